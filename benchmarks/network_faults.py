@@ -14,6 +14,7 @@ import json
 import os
 import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -72,6 +73,40 @@ def _loses(*nodes: str) -> Callable[[Result], bool]:
     return right
 
 
+def _goes_and_comes(host: str) -> Callable[[Result], bool]:
+    """A carrier that was away when the interface was looked at is down; one that came back has gone."""
+    codes = (
+        "carrier",
+        "loss-intermittent",
+        "loss-node",
+        "loss-link",
+        "nic-wrong",
+        "node-unreachable",
+        "pair-cut",
+    )
+    return lambda result: (
+        result.verdict in ("WARN", "FAIL")
+        and any(f.code in codes and host in (*f.nodes, *f.suspects) for f in result.findings)
+        and set(result.bad_nodes) <= {host}
+    )
+
+
+def _slowest(result: Result) -> dict[str, float]:
+    """How far the slowest message of any pair was behind the pair's best, and how much was sent again."""
+    first = [p for p in result.measurements.pairs if p.gbytes_per_s and p.gbytes_per_s_p95 and p.bytes]
+    if not first:
+        return {}
+    held = [
+        float(p.bytes or 0) / 1e9 * (1 / (p.gbytes_per_s_p95 or 1) - 1 / (p.gbytes_per_s or 1)) for p in first
+    ]
+    return {
+        "pairs": len(first),
+        "least_share": round(min((p.gbytes_per_s_p95 or 0) / (p.gbytes_per_s or 1) for p in first), 3),
+        "held_up_s": round(max(held), 3),
+        "sent_again": round(max((p.retransmitted or 0) / (p.segments or 1) for p in first), 5),
+    }
+
+
 def _hung(kind: str) -> Callable[[Result], bool]:
     return lambda result: (
         result.bad_nodes == ("h2",)
@@ -112,6 +147,12 @@ CASES = (
         hosts=4,
         right=_loses("h1", "h3"),
         fault=lambda b: (b.lose(1, 0.04, sender=3), b.lose(3, 0.04, sender=1)),
+    ),
+    Case(
+        name="carrier that comes and goes",
+        hosts=4,
+        right=_goes_and_comes("h2"),
+        fault=lambda b: b.flap(2, 3, 3),
     ),
     Case(name="cut pair", hosts=4, right=_suspects("mesh", "h1", "h3"), fault=lambda b: b.cut(1, 3)),
     Case(
@@ -182,6 +223,7 @@ def once(case: Case, folder: Path) -> dict[str, Any]:
         "left": left,
         "verdict": result.verdict if result else None,
         "headline": result.headline if result else None,
+        **({} if result is None else _slowest(result)),
     }
 
 
@@ -200,19 +242,41 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--healthy", type=int, default=20)
+    parser.add_argument("--only", default="", help="the cases whose name has this in it; writes no file")
+    parser.add_argument(
+        "--load", type=int, default=0, help="processes that keep the processor busy meanwhile"
+    )
     parser.add_argument("--many", action="store_true", help="34 hosts, two minutes a run")
     asked = parser.parse_args()
     why_not = netns.missing()
     if why_not is not None:
         sys.exit(f"No separate hosts here: {why_not}.")
+    burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(asked.load)]
+    try:
+        table = _measure(asked)
+    finally:
+        for burner in burners:
+            burner.kill()
+            burner.wait()
+    if not asked.only:
+        _write(asked, table)
+
+
+def _measure(asked: argparse.Namespace) -> list[dict[str, Any]]:
     table = []
     for case in MANY if asked.many else CASES:
+        if asked.only not in case.name:
+            continue
         runs = []
         for _ in range(asked.healthy if case.name.startswith("healthy") else asked.repeats):
             with tempfile.TemporaryDirectory() as folder:
                 runs.append(once(case, Path(folder)))
             print(case.name, runs[-1], flush=True)
         table.append({"case": case.name, "hosts": case.hosts, "runs": runs})
+    return table
+
+
+def _write(asked: argparse.Namespace, table: list[dict[str, Any]]) -> None:
     many = " --many" if asked.many else ""
     command = f"python -m benchmarks.network_faults{many} --repeats {asked.repeats} --healthy {asked.healthy}"
     name = "network_faults_many" if asked.many else "network_faults"

@@ -113,6 +113,8 @@ class _Conclude:
             thresholds=self._table,
             history=self._past.records,
             open_failures=self._past.open_failures,
+            looks=self._past.looks,
+            accept_baseline=self._options.accept_baseline,
             system=self._options.system,
         )
         self.result = replace(result, notes=(*result.notes, *self._past.problems))

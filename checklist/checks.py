@@ -120,7 +120,7 @@ CHECKS: dict[str, Check] = {
             phase="pairs",
             loaded=True,
             between="pair",
-            tells="packets arrive the first time: TCP's retransmissions, errors of RDMA ports",
+            tells="packets arrive the first time, over nights too: retransmissions, ports' errors, carriers",
         ),
         Check(
             name="hangs", phase=None, between="world", tells="no rank hung or died, every phase ended in time"

@@ -26,13 +26,17 @@ IDLE = "nothing"  # the operation of a Hang that was lost between two of them
 BROKEN_OFF = "it had not ended when the run was broken off"  # of a Phase, where nobody knows more
 R = TypeVar("R")
 STRICT = {"extra": "forbid", "allow_inf_nan": False, "use_attribute_docstrings": True}
+TOLD = {
+    **STRICT,
+    "allow_inf_nan": True,
+}  # by a rank: analysis/soundness.py takes out what can't be
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Nic:
     """One network interface of a host."""
 
-    __pydantic_config__ = STRICT
+    __pydantic_config__ = TOLD
     name: str
     addresses: tuple[str, ...] = ()
     mtu: int | None = None
@@ -45,7 +49,7 @@ class Nic:
 class Facts:
     """What one rank says of its host, its devices and its software."""
 
-    __pydantic_config__ = STRICT
+    __pydantic_config__ = TOLD
     rank: int
     node: int
     """The node that the launcher says this rank runs on; whether that is true is judged by boot_id."""
@@ -92,7 +96,7 @@ class Facts:
 class GpuHealth:
     """One GPU's own account of its health, through NVML. Fields it doesn't offer are None."""
 
-    __pydantic_config__ = STRICT
+    __pydantic_config__ = TOLD
     rank: int
     uuid: str
     when: Literal["before", "after"]
@@ -124,7 +128,7 @@ class GpuHealth:
 class Probe:
     """One ordered pair of nodes over a plain socket: connect, then move 256 KB."""
 
-    __pydantic_config__ = STRICT
+    __pydantic_config__ = TOLD
     src: int
     """Node that connects and sends."""
     dst: int
@@ -139,7 +143,7 @@ class Probe:
 class Local:
     """One figure of one rank alone. ``what`` is a name of checks.LOCALS."""
 
-    __pydantic_config__ = STRICT
+    __pydantic_config__ = TOLD
     rank: int
     what: str
     value: float | None
@@ -157,7 +161,7 @@ class Local:
 class Collective:
     """One collective over the world at one size, out of place. The time is the slowest rank's."""
 
-    __pydantic_config__ = STRICT
+    __pydantic_config__ = TOLD
     op: str
     """A name of formulas.OPS."""
     dtype: str
@@ -186,7 +190,7 @@ class Collective:
 class Pair:
     """Bandwidth from one node to another, in this direction alone."""
 
-    __pydantic_config__ = STRICT
+    __pydantic_config__ = TOLD
     src: int
     dst: int
     round: int
@@ -217,6 +221,10 @@ class Counters:
     tcp_retransmitted: int | None = None
     rdma_errors: dict[str, int] | None = None
     """Error counters of EFA and InfiniBand ports that have grown, "device/port/counter"; None: no ports."""
+    carrier_changes: int | None = None
+    """How often the interface in use lost its carrier or got it back."""
+    port_errors: dict[str, int] | None = None
+    """Error counters of that interface that have grown, by the kernel's or ethtool's names."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -268,6 +276,24 @@ class Transport:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Unsound:
+    """A figure that can't be, and so counts nowhere (checklist/analysis/soundness.py)."""
+
+    __pydantic_config__ = STRICT
+    check: str
+    what: str
+    value: str
+    """As text: JSON has no NaN."""
+    unit: str
+    why: str
+    node: int | None = None
+    """Who told it; None: it is all ranks' together."""
+    rank: int | None = None
+    dst: int | None = None
+    """The other node, of a figure between two."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Measurements:
     """All that one run has measured."""
 
@@ -297,6 +323,8 @@ class Measurements:
     """NCCL_*, GLOO_*, FI_* and the like, as rank 0 has them."""
     notes: tuple[str, ...] = ()
     """What a reader should know of how it was measured."""
+    unsound: tuple[Unsound, ...] = ()
+    """What was told and can't be; none of it is among the others."""
 
     def phase(self, name: PhaseName) -> Phase | None:
         """How that phase went; None where it never began."""

@@ -97,6 +97,8 @@ class CheckOptions(_Model):
     """A CSV file of your own thresholds, above the shipped ones."""
     system: Text = None
     """What the thresholds call this system, where its machine type and GPU don't tell."""
+    accept_baseline: bool = False
+    """Compare with no past: the figures' past starts anew with this run."""
 
     @model_validator(mode="after")
     def _check_options(self) -> CheckOptions:

@@ -18,7 +18,9 @@ from pathlib import Path
 
 from checklist import result as results
 from checklist.analysis.baseline import Record
+from checklist.analysis.recurrence import Look
 from checklist.checks import Profile
+from checklist.judges.loss import look_of
 from checklist.measurements import STRICT, record
 from checklist.result import CheckResult, Result, Standing, Verdict
 from checklist.verdict import still_open
@@ -46,6 +48,8 @@ class PastRun:
     failures: tuple[Standing, ...]
     """Its own."""
     records: tuple[Record, ...]
+    look: Look | None = None
+    """What it has seen of what comes and goes; None: it has not looked."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +58,7 @@ class History:
 
     records: tuple[Record, ...] = ()
     open_failures: tuple[Standing, ...] = ()
+    looks: tuple[Look, ...] = ()
     problems: tuple[str, ...] = ()
     """A line for each kind of earlier run that can't be read: its failures may be open, unknown to us."""
 
@@ -68,6 +73,7 @@ def run_of(result: Result) -> PastRun:
         standing=result.standing,
         failures=result.open_failures()[len(result.standing) :],
         records=result.records,
+        look=look_of(result),
     )
 
 
@@ -84,7 +90,8 @@ def fold(runs: Iterable[PastRun], problems: Iterable[str] = ()) -> History:
         known = {_key(item) for item in kept}
         standing = (*kept, *(item for item in run.failures if _key(item) not in known))
     records = tuple(item for run in ordered for item in run.records)
-    return History(records=records, open_failures=standing, problems=tuple(problems))
+    looks = tuple(run.look for run in ordered if run.look is not None)
+    return History(records=records, open_failures=standing, looks=looks, problems=tuple(problems))
 
 
 def _key(item: Standing) -> tuple[object, ...]:

@@ -148,6 +148,8 @@ class Result:
     records: tuple[Record, ...] = ()
     """For the history of later runs."""
     notes: tuple[str, ...] = ()
+    next_commands: tuple[str, ...] = ()
+    """What judges what a run on one machine can't."""
     measurements: Measurements
 
     @property

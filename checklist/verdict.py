@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from checklist.analysis.baseline import Record
+from checklist import one_machine
+from checklist.analysis.baseline import STEADY_NIGHTS, Record, baseline
 from checklist.analysis.busbw import fit
+from checklist.analysis.recurrence import Look
+from checklist.analysis.soundness import sound, sound_records
 from checklist.checks import CHECKS, PROFILES, Check, Profile, clears, find
-from checklist.judges import facts, gpus, loss, network, pairs, speed, world
+from checklist.judges import facts, gpus, loss, network, pairs, speed, unsound, world
 from checklist.judges.context import Judgement, JudgingContext
 from checklist.judges.thresholds import Table, table
 from checklist.measurements import Measurements
@@ -57,6 +60,8 @@ def judge(
     thresholds: Table | None = None,
     history: Iterable[Record] = (),
     open_failures: Iterable[Standing] = (),
+    looks: Iterable[Look] = (),
+    accept_baseline: bool = False,
     system: str | None = None,
 ) -> Result:
     """The result of one run.
@@ -71,14 +76,24 @@ def judge(
         Records of earlier runs, of any setting.
     open_failures:
         What earlier runs have left open (:meth:`Result.open_failures`).
+    looks:
+        Of earlier runs, for what comes and goes (:mod:`checklist.analysis.recurrence`).
+    accept_baseline:
+        Compare with no past; it starts anew with this run.
     system:
         The user's name for this system in the table of thresholds.
     """
+    measurements = sound(measurements)
     context = JudgingContext(
-        measurements=measurements, table=thresholds or table(), history=tuple(history), system=system
+        measurements=measurements,
+        table=thresholds or table(),
+        history=sound_records(history),
+        looks=tuple(looks),
+        accept_baseline=accept_baseline,
+        system=system,
     )
     asked = tuple(checks)
-    answers = [JUDGES[check.name](context) for check in asked]
+    answers = [unsound.told(context, JUDGES[check.name](context)) for check in asked]
     results = tuple(answer.result for answer in answers if isinstance(answer.result, CheckResult))
     findings = _sorted(fault for answer in answers for fault in answer.findings)
     profile = _profile(measurements)
@@ -86,13 +101,13 @@ def judge(
     # A failure of nodes that are not here today is kept, but says nothing of the nodes that are
     concerned = [item for item in standing if not item.nodes or set(item.nodes) & set(context.all_names)]
     verdict = overall(results, concerned)
+    records = _records(context, answers, verdict)
     bad = {name for fault in findings if fault.verdict == "FAIL" for name in fault.nodes}
     bad |= {name for item in standing if item.blamed for name in item.nodes}
-    finished = measurements.started_unix + measurements.seconds
     return Result(
         verdict=verdict,
-        headline=_headline(verdict, results, findings, concerned),
-        finished_unix=finished,
+        headline=_headline(measurements, verdict, results, findings, concerned),
+        finished_unix=context.finished_unix,
         profile=profile,
         nodes=context.all_names,
         healthy_nodes=_healthy(context, verdict, findings, concerned, bad),
@@ -104,8 +119,9 @@ def judge(
         diagnosis=next((answer.diagnosis for answer in answers if answer.diagnosis is not None), None),
         fits=_fits(measurements),
         busbw_gbytes_per_s=_busbw(context),
-        records=_records(context, answers, verdict, finished),
-        notes=measurements.notes,
+        records=records,
+        notes=(*measurements.notes, *_notes(context, records)),
+        next_commands=one_machine.next_commands(measurements),
         measurements=measurements,
     )
 
@@ -168,7 +184,9 @@ def _healthy(
         return ()
     doubtful = set(bad)
     for fault in findings:
-        if fault.verdict == "FAIL":
+        if fault.code == unsound.CODE:  # nobody knows how that node is
+            doubtful |= set(fault.suspects)
+        elif fault.verdict == "FAIL":
             doubtful |= set(fault.suspects)
             if not fault.nodes and not fault.suspects:
                 return ()  # something is wrong with the cluster, and it may be anybody's
@@ -180,7 +198,11 @@ def _healthy(
 
 
 def _headline(
-    verdict: Verdict, checks: tuple[CheckResult, ...], findings: tuple[Finding, ...], standing: list[Standing]
+    run: Measurements,
+    verdict: Verdict,
+    checks: tuple[CheckResult, ...],
+    findings: tuple[Finding, ...],
+    standing: list[Standing],
 ) -> str:
     open_ones = [check.check for check in checks if check.verdict == "NO-VERDICT"]
     if verdict == "NO-VERDICT":
@@ -196,6 +218,9 @@ def _headline(
         return serious[0].title + more
     if standing:
         return f"Still open from an earlier run: {standing[0].title}"
+    alone = one_machine.headline(run, checks)
+    if alone is not None:
+        return alone
     passed = sum(check.verdict == "PASS" for check in checks)
     return f"{passed} checks passed." + (f" Not judged: {', '.join(open_ones)}." if open_ones else "")
 
@@ -239,16 +264,45 @@ def _busbw(context: JudgingContext) -> float | None:
     return sizes[max(sizes)] if sizes else None
 
 
-def _records(
-    context: JudgingContext, answers: Iterable[Judgement], verdict: Verdict, finished: float
-) -> tuple[Record, ...]:
+def _records(context: JudgingContext, answers: Iterable[Judgement], verdict: Verdict) -> tuple[Record, ...]:
     """For the history. Nodes on one machine say nothing of a network."""
     if context.local:
         return ()
     return tuple(
         Record(
-            unix=finished, verdict=verdict, setting=context.setting, op=op, bytes=size, value=value, unit=unit
+            unix=context.finished_unix,
+            verdict=_counts_as(answer.result, verdict),
+            setting=context.setting,
+            op=op,
+            bytes=size,
+            value=value,
+            unit=unit,
+            accepted=context.accept_baseline,
         )
         for answer in answers
         for op, size, value, unit in answer.records
+    )
+
+
+def _counts_as(result: CheckResult | Skipped, run: Verdict) -> Verdict:
+    """A check's own verdict, whatever else is wrong with the cluster.
+
+    A figure with nothing to be held against begins a history, unless something failed: it may feel that too.
+    """
+    if isinstance(result, Skipped):
+        return "NO-VERDICT"
+    return "PASS" if result.verdict == "NO-VERDICT" and run != "FAIL" else result.verdict
+
+
+def _notes(context: JudgingContext, records: Iterable[Record]) -> tuple[str, ...]:
+    """What this run has changed of what later ones are held against."""
+    if context.accept_baseline:
+        return ("The past of these figures is given up and starts anew with this run (--accept-baseline).",)
+    return tuple(
+        f"{record.op}: {STEADY_NIGHTS} steady nights at {after.median:.4g} {record.unit} are the new "
+        f"baseline, instead of {after.before:.4g}."
+        for record in records
+        if (after := baseline((*context.same(record), record))) is not None
+        and after.before is not None
+        and after.since_unix == record.unix
     )

@@ -10,6 +10,7 @@ from checklist.analysis.baseline import Record
 from checklist.analysis.busbw import Fit, busbw
 from checklist.checks import CHECKS
 from checklist.measurements import Collective, Facts, Measurements
+from checklist.outputs.figures import by_rank, of_check
 from checklist.past_runs import PastRun
 from checklist.result import CheckResult, Finding, FitResult, Result, Standing
 from decorators.card.blocks import UNKNOWN, Block, Chart, Grid, Text, safe, size
@@ -19,6 +20,7 @@ from flows.checklist_charts import Cell, Point, Then, Tile
 
 MOST_FINDINGS = 20
 MOST_NODES = 64  # of a table or of the heat map; those that something was found against come first
+MOST_RANKS = 64  # of the table of what each measured alone; those that a finding names come first
 MOST_HISTORIES = 8  # charts of figures over the runs
 _WORDS = {
     "PASS": "fit to train on, as far as was measured",
@@ -26,6 +28,7 @@ _WORDS = {
     "FAIL": "not fit to train on",
     "NO-VERDICT": "nobody can tell",
 }
+_ONE_MACHINE = "nothing is wrong with this machine, as far as was measured"
 
 
 def draw(result: Result, runs: Sequence[PastRun], cluster: str) -> list[Block]:
@@ -47,9 +50,11 @@ def draw(result: Result, runs: Sequence[PastRun], cluster: str) -> list[Block]:
         ]
     blocks += [
         Text(markdown="### Checks"),
-        Grid(headers=("check", "verdict", "why", "what it tells"), rows=check_rows(result.checks)),
+        Grid(
+            headers=("check", "verdict", "measured", "why", "what it tells"), rows=check_rows(result.checks)
+        ),
     ]
-    blocks += _pairs(result) + _sweeps(result) + _history(result, runs) + _facts(result)
+    blocks += _ranks(result) + _pairs(result) + _sweeps(result) + _history(result, runs) + _facts(result)
     if result.skipped:
         rows = tuple((item.check, item.reason) for item in result.skipped)
         blocks += [Text(markdown="### Left out"), Grid(headers=("check", "why"), rows=rows)]
@@ -66,13 +71,22 @@ def heading(result: Result, cluster: str) -> str:
     where = f"{nodes} of {safe(cluster)}, {run.backend} on {'GPUs' if run.device == 'cuda' else 'CPUs'}"
     ended = _time(result.finished_unix)
     lines = [
-        f"## {result.verdict}: {_WORDS[result.verdict]}",
+        f"## {result.verdict}: {_words(result)}",
         f"**{safe(result.headline)}**",
         f"{where} · profile {result.profile} · {run.seconds:.0f} s · {ended}",
     ]
     if result.bad_nodes:
         lines.append(f"Bad nodes: **{safe(', '.join(result.bad_nodes))}**")
+    if result.next_commands:
+        commands = "\n".join(result.next_commands)
+        lines.append(
+            f"On two nodes, by a launcher or as a flow, which judges the network:\n\n```bash\n{commands}\n```"
+        )
     return "\n\n".join(lines)
+
+
+def _words(result: Result) -> str:
+    return _ONE_MACHINE if result.verdict == "PASS" and result.next_commands else _WORDS[result.verdict]
 
 
 def finding_text(finding: Finding) -> str:
@@ -90,12 +104,24 @@ def finding_text(finding: Finding) -> str:
 def check_rows(checks: Sequence[CheckResult]) -> tuple[tuple[str, ...], ...]:
     """One row for each check that was asked for."""
     return tuple(
-        (c.check, c.verdict, c.reason, CHECKS[c.check].tells if c.check in CHECKS else "") for c in checks
+        (c.check, c.verdict, of_check(c), c.reason, CHECKS[c.check].tells if c.check in CHECKS else "")
+        for c in checks
     )
 
 
 def _standing_row(item: Standing) -> tuple[str, ...]:
     return _time(item.since_unix), item.check, ", ".join(item.nodes) or "the cluster", item.title
+
+
+def _ranks(result: Result) -> list[Block]:
+    """What each GPU, or process on CPUs, has measured alone."""
+    headers, rows = by_rank(result)
+    if not rows:
+        return []
+    named = {str(rank) for finding in result.findings for rank in finding.ranks}
+    first = sorted(rows, key=lambda row: row[0] not in named)[:MOST_RANKS]
+    text = "### Rank by rank" + (f"\n\nand {len(rows) - MOST_RANKS} more" if len(rows) > MOST_RANKS else "")
+    return [Text(markdown=text), Grid(headers=headers, rows=tuple(first))]
 
 
 # ---- pairs
@@ -199,7 +225,7 @@ def _history(result: Result, runs: Sequence[PastRun]) -> list[Block]:
     elif not histories:
         text = "Earlier runs have left no figures of this very setting (hardware, software, nodes, ranks)."
     else:
-        text = "Runs with the same hardware, software, nodes and ranks. The colour is the run's verdict."
+        text = "Runs with the same hardware, software, nodes and ranks. The colour is the check's verdict."
     blocks: list[Block] = [Text(markdown=f"### History\n\n{text}")]
     if histories:
         views = [charts.over_time(title, points) for title, points in histories[:MOST_HISTORIES]]

@@ -71,6 +71,7 @@ class ChecklistFlow(FlowSpec):
     start_timeout = option("start_timeout")
     thresholds = option("thresholds")
     system = option("system")
+    accept_baseline = option("accept_baseline")
     json = option("json")
     instance_type = option("instance_type")
     queue = option("queue")

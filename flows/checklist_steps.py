@@ -225,6 +225,8 @@ def judge_run(run_config: RunConfig, measured: Measurements, past: PastRuns) -> 
         thresholds=table_of(run_config.thresholds),
         history=past.history.records,
         open_failures=past.history.open_failures,
+        looks=past.history.looks,
+        accept_baseline=run_config.options.accept_baseline,
         system=run_config.options.system,
     )
     return replace(result, notes=(*result.notes, *past.notes))

@@ -1,23 +1,31 @@
-"""A figure beside its own past: the median of the last runs that passed on the very same setting.
+"""A figure beside its own past: a baseline of runs on the very same setting whose check passed.
 
 Pure: records in, an opinion out. Where records are kept is the caller's matter. A changed driver, library or
 image is another key, so it starts a new history and is never compared across.
+
+The baseline stays what it was: one that followed the newest runs would follow a slow decline too. It is
+replaced by ``STEADY_NIGHTS`` nights on another level that is no failure, or by a run that was made with
+--accept-baseline.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from checklist.measurements import STRICT, Measurements
 
 SCHEMA_VERSION = 1
-LAST = 10  # runs that are looked back on
+MOST = 10  # runs that make a baseline
 LEAST = 3  # fewer are no history yet
+STEADY_NIGHTS = 5  # in a row at another level: a lawful change, as of firmware or of what runs beside
+# From the slowest to the fastest of those nights: a decline of 1 % a night spreads over 4 %
+STEADY = 0.02
 WARN_SHARE, FAIL_SHARE = 0.05, 0.10  # of the median
 SPREADS = 3.0  # standard deviations of the past (from its MAD) that a drop must exceed too
+DAY_S = 86_400.0
 MAD_TO_SIGMA = 1.4826  # of a normal distribution
 
 
@@ -44,12 +52,34 @@ class Record:
     version: int = SCHEMA_VERSION
     unix: float
     verdict: Literal["PASS", "WARN", "FAIL", "NO-VERDICT"]
-    """Of the whole run; only PASS counts."""
+    """Of its check; PASS too where a figure had nothing to be held against, and nothing else failed."""
     setting: Setting
     op: str
     bytes: int | None
     value: float
     unit: str
+    accepted: bool = False
+    """Whether the past starts anew with it, as --accept-baseline says."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Baseline:
+    """What a figure is held against."""
+
+    values: tuple[float, ...]
+    since_unix: float
+    before: float | None = None
+    """The median of the one that it has replaced; None: there was none, or it was given up by hand."""
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+    @property
+    def sigma(self) -> float:
+        """The spread of its values over their median."""
+        off = statistics.median(abs(value - self.median) for value in self.values)
+        return MAD_TO_SIGMA * off / self.median
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,29 +120,58 @@ def compare_with_past(
     *,
     less_is_better: bool = False,
 ) -> Past | None:
-    """The figure beside the last PASS runs with the same key; None where there are fewer than three.
+    """The figure beside the baseline of the same key; None where that is of fewer than three runs.
 
-    5 % worse than their median is a warning, 10 % a failure, if it is also outside of the past's own spread.
+    5 % worse than its median is a warning, 10 % a failure, if it is outside of the baseline's own spread too.
     """
-    past = sorted(
-        (
-            record
-            for record in records
-            if record.verdict == "PASS"
-            and (record.setting, record.op, record.bytes) == (setting, op, size_bytes)
-        ),
-        key=lambda record: record.unix,
-    )[-LAST:]
-    if len(past) < LEAST:
+    same = [r for r in records if (r.setting, r.op, r.bytes) == (setting, op, size_bytes)]
+    against = baseline(same)
+    if against is None or len(against.values) < LEAST:
         return None
-    values = [record.value for record in past]
-    median = statistics.median(values)
-    if median <= 0:
-        return None
-    change = (median - value if less_is_better else value - median) / median
-    sigma = MAD_TO_SIGMA * statistics.median(abs(other - median) for other in values) / median
-    outside = -change > SPREADS * sigma
+    worse = (value - against.median) if less_is_better else (against.median - value)
+    change = -worse / against.median
     verdict: Literal["PASS", "WARN", "FAIL"] = "PASS"
-    if outside and -change > WARN_SHARE:
+    if -change > SPREADS * against.sigma and -change > WARN_SHARE:
         verdict = "FAIL" if -change > FAIL_SHARE else "WARN"
-    return Past(median=median, runs=len(past), change=change, verdict=verdict)
+    return Past(median=against.median, runs=len(against.values), change=change, verdict=verdict)
+
+
+def baseline(same: Iterable[Record]) -> Baseline | None:
+    """What records of one figure add up to, in the order of time; None where none of them counts."""
+    found: Baseline | None = None
+    steady: list[Record] = []
+    for record in sorted(same, key=lambda record: record.unix):
+        if record.accepted:
+            found, steady = None, []
+        if record.verdict not in ("PASS", "WARN"):
+            steady = []  # a failure is no level to settle on
+            continue
+        steady = _nights([*steady, record])
+        if found is not None and len(found.values) >= LEAST and _settled(steady, found):
+            values = tuple(one.value for one in steady)
+            found = Baseline(values=values, since_unix=record.unix, before=found.median)
+        elif record.verdict == "PASS" and (found is None or len(found.values) < MOST):
+            found = _with(found, record)
+    return found
+
+
+def _with(found: Baseline | None, record: Record) -> Baseline:
+    if found is None:
+        return Baseline(values=(record.value,), since_unix=record.unix)
+    return replace(found, values=(*found.values, record.value))
+
+
+def _nights(records: list[Record]) -> list[Record]:
+    """The newest of each day (UTC), of the last few days."""
+    by_day = {record.unix // DAY_S: record for record in records}
+    return list(by_day.values())[-STEADY_NIGHTS:]
+
+
+def _settled(nights: list[Record], found: Baseline) -> bool:
+    """Whether those nights are a level of their own, as far from the baseline as a warning is or further."""
+    values = [night.value for night in nights]
+    middle = statistics.median(values)
+    if len(nights) < STEADY_NIGHTS or max(values) - min(values) > STEADY * middle:
+        return False
+    away = abs(middle / found.median - 1)
+    return away > max(WARN_SHARE, SPREADS * found.sigma)

@@ -57,8 +57,8 @@ def bus_factor(op: str, ranks: int) -> float:
 
 
 def algbw(size_bytes: int, seconds: float) -> float:
-    """Algorithm bandwidth in GB/s (10^9 bytes a second)."""
-    return size_bytes / seconds / GB
+    """Algorithm bandwidth in GB/s (10^9 bytes a second); infinite where no time has passed."""
+    return size_bytes / seconds / GB if seconds else math.inf
 
 
 def busbw(op: str, size_bytes: int, seconds: float, ranks: int) -> float:

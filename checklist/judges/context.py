@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from checklist.analysis.baseline import Past, Record, Setting, compare_with_past, setting_of
 from checklist.analysis.diagnosis import Diagnosis
+from checklist.analysis.recurrence import Look
 from checklist.judges.thresholds import Key, Table, Threshold
 from checklist.measurements import Facts, Measurements, PhaseName
 from checklist.result import CheckResult, Figure, Finding, Skipped, Verdict
@@ -39,6 +40,10 @@ class JudgingContext:
     measurements: Measurements
     table: Table
     history: tuple[Record, ...] = ()
+    accept_baseline: bool = False
+    """Whether the past is given up and starts anew with this run."""
+    looks: tuple[Look, ...] = ()
+    """Earlier runs' looks for what comes and goes."""
     system: str | None = None
     """The user's name for this system, asked for first in the table of thresholds."""
     setting: Setting = field(init=False)
@@ -55,6 +60,10 @@ class JudgingContext:
     @property
     def cuda(self) -> bool:
         return self.measurements.device == "cuda"
+
+    @property
+    def finished_unix(self) -> float:
+        return self.measurements.started_unix + self.measurements.seconds
 
     @property
     def local(self) -> bool:
@@ -121,9 +130,16 @@ class JudgingContext:
     def past(
         self, op: str, size_bytes: int | None, value: float, *, less_is_better: bool = False
     ) -> Past | None:
+        if self.accept_baseline:
+            return None
         return compare_with_past(
             self.history, self.setting, op, size_bytes, value, less_is_better=less_is_better
         )
+
+    def same(self, record: Record) -> tuple[Record, ...]:
+        """Earlier runs' records of the same figure."""
+        key = (record.setting, record.op, record.bytes)
+        return tuple(one for one in self.history if (one.setting, one.op, one.bytes) == key)
 
     @property
     def machine_gpus(self) -> int | None:

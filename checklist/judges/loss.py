@@ -1,25 +1,34 @@
-"""Whether packets are lost between nodes, and by whom."""
+"""Whether packets are lost between nodes, by whom, and whether that comes and goes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from checklist.analysis import recurrence
 from checklist.analysis.packet_loss import LOSSY, SERIOUS, Loss, find, rate
+from checklist.analysis.recurrence import NIGHTS, WITHIN_DAYS, Look, Recurrence
 from checklist.judges.advice import finding
 from checklist.judges.context import Judgement, JudgingContext, answer, no_verdict, skipped
+from checklist.judges.ports import has_any, nic_of, ports
 from checklist.measurements import Counters
-from checklist.result import Figure, Finding, Gravity
+from checklist.result import Figure, Finding, Gravity, Result, Verdict
 
-DOWN = "link_downed"  # the one error of an RDMA port that is serious however seldom
+CROWDED = 3  # nodes or links that lose packets only beside others: it is the network that they share
+COMES_AND_GOES = ("loss-intermittent", "carrier")  # codes of findings that a later run looks back on
 
 
 def loss(context: JudgingContext) -> Judgement:
     """FAIL where a link or node loses packets also when it is measured alone, WARN for less sure signs.
 
     Signs are TCP segments sent again between a pair, messages of a pair that take far longer than its best,
-    errors that RDMA ports have counted, and a node's own retransmissions where no pair tells more.
+    errors that ports have counted, and a node's own retransmissions where no pair tells more. What was
+    serious and is well when it is measured alone is WARN, and FAIL once it was seen on several nights.
 
-    Limits: ``LOSSY`` (0.2 % of the segments, WARN) and ``SERIOUS`` (1 %, FAIL) of
-    checklist/analysis/packet_loss.py, with their reasons there; ``DOWN``, a link that went down, fails
-    however seldom.
+    Limits: ``LOSSY`` (0.2 % of the segments, WARN) and ``SERIOUS`` (1 %, FAIL), ``STALLED`` (a message below
+    a tenth of the pair's best rate) for ``STALL_S`` of checklist/analysis/packet_loss.py, with their reasons
+    there; ``CROWDED`` (3) places at once are no node's fault; ``NIGHTS`` (3) within ``WITHIN_DAYS`` (14) of
+    checklist/analysis/recurrence.py; ``DOWN`` and ``ETHERNET_DOWN``, a link that went down, fail however
+    seldom, as a carrier that changed does.
 
     Can't tell: anything between nodes of one machine (NO-VERDICT); loss over RDMA where ports keep no
     counters; for one pair, which of its ends.
@@ -27,70 +36,131 @@ def loss(context: JudgingContext) -> Judgement:
     run = context.measurements
     if run.nodes_asked < 2:
         return skipped("loss", "There is one node only.")
-    counted = [one for one in run.counters if one.tcp_segments is not None or one.rdma_errors is not None]
+    counted = [one for one in run.counters if one.tcp_segments is not None or has_any(one)]
     rated = [pair for pair in run.pairs if pair.segments is not None or pair.gbytes_per_s_p95 is not None]
     if not counted and not rated:
         return context.unmeasured("loss", "pairs")
+    share = rate(run.pairs)
+    figures = [] if share is None else [_figure(share, judged=not context.local)]
     if context.local:
         why = "Measured, and says nothing: all nodes are on one machine."
-        return no_verdict("loss", why, measured=True, nodes=context.all_names)
-    losses = [one for one in find(run.pairs) if one.alone is not False]
-    findings = [_of_pairs(context, one) for one in losses]
-    findings += [fault for one in counted for fault in _of_ports(context, one)]
-    if not losses:
+        return no_verdict("loss", why, measured=True, nodes=context.all_names, figures=figures)
+    findings = [*_of_pairs(context), *(fault for one in counted for fault in ports(context, one))]
+    if not any(fault.code.startswith("loss-") for fault in findings):
         findings += [fault for one in counted for fault in _of_node(context, one)]
-    share = rate(run.pairs)
-    figures = (
-        []
-        if share is None
-        else [
-            Figure(
-                name="segments sent again",
-                value=100 * share,
-                unit="%",
-                verdict="PASS" if share < LOSSY else "WARN",
-                expected=100 * LOSSY,
-                basis="floor",
-                source="checklist/analysis/packet_loss.py",
-            )
-        ]
-    )
+    findings += _recurring(context, findings)
     good = "No port has counted an error" if share is None else f"{share:.3%} of the segments were sent again"
     return answer("loss", f"{good}.", findings, nodes=context.all_names, figures=figures)
 
 
-def _of_pairs(context: JudgingContext, lost: Loss) -> Finding:
-    (src, dst), many = lost.pairs[0], len(lost.pairs)
+def look_of(result: Result) -> Look | None:
+    """What a run leaves for later ones to look back on; None where it has not looked."""
+    check = result.check("loss")
+    if check is None or not check.measured or result.measurements.local:
+        return None
+    return _look(result.finished_unix, check.nodes, result.findings)
+
+
+def _look(unix: float, nodes: tuple[str, ...], findings: Iterable[Finding]) -> Look:
+    seen = {fault.nodes or fault.suspects for fault in findings if fault.code in COMES_AND_GOES}
+    return Look(unix=unix, nodes=nodes, seen=tuple(sorted(seen)))
+
+
+def _figure(share: float, *, judged: bool) -> Figure:
+    verdict: Verdict = "PASS" if share < LOSSY else "WARN"
+    return Figure(
+        name="segments sent again",
+        value=100 * share,
+        unit="%",
+        verdict=verdict if judged else "NO-VERDICT",
+        expected=100 * LOSSY,
+        basis="floor",
+        source="checklist/analysis/packet_loss.py",
+    )
+
+
+def _of_pairs(context: JudgingContext) -> list[Finding]:
+    losses = find(context.measurements.pairs)
+    found = [_lasting(context, one) for one in losses if not one.comes_and_goes and one.alone is not False]
+    passing = [one for one in losses if one.comes_and_goes]
+    crowded = [one for one in passing if not one.stall_s]
+    if len(crowded) >= CROWDED:
+        passing = [one for one in passing if one.stall_s]
+        found.append(_crowded(crowded))
+    return found + [_intermittent(context, one) for one in passing]
+
+
+def _crowded(losses: list[Loss]) -> Finding:
+    """Loss at many places that none has alone is of what they share, and no node's."""
+    pairs, worst = sum(len(one.pairs) for one in losses), max(one.rate for one in losses)
+    title = f"Packets of {pairs} pairs are lost while others send too, up to {worst:.1%}, and of none alone."
+    return finding("loss", "loss-crowded", "WARN", title)
+
+
+def _lasting(context: JudgingContext, lost: Loss) -> Finding:
     symptom = f"{lost.rate:.1%} of the segments are sent again"
     if not lost.rate:
         symptom = "slow messages take more than twice as long as the best"
-    serious = lost.rate >= SERIOUS and lost.alone is True
-    verdict: Gravity = "FAIL" if serious else "WARN"
+    verdict: Gravity = "FAIL" if lost.rate >= SERIOUS and lost.alone is True else "WARN"
+    where, names = _whose(context, lost)
     if lost.node is None:
-        ends = context.names((src, dst))
-        arrow = "between {} and {}" if many > 1 else "from {} to {}"
-        title = f"Packets are lost {arrow.format(context.name(src), context.name(dst))}: {symptom}."
-        return finding(
-            "loss", "loss-link", verdict, title, suspects=ends, src=context.name(src), dst=context.name(dst)
-        )
+        src, dst = (context.name(node) for node in lost.pairs[0])
+        title = f"Packets are lost {where}: {symptom}."
+        return finding("loss", "loss-link", verdict, title, suspects=names, src=src, dst=dst)
+    title = f"Packets {where} are lost, with {len(lost.pairs)} other nodes: {symptom}."
+    return finding("loss", "loss-node", verdict, title, nodes=names, nic=nic_of(context, lost.node))
+
+
+def _whose(context: JudgingContext, lost: Loss) -> tuple[str, tuple[str, ...]]:
+    """Which packets, in words; the node, or both ends of the link."""
+    if lost.node is None:
+        src, dst = (context.name(node) for node in lost.pairs[0])
+        where = f"between {src} and {dst}" if len(lost.pairs) > 1 else f"from {src} to {dst}"
+        return where, context.names(lost.pairs[0])
     name = context.name(lost.node)
-    how = "sends" if lost.kind == "transmit" else "is sent"
-    title = f"Packets that {name} {how} are lost, with {many} other nodes: {symptom}."
-    nic = next((fact.nic for fact in context.leaders if fact.node == lost.node), None)
-    return finding("loss", "loss-node", verdict, title, nodes=[name], nic=nic or "<interface>")
+    return f"that {name} {'sends' if lost.kind == 'transmit' else 'is sent'}", (name,)
 
 
-def _of_ports(context: JudgingContext, counted: Counters) -> list[Finding]:
-    """Findings about errors that a node's RDMA ports have counted during the run."""
-    errors = counted.rdma_errors or {}
-    if not errors:
-        return []
-    name = context.name(counted.node)
-    down = any(port.endswith(DOWN) for port in errors)
-    worst = sorted(errors.items(), key=lambda item: (not item[0].endswith(DOWN), -item[1]))[:3]
-    counts = ", ".join(f"{port} +{grown}" for port, grown in worst)
-    title = f"{name}: RDMA ports counted errors in phase {counted.phase}: {counts}."
-    return [finding("loss", "rdma-errors", "FAIL" if down else "WARN", title, nodes=[name])]
+def _intermittent(context: JudgingContext, lost: Loss) -> Finding:
+    """What was serious for a while; when, and how often that was."""
+    where, names = _whose(context, lost)
+    signs = [f"{lost.rate:.1%} of the segments were sent again"] if lost.rate >= LOSSY else []
+    signs += [f"a message was held up for {lost.stall_s:.1f} s"] if lost.stall_s else []
+    then = {False: "not when measured alone", True: "alone too", None: "not measured again"}[lost.alone]
+    tonight = Look(unix=context.finished_unix, nodes=context.all_names, seen=(names,))
+    often = recurrence.of(names, [*recurrence.recent(context.looks, context.finished_unix), tonight])
+    title = f"Packets {where} were lost for a while: {', '.join(signs)}, {then}. Seen {often.words}."
+    blamed, suspects = ((), names) if lost.node is None else (names, ())
+    nic = nic_of(context, lost.pairs[0][0] if lost.node is None else lost.node)
+    return finding("loss", "loss-intermittent", "WARN", title, nodes=blamed, suspects=suspects, nic=nic)
+
+
+def _recurring(context: JudgingContext, findings: list[Finding]) -> list[Finding]:
+    """Nodes and links of this run that were seen on several nights, tonight or not."""
+    earlier = recurrence.recent(context.looks, context.finished_unix)
+    tonight = _look(context.finished_unix, context.all_names, findings)
+    here = set(context.all_names)
+    again = recurrence.recurring((*earlier, tonight))
+    return [_of_nights(context, one) for one in again if set(one.names) <= here]
+
+
+def _of_nights(context: JudgingContext, again: Recurrence) -> Finding:
+    link = len(again.names) > 1
+    who = f"between {' and '.join(again.names)}" if link else f"of {again.names[0]}"
+    title = f"The link {who} comes and goes: seen {again.words}."
+    blamed, suspects = ((), again.names) if link else (again.names, ())
+    node = next(node for node in context.measurements.nodes if context.name(node) == again.names[0])
+    return finding(
+        "loss",
+        "loss-recurring",
+        "FAIL",
+        title,
+        nodes=blamed,
+        suspects=suspects,
+        nic=nic_of(context, node),
+        nights=NIGHTS,
+        days=WITHIN_DAYS,
+    )
 
 
 def _of_node(context: JudgingContext, counted: Counters) -> list[Finding]:

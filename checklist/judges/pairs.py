@@ -57,9 +57,10 @@ def mesh(context: JudgingContext) -> Judgement:
     expected = len(nodes) * (len(nodes) - 1)
     if len({(probe.src, probe.dst) for probe in probes}) < expected and not findings:
         return no_verdict("mesh", f"Only {len(probes)} of {expected} ordered pairs were tried.")
-    return answer(
-        "mesh", f"All {expected} ordered pairs connect and move 256 KB.", findings, nodes=context.all_names
-    )
+    seconds = [probe.seconds for probe in probes if probe.seconds is not None]
+    slowest = [Figure(name="slowest", value=max(seconds), unit="s", verdict="NO-VERDICT")] if seconds else []
+    good = f"All {expected} ordered pairs connect and move 256 KB."
+    return answer("mesh", good, findings, nodes=context.all_names, figures=slowest)
 
 
 def _cut_off(bad: set[tuple[int, int]], nodes: tuple[int, ...]) -> set[int]:

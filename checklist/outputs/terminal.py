@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
+from checklist.outputs import figures
 from checklist.result import Result, Verdict
 
 COLOURS: dict[Verdict, str] = {"PASS": "green", "WARN": "yellow", "FAIL": "bold red", "NO-VERDICT": "magenta"}
+MOST_RANKS = 16  # two machines' GPUs one by one; of more, from which to which
 
 
 def show(result: Result) -> None:
-    """The verdict as a table, and what to do."""
+    """The verdicts beside what was measured, what to do about each finding, and what to run next."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     console = Console(highlight=False)
-    lines = Table("Check", "Verdict", "Why", box=None, pad_edge=False)
+    lines = Table("Check", "Verdict", "Why", "Measured", box=None, pad_edge=False)
     for check in result.checks:
-        lines.add_row(check.check, Text(check.verdict, style=COLOURS[check.verdict]), Text(check.reason))
+        verdict = Text(check.verdict, style=COLOURS[check.verdict])
+        lines.add_row(check.check, verdict, Text(check.reason), Text(figures.of_check(check)))
     console.print(lines)
+    headers, rows = figures.by_rank(result)
+    if rows and len(rows) <= MOST_RANKS:
+        ranks = Table(*headers, box=None, pad_edge=False)
+        for row in rows:
+            ranks.add_row(*map(Text, row))
+        console.print()
+        console.print(ranks)
     for finding in result.findings:
         console.print()
         console.print(Text(f"{finding.verdict}: {finding.title}", style=COLOURS[finding.verdict]))
         for line in finding.advice:
             console.print(Text(f"  {line}"))
         if finding.command:
-            console.print(Text(f"  $ {finding.command}"))
+            console.print(Text(f"  $ {finding.command}"), soft_wrap=True)
     for phase in result.measurements.phases:
         if phase.status != "done" and phase.reason != "not asked for":
             console.print(Text(f"Phase {phase.name} {phase.status}: {phase.reason}."))
@@ -35,3 +45,7 @@ def show(result: Result) -> None:
     console.print(
         Text(f"{result.verdict}: {result.headline} ({seconds:.0f} s)", style=COLOURS[result.verdict])
     )
+    if result.next_commands:
+        console.print(Text("On two nodes, by a launcher or as a flow, which judges the network:"))
+        for command in result.next_commands:
+            console.print(Text(f"  $ {command}"), soft_wrap=True)

@@ -1,10 +1,11 @@
-"""What the kernel counts of this host's network: TCP segments sent again, errors of RDMA ports.
+"""What this host counts of its network: TCP segments sent again, errors of ports, links that went down.
 
 Figures grow from when the host (or the pod's network) came up; what a phase has added is the difference.
 """
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from checklist.probes.context import Context
 
 _SNMP = Path("/proc/self/net/snmp")  # of this process's network namespace
 _RDMA = Path("/sys/class/infiniband")
+_NETWORK = Path("/sys/class/net")
 # Documentation/ABI/stable/sysfs-class-infiniband of the kernel; hw_counters of mlx5 and of efa's driver.
 # Left out: counters that also grow in health, as efa's retrans_pkts and rnr_nak_retry_err do.
 _ERRORS = (
@@ -33,10 +35,46 @@ _ERRORS = (
 )
 
 
-def read(_: Context) -> dict[str, Any]:
-    """TCP segments sent and sent again, and the RDMA ports' errors; None: not to be had here."""
+# Of an Ethernet port, as ethtool -S has them: Documentation/networking/device_drivers/ethernet/mellanox/mlx5/
+# counters.rst of the kernel. Left out: what also grows in health, as discards for want of buffers do.
+_PORT = ("link_down_events_phy", "rx_crc_errors_phy", "rx_symbol_err_phy")
+_CRC = "statistics/rx_crc_errors"  # Documentation/ABI/testing/sysfs-class-net-statistics, of any driver
+_ETHTOOL_S = 5.0
+
+
+def read(_: Context, nic: str | None) -> dict[str, Any]:
+    """TCP segments sent and sent again, RDMA ports' errors, those of ``nic``; None: not to be had here."""
     sent, again = tcp(_SNMP)
-    return {"tcp_segments": sent, "tcp_retransmitted": again, "rdma_errors": rdma(_RDMA)}
+    port = None if nic is None else _NETWORK / nic
+    return {
+        "tcp_segments": sent,
+        "tcp_retransmitted": again,
+        "rdma_errors": rdma(_RDMA),
+        "carrier_changes": None if port is None else _number(port / "carrier_changes"),
+        "port_errors": None if port is None else ethernet(port, _ethtool(port.name)),
+    }
+
+
+def ethernet(port: Path, told: str) -> dict[str, int]:
+    """Error counters of an interface in /sys/class/net, and those among what ``ethtool -S`` has told."""
+    crc = _number(port / _CRC)
+    counted = {} if crc is None else {"rx_crc_errors": crc}
+    for line in told.splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in _PORT and value.strip().isdigit():
+            counted[name.strip()] = int(value)
+    return counted
+
+
+def _ethtool(nic: str) -> str:
+    """What ethtool -S says; empty where there is no ethtool or the driver counts nothing."""
+    try:
+        done = subprocess.run(
+            ["ethtool", "-S", nic], capture_output=True, text=True, timeout=_ETHTOOL_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):  # not installed, or a driver that doesn't answer
+        return ""
+    return done.stdout
 
 
 def tcp(snmp: Path) -> tuple[int | None, int | None]:
@@ -76,14 +114,15 @@ def growth(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
         first, last = before[name], after[name]
         return None if first is None or last is None else max(0, last - first)
 
-    first, last = before["rdma_errors"], after["rdma_errors"]
-    errors = None
-    if first is not None and last is not None:
-        errors = {name: grown for name in last if (grown := last[name] - first.get(name, last[name])) > 0}
+    def errors(name: str) -> dict[str, int] | None:
+        first, last = before[name], after[name]
+        if first is None or last is None:
+            return None
+        return {key: grown for key in last if (grown := last[key] - first.get(key, last[key])) > 0}
+
     return {
-        "tcp_segments": more("tcp_segments"),
-        "tcp_retransmitted": more("tcp_retransmitted"),
-        "rdma_errors": errors,
+        **{name: more(name) for name in ("tcp_segments", "tcp_retransmitted", "carrier_changes")},
+        **{name: errors(name) for name in ("rdma_errors", "port_errors")},
     }
 
 

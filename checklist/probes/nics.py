@@ -10,6 +10,7 @@ from pathlib import Path
 
 from checklist.measurements import Nic
 
+_NETWORK = Path("/sys/class/net")
 _VIRTUAL = ("docker", "veth", "br-", "virbr", "cni")
 
 
@@ -40,7 +41,7 @@ def interfaces() -> tuple[Nic, ...]:
                 if item.family in (socket.AF_INET, socket.AF_INET6)
             ),
             mtu=states[name].mtu if name in states else None,
-            gbps=_rate(name),
+            gbps=rate(_NETWORK / name),
             up=states[name].isup if name in states else None,
         )
         for name, items in sorted(psutil.net_if_addrs().items())
@@ -145,9 +146,16 @@ def _route(target: str) -> str | None:
         return None
 
 
-def _rate(name: str) -> float | None:
+def rate(interface: Path) -> float | None:
+    """Line rate in Gbit/s of an interface in /sys/class/net; None where there is no line.
+
+    A veth, as pods have, says 10 Gbit/s whatever carries it; a VLAN or a bond has what is below it.
+    """
+    below = (one for one in interface.glob("lower_*") if (one / "device").exists())
+    if not (interface / "device").exists() and next(below, None) is None:
+        return None
     try:
-        megabits = int(Path(f"/sys/class/net/{name}/speed").read_text())
-    except (OSError, ValueError):  # virtual interfaces have none
+        megabits = int((interface / "speed").read_text())
+    except (OSError, ValueError):  # some virtual machines' have none
         return None
     return megabits / 1000 if megabits > 0 else None

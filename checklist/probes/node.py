@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from checklist.analysis.busbw import algbw
 from checklist.checks import LOCALS
 from checklist.measurements import Local, to_dict
 from checklist.probes import storage
@@ -110,7 +112,7 @@ def _products(where: torch.device, dtype: torch.dtype, seconds: float) -> list[f
     deadline = time.perf_counter() + seconds
     while len(samples) < _FEWEST or time.perf_counter() < deadline:
         took = _timed(where, lambda: torch.matmul(left, right, out=out))
-        samples.append(flops / took / 1e12)
+        samples.append(flops / took / 1e12 if took else math.inf)
     stride = max(1, len(samples) // 1000)  # a burn of ten minutes makes many
     return samples[::stride]
 
@@ -128,7 +130,7 @@ def _copies(source: torch.device, target: torch.device, size: int, *, both: bool
     take.copy_(give)
     factor = 2 if both else 1
     return [
-        factor * size / _timed(where, lambda: take.copy_(give, non_blocking=True)) / 1e9
+        algbw(factor * size, _timed(where, lambda: take.copy_(give, non_blocking=True)))
         for _ in range(_COPIES)
     ]
 

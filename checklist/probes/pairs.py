@@ -10,6 +10,7 @@ import math
 import time
 from typing import Any
 
+from checklist.analysis.busbw import algbw
 from checklist.probes.context import Context
 from checklist.probes.sockets import deliver
 
@@ -18,6 +19,7 @@ _LEAST_BYTES = 512 << 10  # less would measure the burst that a rate limit lets 
 _MESSAGE_S = 0.1  # a slow pair gets smaller messages, so that it doesn't hold up the whole round
 _LEAST_S = 0.1  # of messages, however many that takes
 _WARM_UPS = 2
+_TICK_S = 1e-9  # of the clock
 
 
 def send(
@@ -27,7 +29,7 @@ def send(
     context.progress.begin()
 
     def fitting(warm_up_s: float) -> int:
-        return min(size, max(_LEAST_BYTES, int(_WARM_UP_BYTES / warm_up_s * _MESSAGE_S)))
+        return min(size, max(_LEAST_BYTES, int(_WARM_UP_BYTES / max(warm_up_s, _TICK_S) * _MESSAGE_S)))
 
     sent = deliver(
         address,
@@ -92,4 +94,4 @@ def summary(seconds: list[float], size: int) -> tuple[float, float]:
     """GB/s of the best message, and of the one that 95 % were faster than."""
     ordered = sorted(seconds)
     slow = ordered[min(len(ordered) - 1, math.ceil(0.95 * len(ordered)) - 1)]
-    return size / ordered[0] / 1e9, size / slow / 1e9
+    return algbw(size, ordered[0]), algbw(size, slow)

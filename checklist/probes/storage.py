@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
+from checklist.analysis.busbw import algbw
 from checklist.measurements import NO_FOLDER
 from checklist.probes.context import Context
 
@@ -91,7 +92,7 @@ class File:
             file.flush()
             os.fsync(file.fileno())
         seconds = time.perf_counter() - begin
-        return [self._path.stat().st_size / seconds / 1e9], _memory(self._path.parent)
+        return [algbw(self._path.stat().st_size, seconds)], _memory(self._path.parent)
 
     def read(self) -> Sampled:
         """GB/s from the disk where that can be had; a note where it may have come from memory."""
@@ -106,7 +107,7 @@ class File:
             raise OSError(f"{total} of {size} bytes came back")
         if note is None and not direct:
             note = "the page cache was told to let go of the file, but could not be gone round"
-        return [total / seconds / 1e9], note
+        return [algbw(total, seconds)], note
 
     def remove(self) -> None:
         with contextlib.suppress(OSError):  # whoever could not write there has told why
@@ -161,7 +162,7 @@ class Object:
         begin = time.perf_counter()
         with _in_words():
             self._client.upload_fileobj(_Random(size), self._bucket, self._key)
-        return [size / (time.perf_counter() - begin) / 1e9], None
+        return [algbw(size, time.perf_counter() - begin)], None
 
     def read(self) -> Sampled:
         """GB/s, in parts at once; nothing of it is kept."""
@@ -169,7 +170,7 @@ class Object:
         begin = time.perf_counter()
         with _in_words():
             self._client.download_fileobj(self._bucket, self._key, sink)
-        return [sink.size / (time.perf_counter() - begin) / 1e9], None
+        return [algbw(sink.size, time.perf_counter() - begin)], None
 
     def remove(self) -> None:
         with contextlib.suppress(OSError), _in_words():

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from checklist.analysis.soundness import sound
 from checklist.measurements import (
     BROKEN_OFF,
     Hang,
@@ -64,9 +65,9 @@ class Conductor(Session):
         self.hub.tell_all(end)
 
     def measurements(self) -> Measurements:
-        """All that there is now."""
+        """All that there is now, as far as it can be."""
         got = self.got
-        return Measurements(
+        told = Measurements(
             started_unix=self._begin_unix,
             seconds=time.monotonic() - self._begin,
             profile=self.options.profile,
@@ -88,7 +89,9 @@ class Conductor(Session):
             transport=got.transport,
             environment={key: value for key, value in sorted(os.environ.items()) if key.startswith(_TOLD)},
             notes=tuple(self.notes),
+            unsound=tuple(got.unsound),
         )
+        return sound(told)
 
     def lost(self, event: Event) -> None:
         """Show what there is: with one node's pod a cluster may end all of them, this one within seconds."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from checklist.analysis.ceilings import Ceilings
 from checklist.analysis.diagnosis import PASSES, diagnose
 from checklist.analysis.packet_loss import suspects
-from checklist.measurements import Pair, Probe, record
+from checklist.analysis.soundness import sound_pairs, unsound_times
+from checklist.measurements import Pair, Probe, Unsound, record
 from checklist.probes.pairs import summary
 from checklist.round_robin import schedule
 from checklist.run import sweep
@@ -102,8 +105,11 @@ def pairs(run: Session) -> str | None:
         problem = _round(run, couples, number, alone=False) or problem
         number += 2
     count = max(leaders) + 1
+    sockets = run.backend != "nccl" and not run.rendezvous.simulated
+    ceilings = Ceilings.by_facts(run.got.facts.values(), sockets=sockets)
     for _ in range(PASSES):
-        again = tuple(dict.fromkeys((*diagnose(run.got.pairs, count).again, *suspects(run.got.pairs))))
+        known = sound_pairs(run.got.pairs, ceilings)
+        again = tuple(dict.fromkeys((*diagnose(known, count).again, *suspects(known))))
         for src, dst in again:
             if time.monotonic() > run.phase_ends:
                 return "the time for the phase was over before the suspects were measured again"
@@ -162,7 +168,8 @@ def _round(run: Session, couples: list[tuple[int, int]], number: int, *, alone: 
             error = (
                 "the node is gone" if src not in leaders else outcome.errors.get(leaders[src], outcome.why)
             )
-            _pair(run, src, dst, number + turn, reply, error, alone)
+            if reply is None or not _unsound(run, src, dst, {leaders[src]: reply["seconds"]}):
+                _pair(run, src, dst, number + turn, reply, error, alone)
         problem = problem or trouble(outcome)
     return problem
 
@@ -189,6 +196,17 @@ def _pair(run: Session, src: int, dst: int, number: int, reply: Any, error: str 
     )
 
 
+def _unsound(run: Session, src: int, dst: int, told: Mapping[int, Sequence[float]]) -> list[Unsound]:
+    """Ranks of ``src`` whose seconds can't be: noted, and nothing is made of them."""
+    found = [
+        one
+        for rank, seconds in told.items()
+        for one in unsound_times(seconds, check="pairs", what="seconds", node=src, rank=rank, dst=dst)
+    ]
+    run.got.unsound += found
+    return found
+
+
 def _exchange(run: Session, couples: list[tuple[int, int]], number: int, *, alone: bool) -> str | None:
     """Over NCCL: each GPU with its counterpart, in groups of two; a node's rate is its GPUs' together."""
     store = sweep.store(run)
@@ -213,9 +231,11 @@ def _exchange(run: Session, couples: list[tuple[int, int]], number: int, *, alon
     outcome = run.ask("exchange", arguments, limit_s=limit)
     for a, b in couples:
         for turn, (src, dst) in enumerate([(a, b)] if alone else [(a, b), (b, a)]):
-            replies = [outcome.replies.get(rank) for rank in by_node.get(src, ())]
-            reply = _together(replies)
-            _pair(run, src, dst, number + turn, reply, outcome.why or "a GPU of the pair failed", alone)
+            replies = {rank: outcome.replies.get(rank) for rank in by_node.get(src, ())}
+            told = {rank: reply["there"] for rank, reply in replies.items() if reply is not None}
+            if not _unsound(run, src, dst, told):
+                together, why = _together([*replies.values()]), outcome.why or "a GPU of the pair failed"
+                _pair(run, src, dst, number + turn, together, why, alone)
     return trouble(outcome)
 
 

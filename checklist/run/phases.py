@@ -175,7 +175,8 @@ def _transport(run: Session, ranks: tuple[int, ...]) -> None:
 
 def _counters(run: Session) -> dict[int, Any]:
     """What each node's first rank reads of its host, by rank."""
-    return run.ask("counters", {rank: {} for rank in run.leaders.values()}, limit_s=_LEAVE_S).replies
+    nics = {rank: run.got.facts[rank].nic if rank in run.got.facts else None for rank in run.leaders.values()}
+    return run.ask("counters", {rank: {"nic": nic} for rank, nic in nics.items()}, limit_s=_LEAVE_S).replies
 
 
 def _health(run: Session, when: str) -> None:

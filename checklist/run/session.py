@@ -17,6 +17,7 @@ from checklist.measurements import (
     Phase,
     Probe,
     Transport,
+    Unsound,
 )
 from checklist.options import Options
 from checklist.run.control import Hub, Limits
@@ -37,6 +38,7 @@ class Collected:
     counters: list[Counters] = field(default_factory=list)
     phases: list[Phase] = field(default_factory=list)
     transport: Transport | None = None
+    unsound: list[Unsound] = field(default_factory=list)
 
 
 class Session(Requests):

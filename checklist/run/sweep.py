@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from checklist.analysis import busbw
+from checklist.analysis.soundness import unsound_times
 from checklist.measurements import Collective
 from checklist.run.requests import Outcome
 from checklist.run.session import Session
@@ -150,7 +151,19 @@ def _one(
 def _measured(
     run: Session, op: str, dtype: str, size: int, ranks: tuple[int, ...], outcome: Outcome
 ) -> Collective:
-    """The slowest rank's time of each iteration; the wrong values of all ranks."""
+    """The slowest rank's time of each iteration, if all can be; the wrong values of all ranks."""
+    unsound = [
+        one
+        for rank, reply in sorted(outcome.replies.items())
+        for one in unsound_times(
+            reply["seconds"],
+            check="latency" if size <= busbw.SMALL_BYTES else "bandwidth",
+            what=f"{op} of {size} bytes ({dtype})",
+            node=run.nodes[rank],
+            rank=rank,
+        )
+    ]
+    run.got.unsound += unsound
     wrong = {rank: int(reply["wrong"]) for rank, reply in outcome.replies.items() if reply["wrong"]}
     return _collective(
         run,
@@ -158,7 +171,7 @@ def _measured(
         dtype,
         size,
         ranks,
-        seconds=_slowest(outcome),
+        seconds=None if unsound else _slowest(outcome),
         wrong=wrong,
         chosen=next(
             (reply["chosen"] for _, reply in sorted(outcome.replies.items()) if reply["chosen"]), None

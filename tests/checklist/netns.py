@@ -91,6 +91,7 @@ class Bed:
         self._id = secrets.token_hex(3)
         self._bridge = f"ckb{self._id}"
         self._jobs: list[Job] = []
+        self._flapping: list[subprocess.Popen[bytes]] = []
         self._neighbours = _NEIGHBOURS.read_text()
         try:
             if hosts * hosts > int(self._neighbours):  # all hosts share one kernel's table of neighbours
@@ -178,6 +179,12 @@ class Bed:
             long = ("-m", "length", "--length", f"{largest}:")
             self.on(src, "iptables", "-A", "OUTPUT", "-d", self.address(dst), *long, "-j", "DROP")
 
+    def flap(self, host: int, up_s: float, down_s: float) -> None:
+        """From now on the carrier of that host is there and away in turn."""
+        wire = self._wire(host)
+        turn = f"ip link set {wire} down && sleep {down_s} && ip link set {wire} up && sleep {up_s}"
+        self._flapping.append(subprocess.Popen(["sh", "-c", f"sleep {up_s}; while {turn}; do :; done"]))
+
     def other_nic(self, host: int, name: str = "mgmt0") -> None:
         """A second interface, with an address that nobody else can reach."""
         self.on(host, "ip", "link", "add", name, "type", "bridge")
@@ -260,6 +267,9 @@ class Bed:
 
     def close(self) -> None:
         """Nothing is left: no process, namespace, interface or file."""
+        for turns in self._flapping:
+            turns.kill()
+            turns.wait()
         for host in range(self.hosts):
             for pid in self.pids(host):
                 with contextlib.suppress(ProcessLookupError):

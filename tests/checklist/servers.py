@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -134,6 +134,30 @@ def kubeconfig(home: Path, url: str) -> Path:
     }
     file.write_text(json.dumps(values))
     return file
+
+
+@contextmanager
+def busy_hook(*answers: tuple[int, Callable[[], str | None]]) -> Iterator[tuple[str, list[float]]]:
+    """A webhook that gives those answers in turn with their Retry-After, the last for ever."""
+    called: list[float] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            called.append(time.monotonic())
+            status, retry_after = answers[min(len(called), len(answers)) - 1]
+            self.send_response(status)
+            told = retry_after()
+            if told is not None:
+                self.send_header("Retry-After", told)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+            pass
+
+    with serving(Handler) as url:
+        yield f"{url}/services/{SECRET}", called
 
 
 @contextmanager

@@ -16,7 +16,15 @@ from checklist.analysis.baseline import Record
 from checklist.result import Result
 from checklist.verdict import judge
 from decorators.card.blocks import Block, Chart, Grid, Text
-from flows.checklist_card import MOST_NODES, draw, figure_histories, message, pair_cells, sweep_points
+from flows.checklist_card import (
+    MOST_NODES,
+    MOST_RANKS,
+    draw,
+    figure_histories,
+    message,
+    pair_cells,
+    sweep_points,
+)
 from tests.browser import charts, first_screen, needs_browser, rows_with, words
 from tests.checklist.clusters import Cluster
 from tests.checklist.runs import GIB, collective, gpu_run, with_pairs
@@ -74,7 +82,7 @@ def test_the_verdict_and_what_to_do_come_first() -> None:
 def test_every_check_is_in_the_table_with_its_verdict() -> None:
     result = _slow_run()
     grids = [block for block in draw(result, (), "c") if isinstance(block, Grid)]
-    table = next(grid for grid in grids if grid.headers[0] == "check" and len(grid.headers) == 4)
+    table = next(grid for grid in grids if grid.headers[0] == "check" and len(grid.headers) == 5)
     assert [(row[0], row[1]) for row in table.rows] == [(c.check, c.verdict) for c in result.checks]
 
 
@@ -166,3 +174,24 @@ def test_a_browser_without_a_network_draws_the_card(tmp_path: Path) -> None:
     assert "all_reduce" in text, "an underscore that Markdown eats"
     assert charts(page) == 4  # the checks, the pairs, the sweeps, the history
     assert rows_with(first_screen(page), FAIL_RED) > 20  # the failed check, seen without scrolling
+
+
+def test_figures_stand_beside_verdicts_and_rank_by_rank() -> None:
+    blocks = draw(judge(gpu_run(9)), (), "c")
+    checks = next(
+        b for b in blocks if isinstance(b, Grid) and b.headers[:3] == ("check", "verdict", "measured")
+    )
+    assert {row[0]: row[2] for row in checks.rows}["gemm"] == "gemm_bf16 760 to 763 TFLOPS"
+    ranks = next(b for b in blocks if isinstance(b, Grid) and b.headers[0] == "rank")
+    assert len(ranks.rows) == MOST_RANKS
+    assert ranks.rows[9][:3] == ("9", "host-1", "760")
+    assert f"and {9 * 8 - MOST_RANKS} more" in _text(blocks)
+
+
+def test_a_run_on_one_machine_says_what_it_is_and_what_to_run_next() -> None:
+    result = judge(gpu_run(1, 4, probes=(), pairs=()))
+    text = draw(result, (), "c")[0]
+    assert isinstance(text, Text)
+    assert text.markdown.startswith("## PASS: nothing is wrong with this machine")
+    assert "Software works; " in text.markdown
+    assert "\n".join(result.next_commands) in text.markdown

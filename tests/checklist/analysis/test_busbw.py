@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -90,3 +92,4 @@ def test_what_a_sweep_does_not_show_is_unknown(points: list[tuple[int, float]]) 
 def test_every_operation_says_what_its_size_counts() -> None:
     assert {op.counts for op in OPS.values()} == {"buffer", "total", "nothing"}
     assert formulas.algbw(10**9, 1.0) == 1.0
+    assert formulas.algbw(10**9, 0.0) == math.inf, "refused where it is judged; not an error of the probe"

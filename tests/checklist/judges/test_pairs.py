@@ -82,7 +82,7 @@ def test_a_plain_socket_network_has_a_threshold_by_its_line_rate() -> None:
     slow = tuple(
         dataclasses.replace(pair, gbytes_per_s=0.5, bytes=GIB) for pair in Cluster(nodes=4).first_pass()
     )
-    result = judge(dataclasses.replace(run, facts=told, pairs=slow))
+    result = judge(dataclasses.replace(run, facts=told, pairs=slow, collectives=()))
     assert {fault.code for fault in result.findings} == {"slow-undecided"}
     assert "the network as a whole" in result.findings[0].title
 

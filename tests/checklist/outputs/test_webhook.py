@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from email.message import Message
+from email.utils import formatdate
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -13,7 +16,7 @@ from checklist.result import Result
 from checklist.verdict import judge
 from tests.checklist.clusters import Cluster
 from tests.checklist.runs import cpu_run, gpu_run, with_pairs
-from tests.checklist.servers import SECRET, hook
+from tests.checklist.servers import SECRET, busy_hook, hook
 
 
 @pytest.fixture(scope="module")
@@ -75,3 +78,88 @@ def test_a_slow_webhook_holds_nobody_up(sick: Result, how: Any) -> None:
         taken = time.monotonic() - start
     assert taken < 2
     assert line == "The webhook could not be called: no answer within 0.5 s. The result is kept."
+
+
+def nothing() -> None:
+    return None
+
+
+def test_a_webhook_that_asks_for_seconds_is_called_after_them(sick: Result) -> None:
+    with busy_hook((429, lambda: "1"), (503, lambda: "2"), (200, nothing)) as (url, called):
+        assert webhook.send(sick, url) is None
+    first, second = (after - before for before, after in pairwise(called))
+    assert 1.0 <= first < 2.0
+    assert second >= 2.0
+
+
+def test_a_webhook_that_asks_for_a_date_is_called_then(sick: Result) -> None:
+    with busy_hook((503, lambda: formatdate(time.time() + 2, usegmt=True)), (200, nothing)) as (url, called):
+        assert webhook.send(sick, url) is None
+    assert called[1] - called[0] >= 1.0, "dates have whole seconds"
+
+
+def test_a_webhook_that_does_not_say_when_is_called_after_longer_and_longer(
+    sick: Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(webhook, "WAIT_S", 0.2)
+    with busy_hook((429, nothing), (429, lambda: "soon"), (200, nothing)) as (url, called):
+        assert webhook.send(sick, url) is None
+    first, second = (after - before for before, after in pairwise(called))
+    assert first >= 0.2
+    assert second >= 0.4
+
+
+@pytest.mark.parametrize("told", ["3600", "1e400", "99999999999999999999"])
+def test_a_webhook_that_asks_for_too_long_is_given_up_at_once(sick: Result, told: str) -> None:
+    start = time.monotonic()
+    with busy_hook((429, lambda: told)) as (url, called):
+        line = webhook.send(sick, url, most_wait_s=0.5)
+    assert line is not None
+    assert "status 429, the next call is due in" in line
+    assert "SECRET" not in line
+    assert len(called) == 1
+    assert time.monotonic() - start < 4
+
+
+def test_all_waits_together_have_a_limit(sick: Result) -> None:
+    with busy_hook((503, lambda: "1")) as (url, called):
+        line = webhook.send(sick, url, most_wait_s=1.5)
+    assert len(called) == 2
+    assert line is not None
+    assert "status 503, the next call is due in 1 s, and no more than 0.5 s are left" in line
+
+
+def test_a_webhook_that_is_always_busy_is_tried_a_few_times(sick: Result) -> None:
+    with busy_hook((429, lambda: "0")) as (url, called):
+        line = webhook.send(sick, url)
+    assert len(called) == webhook.TRIES
+    assert line == "The webhook could not be called: it answers with status 429, 4 times. The result is kept."
+
+
+@pytest.mark.parametrize("status", [400, 500, 502])
+def test_what_another_call_does_not_mend_is_not_called_again(sick: Result, status: int) -> None:
+    with busy_hook((status, lambda: "0")) as (url, called):
+        assert webhook.send(sick, url) is not None
+    assert len(called) == 1
+
+
+@pytest.mark.parametrize(
+    ("told", "date", "wait_s"),
+    [
+        ("120", None, 120.0),
+        ("Wed, 21 Oct 2015 07:28:00 GMT", "Wed, 21 Oct 2015 07:27:30 GMT", 30.0),
+        ("Wed, 21 Oct 2015 07:28:00 GMT", None, 0.0),
+        ("Wed, 21 Oct 2015 07:28:00 GMT", "no date", 0.0),
+        ("-5", None, None),
+        ("1.5", None, None),
+        ("", None, None),
+    ],
+)
+def test_retry_after_is_seconds_or_a_date_by_the_server_s_clock(
+    told: str, date: str | None, wait_s: float | None
+) -> None:
+    headers = Message()
+    headers["Retry-After"] = told
+    if date is not None:
+        headers["Date"] = date
+    assert webhook.asked_wait(headers) == wait_s

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from checklist.measurements import Nic
 from checklist.probes import nics
+from checklist.probes.nics import rate
 from decorators.backends import tables
 
 HOST = (
@@ -70,3 +73,16 @@ def test_a_host_name_that_does_not_resolve_leaves_gloo_on_loopback(monkeypatch: 
     choice = nics.choose("gloo", HOST, "10.0.0.1", {})
     assert (choice.nic, choice.usable) == ("lo", False)
     assert "can't be resolved" in choice.reason
+
+
+def test_an_interface_without_a_line_has_no_rate(tmp_path: Path) -> None:
+    for name in ("eth0", "veth0", "bond0"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "speed").write_text("10000\n")
+    assert rate(tmp_path / "veth0") is None, "a veth says 10 Gbit/s whatever carries it"
+    (tmp_path / "eth0" / "device").mkdir()
+    assert rate(tmp_path / "eth0") == 10.0
+    (tmp_path / "bond0" / "lower_eth0").symlink_to(tmp_path / "eth0")
+    assert rate(tmp_path / "bond0") == 10.0
+    (tmp_path / "eth0" / "speed").write_text("-1\n")
+    assert rate(tmp_path / "eth0") is None

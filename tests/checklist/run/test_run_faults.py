@@ -124,6 +124,16 @@ def test_a_link_that_loses_packets_is_named_and_neither_end_of_it_is_bad(tmp_pat
 
 
 @pytest.mark.slow
+def test_a_carrier_that_comes_and_goes_is_not_cleared_by_having_come_back(tmp_path: Path) -> None:
+    result = measured(tmp_path, 4, lambda made: made.flap(2, 3, 3), *LOSS)
+
+    assert result.verdict in ("WARN", "FAIL")
+    assert "h2" in named(result, "loss") | named(result, "mesh")
+    changes = {counted.node: counted.carrier_changes for counted in result.measurements.counters}
+    assert (changes[0], changes[1], changes[3]) == (0, 0, 0)
+
+
+@pytest.mark.slow
 def test_a_cut_pair_is_named_by_the_mesh_in_seconds_and_no_collective_hangs_on_it(tmp_path: Path) -> None:
     result = measured(tmp_path, 4, lambda made: made.cut(1, 3), "--only", "mesh,correctness")
 

@@ -1,0 +1,85 @@
+"""What a figure can't be above, by the hardware's own data: a GPU's data sheet, a node's line rate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from checklist.checks import LOCALS
+from checklist.measurements import Collective, Facts, Measurements
+from estimator import hardware
+
+BEYOND_SHEET = 1.5  # of the data sheet's dense rate or memory bandwidth, which no product or copy reaches
+# Of the line rate: all_reduce's busbw counts up to twice what crosses a node's network (two nodes of many
+# ranks), and a bond may tell one port's rate only
+BEYOND_LINE = 4.0
+MOST = {"GB/s": 1e5, "TFLOPS": 1e5}  # ten times what the fastest GPU of estimator/data/gpus.csv has
+
+
+class Ceiling(NamedTuple):
+    """The most that a figure can be, and by what."""
+
+    value: float
+    words: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ceilings:
+    """What no figure of one run can be above."""
+
+    gpus: dict[int, str]
+    """By rank, the driver's name of its GPU."""
+    lines: dict[int, float]
+    """By node, the line rate in GB/s of what its plain sockets use; empty where that is not what is used."""
+
+    @classmethod
+    def of(cls, run: Measurements) -> Ceilings:
+        """Those of a run."""
+        over = None if run.transport is None else run.transport.network
+        sockets = not run.local and (run.backend == "gloo" or over == "socket")
+        return cls.by_facts(run.facts, sockets=sockets)
+
+    @classmethod
+    def by_facts(cls, facts: Iterable[Facts], *, sockets: bool) -> Ceilings:
+        """Those of hosts; ``sockets``: whether they talk over plain sockets, and over a network."""
+        gpus, lines = {}, {}
+        for fact in facts:
+            if fact.local_rank < len(fact.gpu_names):
+                gpus[fact.rank] = fact.gpu_names[fact.local_rank]
+            rate = next((nic.gbps for nic in fact.nics if nic.name == fact.nic), None)
+            if sockets and rate is not None and rate > 0:
+                lines[fact.node] = rate / 8
+        return cls(gpus=gpus, lines=lines)
+
+    def local(self, rank: int, what: str) -> Ceiling | None:
+        """Of a figure that a rank measures alone."""
+        unit = LOCALS[what].unit
+        gpu = hardware.find_gpu_by_nvml_name(self.gpus[rank]) if rank in self.gpus else None
+        sheet = None
+        if gpu is not None and what == "hbm_copy":
+            sheet = gpu.bandwidth_gbps
+        elif gpu is not None and what in ("gemm_bf16", "gemm_fp8"):
+            sheet = dict(gpu.peak_tflops).get(what.removeprefix("gemm_"))
+        if gpu is None or sheet is None:
+            return none_above(unit)
+        return Ceiling(BEYOND_SHEET * sheet, f"{BEYOND_SHEET:g} times the data sheet of {gpu.name}")
+
+    def pair(self, src: int, dst: int) -> Ceiling | None:
+        """Of the bandwidth from one node to another."""
+        known = [self.lines[node] for node in (src, dst) if node in self.lines]
+        return _of_line(min(known)) if known else none_above("GB/s")
+
+    def world(self, item: Collective) -> Ceiling | None:
+        """Of a collective's busbw."""
+        across = item.nodes > 1 and len(self.lines) >= item.nodes
+        return _of_line(min(self.lines.values())) if across else none_above("GB/s")
+
+
+def _of_line(gbytes_per_s: float) -> Ceiling:
+    return Ceiling(BEYOND_LINE * gbytes_per_s, f"{BEYOND_LINE:g} times the line rate")
+
+
+def none_above(unit: str) -> Ceiling | None:
+    """Of any figure in that unit, whatever it was measured on; None: of times."""
+    return Ceiling(MOST[unit], "which no hardware can do") if unit in MOST else None

@@ -1,0 +1,247 @@
+"""Figures that can't be: no number, no time at all, or more than the hardware can do. They count nowhere.
+
+Whoever told one is named in ``Measurements.unsound``, and the run is judged without it: it is nobody's
+reference, no peer's median, no history.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from checklist.analysis.baseline import Record
+from checklist.analysis.busbw import SMALL_BYTES
+from checklist.analysis.ceilings import Ceiling, Ceilings, none_above
+from checklist.checks import LOCALS
+from checklist.measurements import (
+    Collective,
+    Counters,
+    Facts,
+    GpuHealth,
+    Local,
+    Measurements,
+    Pair,
+    Probe,
+    Unsound,
+)
+
+UNLIMITED = -1  # of memlock
+_COUNTS = ("ecc_uncorrected", "ecc_corrected", "pcie_generation", "pcie_width", "nvlinks_active")
+T = TypeVar("T")
+
+
+def sound(measurements: Measurements) -> Measurements:
+    """The measurements without what can't be, each of which is named in ``unsound``."""
+    run, found = measurements, list(measurements.unsound)
+    ceilings = Ceilings.of(run)
+
+    def kept(items: Iterable[T], look: Callable[[T], tuple[T | None, Iterable[Unsound]]]) -> tuple[T, ...]:
+        return _kept(items, look, found)
+
+    return replace(
+        run,
+        facts=kept(run.facts, _facts),
+        health=kept(run.health, lambda state: _health(state, run.node_of(state.rank))),
+        probes=kept(run.probes, _probe),
+        locals=kept(run.locals, lambda local: _local(local, run.node_of(local.rank), ceilings)),
+        collectives=kept(run.collectives, lambda item: _collective(item, ceilings)),
+        pairs=kept(run.pairs, lambda pair: _pair(pair, ceilings)),
+        counters=kept(run.counters, _counters),
+        unsound=tuple(dict.fromkeys(found)),
+    )
+
+
+def sound_pairs(pairs: Iterable[Pair], ceilings: Ceilings) -> tuple[Pair, ...]:
+    """Those of the pairs that can be."""
+    return _kept(pairs, lambda pair: _pair(pair, ceilings), [])
+
+
+def sound_records(records: Iterable[Record]) -> tuple[Record, ...]:
+    """Those of earlier runs' figures that can be."""
+    return tuple(item for item in records if not wrong(item.value, item.unit, none_above(item.unit)))
+
+
+def wrong(value: float | None, unit: str = "s", most: Ceiling | None = None) -> str | None:
+    """Why a time can't be, or a rate, which has a ceiling; None: it can, or was not measured."""
+    if value is None:
+        return None
+    if not math.isfinite(value):
+        return "no number"
+    if value <= 0:
+        return "negative" if value < 0 else "no rate" if most else "no time at all"
+    if most is not None and value > most.value:
+        return f"more than {most.value:.4g} {unit}, {most.words}"
+    return None
+
+
+def unsound_times(
+    seconds: Sequence[float], *, check: str, what: str, node: int, rank: int, dst: int | None = None
+) -> list[Unsound]:
+    """The first of a rank's times that can't be; none: all can."""
+    bad = next(((one, why) for one in seconds if (why := wrong(one))), None)
+    return [] if bad is None else _Teller(check, node, rank, dst).bad(what, bad[0], "s", bad[1])
+
+
+def _kept(
+    items: Iterable[T], look: Callable[[T], tuple[T | None, Iterable[Unsound]]], found: list[Unsound]
+) -> tuple[T, ...]:
+    kept = []
+    for item in items:
+        left, bad = look(item)
+        found += bad
+        if left is not None:
+            kept.append(left)
+    return tuple(kept)
+
+
+@dataclass(frozen=True)
+class _Teller:
+    """Who told the figures of one record, and what of them is bad."""
+
+    check: str
+    node: int | None = None
+    rank: int | None = None
+    dst: int | None = None
+
+    def bad(self, what: str, value: object, unit: str, why: str | None) -> list[Unsound]:
+        if why is None:
+            return []
+        text = f"{value:.4g}" if isinstance(value, float) else str(value)
+        return [
+            Unsound(
+                check=self.check,
+                what=what,
+                value=text,
+                unit=unit,
+                why=why,
+                node=self.node,
+                rank=self.rank,
+                dst=self.dst,
+            )
+        ]
+
+
+def _negative(value: float | None) -> str | None:
+    if value is None or value >= 0:
+        return None
+    return "no number" if math.isnan(value) else "negative"
+
+
+def _not_finite(value: float | None) -> str | None:
+    return None if value is None or math.isfinite(value) else "no number"
+
+
+def _facts(fact: Facts) -> tuple[Facts, list[Unsound]]:
+    changes: dict[str, Any] = {}
+    found: list[Unsound] = []
+    for check, field, unit, why in (
+        ("clock", "clock_offset_s", "s", _not_finite(fact.clock_offset_s)),
+        ("clock", "clock_offset_error_s", "s", _wrong_or_zero(fact.clock_offset_error_s)),
+        ("shared-memory", "shm_bytes", "bytes", _negative(fact.shm_bytes)),
+        ("memlock", "memlock_bytes", "bytes", _negative_limit(fact.memlock_bytes)),
+    ):
+        if why:
+            found += _Teller(check, fact.node, fact.rank).bad(field, getattr(fact, field), unit, why)
+            changes[field] = None
+    if "clock_offset_error_s" in changes:  # an offset that may be off by anything says nothing
+        changes["clock_offset_s"] = None
+    nics = tuple(
+        replace(nic, gbps=None) if nic.gbps is not None and wrong(nic.gbps) else nic for nic in fact.nics
+    )
+    for nic in fact.nics:
+        why = None if nic.gbps is None else wrong(nic.gbps)
+        found += _Teller("interface", fact.node, fact.rank).bad(
+            f"rate of {nic.name}", nic.gbps, "Gbit/s", why
+        )
+    return (replace(fact, nics=nics, **changes) if found else fact), found
+
+
+def _wrong_or_zero(value: float | None) -> str | None:
+    """As :func:`wrong`, of what may be zero."""
+    return None if value == 0 else wrong(value)
+
+
+def _negative_limit(value: int | None) -> str | None:
+    return None if value == UNLIMITED else _negative(value)
+
+
+def _health(state: GpuHealth, node: int | None) -> tuple[GpuHealth, list[Unsound]]:
+    teller = _Teller("gpu-health", node, state.rank)
+    whys = {field: _negative(getattr(state, field)) for field in _COUNTS}
+    whys |= {field: _not_finite(getattr(state, field)) for field in ("temperature_c", "power_w")}
+    found = [one for name, why in whys.items() for one in teller.bad(name, getattr(state, name), "", why)]
+    changes: dict[str, Any] = {field: None for field, why in whys.items() if why}
+    return replace(state, **changes), found
+
+
+def _probe(probe: Probe) -> tuple[Probe, list[Unsound]]:
+    why = wrong(probe.seconds)
+    if why is None:
+        return probe, []
+    teller = _Teller("mesh", probe.src, dst=probe.dst)
+    return replace(probe, seconds=None), teller.bad("seconds", probe.seconds, "s", why)
+
+
+def _local(local: Local, node: int | None, ceilings: Ceilings) -> tuple[Local | None, list[Unsound]]:
+    kind = LOCALS.get(local.what)
+    if kind is None or local.value is None:
+        return local, []
+    most = ceilings.local(local.rank, local.what)
+    told = (local.value, *local.samples)
+    bad = next(((value, why) for value in told if (why := wrong(value, kind.unit, most))), None)
+    if bad is None:
+        return local, []
+    return None, _Teller(kind.check, node, local.rank).bad(local.what, bad[0], kind.unit, bad[1])
+
+
+def _collective(item: Collective, ceilings: Ceilings) -> tuple[Collective, list[Unsound]]:
+    """Its times go; whether the values were right is another matter, and stays."""
+    rate, most = item.busbw_gbytes_per_s, ceilings.world(item)
+    told = (
+        (item.seconds_median, "s", wrong(item.seconds_median)),
+        (item.seconds_p95, "s", wrong(item.seconds_p95)),
+        (rate, "GB/s", wrong(rate, "GB/s", most) if item.ranks > 1 else _not_finite(rate)),
+    )
+    bad = next(((value, unit, why) for value, unit, why in told if why), None)
+    if bad is None:
+        return item, []
+    small = item.op == "barrier" or item.bytes <= SMALL_BYTES
+    teller = _Teller("latency" if small else "bandwidth")
+    cleared = replace(
+        item, seconds_median=None, seconds_p95=None, algbw_gbytes_per_s=None, busbw_gbytes_per_s=None
+    )
+    return cleared, teller.bad(f"{item.op} of {item.bytes} bytes ({item.dtype})", *bad)
+
+
+def _pair(pair: Pair, ceilings: Ceilings) -> tuple[Pair | None, list[Unsound]]:
+    most = ceilings.pair(pair.src, pair.dst)
+    for rate in (pair.gbytes_per_s, pair.gbytes_per_s_p95):
+        if why := wrong(rate, "GB/s", most):
+            return None, _Teller("pairs", pair.src, dst=pair.dst).bad("bandwidth", rate, "GB/s", why)
+    again, sent = pair.retransmitted, pair.segments
+    why = _negative(again) or _negative(sent)
+    if why is None and again is not None and sent is not None and again > sent:
+        why = "more than were sent"
+    if why is None:
+        return pair, []
+    found = _Teller("loss", pair.src, dst=pair.dst).bad("segments sent again", f"{again} of {sent}", "", why)
+    return replace(pair, segments=None, retransmitted=None), found
+
+
+def _counters(counted: Counters) -> tuple[Counters, list[Unsound]]:
+    teller = _Teller("loss", counted.node)
+    found: list[Unsound] = []
+    changes: dict[str, Any] = {}
+    for name in ("tcp_segments", "tcp_retransmitted", "carrier_changes"):
+        if why := _negative(getattr(counted, name)):
+            found += teller.bad(name, getattr(counted, name), "", why)
+            changes[name] = None
+    for name in ("rdma_errors", "port_errors"):
+        errors: dict[str, int] = getattr(counted, name) or {}
+        for port, grown in errors.items():
+            found += teller.bad(port, grown, "", _negative(grown))
+        if any(grown < 0 for grown in errors.values()):
+            changes[name] = {port: grown for port, grown in errors.items() if grown >= 0}
+    return (replace(counted, **changes) if changes else counted), found

@@ -1,0 +1,40 @@
+"""What a run on one machine says: that the software works, which speeds were judged, and what to run next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from checklist.measurements import Measurements
+from checklist.result import CheckResult
+
+SPEED = ("gemm", "hbm", "host-copy", "peer-copy", "latency", "bandwidth", "pairs")
+
+
+def is_one(run: Measurements) -> bool:
+    """Whether nothing that was measured has crossed a network."""
+    return run.local or len(run.nodes) == 1
+
+
+def headline(run: Measurements, checks: Iterable[CheckResult]) -> str | None:
+    """What a PASS is a PASS of; None: the run was on several machines, or hasn't tried the software."""
+    verdicts = {check.check: check.verdict for check in checks}
+    if not is_one(run) or verdicts.get("correctness") != "PASS":
+        return None
+    judged = [name for name in SPEED if verdicts.get(name) == "PASS"]
+    where = "all nodes are on this one machine" if run.local else "there is one node"
+    if not judged:
+        return f"Software works; speed not judged: {where}."
+    return f"Software works; {', '.join(judged)} as fast as expected; network not judged: {where}."
+
+
+def next_commands(run: Measurements) -> tuple[str, ...]:
+    """What judges the rest, by torchrun (on each of two nodes) or as a flow; () after several machines."""
+    if not is_one(run):
+        return ()
+    gpus = f" --gpus-per-node {run.gpus_per_node_asked}" if run.device == "cuda" else ""
+    processes = f"--nproc-per-node {run.gpus_per_node_asked}"
+    rendezvous = "--node-rank $NODE_RANK --master-addr $MASTER_ADDR --master-port 29500"
+    return (
+        f"torchrun --nnodes 2 {processes} {rendezvous} -m checklist --profile standard",
+        f"python flows/checklist_flow.py run --with kubernetes --nodes 2{gpus} --profile standard",
+    )

@@ -1,0 +1,74 @@
+"""What was measured, to stand beside the verdicts: in a few words for each check, and rank by rank."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from checklist.checks import LOCALS
+from checklist.result import CheckResult, Figure, Result
+
+MOST_NAMES = 3  # of a check's figures, in words
+Row = tuple[str, ...]
+
+
+def of_check(check: CheckResult) -> str:
+    """A check's figures as "gemm_bf16 758 to 771 TFLOPS", the largest message of each; empty: it has none."""
+    by_name: dict[str, list[Figure]] = defaultdict(list)
+    for figure in check.figures:
+        by_name[figure.name].append(figure)
+    words = [f"{name} {_span(_largest(same))}" for name, same in by_name.items()]
+    more = len(words) - MOST_NAMES
+    return ", ".join(words[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def by_rank(result: Result) -> tuple[Row, tuple[Row, ...]]:
+    """Headers, and what each rank has measured alone; no rows where none did."""
+    told: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for local in result.measurements.locals:
+        if local.value is not None:
+            told[local.rank][local.what].append(local.value)
+    kinds = [kind for kind in LOCALS.values() if any(kind.name in figures for figures in told.values())]
+    headers = ("rank", "node", *(f"{kind.name}, {kind.unit}" for kind in kinds))
+    rows = tuple(
+        (str(rank), _node(result, rank), *(_cell(told[rank][k.name]) for k in kinds)) for rank in sorted(told)
+    )
+    return headers, rows
+
+
+def amount(value: float, unit: str) -> str:
+    """A figure with its unit; times in microseconds or milliseconds."""
+    if unit != "s":
+        return f"{_number(value)} {unit}"
+    return (
+        f"{value * 1e6:.0f} µs"
+        if value < 1e-3
+        else f"{value * 1e3:.3g} ms"
+        if value < 1
+        else f"{value:.3g} s"
+    )
+
+
+def _node(result: Result, rank: int) -> str:
+    node = result.measurements.node_of(rank)
+    return "" if node is None else result.measurements.name_of(node)
+
+
+def _largest(same: Sequence[Figure]) -> list[Figure]:
+    most = max(figure.bytes or 0 for figure in same)
+    return [figure for figure in same if (figure.bytes or 0) == most]
+
+
+def _span(same: Sequence[Figure]) -> str:
+    least, most = (pick(figure.value for figure in same) for pick in (min, max))
+    low, high = amount(least, same[0].unit), amount(most, same[0].unit)
+    return high if low == high else f"{low.removesuffix(f' {same[0].unit}')} to {high}"
+
+
+def _cell(values: Sequence[float]) -> str:
+    """Of copies to several peers the slowest."""
+    return _number(min(values)) if values else ""
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"

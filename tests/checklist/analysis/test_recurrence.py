@@ -1,0 +1,54 @@
+"""What was seen on several nights is no passing traffic; what was not is."""
+
+from __future__ import annotations
+
+from checklist.analysis.recurrence import NIGHTS, WITHIN_DAYS, Look, of, recent, recurring
+
+DAY = 86_400.0
+ALL = ("a", "b", "c", "d")
+
+
+def looks(*nights: tuple[tuple[str, ...], ...]) -> list[Look]:
+    """One look each night."""
+    return [Look(unix=day * DAY, nodes=ALL, seen=seen) for day, seen in enumerate(nights)]
+
+
+def test_the_same_node_on_three_nights_is_named_with_the_nights() -> None:
+    (again,) = recurring(looks((("a", "b"),), (), (("b", "c"),), (("b",),)))
+    assert again.names == ("b",)
+    assert again.nights == ("1970-01-01", "1970-01-03", "1970-01-04")
+    assert again.words == "on 3 of 4 nights (1970-01-01, 1970-01-03, 1970-01-04)"
+    assert again.enough
+
+
+def test_always_the_same_two_are_a_link_and_neither_end() -> None:
+    (again,) = recurring(looks((("a", "b"),), (("a", "b"),), (("a", "b"),)))
+    assert again.names == ("a", "b")
+
+
+def test_fewer_nights_and_many_runs_of_one_night_are_not_enough() -> None:
+    assert NIGHTS == 3
+    assert recurring(looks((("a",),), (), (("a",),))) == ()
+    hours = [Look(unix=3600.0 * hour, nodes=ALL, seen=(("a",),)) for hour in range(20)]
+    assert recurring(hours) == ()
+
+
+def test_two_faults_are_told_apart() -> None:
+    both = recurring(looks(*[(("a",), ("c", "d"))] * 4))
+    assert {one.names for one in both} == {("a",), ("c", "d")}
+
+
+def test_a_sighting_counts_for_one_only() -> None:
+    again = recurring(looks((("a", "b"),), (("a", "c"),), (("a", "d"),), (("b",),)))
+    assert [one.names for one in again] == [("a",)]
+
+
+def test_what_is_older_than_the_window_is_forgotten() -> None:
+    past = looks(*[(("a",),)] * 3)
+    assert len(recent(past, 2 * DAY)) == 3
+    assert len(recent(past, (WITHIN_DAYS + 1) * DAY)) == 1
+
+
+def test_how_often_counts_only_nights_that_looked_at_that_node() -> None:
+    elsewhere = Look(unix=5 * DAY, nodes=("c", "d"))
+    assert of(("a",), [*looks((("a",),), ()), elsewhere]).looked == 2

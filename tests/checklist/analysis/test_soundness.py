@@ -1,0 +1,135 @@
+"""A figure that can't be counts nowhere, and whoever told it is named."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from typing import Any
+
+import pytest
+
+from checklist.analysis.ceilings import MOST, Ceilings
+from checklist.analysis.soundness import sound, unsound_times
+from checklist.measurements import Counters, Local, Measurements, Nic, record, to_dict
+from estimator import hardware
+from tests.checklist.runs import all_with, cpu_run, gpu_run, spoil
+
+NAN, INF = math.nan, math.inf
+BAD_TIMES = [NAN, INF, -INF, -0.5, 0.0]
+TEN_GBIT = (Nic(name="eth0", addresses=("10.0.0.1",), gbps=10.0, up=True),)
+
+
+def changed(run: Measurements, field: str, index: int, **changes: Any) -> Measurements:
+    """That run with one of its records changed."""
+    items = list(getattr(run, field))
+    items[index] = dataclasses.replace(items[index], **changes)
+    kept: Any = {field: tuple(items)}
+    return dataclasses.replace(run, **kept)
+
+
+def told(run: Measurements) -> list[tuple[str, int | None, int | None]]:
+    """Check, node and rank of what can't be in that run; what is left can be written as JSON."""
+    left = sound(run)
+    json.dumps(to_dict(left), allow_nan=False)
+    assert sound(left) == left
+    return [(one.check, one.node, one.rank) for one in left.unsound]
+
+
+@pytest.mark.parametrize("run", [gpu_run(), gpu_run(33), cpu_run(4), cpu_run(2, local=True)])
+def test_nothing_of_a_healthy_run_is_refused(run: Measurements) -> None:
+    assert sound(run) == run
+
+
+@pytest.mark.parametrize("value", [*BAD_TIMES, 1e9])
+def test_a_rank_s_figure_that_can_not_be_is_taken_out_and_the_rank_is_named(value: float) -> None:
+    assert told(changed(gpu_run(), "locals", 4, value=value)) == [("gemm", 0, 2)]
+    assert told(changed(gpu_run(), "locals", 4, samples=(760.0, value))) == [("gemm", 0, 2)]
+    assert len(sound(changed(gpu_run(), "locals", 4, value=value)).locals) == len(gpu_run().locals) - 1
+
+
+@pytest.mark.parametrize("value", [*BAD_TIMES, 1e9])
+def test_a_pair_that_can_not_be_is_taken_out_and_its_sender_is_named(value: float) -> None:
+    first = gpu_run(4).pairs[0]
+    for field in ("gbytes_per_s", "gbytes_per_s_p95"):
+        run = changed(gpu_run(4), "pairs", 0, **{field: value})
+        assert told(run) == [("pairs", first.src, None)]
+        assert sound(run).pairs == gpu_run(4).pairs[1:]
+
+
+@pytest.mark.parametrize("value", BAD_TIMES)
+def test_a_collective_whose_time_can_not_be_keeps_whether_its_values_were_right(value: float) -> None:
+    run = changed(gpu_run(), "collectives", -1, seconds_median=value)
+    assert told(run) == [("bandwidth", None, None)]
+    left = sound(run).collectives[-1]
+    assert (left.seconds_median, left.busbw_gbytes_per_s, left.correct) == (None, None, True)
+    assert told(changed(gpu_run(), "collectives", 0, seconds_p95=value)) == [("latency", None, None)]
+
+
+@pytest.mark.parametrize("value", BAD_TIMES)
+def test_a_connection_whose_time_can_not_be_still_counts_as_one(value: float) -> None:
+    run = changed(gpu_run(), "probes", 0, seconds=value)
+    assert told(run) == [("mesh", 0, None)]
+    assert sound(run).probes[0].connected
+
+
+def test_facts_and_counters_that_can_not_be_are_unknown() -> None:
+    assert told(spoil(gpu_run(), 9, clock_offset_s=NAN)) == [("clock", 1, 9)]
+    assert told(spoil(gpu_run(), 9, clock_offset_error_s=-1.0)) == [("clock", 1, 9)]
+    assert sound(spoil(gpu_run(), 9, clock_offset_error_s=INF)).facts[9].clock_offset_s is None
+    assert told(spoil(gpu_run(), 9, shm_bytes=-1)) == [("shared-memory", 1, 9)]
+    assert told(spoil(gpu_run(), 9, memlock_bytes=-7)) == [("memlock", 1, 9)]
+    nan = (Nic(name="eth0", gbps=NAN),)
+    assert told(spoil(gpu_run(), 9, nics=nan)) == [("interface", 1, 9)]
+    assert told(changed(gpu_run(), "health", 1, ecc_uncorrected=-1)) == [("gpu-health", 0, 0)]
+    counted = Counters(node=1, phase="pairs", tcp_segments=10, tcp_retransmitted=-2)
+    assert told(gpu_run(counters=(counted,))) == [("loss", 1, None)]
+    ports = Counters(node=1, phase="pairs", carrier_changes=-1, port_errors={"rx_crc_errors": -3})
+    assert told(gpu_run(counters=(ports,))) == [("loss", 1, None), ("loss", 1, None)]
+
+
+def test_more_segments_sent_again_than_sent_say_nothing_of_loss() -> None:
+    run = changed(gpu_run(), "pairs", 0, segments=10, retransmitted=11)
+    assert told(run) == [("loss", run.pairs[0].src, None)]
+    assert sound(run).pairs[0].gbytes_per_s == run.pairs[0].gbytes_per_s
+
+
+def test_no_pair_is_far_above_the_line_that_plain_sockets_use() -> None:
+    ten = all_with(cpu_run(2, collectives=()), nics=TEN_GBIT)
+    fine = dataclasses.replace(ten, pairs=tuple(dataclasses.replace(p, gbytes_per_s=1.2) for p in ten.pairs))
+    assert told(fine) == []
+    assert told(changed(fine, "pairs", 1, gbytes_per_s=6.0)) == [("pairs", fine.pairs[1].src, None)]
+    local = dataclasses.replace(fine, local=True)
+    assert told(changed(local, "pairs", 1, gbytes_per_s=6.0)) == []
+
+
+def test_no_collective_across_hosts_is_far_above_their_line() -> None:
+    run = all_with(cpu_run(2, pairs=()), nics=TEN_GBIT)
+    assert told(dataclasses.replace(run, collectives=run.collectives[:1])) == []
+    assert told(dataclasses.replace(run, collectives=run.collectives[-1:])) == [("bandwidth", None, None)]
+
+
+def test_a_gpu_is_not_faster_than_its_data_sheet_by_half() -> None:
+    assert told(changed(gpu_run(), "locals", 0, value=985.0)) == []
+    assert told(changed(gpu_run(), "locals", 0, value=1500.0)) == [("gemm", 0, 0)]
+    assert told(changed(gpu_run(), "locals", 1, value=5100.0)) == [("hbm", 0, 0)]
+    assert Ceilings.of(cpu_run()).local(0, "gemm_fp32").value == MOST["TFLOPS"]
+
+
+def test_what_no_hardware_can_do_is_ten_times_the_fastest_that_is_known() -> None:
+    gpus = hardware.gpus()
+    rates = [rate for gpu in gpus for _, rate in gpu.peak_tflops]
+    assert MOST["TFLOPS"] >= 10 * max(rates)
+    assert MOST["GB/s"] >= 10 * max(gpu.bandwidth_gbps or 0 for gpu in gpus)
+
+
+@pytest.mark.parametrize("value", BAD_TIMES)
+def test_one_rank_s_times_are_looked_at_before_the_slowest_is_taken(value: float) -> None:
+    (one,) = unsound_times([0.1, value], check="bandwidth", what="all_reduce", node=1, rank=5)
+    assert (one.node, one.rank) == (1, 5)
+    assert not unsound_times([0.1, 0.2], check="bandwidth", what="all_reduce", node=1, rank=5)
+
+
+def test_a_rank_that_tells_no_number_does_not_end_the_run() -> None:
+    reply = to_dict(Local(rank=0, what="gemm_bf16", value=NAN, unit="TFLOPS", samples=(INF,)))
+    assert math.isnan(record(Local, reply).value or 0.0)

@@ -1,0 +1,53 @@
+"""Figures in words: with their units, from which to which, and rank by rank."""
+
+from __future__ import annotations
+
+import pytest
+
+from checklist.measurements import Local
+from checklist.outputs.figures import amount, by_rank, of_check
+from checklist.result import CheckResult, Figure
+from checklist.verdict import judge
+from tests.checklist.runs import cpu_run, gpu_run
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "words"),
+    [(66e-6, "s", "66 µs"), (2.5e-3, "s", "2.5 ms"), (1.5, "s", "1.5 s"), (45.26, "GB/s", "45.3 GB/s"),
+     (2853.4, "GB/s", "2853 GB/s")],
+)  # fmt: skip
+def test_an_amount_has_three_digits_and_its_unit(value: float, unit: str, words: str) -> None:
+    assert amount(value, unit) == words
+
+
+def test_a_check_tells_from_which_to_which_its_gpus_reach() -> None:
+    result = judge(gpu_run())
+    told = {check.check: of_check(check) for check in result.checks}
+    assert told["gemm"] == "gemm_bf16 760 to 763 TFLOPS"
+    assert told["latency"] == "all_reduce latency 70 µs, barrier latency 70 µs"
+    assert told["bandwidth"] == "all_reduce fp32 450 GB/s"
+    assert told["mesh"] == "slowest 10 ms"
+    assert told["ranks"] == ""
+
+
+def test_many_names_are_cut_and_the_largest_message_stands_for_its_name() -> None:
+    figures = [
+        Figure(name=name, value=value, unit="GB/s", verdict="PASS", bytes=size)
+        for name in "abcd"
+        for value, size in ((1.0, 1024), (9.0, 4096))
+    ]
+    check = CheckResult(check="bandwidth", verdict="PASS", reason="", measured=True, figures=tuple(figures))
+    assert of_check(check) == "a 9 GB/s, b 9 GB/s, c 9 GB/s and 1 more"
+
+
+def test_each_rank_has_a_row_with_the_slowest_of_its_peers() -> None:
+    copies = tuple(
+        Local(rank=1, what="peer_copy", value=value, unit="GB/s", peer=peer)
+        for peer, value in ((0, 300.0), (2, 200.0))
+    )
+    failed = Local(rank=2, what="gemm_bf16", value=None, unit="TFLOPS", error="no memory")
+    headers, rows = by_rank(judge(gpu_run(locals=(*gpu_run().locals, *copies, failed))))
+    assert headers == ("rank", "node", "gemm_bf16, TFLOPS", "hbm_copy, GB/s", "peer_copy, GB/s")
+    assert rows[1] == ("1", "host-0", "762", "2856", "200")
+    assert rows[9][:2] == ("9", "host-1")
+    assert by_rank(judge(cpu_run(locals=())))[1] == ()

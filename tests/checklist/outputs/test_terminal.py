@@ -1,0 +1,45 @@
+"""What a person reads at the terminal."""
+
+from __future__ import annotations
+
+import pytest
+
+from checklist.outputs.terminal import MOST_RANKS, show
+from checklist.verdict import judge
+from tests.checklist.runs import cpu_run, gpu_run
+
+
+@pytest.fixture
+def shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> object:
+    monkeypatch.setenv("COLUMNS", "160")
+
+    def text(run: object) -> str:
+        show(judge(run))  # type: ignore[arg-type]
+        return capsys.readouterr().out
+
+    return text
+
+
+def test_figures_stand_beside_verdicts_and_each_gpu_has_a_line(shown: object) -> None:
+    text = shown(gpu_run(1, 4, probes=(), pairs=()))  # type: ignore[operator]
+    lines = text.splitlines()
+    gemm = next(line for line in lines if line.startswith("gemm"))
+    assert "PASS" in gemm
+    assert gemm.rstrip().endswith("gemm_bf16 760 to 763 TFLOPS")
+    assert any(line.split() == ["2", "host-0", "763", "2861"] for line in lines)
+    assert "Software works; " in text
+    assert "  $ torchrun --nnodes 2 --nproc-per-node 4 " in text
+
+
+def test_on_cpus_what_was_measured_is_shown_too(shown: object) -> None:
+    text = shown(cpu_run(2, local=True))  # type: ignore[operator]
+    assert "PASS: Software works; speed not judged: all nodes are on this one machine. (60 s)" in text
+    for figure in ("gemm_fp32 0.2 TFLOPS", "barrier latency 70 µs", "all_reduce fp32 ", "pairs, median "):
+        assert figure in text
+
+
+def test_many_ranks_are_not_listed_and_several_machines_need_no_next_command(shown: object) -> None:
+    text = shown(gpu_run(1 + MOST_RANKS // 8, 8))  # type: ignore[operator]
+    assert "rank  node" not in text
+    assert "gemm_bf16 760 to 763 TFLOPS" in text
+    assert "torchrun" not in text

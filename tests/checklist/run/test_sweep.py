@@ -1,0 +1,25 @@
+"""What is made of the ranks' times of one collective."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from checklist.run.sweep import sweep
+from tests.checklist.run.sessions import Answered
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0, 0.0])
+def test_a_rank_whose_seconds_can_not_be_is_noted_and_nothing_is_timed_by_it(seconds: float) -> None:
+    def answer(what: str, rank: int, _: object) -> object:
+        assert what == "time"
+        return {"seconds": [0.1, seconds if rank == 1 else 0.1], "wrong": 0, "chosen": None}
+
+    run = Answered(2, answer)
+    run.phase_ends = math.inf
+    assert sweep(run, (0, 1)) is None
+    assert {(one.rank, one.node) for one in run.got.unsound} == {(1, 1)}
+    assert {one.check for one in run.got.unsound} == {"latency", "bandwidth"}
+    assert {item.seconds_median for item in run.got.collectives} == {None}
+    assert {item.correct for item in run.got.collectives} == {True}

@@ -1,0 +1,53 @@
+"""A run on one machine says what it is a PASS of, and what to run next."""
+
+from __future__ import annotations
+
+import shlex
+
+from checklist.checks import select
+from checklist.judges.thresholds import Table
+from checklist.measurements import Local
+from checklist.verdict import judge
+from tests.checklist.runs import cpu_run, gpu_run
+
+
+def test_processes_of_one_machine_say_that_speed_is_not_judged() -> None:
+    result = judge(cpu_run(2, local=True))
+    assert (result.verdict, result.exit_code) == ("PASS", 0)
+    assert result.headline == "Software works; speed not judged: all nodes are on this one machine."
+
+
+def test_one_node_says_which_speeds_of_its_gpus_are_judged() -> None:
+    assert judge(gpu_run(1, 4, probes=(), pairs=())).headline == (
+        "Software works; gemm, hbm as fast as expected; network not judged: there is one node."
+    )
+    few = gpu_run(1, 2, probes=(), pairs=())
+    assert judge(few, thresholds=Table(())).headline == "Software works; speed not judged: there is one node."
+
+
+def test_several_machines_and_a_run_without_collectives_say_no_such_thing() -> None:
+    assert "Software works" not in judge(gpu_run(2)).headline
+    assert judge(gpu_run(2)).next_commands == ()
+    local = cpu_run(2, local=True)
+    assert judge(local, checks=select(only=["mesh", "ranks"])).headline == "3 checks passed."
+
+
+def test_a_fault_goes_before_what_works() -> None:
+    broken = Local(rank=0, what="storage_write", value=None, unit="GB/s", error="No space left on device")
+    result = judge(cpu_run(2, local=True, locals=(broken,)))
+    assert (result.verdict, "storage_write" in result.headline) == ("FAIL", True)
+    assert result.next_commands
+
+
+def test_the_next_commands_are_ones_that_there_are_and_ask_for_the_same_gpus() -> None:
+    from checklist.options import CommandOptions, Options, flags
+
+    by_launcher, as_flow = judge(gpu_run(1, 4, probes=(), pairs=())).next_commands
+    words = shlex.split(by_launcher)
+    assert words[:5] == ["torchrun", "--nnodes", "2", "--nproc-per-node", "4"]
+    assert set(words[words.index("checklist") + 1 :]) <= {f"--{name}" for name in flags(CommandOptions)} | {
+        "standard"
+    }
+    assert "--nodes 2 --gpus-per-node 4 --profile standard" in as_flow
+    assert {"nodes", "gpus_per_node", "profile"} <= set(flags(Options))
+    assert "--gpus-per-node" not in judge(cpu_run(2, local=True)).next_commands[1]
