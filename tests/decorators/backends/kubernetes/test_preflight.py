@@ -330,6 +330,20 @@ def test_a_quota_that_is_too_small_is_refused(
     assert fix == f"kubectl describe resourcequota few -n {namespace}"
 
 
+def test_a_quota_with_scopes_is_refused_only_where_it_counts_the_pods(
+    ask: Asker, control_plane: ControlPlane, namespace: str, nodes: Callable[..., None]
+) -> None:
+    nodes("h100-a", "h100-b")
+    for name, scope in (("services", "NotTerminating"), ("jobs", "Terminating")):
+        hard = "--hard=requests.nvidia.com/gpu=8"
+        control_plane.kubectl("create", "quota", name, hard, f"--scopes={scope}", "-n", namespace)
+    rows = [(state, found) for state, found, _ in _rows(ask()[0], "quota")]
+    assert rows == [("no", "jobs allows 8 requests.nvidia.com/gpu; 16 are needed")]
+    endless = Options(pod_template={"spec": {"activeDeadlineSeconds": None}})
+    rows = [(state, found) for state, found, _ in _rows(ask(options=endless)[0], "quota")]
+    assert rows == [("no", "services allows 8 requests.nvidia.com/gpu; 16 are needed")]
+
+
 def test_quotas_of_disk_objects_limits_and_other_resources_are_refused_too(
     ask: Asker, control_plane: ControlPlane, namespace: str, nodes: Callable[..., None]
 ) -> None:
