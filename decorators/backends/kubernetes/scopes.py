@@ -8,12 +8,11 @@ from decorators.backends.options import Options
 from decorators.backends.strategic_merge import merge
 from estimator.hardware.cluster_quotas import QuotaPod
 
-_DEADLINE = {"spec": {"activeDeadlineSeconds": 1}}  # Metaflow gives every pod one
-
 
 def quota_pod(options: Options) -> QuotaPod:
     """With the user's own patch of the pods in it."""
-    spec = merge(_DEADLINE, dict(options.pod_template or {})).get("spec") or {}
+    ours = {"activeDeadlineSeconds": 1, "priorityClassName": options.priority_class}  # Metaflow's, and ours
+    spec = merge({"spec": ours}, dict(options.pod_template or {})).get("spec") or {}
     return QuotaPod(
         has_deadline="activeDeadlineSeconds" in spec,
         priority_class=spec.get("priorityClassName"),

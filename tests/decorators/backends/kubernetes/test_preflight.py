@@ -344,6 +344,41 @@ def test_a_quota_with_scopes_is_refused_only_where_it_counts_the_pods(
     assert rows == [("no", "services allows 8 requests.nvidia.com/gpu; 16 are needed")]
 
 
+def test_a_priority_class_must_be_there_and_has_quotas_of_its_own(
+    ask: Asker, control_plane: ControlPlane, namespace: str, nodes: Callable[..., None]
+) -> None:
+    nodes("h100-a", "h100-b")
+    control_plane.kubectl("create", "priorityclass", "research", "--value=7")
+    try:
+        asked = Options(priority_class="resaerch")
+        [(state, found, fix)] = _rows(ask(options=asked)[0], "priority class")
+        assert (state, fix.partition(" ")[0]) == ("no", "Name")
+        assert found.startswith("there is no 'resaerch'; the cluster has ")
+        assert "research" in found
+        control_plane.apply(_quota_of_class("research", namespace))
+        rows = _rows(ask(options=Options(priority_class="research"))[0], "priority class")
+        assert rows == [("ok", "research", "")]
+        [(state, found, _)] = _rows(ask(options=Options(priority_class="research"))[0], "quota")
+        assert (state, found) == ("no", "by-class allows 8 requests.nvidia.com/gpu; 16 are needed")
+        other = ask()[0]
+        assert _rows(other, "quota") == _rows(other, "priority class") == []
+        in_patch = Options(pod_template={"spec": {"priorityClassName": "nowhere"}})
+        assert ask(options=in_patch)[0].state("priority class") == "no"
+    finally:
+        control_plane.kubectl("delete", "priorityclass", "research")
+
+
+def _quota_of_class(name: str, namespace: str) -> dict[str, Any]:
+    demand = {"scopeName": "PriorityClass", "operator": "In", "values": [name]}
+    hard = {"requests.nvidia.com/gpu": "8"}
+    return {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "by-class", "namespace": namespace},
+        "spec": {"hard": hard, "scopeSelector": {"matchExpressions": [demand]}},
+    }
+
+
 def test_quotas_of_disk_objects_limits_and_other_resources_are_refused_too(
     ask: Asker, control_plane: ControlPlane, namespace: str, nodes: Callable[..., None]
 ) -> None:

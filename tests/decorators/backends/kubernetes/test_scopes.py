@@ -24,6 +24,9 @@ def test_a_patch_of_the_pods_decides_in_which_scopes_they_are() -> None:
     assert quota_pod(Options()) == QuotaPod()
     assert quota_pod(_patched(activeDeadlineSeconds=None)) == QuotaPod(has_deadline=False)
     assert quota_pod(_patched(priorityClassName="high")) == QuotaPod(priority_class="high")
+    assert quota_pod(Options(priority_class="high")) == QuotaPod(priority_class="high")
+    both = {"spec": {"priorityClassName": "low"}}  # the patch is merged in last
+    assert quota_pod(Options(priority_class="high", pod_template=both)).priority_class == "low"
     rule = "requiredDuringSchedulingIgnoredDuringExecution"
     near = _patched(affinity={"podAffinity": {rule: [FOREIGN]}})
     assert quota_pod(near) == QuotaPod(across_namespaces=True)
@@ -44,14 +47,14 @@ def _demand(operator: str, *values: str) -> Json:
 SCOPED: dict[str, Json] = {
     **{name: {"scopes": [name]} for name in ("Terminating", "NotTerminating", "BestEffort", "NotBestEffort")},
     "two": {"scopes": ["Terminating", "NotBestEffort"]},
-    "in": {"scopeSelector": {"matchExpressions": [_demand("In", "research")]}},
-    "not in": {"scopeSelector": {"matchExpressions": [_demand("NotIn", "research")]}},
+    "in": {"scopeSelector": {"matchExpressions": [_demand("In", "scoped")]}},
+    "not in": {"scopeSelector": {"matchExpressions": [_demand("NotIn", "scoped")]}},
     "exists": {"scopeSelector": {"matchExpressions": [_demand("Exists")]}},
     "none": {"scopeSelector": {"matchExpressions": [_demand("DoesNotExist")]}},
 }
 PODS = {
     "plain": Options(),
-    "of a class": _patched(priorityClassName="research"),
+    "of a class": Options(priority_class="scoped"),
     "without a deadline": _patched(activeDeadlineSeconds=None),
 }
 
@@ -59,7 +62,7 @@ PODS = {
 @pytest.fixture(scope="module")
 def namespace(control_plane: ControlPlane) -> str:
     path = "/apis/scheduling.k8s.io/v1/priorityclasses"
-    control_plane.api().create(path, {"metadata": {"name": "research"}, "value": 7})
+    control_plane.api().create(path, {"metadata": {"name": "scoped"}, "value": 7})
     return control_plane.namespace("scopes")
 
 
@@ -83,10 +86,12 @@ def _refused(control_plane: ControlPlane, namespace: str) -> dict[str, bool]:
     resources = {"requests": {"cpu": "1", "memory": "1Gi"}}
     main = {"name": "main", "image": "i", "resources": resources}
     spec = {"activeDeadlineSeconds": 60, "containers": [main]}
-    return {
-        name: "exceeded quota: none-left" in _answer(control_plane, namespace, merge({"spec": spec}, patch))
-        for name, patch in ((name, dict(own.pod_template or {})) for name, own in PODS.items())
-    }
+    found = {}
+    for name, own in PODS.items():
+        template = {"spec": {**spec, "priorityClassName": own.priority_class}}
+        answer = _answer(control_plane, namespace, merge(template, dict(own.pod_template or {})))
+        found[name] = "exceeded quota: none-left" in answer
+    return found
 
 
 def _answer(control_plane: ControlPlane, namespace: str, template: Json) -> str:
