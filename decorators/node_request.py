@@ -37,7 +37,6 @@ from estimator.errors import UserError
 from estimator.plan import Request
 
 LAUNCH_VARIABLE = "CHECKLIST_LAUNCH"  # what the flow itself wants its tasks to know
-PRIORITY_VARIABLE = "CHECKLIST_PRIORITY_CLASS"  # a Kubernetes PriorityClass; also for users to set
 Role = Literal["node", "small"]
 
 
@@ -49,10 +48,8 @@ class Asked:
     """For each of its nodes."""
     launch: str
     """For its tasks, as text; at most some 4,000 characters, as AWS Batch takes 8192 for all variables."""
-    priority_class: str | None = None
-    """Of the nodes' pods on Kubernetes."""
     options: Options | None = None
-    """Queue, zone and the like."""
+    """Queue, zone, priority and the like."""
 
 
 Asks = Callable[[Mapping[str, Any], Backend, int | None], Asked]
@@ -84,7 +81,7 @@ class node_request(LaunchMixin, StepMutator):  # type: ignore[misc]  # noqa: N80
         step = StepView(mutable_step)
         launched = self.launch_or_carry(step)
         if launched and self.role == "node" and step.backend() == "kubernetes":
-            pod_shape.install(os.environ.get(PRIORITY_VARIABLE) or None)
+            pod_shape.install()
 
     def at_launch(self, step: StepView) -> None:
         """Ask the flow, once for all steps, what its nodes are to be, and ask its backend for them."""
@@ -97,8 +94,6 @@ class node_request(LaunchMixin, StepMutator):  # type: ignore[misc]  # noqa: N80
                 BACKENDS[backend].refuse(asked.request)
             cluster_name.settle(lead, options.queue)
             os.environ[LAUNCH_VARIABLE] = asked.launch
-            if asked.priority_class:
-                os.environ[PRIORITY_VARIABLE] = asked.priority_class
             if self.role == "node" and backend != "local":
                 step_request = build_step_request(step, asked.request, options)
                 fill_in(step, replace(step_request, on_fabric=True, facts=_offered(step_request)))

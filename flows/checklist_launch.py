@@ -37,7 +37,7 @@ from checklist.run import local
 from decorators._metaflow import Backend
 from decorators.backends import cluster_name, pod_template
 from decorators.backends.options import Options as Placement
-from decorators.node_request import LAUNCH_VARIABLE, PRIORITY_VARIABLE, Asked
+from decorators.node_request import LAUNCH_VARIABLE, Asked
 from estimator import hardware
 from estimator.errors import UserError
 from estimator.plan import Request
@@ -163,9 +163,9 @@ def ask(values: Mapping[str, Any], backend: Backend, gpus: int | None) -> Asked:
     return Asked(
         request=_request(options, gpus_per_node),
         launch=launch,
-        priority_class=_priority_class(options, backend),  # Kueue takes a job's priority from its pods
         options=Placement(
             queue=options.queue,
+            priority_class=_priority_class(options, backend),  # Kueue takes a job's priority from its pods
             pending_timeout=options.pending_timeout,
             fabric=options.fabric,
             pod_template=pod_template.read(options.pod_template) if options.pod_template else None,
@@ -298,8 +298,7 @@ def _priority_class(options: FlowOptions, backend: Backend) -> str | None:
     """As low as the cluster has one, so that the checks give way to everything."""
     if backend != "kubernetes":
         return None
-    named = options.priority_class or os.environ.get(PRIORITY_VARIABLE)
-    return named or cluster_name.lowest_priority_class()
+    return options.priority_class or cluster_name.lowest_priority_class()
 
 
 if __name__ == "__main__":

@@ -451,7 +451,9 @@ class Resources(Section):
     """Team that the run is for: a label of its jobs and pods, a tag on AWS Batch, and what
     `finetune costs --by team` adds up."""
     priority: str | None = None
-    """Kueue WorkloadPriorityClass of the run."""
+    """Kueue WorkloadPriorityClass of the run. Empty: Kueue goes by `priority_class`."""
+    priority_class: str | None = None
+    """PriorityClass of the run's pods on Kubernetes. Empty: the cluster's default."""
     zone: str | None = None
     """Availability zone of all nodes. Empty: on Kubernetes one that has enough of them, where one is seen."""
     pending_timeout: PositiveFloat = 30.0

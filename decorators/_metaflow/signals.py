@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import time
 from types import FrameType
 
 import psutil
 
+REMOVING_S = 30.0  # Metaflow kills what hasn't ended in 5 s, in which a busy machine removes no job
 _WAITS = ({"kubernetes", "step"}, {"batch", "step"})  # in the command of a process that waits for a job
 
 
@@ -38,10 +40,18 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     global _interrupted
     _interrupted = True
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # timeout sends a second one
+    if signal.getsignal(signal.SIGINT) is _interrupt:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C waits for nothing
+    removing = []
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.Error):  # it has ended
-            if number == signal.SIGTERM or _waits_for_job(child):
+            waits = _waits_for_job(child)
+            if number == signal.SIGTERM or waits:
                 child.terminate()
+            removing += [child] if waits else []
+    until = time.monotonic() + REMOVING_S
+    while any(_runs(child) for child in removing) and time.monotonic() < until:
+        time.sleep(0.1)
     signal.default_int_handler(number, frame)
 
 
@@ -59,6 +69,14 @@ def remove_job_at_signal() -> None:
     for each in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(each) is not signal.SIG_IGN:
             signal.signal(each, end)
+
+
+def _runs(process: psutil.Process) -> bool:
+    """Whether it hasn't ended; its status is left to who has started it."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _waits_for_job(process: psutil.Process) -> bool:

@@ -17,6 +17,7 @@ from decorators._metaflow import Backend, StepView
 from estimator.errors import UserError
 from estimator.hardware import cluster_api
 from estimator.hardware.cluster_api import ApiRefusedError, ClusterApi, UnreachableError
+from estimator.hardware.cluster_priorities import read_priority_classes
 
 CLUSTER_VARIABLE = "FINETUNE_CLUSTER"
 TIMEOUT_S = 5.0  # of a question to the cluster
@@ -75,12 +76,11 @@ def lowest_priority_class() -> str | None:
     """
     try:
         with ClusterApi() as api:
-            classes = api.get("/apis/scheduling.k8s.io/v1/priorityclasses", TIMEOUT_S).get("items") or []
+            classes = read_priority_classes(lambda path: api.get(path, TIMEOUT_S))
     except (UserError, ApiRefusedError, UnreachableError):
         return None
-    usual = next((int(item["value"]) for item in classes if item.get("globalDefault")), 0)
-    below = [(int(item["value"]), str(item["metadata"]["name"])) for item in classes]
-    return min((pair for pair in below if pair[0] < usual), default=(0, None))[1]
+    usual = next((item.value for item in classes if item.is_default), 0)
+    return next((item.name for item in classes if item.value < usual), None)
 
 
 def _api_server() -> str:

@@ -20,6 +20,7 @@ _FLAGS = (
     "queue",
     "zone",
     "priority",
+    "priority_class",
     "pending_timeout",
     "team",
     "max_disruptions",
@@ -37,6 +38,7 @@ class Options:
     queues: tuple[tuple[str, str], ...] = ()  # (GPU, queue), where no queue is named
     zone: str | None = None
     priority: str | None = None  # a Kueue WorkloadPriorityClass
+    priority_class: str | None = None  # of Kubernetes, for all pods of a run
     pending_timeout: float = 30.0  # minutes
     team: str | None = None  # that the run is for
     fabric: str = "auto"
@@ -63,9 +65,9 @@ class Options:
     def from_values(cls, values: Mapping[str, Any]) -> Options:
         """From a flow's parameters and configs by name, as ``StepView.flow_values`` gives them.
 
-        Reads what there is of ``queue``, ``zone``, ``priority``, ``pending_timeout``, ``team``,
-        ``no_preflight`` and ``set``, the settings file under ``settings``, and FINETUNE_QUEUES. Raises
-        UserError.
+        Reads what there is of ``queue``, ``zone``, ``priority``, ``priority_class``, ``pending_timeout``,
+        ``team``, ``no_preflight`` and ``set``, the settings file under ``settings``, and FINETUNE_QUEUES.
+        Raises UserError.
         """
         config = values.get("settings")
         written = config.get("resources") if isinstance(config, Mapping) else None
@@ -87,6 +89,7 @@ class Options:
             queues=tuple(queues.items()),
             zone=asked.zone,
             priority=asked.priority,
+            priority_class=asked.priority_class,
             pending_timeout=asked.pending_timeout,
             team=asked.team,
             fabric=asked.fabric,

@@ -49,6 +49,7 @@ def fill_in(step: StepView, step_request: StepRequest) -> None:
     if step_request.backend == "local":
         return
     os.environ[pending.TIMEOUT_VARIABLE] = f"{step_request.options.pending_timeout:g}"
+    os.environ[pod_shape.PRIORITY_VARIABLE] = step_request.options.priority_class or ""
     if step.has(step_request.backend):
         step.set_values(step_request.backend, values.compute)
     os.environ |= pod_shape.remembered_with(step.name, values.pod_patches)

@@ -23,7 +23,7 @@ from estimator.hardware.cluster_pools import (
     machine_labels,
     read_autoscalers,
 )
-from estimator.hardware.cluster_quotas import Quota, read_quotas
+from estimator.hardware.cluster_quotas import Quota, QuotaPod, read_quotas
 from estimator.hardware.cluster_taints import Toleration, fence
 from estimator.hardware.from_cluster import CLOUD_OF_PROVIDER, ZONE, group
 
@@ -48,6 +48,7 @@ class PodRules:
     tolerations: tuple[Toleration, ...] = ()
     of_table: bool = True  # they get tolerations of the taints that mark GPU nodes, too
     zone: str | None = None
+    in_quotas: QuotaPod = field(default_factory=QuotaPod)
 
     def suit(self, node: Node) -> bool:
         """Whether the selector and the zone leave a node."""
@@ -108,11 +109,12 @@ def read_cluster(
     Raises UserError where it can't be reached, found or read, within seconds.
     """
     rules = rules or PodRules()
-    return offered(fetch(context, rules.namespace), catalogue or hardware.current(), rules)
+    return offered(fetch(context, rules), catalogue or hardware.current(), rules)
 
 
-def fetch(context: str | None, namespace: str) -> ClusterState:
+def fetch(context: str | None, rules: PodRules) -> ClusterState:
     """All questions to the cluster, within PLANNING_S; UserError where its nodes can't be had."""
+    namespace = rules.namespace
     with ClusterApi(context, purpose="Planning for a cluster") as api:
         reading = _Reading(api=api, clock=Clock(overall_s=PLANNING_S))
         return ClusterState(
@@ -122,7 +124,9 @@ def fetch(context: str | None, namespace: str) -> ClusterState:
             autoscalers=reading.optional(
                 "what may add nodes", lambda: read_autoscalers(reading.get, reading.may), Autoscalers()
             ),
-            quotas=reading.optional("quotas", lambda: read_quotas(reading.get, namespace), ()),
+            quotas=reading.optional(
+                "quotas", lambda: read_quotas(reading.get, namespace, rules.in_quotas), ()
+            ),
             untold=tuple(dict.fromkeys(reading.untold)),
         )
 

@@ -25,6 +25,7 @@ nodes: 4
 profile: standard
 instance_type: p5.48xlarge
 thresholds: own.csv
+priority_class: idle
 webhook: true
 """
 
@@ -40,8 +41,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
 
 def _argo(home: Home, address: str, *words: str) -> dict[str, Any]:
     words = (*words, "argo-workflows", "--name", "checklist", "create", "--only-json")
-    environment = {"CHECKLIST_PRIORITY_CLASS": "idle", "CHECKLIST_WEBHOOK_URL": WEBHOOK}
-    workflow, said = compiled(home, address, FLOW, *words, **environment)
+    workflow, said = compiled(home, address, FLOW, *words, CHECKLIST_WEBHOOK_URL=WEBHOOK)
     assert "Traceback" not in said
     return workflow
 
@@ -80,7 +80,7 @@ def test_the_nightly_checklist_asks_for_the_nodes_it_was_deployed_for(home: Home
 
 @pytest.mark.slow
 def test_a_nightly_checklist_of_one_node_gives_way_to_others_and_knows_its_node(home: Home, s3: str) -> None:
-    workflow = _argo(home, s3, "--config-value", "options", "nodes: 1")
+    workflow = _argo(home, s3, "--config-value", "options", "{nodes: 1, priority_class: idle}")
     found = templates(workflow)
     assert not [name for name, made in found.items() if "retryStrategy" in made], "what was lost stays lost"
     steps = [found[name] for name in ("start", "check", "verdict", "end")]

@@ -97,7 +97,8 @@ def test_on_argo_every_field_of_the_training_step_is_the_plan_s(
     home: Home, s3: str, model: str, gpu: str
 ) -> None:
     nodes, instance, cores, efa = ARGO[model, gpu]
-    words = (*settings(model, gpu), "argo-workflows", "--name", "ft", "create", "--only-json")
+    asked_for = settings(model, gpu, priority_class="research")
+    words = (*asked_for, "argo-workflows", "--name", "ft", "create", "--only-json")
     workflow, said = compiled(home, s3, str(FLOWS / "finetune_flow.py"), *words)
     assert "Traceback" not in said
     models.WorkflowTemplate.model_validate(workflow)
@@ -111,10 +112,16 @@ def test_on_argo_every_field_of_the_training_step_is_the_plan_s(
     assert (plan.request.nodes, plan.request.instance_type) == (nodes, instance)
 
     for job in jobset_of(steps["train-nodes"])["spec"]["replicatedJobs"]:
-        check_pod(job["template"]["spec"]["template"]["spec"], plan, cores, efa, "efa" if efa else None)
+        made = job["template"]["spec"]["template"]["spec"]
+        check_pod(made, plan, cores, efa, "efa" if efa else None)
+        assert made["priorityClassName"] == "research"
+        assert made["activeDeadlineSeconds"] > 0  # by which quotas count it as Terminating
     alone = steps["train"]
     pod = {**alone, "containers": [alone["container"]], "volumes": alone["volumes"]}
     check_pod(pod, plan, cores, efa, None)  # one node needs no variables of a fabric
+    for name in ("start", "prepare", "train", "gather", "export"):
+        assert json.loads(steps[name]["podSpecPatch"])["priorityClassName"] == "research"
+        assert steps[name]["activeDeadlineSeconds"] > 0
     for name in ("start", "prepare", "gather", "export"):
         asked = steps[name]["container"]["resources"]
         assert "nvidia.com/gpu" not in asked.get("limits", {})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from estimator import hardware
 from estimator.hardware import cluster_tables
 from tests.checklist.runs import gpu_run
 from tests.infra.manifests import KUBERNETES, Json, everything, needs_kubectl, of_kind, queues, render
+from tests.lab.pod_spec import quantity
 
 pytestmark = needs_kubectl
 CUSTOM = {"ClusterQueue", "LocalQueue", "ResourceFlavor", "WorkloadPriorityClass", "PrometheusRule"}
@@ -118,6 +120,34 @@ def test_each_queue_gives_the_nodes_of_its_gpu(objects: tuple[Json, ...]) -> Non
         product = flavors[gpu]["nodeLabels"]["nvidia.com/gpu.product"]
         assert labels[hardware.current().gpu(product).name] == product
         assert all(part in product.lower() for part in name.removeprefix("finetune-").split("-"))
+
+
+def test_the_teams_of_the_example_have_all_that_its_cluster_has_in_one_cohort() -> None:
+    def quotas(*queues: Json) -> Counter[tuple[str, str]]:
+        found: Counter[tuple[str, str]] = Counter()
+        for queue in queues:
+            for flavor in queue["spec"]["resourceGroups"][0]["flavors"]:
+                for item in flavor["resources"]:
+                    found[flavor["name"], item["name"]] += quantity(str(item["nominalQuota"]))
+        return found
+
+    objects = render(KUBERNETES / "examples" / "two-teams")
+    by_name = {queue["metadata"]["name"]: queue for queue in of_kind(objects, "ClusterQueue")}
+    assert set(by_name) == {"finetune-h100", "research-h100", "product-h100"}
+    (whole,) = of_kind(render(KUBERNETES / "examples" / "eks-h100"), "ClusterQueue")
+    assert quotas(*by_name.values()) == quotas(whole)
+    assert not any(quotas(by_name["finetune-h100"]).values())  # what it has it borrows
+    assert {queue["spec"]["cohortName"] for queue in by_name.values()} == {"h100"}
+    groups = [queue["spec"]["resourceGroups"] for queue in by_name.values()]
+    assert len({tuple(group["coveredResources"]) for (group,) in groups}) == 1
+    flavors = {item["metadata"]["name"] for item in of_kind(objects, "ResourceFlavor")}
+    local = {item["metadata"]["name"]: item for item in of_kind(objects, "LocalQueue")}
+    for team in ("research", "product"):
+        spec = by_name[f"{team}-h100"]["spec"]
+        assert spec["preemption"]["reclaimWithinCohort"] == "Any"
+        assert {flavor["name"] for flavor in spec["resourceGroups"][0]["flavors"]} == flavors
+        assert local[f"{team}-h100"]["metadata"]["namespace"] == "finetune"
+        assert local[f"{team}-h100"]["spec"]["clusterQueue"] == f"{team}-h100"
 
 
 def test_the_priorities_of_queue_and_pods_are_the_same(objects: tuple[Json, ...]) -> None:

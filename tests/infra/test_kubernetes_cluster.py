@@ -1,7 +1,8 @@
 """infra/kubernetes on a real API server: it takes every object; roles allow what they should and no more.
 
-Kueue's and the Prometheus operator's own definitions are not on the machine: their kinds are defined here
-without a schema, so the server checks only names and scopes of those.
+The Prometheus operator's own definition is not on the machine, and Kueue's only where somebody has put them
+there (tests.lab.control_plane): else their kinds are defined here without a schema, so the server checks only
+names and scopes of those.
 """
 
 from __future__ import annotations
@@ -9,12 +10,19 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
+from decorators.backends.findings import Findings
+from decorators.backends.kubernetes.nodes import PodSettings
+from decorators.backends.kubernetes.preflight import inspect
+from decorators.backends.options import Options
+from estimator.hardware.cluster_api import Clock
+from tests.decorators.backends.plans import planned
 from tests.infra.manifests import KUBERNETES, everything, needs_kubectl, render
 from tests.lab.api import Api, ApiError, Json
-from tests.lab.control_plane import ControlPlane, wait_for
+from tests.lab.control_plane import ControlPlane, kueue_definitions, wait_for
 
 pytestmark = [pytest.mark.slow, needs_kubectl]
 DEFINED = [
@@ -55,6 +63,9 @@ ALLOWED = [
     (LAUNCHER, "list", "networking.k8s.io", "networkpolicies", "", "finetune", True, True),
     (LAUNCHER, "create", "networking.k8s.io", "networkpolicies", "", "finetune", False, False),
     (LAUNCHER, "get", "kueue.x-k8s.io", "clusterqueues", "", None, True, True),
+    (LAUNCHER, "list", "kueue.x-k8s.io", "clusterqueues", "", None, True, True),
+    (LAUNCHER, "get", "kueue.x-k8s.io", "cohorts", "", None, True, True),
+    (LAUNCHER, "patch", "kueue.x-k8s.io", "clusterqueues", "", None, False, False),
     (LAUNCHER, "get", "", "pods/exec", "", "finetune", False, True),
     (LAUNCHER, "create", "", "pods/exec", "", "finetune", False, True),
     (LAUNCHER, "create", "", "pods", "", "finetune", False, False),
@@ -120,8 +131,10 @@ ALLOWED = [
 @pytest.fixture(scope="module")
 def based(control_plane: ControlPlane) -> Iterator[ControlPlane]:
     """The server with what `kubectl apply -k infra/kubernetes/base` makes."""
+    real = {item["metadata"]["name"]: item for item in kueue_definitions()}
     for group, version, kind, plural, scope in DEFINED:
-        control_plane.apply(_definition(group, version, kind, plural, scope))
+        made = _definition(group, version, kind, plural, scope)
+        control_plane.apply(real.get(f"{plural}.{group}", made))
     served = {f"{plural}.{group}" for group, _, _, plural, _ in DEFINED}
     wait_for(lambda: served <= _resources(control_plane), 60, "the definitions are served")
     control_plane.kubectl("apply", "--validate=false", "-k", str(KUBERNETES / "base"))
@@ -151,6 +164,65 @@ def test_the_example_is_taken_as_it_is(based: ControlPlane) -> None:
     based.kubectl("apply", "--validate=false", "-k", str(KUBERNETES / "examples" / "eks-h100"))
     account = json.loads(based.kubectl("get", "serviceaccount", "flow", "-n", "finetune", "-o", "json"))
     assert account["metadata"]["annotations"]["eks.amazonaws.com/role-arn"].endswith("role/finetune-flow")
+
+
+@pytest.fixture
+def divided(based: ControlPlane) -> ControlPlane:
+    """With the example of two teams applied."""
+    based.kubectl("apply", "--validate=false", "-k", str(KUBERNETES / "examples" / "two-teams"))
+    return based
+
+
+@pytest.mark.skipif(not kueue_definitions(), reason="no kueue-crds.json beside the control plane's binaries")
+def test_kueue_knows_every_field_of_its_objects(divided: ControlPlane) -> None:
+    """The server drops the fields that a definition doesn't have."""
+    rendered = [
+        item
+        for item in render(KUBERNETES / "examples" / "two-teams")
+        if item["apiVersion"] == "kueue.x-k8s.io/v1beta2"
+    ]
+    assert {item["kind"] for item in rendered} == {row[2] for row in DEFINED if row[0].startswith("kueue")}
+    listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": rendered})
+    there = json.loads(divided.kubectl("get", "-f", "-", "-o", "json", stdin=listed))["items"]
+    for sent, kept in zip(rendered, there, strict=True):
+        assert _without(sent.get("spec"), kept.get("spec")) == [], sent["metadata"]["name"]
+
+
+def _without(sent: object, kept: object, path: str = "spec") -> list[str]:
+    """What has been sent and not been kept."""
+    if isinstance(sent, dict):
+        there = kept if isinstance(kept, dict) else {}
+        return [lost for name in sent for lost in _without(sent[name], there.get(name), f"{path}.{name}")]
+    if isinstance(sent, list) and isinstance(kept, list) and len(sent) == len(kept):
+        pairs = enumerate(zip(sent, kept, strict=True))
+        return [lost for number, (a, b) in pairs for lost in _without(a, b, f"{path}[{number}]")]
+    return [] if sent == kept else [path]
+
+
+@pytest.mark.parametrize(
+    ("queue", "nodes", "state"),
+    [
+        ("research-h100", 1, "ok"),  # the team's own
+        ("product-h100", 2, "ok"),  # borrowed from the other team
+        ("finetune-h100", 2, "ok"),  # all of it borrowed
+        ("research-h100", 3, "no"),
+    ],
+)
+def test_a_team_may_have_the_whole_cluster_and_no_more(
+    divided: ControlPlane, monkeypatch: pytest.MonkeyPatch, queue: str, nodes: int, state: str
+) -> None:
+    """By the preflight, as a launcher whose roles are those of base."""
+    monkeypatch.setenv("KUBECONFIG", str(divided.kubeconfig("launcher")))
+    # Planned with the cluster's nodes a run asks for less memory than with the catalogue's
+    request = replace(planned("llama-70b", "full", "H100", 2).request, nodes=nodes, memory_mib=1700 * 1024)
+    asks = Options(queue=queue)
+    pods = PodSettings(namespace="finetune", image="127.0.0.1:9/finetune:1")
+
+    def found() -> Findings:
+        return inspect(request, options=asks, pods=pods, clock=Clock(overall_s=90))[0]
+
+    doing = f"{queue} says {state} to {nodes} nodes: {found().rows}"
+    wait_for(lambda: found().state("queue") == state, 30, doing, every=1)
 
 
 def test_a_launchers_job_never_runs_as_the_account_that_marks_nodes(based: ControlPlane) -> None:

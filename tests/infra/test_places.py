@@ -143,7 +143,9 @@ def options_of(words: list[str]) -> dict[str, str]:
 
 def parameters_of(line: str) -> dict[str, Any]:
     """The flow's parameters of a command line."""
-    words = options_of(shlex.split(line))
+    words: dict[str, Any] = options_of(shlex.split(line))
+    if "set" in words:
+        words["set"] = (words["set"],)
     numbers = {"nodes", "global-batch-size"}
     return {
         "no_calibration": True,

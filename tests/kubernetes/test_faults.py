@@ -14,7 +14,6 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -22,23 +21,29 @@ import pytest
 from tests.conftest import write_sums
 from tests.flows.faults import READ_OUTCOME
 from tests.kubernetes.cluster import NAMESPACE, Cluster, Launched
+from tests.kubernetes.faults import (
+    attempt_ends,
+    delete,
+    drained,
+    lose_a_node,
+    says,
+    training,
+    where,
+)
 from tests.lab import faulty_proxy
-from tests.lab.api import Json
 from tests.lab.control_plane import jobset_definition, wait_for
-from tests.lab.kubelet import Node
 from tests.lab.small_engine import SMALL
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-STEPS, EVERY = 80, 5
-LIMIT_S = 1500
+STEPS, EVERY = 110, 5
 END_S = 240  # for what ends at the first step of a flow
 GONE_S = 30  # for how long the API server is away
 ON_CPUS = ["--with", "kubernetes", "--device=cpu", "--nodes=2"]
 SHORT = [
     f"--max-steps={STEPS}",
     f"--checkpoint-every={EVERY}",
-    "--epochs=7",
+    "--epochs=9",
     "--global-batch-size=4",
     "--seq-len=128",
     "--set=evaluation.generations=0",
@@ -50,7 +55,7 @@ SHORT = [
 # -- faults while nodes train ------------------------------------------------------------------------------
 
 
-def test_a_run_outlives_its_login_three_of_its_pods_and_the_api_server(
+def test_a_run_outlives_its_login_four_of_its_pods_and_the_api_server(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     """One run meets all of it: no attempt is spent, and what it reports is what an undisturbed one would."""
@@ -58,40 +63,42 @@ def test_a_run_outlives_its_login_three_of_its_pods_and_the_api_server(
     run = _launch(cluster, tmp_path, "--no-preflight", KUBECONFIG=str(login))
     with _paused_first_pod(cluster, run):
         cluster.api.delete(ROBOT)
-        _says(run, "doesn't take this login any more")
+        says(run, "doesn't take this login any more")
         _renew(cluster, login)
 
-    first = _training(cluster, run)
+    first = training(cluster, run)
     cluster.kubelet_of(first["worker"]).evict(first["worker"]["metadata"]["name"])
-    _says(run, f"Disruption 1 of at most 20, .* pod {_where(first)}: Evicted: The node was low on resource")
-    _attempt_ends(cluster, first)
+    says(run, f"Disruption 1 of at most 20, .* pod {where(first)}: Evicted: The node was low on resource")
+    attempt_ends(cluster, first)
 
-    second = _training(cluster, run)
-    _lose_a_node(cluster, second)
-    _says(run, f"Disruption 2 of at most 20, .* pod {_where(second)}: lost")
-    _attempt_ends(cluster, second)
+    second = training(cluster, run)
+    lose_a_node(cluster, second)
+    says(run, f"Disruption 2 of at most 20, .* pod {where(second)}: lost")
+    attempt_ends(cluster, second)
 
-    third = _training(cluster, run)
-    cluster.api.delete(
-        f"/api/v1/namespaces/{NAMESPACE}/pods/{third['worker']['metadata']['name']}",
-        gracePeriodSeconds=third["worker"]["spec"]["terminationGracePeriodSeconds"],
-    )
-    _says(run, f"Disruption 3 of at most 20, .* pod {_where(third)}: deleted")
+    third = training(cluster, run)
+    delete(cluster, third["worker"])
+    says(run, f"Disruption 3 of at most 20, .* pod {where(third)}: deleted")
 
-    _training(cluster, run)
+    fourth = training(cluster, run)
+    with drained(cluster, fourth["worker"]):
+        says(run, f"Disruption 4 of at most 20, .* pod {where(fourth)}: deleted")
+        moved = training(cluster, run)
+    assert fourth["worker"]["spec"]["nodeName"] not in {pod["spec"]["nodeName"] for pod in moved.values()}
     cluster.control_plane.stop_api_server()
     time.sleep(GONE_S)
     cluster.control_plane.start_api_server()
-    _says(run, r"/train_nodes/\d+ \(pid \d+\)\] Task finished successfully")
+    says(run, r"/train_nodes/\d+ \(pid \d+\)\] Task finished successfully")
 
     assert "The Kubernetes API doesn't answer" in run.log
     outcome = pickle.loads(run.read(READ_OUTCOME, f"FinetuneFlow/{run.run_id}"))  # noqa: S301
     assert [row["step"] for row in outcome["metrics"]] == list(range(1, STEPS + 1))
     gone_on = [int(step) for step in re.findall(r"going on from the checkpoint of step (\d+)", run.log)]
-    assert len(gone_on) == 3, run.story()
-    assert 0 < gone_on[0] <= gone_on[1] < gone_on[2] < STEPS
-    # The worker that was told to go has made all store one more
-    assert f"all have stopped, and the checkpoint of step {gone_on[2]} is stored" in run.story()
+    assert len(gone_on) == 4, run.story()
+    assert 0 < gone_on[0] <= gone_on[1] < gone_on[2] < gone_on[3] < STEPS
+    # The workers that were told to go have made all store one more
+    for step in gone_on[2:]:
+        assert f"all have stopped, and the checkpoint of step {step} is stored" in run.story()
     assert [row["loss"] for row in outcome["metrics"]] == [1.0 / step for step in range(1, STEPS + 1)]
     assert "(retry)" not in run.log
     assert "Traceback" not in run.log, run.log
@@ -100,73 +107,6 @@ def test_a_run_outlives_its_login_three_of_its_pods_and_the_api_server(
     run.wait(END_S)
     assert "To go on where it stood" in run.log, run.log
     run.nothing_left()
-
-
-def _where(pods: dict[str, Json]) -> str:
-    """The worker of a launch, as the terminal names it."""
-    return f"{pods['worker']['metadata']['name']} on {pods['worker']['spec']['nodeName']}"
-
-
-def _lose_a_node(cluster: Cluster, pods: dict[str, Json]) -> None:
-    """The worker's; another one comes up."""
-    lost = cluster.kubelet_of(pods["worker"])
-    cluster.add_node(Node(name=f"{lost.node.name}-new", instance_type=lost.node.instance_type))
-    lost.lose()
-    control = cluster.pod(pods["control"])
-    if control is not None:  # the two were on different nodes: nobody tells the other one but the gang
-        wait_for(lambda: control.poll() is not None, 120, "the other node's task ends by itself")
-    lost.forget()
-    cluster.kubelets.remove(lost)
-
-
-def _training(cluster: Cluster, run: Launched, *, attempt: int = 0) -> dict[str, Json]:
-    """The two pods of an attempt, by kind, once they have saved a checkpoint of their own."""
-
-    def pods() -> dict[str, Json]:
-        assert run.process.poll() is None, run.story()
-        if not run.has_begun:
-            return {}
-        return {
-            pod["metadata"]["labels"]["jobset.sigs.k8s.io/replicatedjob-name"]: pod
-            for pod in cluster.pods()
-            if pod["metadata"].get("annotations", {}).get("metaflow/run_id") == run.run_id
-            and "jobset.sigs.k8s.io/jobset-name" in pod["metadata"]["labels"]
-            and pod["metadata"]["annotations"].get("metaflow/attempt") == str(attempt)
-            and pod["status"].get("phase") == "Running"
-            and not pod["metadata"].get("deletionTimestamp")
-        }
-
-    wait_for(lambda: len(pods()) == 2, LIMIT_S, f"attempt {attempt} trains", every=0.5)
-    found = pods()
-    before = _committed(cluster, run)
-
-    def saved() -> bool:
-        assert run.process.poll() is None, run.story()
-        return _committed(cluster, run) > before
-
-    wait_for(saved, LIMIT_S, f"attempt {attempt} saves a checkpoint after step {before}", every=0.2)
-    return found
-
-
-def _committed(cluster: Cluster, run: Launched) -> int:
-    """The step of the newest whole checkpoint; 0: there is none."""
-    keys = cluster.store.keys_below(f"metaflow/FinetuneFlow/finetune/checkpoints/{run.run_id}/")
-    steps = [re.search(r"/step-(\d+)[^/]*/checkpoint\.json$", key) for key in keys]
-    return max((int(match[1]) for match in steps if match), default=0)
-
-
-def _attempt_ends(cluster: Cluster, pods: dict[str, Json]) -> None:
-    """All its pods, within a minute or two."""
-    names = {pod["metadata"]["name"] for pod in pods.values()}
-    wait_for(lambda: not names & set(cluster.running()), 120, f"the pods {names} end")
-
-
-def _says(run: Launched, pattern: str) -> None:
-    def said() -> Any:
-        assert run.process.poll() is None, run.story()
-        return re.search(pattern, run.log)
-
-    wait_for(said, LIMIT_S, f"the run says {pattern!r}", every=0.5)
 
 
 ROBOT = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/robot"
@@ -201,7 +141,7 @@ def _paused_first_pod(cluster: Cluster, run: Launched) -> Iterator[None]:
     """The run's first pod, stopped once it runs and until the end of the block."""
     before = len(cluster.hub.pods)
     wait_for(lambda: len(cluster.hub.pods) > before, END_S, "a pod starts")
-    _says(run, "Task is starting")
+    says(run, "Task is starting")
     stopped = [psutil.Process(pid) for pid in cluster.hub.pods[before].pids()]
     for process in stopped:
         process.suspend()
@@ -227,14 +167,14 @@ def test_a_pod_killed_for_memory_is_followed_by_a_leaner_plan_and_an_s3_gone_for
             METAFLOW_S3_ENDPOINT_URL=url,
             FINETUNE_DATASTORE_TIMEOUT="0.5",
         )
-        first = _training(cluster, run, attempt=0)
+        first = training(cluster, run, attempt=0)
         worker = first["worker"]
         cluster.kubelet_of(worker).kill_for_memory(worker["metadata"]["name"])
-        _attempt_ends(cluster, first)
-        _says(run, rf"pod {worker['metadata']['name']} on \S+ has failed: OOMKilled \(exit code 137\)")
-        _says(run, r"another plan, as an earlier attempt ran out of memory: micro batch \d+ -> \d+")
+        attempt_ends(cluster, first)
+        says(run, rf"pod {worker['metadata']['name']} on \S+ has failed: OOMKilled \(exit code 137\)")
+        says(run, r"another plan, as an earlier attempt ran out of memory: micro batch \d+ -> \d+")
 
-        _training(cluster, run, attempt=1)
+        training(cluster, run, attempt=1)
         faults.gone = True
         _ends(run, r"The datastore s3://\S+ has not answered for 0\.5 minutes .*; jobset \S+ is ended")
     assert "(retry)" not in run.log.rpartition("doesn't answer")[2]

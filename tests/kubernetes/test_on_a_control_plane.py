@@ -188,8 +188,9 @@ def test_the_jobset_of_llama_70b_asks_for_what_was_planned_and_goes_with_ctrl_c(
     for machine in machines:
         cluster.add_machine(machine)
     _add_network(cluster, tmp_path)
-    own = "--set=resources.pod_template={metadata: {annotations: {team: a}}}"
-    launched = cluster.launch("finetune_flow", tmp_path, "run", *_llama_70b(cluster, tmp_path), own)
+    values = ("pod_template={metadata: {annotations: {team: a}}}", "priority_class=finetune-training")
+    own = [f"--set=resources.{value}" for value in values]
+    launched = cluster.launch("finetune_flow", tmp_path, "run", *_llama_70b(cluster, tmp_path), *own)
     try:
         jobset = wait_for(lambda: _jobset(cluster, launched), LIMIT_S, "there is a JobSet", every=0.5)
         name = jobset["metadata"]["name"]
@@ -310,6 +311,7 @@ def check_jobset(jobset: Json, plan: Plan) -> None:
         assert container["resources"]["limits"]["nvidia.com/sriov_rdma"] == "8"
         assert container["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
         assert {"name": "NCCL_NET", "value": "IB"} in container["env"]
+        assert pod["priorityClassName"] == "finetune-training"
         assert pod["terminationGracePeriodSeconds"] == 60
         assert "preStop" in container["lifecycle"]
         annotations = job["template"]["spec"]["template"]["metadata"]["annotations"]
@@ -331,6 +333,7 @@ def check_preparing_job(cluster: Cluster, launched: Launched, plan: Plan) -> Non
         if pod["metadata"].get("annotations", {}).get("metaflow/run_id") == launched.run_id
         and pod["metadata"]["annotations"]["metaflow/step_name"] == "prepare"
     )
+    assert (pod["spec"]["priorityClassName"], pod["spec"]["priority"]) == ("finetune-training", 1000)
     resources = pod["spec"]["containers"][0]["resources"]
     assert plan.prepare is not None
     disk = quantity(resources["requests"]["ephemeral-storage"])

@@ -2,7 +2,8 @@
 
 The binaries are found as envtest finds them: ``TEST_ASSET_KUBE_APISERVER``, ``TEST_ASSET_ETCD`` and so on,
 else the folder ``KUBEBUILDER_ASSETS``, else (etcd) the PATH. JobSet's definition is ``jobset-crd.json`` in
-that folder, or ``TEST_ASSET_JOBSET_CRD``. There are no nodes; tests.lab.kubelet brings some.
+that folder, or ``TEST_ASSET_JOBSET_CRD``; Kueue's may be ``kueue-crds.json`` (a List) or
+``TEST_ASSET_KUEUE_CRDS``. There are no nodes; tests.lab.kubelet brings some.
 """
 
 from __future__ import annotations
@@ -50,8 +51,18 @@ def asset(name: str) -> Path | None:
 
 def jobset_definition() -> Path | None:
     """JobSet's CustomResourceDefinition as JSON; None: it isn't there."""
+    return _definitions("TEST_ASSET_JOBSET_CRD", "jobset-crd.json")
+
+
+def kueue_definitions() -> list[Json]:
+    """Kueue's CustomResourceDefinitions; empty: they aren't there."""
+    found = _definitions("TEST_ASSET_KUEUE_CRDS", "kueue-crds.json")
+    return list(json.loads(found.read_text())["items"]) if found is not None else []
+
+
+def _definitions(variable: str, name: str) -> Path | None:
     folder = os.environ.get("KUBEBUILDER_ASSETS")
-    found = [os.environ.get("TEST_ASSET_JOBSET_CRD"), folder and f"{folder}/jobset-crd.json"]
+    found = [os.environ.get(variable), folder and f"{folder}/{name}"]
     return next((Path(path) for path in found if path and Path(path).is_file()), None)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from decorators.backends.interface import Destination
+from decorators.backends.kubernetes.scopes import quota_pod
 from estimator.hardware.cluster import Cluster
 from estimator.hardware.cluster_taints import Toleration
 from estimator.hardware.inventory import PodRules, read_cluster
@@ -19,5 +20,6 @@ def read(destination: Destination) -> Cluster:
             tolerations=tuple(Toleration.of(item) for item in values.get("tolerations") or ()),
             of_table="tolerations" not in given,
             zone=destination.options.zone,
+            in_quotas=quota_pod(destination.options),
         )
     )

@@ -15,6 +15,7 @@ from decorators import _metaflow
 from decorators.backends.kubernetes.affinity import affinity_of
 from decorators.backends.strategic_merge import merge
 
+PRIORITY_VARIABLE = "FINETUNE_PRIORITY_CLASS"  # of all pods of the run; empty: the cluster's default
 PATCHES_VARIABLE = "FINETUNE_POD_PATCHES"  # JSON: step -> patches
 MAIN = "main"  # as Argo Workflows calls the container of a step
 PID_FILE = "finetune-task.pid"  # below TMPDIR: of a task that stores a checkpoint when it is told to go
@@ -31,11 +32,11 @@ def remembered_with(step: str, patches: Sequence[Json]) -> dict[str, str]:
     return {PATCHES_VARIABLE: json.dumps({**_remembered(), step: list(patches)})}
 
 
-def install(priority_class: str | None = None) -> None:
+def install() -> None:
     """From now on give the pods that this process asks for their patches."""
 
     def patches_of(step: str, jobset: str | None) -> list[Json]:
-        return [_of_every_pod(jobset, priority_class), *_remembered().get(step, [])]
+        return [_of_every_pod(jobset), *_remembered().get(step, [])]
 
     _metaflow.shape_pods(patches_of, merge, main=MAIN)
 
@@ -47,11 +48,11 @@ def graceful(grace_s: int) -> Json:
     return {"spec": {"terminationGracePeriodSeconds": grace_s, "containers": [main]}}
 
 
-def _of_every_pod(jobset: str | None, priority_class: str | None) -> Json:
+def _of_every_pod(jobset: str | None) -> Json:
     spec: Json = {"containers": [{"name": MAIN, "env": [_NODE_NAME]}]}
     if jobset:
         spec["affinity"] = affinity_of(jobset)
-    if priority_class:
+    if priority_class := os.environ.get(PRIORITY_VARIABLE):
         spec["priorityClassName"] = priority_class
     return {"spec": spec}
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
 
 from decorators.backends import tables
 from decorators.backends.kubernetes.nodes import Preflight
 from decorators.backends.kubernetes.rules import in_words
-from estimator.hardware.cluster_api import Json
+from estimator.hardware.cluster_api import ApiRefusedError, Json
 
 KUEUE = "kueue.x-k8s.io"
+_Lent = Callable[[str, str], float]  # of a flavor and a resource
 INSTALL_KUEUE = f"kubectl apply --server-side -f {tables.release('Kueue').manifest}"
 
 
@@ -78,14 +81,15 @@ def _quota(preflight: Preflight, name: str, version: str, pod: Mapping[str, floa
     fix = f"kubectl edit clusterqueue {name}; infra/kubernetes/examples/eks-h100/quotas.yaml is an example"
     if missing := sorted(set(asked) - covered):
         preflight.findings.no("queue", f"ClusterQueue {name} has no quota of {', '.join(missing)}", fix)
-    lends = bool(spec.get("cohort") or spec.get("cohortName"))
+    lent = _lent(preflight, name, spec, version)
     for group in groups:
-        flavors = {str(item.get("name")): _most(item, lends) for item in group.get("flavors") or []}
+        flavors = {str(item.get("name")): _most(item, lent) for item in group.get("flavors") or []}
         mine = {what: asked[what] for what in group.get("coveredResources") or [] if what in asked}
         short = [_short(flavor, most, mine) for flavor, most in flavors.items()]
         if not (mine and short and all(short)):
             continue
-        words = f"ClusterQueue {name}: {'; '.join(short)}"
+        borrowed = f", with what cohort {_cohort(spec)} lends" if _cohort(spec) else ""
+        words = f"ClusterQueue {name}: {'; '.join(short)}{borrowed}"
         together = {what: sum(most.get(what, 0.0) for most in flavors.values()) for what in mine}
         if any(together[what] < amount for what, amount in mine.items()):
             preflight.findings.no("queue", f"{words}: it never admits this", fix)
@@ -93,19 +97,58 @@ def _quota(preflight: Preflight, name: str, version: str, pod: Mapping[str, floa
             preflight.findings.unknown("queue", f"{words}: it may have to divide this among flavors", fix)
 
 
-def _most(flavor: Json, lends: bool) -> dict[str, float]:
-    """By resource, what may be had of a flavor at the most.
+def _cohort(spec: Json) -> str:
+    """The name of a ClusterQueue's cohort; empty: it has none."""
+    return str(spec.get("cohortName") or spec.get("cohort") or "")
 
-    In a cohort a queue borrows what others leave, up to its borrowingLimit where it has one.
+
+def _lent(preflight: Preflight, name: str, spec: Json, version: str) -> _Lent:
+    """What the other queues of the cohort lend at the most.
+
+    Without a limit where this login may not list them, and in a cohort with quotas or a parent of its own.
     """
+    if not (cohort := _cohort(spec)):
+        return lambda *_: 0.0
+    try:
+        listed = preflight.get(f"/apis/{version}/clusterqueues").get("items") or []
+        own = (preflight.find(f"/apis/{version}/cohorts/{cohort}") or {}).get("spec") or {}
+    except ApiRefusedError:
+        return lambda *_: math.inf
+    if own.get("resourceGroups") or own.get("parentName"):
+        return lambda *_: math.inf
+    found: Counter[tuple[str, str]] = Counter()
+    for other in listed:
+        theirs = other.get("spec") or {}
+        if _cohort(theirs) == cohort and other["metadata"]["name"] != name:
+            found.update(_lends(theirs))
+    return lambda flavor, what: found[flavor, what]
+
+
+def _lends(spec: Json) -> dict[tuple[str, str], float]:
+    """What a ClusterQueue lends to its cohort, by flavor and resource."""
+    return {
+        (str(flavor.get("name")), str(item["name"])): min(
+            _amount(item, "nominalQuota", 0.0), _amount(item, "lendingLimit", math.inf)
+        )
+        for group in spec.get("resourceGroups") or []
+        for flavor in group.get("flavors") or []
+        for item in flavor.get("resources") or []
+    }
+
+
+def _most(flavor: Json, lent: _Lent) -> dict[str, float]:
+    """By resource, what may be had of a flavor at the most, with what may be borrowed of it."""
+    return {
+        item["name"]: _amount(item, "nominalQuota", 0.0)
+        + min(lent(str(flavor.get("name")), item["name"]), _amount(item, "borrowingLimit", math.inf))
+        for item in flavor.get("resources") or []
+    }
+
+
+def _amount(item: Json, kind: str, absent: float) -> float:
     from kubernetes.utils import parse_quantity
 
-    found = {}
-    for item in flavor.get("resources") or []:
-        limit = item.get("borrowingLimit") if lends else 0
-        more = float("inf") if limit is None else float(parse_quantity(str(limit)))
-        found[item["name"]] = float(parse_quantity(str(item.get("nominalQuota", 0)))) + more
-    return found
+    return absent if item.get(kind) is None else float(parse_quantity(str(item[kind])))
 
 
 def _short(flavor: str, most: Mapping[str, float], asked: Mapping[str, float]) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from decorators.backends.interface import ClusterFacts
 from decorators.backends.kubernetes.nodes import Preflight
 from decorators.backends.kubernetes.request import EFA, MB, efa_interfaces, sizes
+from decorators.backends.kubernetes.scopes import quota_pod
 from decorators.backends.kubernetes.security import ENFORCE, option
 from estimator.hardware.cluster_api import Json
 from estimator.hardware.cluster_quotas import GPUS, Quota, read_quotas
@@ -42,7 +43,7 @@ def in_words(resource: str, amount: float) -> str:
 
 
 def quota(preflight: Preflight, *, pod: Mapping[str, float]) -> None:
-    """ResourceQuotas, of what is asked for, of limits, and of objects."""
+    """ResourceQuotas whose scopes have the pods: of what is asked for, of limits, and of objects."""
     request, namespace = preflight.request, preflight.pods.namespace
     many = request.nodes > 1
     needed = {what: amount * request.nodes for what, amount in pod.items()}
@@ -50,7 +51,7 @@ def quota(preflight: Preflight, *, pod: Mapping[str, float]) -> None:
     # Metaflow makes a JobSet of several nodes, JobSet a Job for each and a service for their names
     needed |= {"count/jobsets.jobset.x-k8s.io": many, "services": many, "count/services": many}
     limits = _limits(preflight, pod)
-    for line in read_quotas(preflight.get, namespace):
+    for line in read_quotas(preflight.get, namespace, quota_pod(preflight.options)):
         fix = f"kubectl describe resourcequota {line.name} -n {namespace}"
         asked = needed.get(line.resource, 0.0)
         if line.what.startswith("limits."):

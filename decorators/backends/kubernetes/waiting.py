@@ -22,10 +22,11 @@ _REFUSED = (
     "namespace,limitrange,resourcequota shows them."
 )
 # What a Job's controller is told where the API server takes its pods under no circumstances: LimitRanges, pod
-# security, a quota of limits, webhooks and admission policies, fields that can't be. A quota that is used up
-# passes, and so does a webhook that doesn't answer.
+# security, a quota of limits, webhooks and admission policies, fields that can't be, a priority class that
+# isn't there. A quota that is used up passes, and so does a webhook that doesn't answer.
 _FOR_GOOD = re.compile(
     r"usage per (Container|Pod) is|violates PodSecurity|must specify |denied (the )?request|is invalid: "
+    r"|no PriorityClass with name "
 )
 # The kubelet's reasons of a waiting container. A registry that hiccups gets time; a wrong name gets none.
 HOPELESS = {

@@ -31,10 +31,10 @@ def test_flags_and_set_reach_the_options() -> None:
         "zone": "z",
         "pending_timeout": 5.0,
         "no_preflight": True,
-        "set": ("resources.priority=high", "optimizer.lr=1e-4"),
+        "set": ("resources.priority=high", "resources.priority_class=research", "optimizer.lr=1e-4"),
     }
     assert Options.from_values(values) == Options(
-        zone="z", pending_timeout=5.0, preflight=False, priority="high"
+        zone="z", pending_timeout=5.0, preflight=False, priority="high", priority_class="research"
     )
 
 

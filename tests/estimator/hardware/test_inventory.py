@@ -11,7 +11,6 @@ from estimator.hardware.cluster import Cluster
 from estimator.hardware.cluster_nodes import node_of
 from estimator.hardware.cluster_pods import Usage, read_usage
 from estimator.hardware.cluster_pools import Autoscalers, NodeGroup, pool_of
-from estimator.hardware.cluster_quotas import Quota, read_quotas
 from estimator.hardware.cluster_taints import Toleration
 from estimator.hardware.inventory import ClusterState, PodRules, offered
 from estimator.plan import GIB
@@ -197,16 +196,3 @@ def test_usage_is_summed_by_node_over_pages() -> None:
     usage = read_usage(get)
     assert usage["n1"] == Usage(gpus=3, cpu=1.0, memory_bytes=2 * GIB, holders=("team/a", "team/c"))
     assert usage["n2"].holders == ()
-
-
-def test_a_quota_is_read_with_what_is_used_of_it() -> None:
-    def get(path: str) -> dict[str, Any]:
-        assert path == "/api/v1/namespaces/research/resourcequotas"
-        hard = {"requests.nvidia.com/gpu": "8", "memory": "1Ti", "pods": "20"}
-        return {
-            "items": [{"metadata": {"name": "team"}, "status": {"hard": hard, "used": {"memory": "256Gi"}}}]
-        }
-
-    found = {quota.resource: quota for quota in read_quotas(get, "research")}
-    assert found["nvidia.com/gpu"] == Quota(name="team", what="requests.nvidia.com/gpu", most=8, used=0)
-    assert found["memory"].amount(found["memory"].left) == "768Gi"

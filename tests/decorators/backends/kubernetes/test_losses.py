@@ -32,6 +32,16 @@ PREEMPTED = {
         {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler", "message": "for p"}
     ]
 }
+DRAINED = {  # Kubernetes from 1.26 on
+    "conditions": [
+        {
+            "type": "DisruptionTarget",
+            "status": "True",
+            "reason": "EvictionByEvictionAPI",
+            "message": "Eviction API: evicting",
+        }
+    ]
+}
 BOTH_RUN = [pod("c-0"), pod("w-0")]
 
 
@@ -50,6 +60,17 @@ BOTH_RUN = [pod("c-0"), pod("w-0")]
             None,
             ["pod w-0 on n: PreemptionByScheduler: for p"],
             id="preempted",
+        ),
+        pytest.param(
+            [
+                [
+                    pod("c-0", "Failed", finished="30"),
+                    pod("w-0", "Failed", deleted="20", finished="25", **DRAINED),
+                ]
+            ],
+            None,
+            ["pod w-0 on n: EvictionByEvictionAPI: Eviction API: evicting"],
+            id="evicted as kubectl drain does",
         ),
         pytest.param([BOTH_RUN, [pod("c-0")], []], None, ["pod w-0", "pod c-0"], id="gone, one by one"),
         pytest.param(

@@ -30,6 +30,7 @@ pytestmark = pytest.mark.slow
 INFRA = Path(__file__).parents[4] / "infra/kubernetes/base"
 TWO = planned("llama-70b", "full", "H100", 2).request  # 2 x p5.48xlarge
 LEAST = MinimumRequest(cpu=8, memory_bytes=500 * GIB)
+QUEUES = "localqueues.kueue.x-k8s.io,clusterqueues.kueue.x-k8s.io"
 Asker = Callable[..., tuple[Findings, ClusterFacts]]
 
 
@@ -330,6 +331,55 @@ def test_a_quota_that_is_too_small_is_refused(
     assert fix == f"kubectl describe resourcequota few -n {namespace}"
 
 
+def test_a_quota_with_scopes_is_refused_only_where_it_counts_the_pods(
+    ask: Asker, control_plane: ControlPlane, namespace: str, nodes: Callable[..., None]
+) -> None:
+    nodes("h100-a", "h100-b")
+    for name, scope in (("services", "NotTerminating"), ("jobs", "Terminating")):
+        hard = "--hard=requests.nvidia.com/gpu=8"
+        control_plane.kubectl("create", "quota", name, hard, f"--scopes={scope}", "-n", namespace)
+    rows = [(state, found) for state, found, _ in _rows(ask()[0], "quota")]
+    assert rows == [("no", "jobs allows 8 requests.nvidia.com/gpu; 16 are needed")]
+    endless = Options(pod_template={"spec": {"activeDeadlineSeconds": None}})
+    rows = [(state, found) for state, found, _ in _rows(ask(options=endless)[0], "quota")]
+    assert rows == [("no", "services allows 8 requests.nvidia.com/gpu; 16 are needed")]
+
+
+def test_a_priority_class_must_be_there_and_has_quotas_of_its_own(
+    ask: Asker, control_plane: ControlPlane, namespace: str, nodes: Callable[..., None]
+) -> None:
+    nodes("h100-a", "h100-b")
+    control_plane.kubectl("create", "priorityclass", "research", "--value=7")
+    try:
+        asked = Options(priority_class="resaerch")
+        [(state, found, fix)] = _rows(ask(options=asked)[0], "priority class")
+        assert (state, fix.partition(" ")[0]) == ("no", "Name")
+        assert found.startswith("there is no 'resaerch'; the cluster has ")
+        assert "research" in found
+        control_plane.apply(_quota_of_class("research", namespace))
+        rows = _rows(ask(options=Options(priority_class="research"))[0], "priority class")
+        assert rows == [("ok", "research", "")]
+        [(state, found, _)] = _rows(ask(options=Options(priority_class="research"))[0], "quota")
+        assert (state, found) == ("no", "by-class allows 8 requests.nvidia.com/gpu; 16 are needed")
+        other = ask()[0]
+        assert _rows(other, "quota") == _rows(other, "priority class") == []
+        in_patch = Options(pod_template={"spec": {"priorityClassName": "nowhere"}})
+        assert ask(options=in_patch)[0].state("priority class") == "no"
+    finally:
+        control_plane.kubectl("delete", "priorityclass", "research")
+
+
+def _quota_of_class(name: str, namespace: str) -> dict[str, Any]:
+    demand = {"scopeName": "PriorityClass", "operator": "In", "values": [name]}
+    hard = {"requests.nvidia.com/gpu": "8"}
+    return {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "by-class", "namespace": namespace},
+        "spec": {"hard": hard, "scopeSelector": {"matchExpressions": [demand]}},
+    }
+
+
 def test_quotas_of_disk_objects_limits_and_other_resources_are_refused_too(
     ask: Asker, control_plane: ControlPlane, namespace: str, nodes: Callable[..., None]
 ) -> None:
@@ -459,22 +509,52 @@ def test_a_queue_is_looked_for_in_kueue(
             "ClusterQueue all has no quota of ephemeral-storage, memory, vpc.amazonaws.com/efa",
             "ClusterQueue all: flavor h100 has 0 of 16 nvidia.com/gpu: it never admits this",
         ]
+
+        def short(*queues: dict[str, Any]) -> list[str]:
+            """What is refused beside the resources without a quota, which it never admits."""
+            control_plane.apply(*queues)
+            found = [found for state, found, _ in _rows(ask(options=asked)[0], "queue") if state == "no"]
+            assert found[:1] == refused[:1]
+            return found[1:]
+
+        mine = _cluster_queue("0", cohort="everybody")
+        others = _cluster_queue("16", name="others", cohort="everybody")
+        lends = ", with what cohort everybody lends: it never admits this"
+        assert short(mine) == [f"ClusterQueue all: flavor h100 has 0 of 16 nvidia.com/gpu{lends}"]
+        assert short(mine, others) == []
+        gpus = others["spec"]["resourceGroups"][0]["flavors"][0]["resources"][1]
+        gpus["lendingLimit"] = "8"
+        assert short(others) == [f"ClusterQueue all: flavor h100 has 8 of 16 nvidia.com/gpu{lends}"]
+        gpus["lendingLimit"] = None
+        mine["spec"]["resourceGroups"][0]["flavors"][0]["resources"][1]["borrowingLimit"] = "4"
+        assert short(mine, others) == [f"ClusterQueue all: flavor h100 has 4 of 16 nvidia.com/gpu{lends}"]
+        # Who may not list them is not told what they lend
+        control_plane.kubectl("create", "clusterrole", "sees-queues", "--verb=get", f"--resource={QUEUES}")
+        control_plane.kubectl(
+            "create", "clusterrolebinding", "q", "--clusterrole=sees-queues", "--user=alice"
+        )
         control_plane.apply(_cluster_queue("0", cohort="everybody"))
-        again = [found for state, found, _ in _rows(ask(options=asked)[0], "queue") if state == "no"]
-        assert again == refused[:1]  # it may borrow GPUs; what it doesn't cover it never admits
+        told = "ClusterQueue all has no quota of"
+        wait_for(lambda: told in str(_rows(ask("alice", options=asked)[0], "queue")), 30, "the role counts")
+        assert "cohort" not in str(_rows(ask("alice", options=asked)[0], "queue"))
+        assert short(_cluster_queue("12", name="others", cohort="another"), _cluster_queue("4")) == [
+            "ClusterQueue all: flavor h100 has 4 of 16 nvidia.com/gpu: it never admits this"
+        ]
     finally:
+        names = ("clusterrolebinding/q", "clusterrole/sees-queues")
+        control_plane.kubectl("delete", *names, "--ignore-not-found")
         for name in ("localqueues", "clusterqueues"):
             control_plane.kubectl("delete", "crd", f"{name}.kueue.x-k8s.io", "--ignore-not-found")
 
 
-def _cluster_queue(gpus: str, **spec: Any) -> dict[str, Any]:
+def _cluster_queue(gpus: str, name: str = "all", **spec: Any) -> dict[str, Any]:
     covered = {"cpu": "1k", "nvidia.com/gpu": gpus}
-    quotas = [{"name": name, "nominalQuota": amount} for name, amount in covered.items()]
+    quotas = [{"name": what, "nominalQuota": amount} for what, amount in covered.items()]
     group = {"coveredResources": list(covered), "flavors": [{"name": "h100", "resources": quotas}]}
     return {
         "apiVersion": "kueue.x-k8s.io/v1beta1",
         "kind": "ClusterQueue",
-        "metadata": {"name": "all"},
+        "metadata": {"name": name},
         "spec": {"resourceGroups": [group], **spec},
     }
 

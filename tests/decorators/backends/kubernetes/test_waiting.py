@@ -86,6 +86,12 @@ def test_a_rule_that_refuses_the_pod_for_good_ends_the_wait_at_once(
     assert (state.hopeless.kind, state.hopeless.grace_s) == ("admission", 0)
 
 
+def test_a_priority_class_that_is_not_there_ends_the_wait_at_once(submit: Any) -> None:
+    state = _state(submit("urgent", {"cpu": "1"}, priorityClassName="highest"), "highest was found")
+    assert state.hopeless is not None
+    assert state.hopeless.kind == "admission"
+
+
 @pytest.mark.parametrize(
     ("said", "for_good"),
     [
@@ -93,6 +99,7 @@ def test_a_rule_that_refuses_the_pod_for_good_ends_the_wait_at_once(
         ('admission webhook "policy.example" denied the request: no such image', True),
         ("pods is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no", True),
         ('pods "j-x" is forbidden: failed quota: few: must specify limits.cpu', True),
+        ('pods "j-x" is forbidden: no PriorityClass with name highest was found', True),
         ('pods "j-x" is forbidden: exceeded quota: few, requested: pods=1, used: pods=3', False),
         ('failed calling webhook "policy.example": connection refused', False),
     ],

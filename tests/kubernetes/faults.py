@@ -1,0 +1,100 @@
+"""What a cluster does to a run that trains, and what is to be seen of it meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from tests.kubernetes.cluster import NAMESPACE, Cluster, Launched
+from tests.lab.api import Json
+from tests.lab.control_plane import wait_for
+from tests.lab.kubelet import Node
+
+LIMIT_S = 1500  # for a machine that does ten other things
+
+
+def where(pods: dict[str, Json]) -> str:
+    """The worker of a launch, as the terminal names it."""
+    return f"{pods['worker']['metadata']['name']} on {pods['worker']['spec']['nodeName']}"
+
+
+def delete(cluster: Cluster, pod: Json) -> None:
+    """As ``kubectl delete pod`` does: with the pod's own grace."""
+    path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod['metadata']['name']}"
+    cluster.api.delete(path, gracePeriodSeconds=pod["spec"]["terminationGracePeriodSeconds"])
+
+
+def lose_a_node(cluster: Cluster, pods: dict[str, Json]) -> None:
+    """The worker's; another one comes up."""
+    lost = cluster.kubelet_of(pods["worker"])
+    cluster.add_node(Node(name=f"{lost.node.name}-new", instance_type=lost.node.instance_type))
+    lost.lose()
+    control = cluster.pod(pods["control"])
+    if control is not None:  # the two were on different nodes: nobody tells the other one but the gang
+        wait_for(lambda: control.poll() is not None, 120, "the other node's task ends by itself")
+    lost.forget()
+    cluster.kubelets.remove(lost)
+
+
+@contextlib.contextmanager
+def drained(cluster: Cluster, pod: Json) -> Iterator[None]:
+    """The node of a pod is drained with kubectl, by eviction, and takes pods again after the block."""
+    plane, node = cluster.control_plane, pod["spec"]["nodeName"]
+    said = plane.kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=100s")
+    assert f"node/{node} cordoned" in said
+    assert f"pod/{pod['metadata']['name']} evicted" in said
+    assert f"node/{node} drained" in said
+    yield
+    plane.kubectl("uncordon", node)
+
+
+def training(cluster: Cluster, run: Launched, *, attempt: int = 0) -> dict[str, Json]:
+    """The two pods of an attempt, by kind, once they have saved a checkpoint of their own."""
+
+    def pods() -> dict[str, Json]:
+        assert run.process.poll() is None, run.story()
+        if not run.has_begun:
+            return {}
+        return {
+            pod["metadata"]["labels"]["jobset.sigs.k8s.io/replicatedjob-name"]: pod
+            for pod in cluster.pods()
+            if pod["metadata"].get("annotations", {}).get("metaflow/run_id") == run.run_id
+            and "jobset.sigs.k8s.io/jobset-name" in pod["metadata"]["labels"]
+            and pod["metadata"]["annotations"].get("metaflow/attempt") == str(attempt)
+            and pod["status"].get("phase") == "Running"
+            and not pod["metadata"].get("deletionTimestamp")
+        }
+
+    wait_for(lambda: len(pods()) == 2, LIMIT_S, f"attempt {attempt} trains", every=0.5)
+    found = pods()
+    before = committed(cluster, run)
+
+    def saved() -> bool:
+        assert run.process.poll() is None, run.story()
+        return committed(cluster, run) > before
+
+    wait_for(saved, LIMIT_S, f"attempt {attempt} saves a checkpoint after step {before}", every=0.2)
+    return found
+
+
+def committed(cluster: Cluster, run: Launched) -> int:
+    """The step of the newest whole checkpoint; 0: there is none."""
+    keys = cluster.store.keys_below(f"metaflow/FinetuneFlow/finetune/checkpoints/{run.run_id}/")
+    steps = [re.search(r"/step-(\d+)[^/]*/checkpoint\.json$", key) for key in keys]
+    return max((int(match[1]) for match in steps if match), default=0)
+
+
+def attempt_ends(cluster: Cluster, pods: dict[str, Json]) -> None:
+    """All its pods, within a minute or two."""
+    names = {pod["metadata"]["name"] for pod in pods.values()}
+    wait_for(lambda: not names & set(cluster.running()), 120, f"the pods {names} end")
+
+
+def says(run: Launched, pattern: str) -> None:
+    def said() -> Any:
+        assert run.process.poll() is None, run.story()
+        return re.search(pattern, run.log)
+
+    wait_for(said, LIMIT_S, f"the run says {pattern!r}", every=0.5)
