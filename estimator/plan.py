@@ -29,7 +29,7 @@ Schedule = Literal["none", "afab", "1f1b", "interleaved", "zero-bubble"]
 LAUNCHED_ENGINES = ("torchtune", "deepspeed", "fsdp2", "trl")
 LAUNCHED_METHODS = ("full", "lora", "qlora", "dora", "adapter-v1", "adapter-v2")
 LAUNCHED_OPTIMIZERS = ("adamw", "adamw8bit", "paged-adamw", "paged-adamw8bit", "adafactor", "muon", "sgd")
-LAUNCHED_TASKS = ("sft", "pretrain", "dpo", "orpo", "simpo", "kto", "reward", "grpo")
+LAUNCHED_TASKS = ("sft", "pretrain", "dpo", "orpo", "simpo", "kto", "reward", "grpo", "text-to-image")
 
 
 def gib(size: float) -> str:

@@ -21,7 +21,8 @@ Method = Literal["full", "lora", "dora", "adapter-v1", "adapter-v2"]
 LLAMA_ADAPTERS = ("adapter-v1", "adapter-v2")
 TRAINED_MODULES = ("embed_tokens", "lm_head", "norms")  # beside adapters: PEFT's modules_to_save
 DEFAULT_SEQ_LEN = 2048  # tokens, where nobody says
-Task = Literal["sft", "pretrain", "dpo", "orpo", "simpo", "kto", "reward", "grpo"]
+Task = Literal["sft", "pretrain", "dpo", "orpo", "simpo", "kto", "reward", "grpo", "text-to-image"]
+IMAGE_TASK: Literal["text-to-image"] = "text-to-image"  # of pipelines that make images
 PAIR_TASKS = ("dpo", "orpo", "simpo", "reward")  # a sample is a chosen and a rejected answer
 Precision = Literal[
     "fp32",  # everything in fp32
@@ -70,6 +71,8 @@ class Setup:
     quantization: Quantization = "none"  # of the frozen base; QLoRA is lora with nf4 or nf4-double
     upcast_frozen: bool = False  # its 16-bit parts kept in fp32: PEFT's prepare_model_for_kbit_training
     undivided_base: bool = False  # in a type that ZeRO-3 can't divide: every process holds all of it
+
+    average: bool = False  # a moving average of the trained weights is kept beside them, in fp32
 
     precision: Precision = "bf16"
     fp8: Fp8 = "none"  # of the matrix products

@@ -130,7 +130,8 @@ def fetch_dataset(dataset: str, folder: Path) -> Path:
     if key is None:
         return sources.fetch(dataset, folder)
     get_bundle(datastore(shared=True), key, folder)
-    return folder if files.is_saved(folder) else next(path for path in folder.iterdir() if path.is_file())
+    whole = files.is_saved(folder) or sources.holds_images(folder)
+    return folder if whole else next(path for path in folder.iterdir() if path.is_file())
 
 
 def keep_rows(store: MetaflowStorage, rows: Sequence[StoredRows | None], folder: Path) -> str:

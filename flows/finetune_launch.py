@@ -46,6 +46,7 @@ FLAGS = {
     "engine": "engine",
     "dataset": "dataset",
     "seq_len": "seq_len",
+    "resolution": "images.resolution",
     "packing": "packing",
     "epochs": "epochs",
     "max_steps": "max_steps",

@@ -89,6 +89,7 @@ class FinetuneSteps(FlowSpec):
     engine = knob("engine")
     dataset = knob("dataset")
     seq_len = knob("seq_len", int)
+    resolution = knob("resolution", int)
     packing = knob("packing", bool)
     epochs = knob("epochs", int)
     max_steps = knob("max_steps", int)

@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from estimator.errors import UserError
-from estimator.setup import PAIR_TASKS
+from estimator.setup import IMAGE_TASK, PAIR_TASKS
 from launchers.cluster.processes import PARENT, die_with_parent, started, tail
 from launchers.dataset.measured import MAX_ROWS
 from launchers.engines._hf_layout import ADAPTER_V2_CONFIG
 from launchers.held_out import CalibrationBin, Score, scorer_of
+from launchers.image_evaluation import Pictures, measure
 from launchers.imports import collector_paused
 from launchers.models import causal
 from launchers.settings import Settings
@@ -83,6 +84,7 @@ class EvaluationResult:
     finetuned: Score | None
     answers: tuple[Answer, ...] = ()
     calibration: tuple[CalibrationBin, ...] = ()  # of a finished reward model
+    pictures: tuple[Pictures, ...] = ()  # of a model that makes images
     device: str = ""
     precision: str = ""
     schema: int = field(default=1)
@@ -97,7 +99,8 @@ class EvaluationResult:
         }
         answers = tuple(Answer(**answer) for answer in values["answers"])
         bins = tuple(CalibrationBin(**each) for each in values.get("calibration", ()))
-        return cls(**(values | scores | {"answers": answers, "calibration": bins}))
+        pictures = tuple(Pictures(**each) for each in values.get("pictures", ()))
+        return cls(**(values | scores | {"answers": answers, "calibration": bins, "pictures": pictures}))
 
     def text(self) -> str:
         """For a terminal: the two losses, then each prompt with its answers."""
@@ -116,6 +119,11 @@ class EvaluationResult:
             lines = [
                 f"held-out prompts: mean reward {before:.4f} before, {after:.4f} after"
                 f" ({self.base.rows:,} prompts, an answer drawn to each)"
+            ]
+        elif self.base is not None and self.finetuned is not None and self.task == IMAGE_TASK:
+            lines = [
+                f"held-out images: loss {self.base.loss:.4f} before, {self.finetuned.loss:.4f} after"
+                f" ({self.base.rows:,} images, each at four levels of noise)"
             ]
         elif self.base is not None and self.finetuned is not None:
             lines = [
@@ -174,6 +182,8 @@ def _evaluate(request: EvaluationRequest) -> EvaluationResult:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     precision = precision_on(device) if request.precision == "auto" else request.precision
+    if request.settings.task == IMAGE_TASK:
+        return _evaluate_images(request, device)
     held_out = request.data_dir / "heldout"
     data = Prepared(held_out) if (held_out / "info.json").is_file() else None
     answered = 0 if request.settings.task == "reward" else request.generations  # it says numbers
@@ -209,6 +219,29 @@ def _evaluate(request: EvaluationRequest) -> EvaluationResult:
         calibration=() if scorer is None else scorer.calibration,
         device=device,
         precision=precision,
+    )
+
+
+def _evaluate_images(request: EvaluationRequest, device: str) -> EvaluationResult:
+    from launchers.images.prepared import PreparedImages
+
+    held_out = request.data_dir / "heldout"
+    data = PreparedImages(held_out) if (held_out / "info.json").is_file() else None
+    base, finetuned, pictures = measure(
+        request.base_dir,
+        request.model_dir,
+        data,
+        rows=request.max_rows,
+        drawn=request.generations,
+        device=device,
+    )
+    return EvaluationResult(
+        task=IMAGE_TASK,
+        base=base,
+        finetuned=finetuned,
+        pictures=pictures,
+        device=device,
+        precision=precision_on(device),
     )
 
 

@@ -9,8 +9,11 @@ import json
 import shlex
 from pathlib import Path
 
+from estimator.models.diffusion import side_of
+from estimator.setup import IMAGE_TASK
 from launchers import engines, gguf
 from launchers.dataset.asking import ANSWER, QUESTION, Asking
+from launchers.engines import _pipeline_layout
 from launchers.gang.job import TrainJob
 from launchers.settings import Settings
 
@@ -25,6 +28,9 @@ def collect(job: TrainJob, destination: Path) -> None:
     """The engine's result under ``destination``, with all that its user needs to ask it."""
     engines.get(job.plan.engine).collect(job, destination)
     folder, settings = engines.result_of(destination), job.settings
+    if settings.task == IMAGE_TASK:
+        (folder / PAGE).write_text(_image_page(job))
+        return
     asking = Asking.read(job.data_dir)
     if asking.chats:
         _write_template(folder, asking.template)
@@ -68,6 +74,26 @@ def _write_generation_config(folder: Path, model_dir: Path, asking: Asking) -> N
     config["eos_token_id"] = list(dict.fromkeys(end for end in (*ends, asking.end_id) if end is not None))
     config.setdefault("pad_token_id", asking.pad_id)
     path.write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _image_page(job: TrainJob) -> str:
+    """How to have an image made, with a snippet that works from the folder."""
+    kind, base = "StableDiffusionXLPipeline", job.base_model
+    loading = [f'pipeline = {kind}.from_pretrained("this/folder")']
+    if not job.settings.merges(job.plan.method):
+        loading = [
+            f'pipeline = {kind}.from_pretrained("{base}")',
+            f'pipeline.load_lora_weights("this/folder", weight_name="{_pipeline_layout.LORA}")',
+        ]
+    side = side_of(job.plan.layout.seq_len)
+    lines = [
+        f"from diffusers import {kind}",
+        "",
+        *loading,
+        f'image = pipeline("a caption", width={side}, height={side}).images[0]',
+        'image.save("image.png")',
+    ]
+    return "\n".join([HEADING, "", *(f"    {line}".rstrip() for line in lines), ""])
 
 
 def _page(job: TrainJob, asking: Asking) -> str:

@@ -12,6 +12,7 @@ import yaml
 
 from estimator.models import ModelRef
 from estimator.plan import GIB, Plan
+from estimator.setup import IMAGE_TASK
 from launchers import engines, handover, hub_push
 from launchers.dataset import mixture
 from launchers.evaluate import EvaluationResult
@@ -53,10 +54,7 @@ def closing_facts(
             "time for a step",
             duration(summary.step_seconds) if summary.step_seconds >= 60 else f"{summary.step_seconds:.2f} s",
         ),
-        (
-            "tokens/s",
-            f"predicted {_number(predicted.tokens_per_second)}, measured {summary.tokens_per_second:,.0f}",
-        ),
+        _speed(plan, summary),
         (
             "peak memory of a process",
             f"predicted {memory.shows_bytes / GIB:.2f} GiB (up to {memory.shows_range[1] / GIB:.2f}), "
@@ -76,6 +74,13 @@ def closing_facts(
     if summary.mfu is not None:
         rows.append(("MFU", f"{summary.mfu:.1%}"))
     return rows
+
+
+def _speed(plan: Plan, summary: Summary) -> tuple[str, str]:
+    if plan.task == IMAGE_TASK:  # no speed of such models was published that one could be predicted by
+        return "images/s", f"predicted unknown, measured {summary.samples_per_second:,.2f}"
+    predicted = _number(plan.prediction.tokens_per_second)
+    return "tokens/s", f"predicted {predicted}, measured {summary.tokens_per_second:,.0f}"
 
 
 def write_records(
@@ -140,6 +145,8 @@ def model_page(
     """
     whole = settings.merges(plan.method)
     library = "transformers" if whole or plan.method == "adapter-v2" else "peft"
+    images = settings.task == IMAGE_TASK
+    library = "diffusers" if images else library
     head: dict[str, object] = {"library_name": library, "tags": ["metaflow-finetune", plan.method]}
     if model.hub_id is not None:
         head["base_model"] = model.hub_id
@@ -147,7 +154,7 @@ def model_page(
     if license_name is not None:
         head["license"] = license_name
     if settings.task != "reward":
-        head["pipeline_tag"] = "text-generation"
+        head["pipeline_tag"] = IMAGE_TASK if images else "text-generation"
     rows = "\n".join(f"| {name} | {value} |" for name, value in facts)
     repeating = f"`settings.yaml` beside this folder repeats the run:\n\n    {again}\n\n" if again else ""
     return (

@@ -21,11 +21,11 @@ from estimator import calibration, models
 from estimator.calibration import Calibration
 from estimator.errors import Change, UserError
 from estimator.job import Job, Target
-from estimator.models import ModelRef, ModelSource, ModelSpec, untried
+from estimator.models import DiffusionSpec, ModelRef, ModelSource, ModelSpec, untried
 from estimator.plan import GIB, Plan
 from estimator.planning import planner
-from estimator.setup import DEFAULT_SEQ_LEN
-from launchers import checks
+from estimator.setup import DEFAULT_SEQ_LEN, IMAGE_TASK
+from launchers import checks, image_runs
 from launchers.dataset import mixture, preferences, prompts, rows, sources, stored, texts
 from launchers.dataset.measured import MAX_ROWS
 from launchers.dataset.preferences import Sample
@@ -33,6 +33,7 @@ from launchers.dataset.prepared import Prepared, PreparedInfo
 from launchers.dataset.stored import StoredRows
 from launchers.evaluate import EvaluationRequest, EvaluationResult, evaluate
 from launchers.harness import tasks
+from launchers.images import pictures
 from launchers.models import weights
 from launchers.models.files import check_complete, tensor_shapes
 from launchers.models.fit import check_fits
@@ -106,6 +107,7 @@ def plan_run(
     model = models.resolve(settings.model, online=True)
     settings = resolve_auto(settings, model.spec)
     checks.check_supported(settings, model.spec)
+    image_runs.check(settings)
     _check_files(settings, model)
     checks.check_reward(settings)
     tasks.check(settings)
@@ -143,6 +145,8 @@ def resolve_auto(
     Of method ``auto`` the plan decides (:func:`as_planned`), and with it of engine and learning rate. How
     often a checkpoint is made on spot nodes, ``plan`` says, where the user has not.
     """
+    if isinstance(spec, DiffusionSpec):
+        settings = image_runs.resolve(settings, spec)
     tiny = spec.name == weights.TINY
     changes: dict[str, object] = {}
     if settings.seq_len is None:
@@ -150,7 +154,9 @@ def resolve_auto(
     settings = settings.model_copy(update=changes)
     if settings.method == "auto":
         return settings
-    if settings.trains_on_pairs or settings.task == "kto":
+    if settings.task == IMAGE_TASK:
+        rates = image_runs.rates(spec)
+    elif settings.trains_on_pairs or settings.task == "kto":
         usual = _REWARD_RATES if settings.task == "reward" else _PREFERENCE_RATES
         rates = _TINY_PREFERENCE_RATES if tiny else usual
     elif settings.task == "grpo":
@@ -171,7 +177,7 @@ def resolve_auto(
 
 def _check_files(settings: Settings, model: ModelRef) -> None:
     """Raise UserError where a local model folder or held-out file can't be used."""
-    if model.kind == "folder":
+    if model.kind == "folder" and settings.task != IMAGE_TASK:
         check_complete(Path(model.location))
     if settings.evaluation.dataset and sources.kind_of(settings.evaluation.dataset) == "path":
         for _ in read_samples(settings, sources.local(settings.evaluation.dataset)):
@@ -209,6 +215,8 @@ def count_steps(settings: Settings) -> int | None:
         sequences = settings.global_batch_size * (2 if settings.trains_on_pairs else 1)
         return -(-settings.tokens // (sequences * (settings.seq_len or DEFAULT_SEQ_LEN)))
     if len(counts) < len(names) or settings.task == "pretrain":  # which is rows only when it is tokens
+        return settings.max_steps
+    if settings.task == IMAGE_TASK:  # whose batches depend on the images' sizes: `prepare` counts them
         return settings.max_steps
     import numpy as np  # which the flow's other processes do without
 
@@ -359,6 +367,8 @@ def read_samples(settings: Settings, path: Path) -> Iterator[Sample]:
     """
     if settings.task == "pretrain":
         return texts.read(path)
+    if settings.task == IMAGE_TASK:
+        return pictures.read(path, min_side=image_runs.least_side(settings))
     if texts.is_text_file(path):
         raise UserError(
             f"Dataset {path} is plain text, which task {settings.task} does not learn.",
@@ -373,7 +383,7 @@ def read_samples(settings: Settings, path: Path) -> Iterator[Sample]:
 
 def _samples_of(settings: Settings, name: str, path: Path) -> Iterator[Sample]:
     """The rows of a dataset, of the built-in one made of its chats."""
-    if sources.kind_of(name) != "built-in":
+    if sources.kind_of(name) != "built-in" or settings.task == IMAGE_TASK:
         return read_samples(settings, path)
     chats = rows.read(path)
     if settings.task == "pretrain":
@@ -390,7 +400,8 @@ def fetch_weights(model: ModelSource, folder: Path, *, rewards: bool = False) ->
     ``rewards``: it is a reward model.
     """
     path = weights.fetch(model, folder)
-    if model.kind != "made" and importlib.util.find_spec("transformers") is not None:
+    is_pipeline = isinstance(model, ModelRef) and isinstance(model.spec, DiffusionSpec)
+    if model.kind != "made" and not is_pipeline and importlib.util.find_spec("transformers") is not None:
         check_fits(path, rewards=rewards)
     if isinstance(model, ModelRef) and untried.is_untried(model.spec.family):
         held = sum(map(math.prod, tensor_shapes(path).values()))
@@ -414,6 +425,8 @@ def tokenise(
     ``held_out``: rows of the user's own; None: some of the others are held out.
     ``model_dir`` needs the configuration and the tokenizer only.
     """
+    if settings.task == IMAGE_TASK:
+        return image_runs.prepare(samples, held_out, settings, folder)
     from launchers.dataset import prepare, render
 
     train, drawn = prepare.split(samples, settings)

@@ -9,19 +9,16 @@ whichever run has left it: parts lie in the run's store, under a name of model, 
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import os
-import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from estimator.errors import UserError
+from launchers import parts
 from launchers.cluster.endpoint import NodeAddress
-from launchers.cluster.processes import PARENT, die_with_parent, started, tail
+from launchers.cluster.processes import PARENT, die_with_parent
 from launchers.dataset.measured import MAX_BATCH_TOKENS, batches_by_length
 from launchers.dataset.prepared import Prepared, Row
 from launchers.engines import _hf_layout
@@ -30,19 +27,12 @@ from launchers.gang.job import TrainJob
 from launchers.imports import collector_paused
 from launchers.store.bundles import Storage
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
 JUDGED = "kto"  # the task whose rows are single answers
 PART = 256  # items that are computed and stored at once
 SWITCHED_OFF = ("lora", "qlora", "dora")  # methods whose adapters can be
 # float32: of pairs [rows, 2], the chosen and the rejected answer; of judged answers [rows + positions, 1],
 # each row's, then those to other prompts in the order of training (batches.mismatched_rows)
 FILE = "reference.npy"
-LOADING = 4  # times resources.hang_timeout_s for the first sign of a model that is being loaded
-_LOOK_S = 0.5
-_READ = 2**20  # of each weight file's beginning and end, to tell models apart
 
 
 def is_needed(job: TrainJob) -> bool:
@@ -60,111 +50,41 @@ def fetch(
     Raises UserError where the computation fails, or where no part comes, of this node or another, for
     ``resources.hang_timeout_s``; for the first part four times as long, as the model has to be loaded.
     """
+    import numpy as np
+
     data = Prepared(job.data_dir)
     count = min(len(data), max_rows or sys.maxsize)
     if max_rows is None:
         count = len(_Compared(data, judged=job.settings.task == JUDGED))
-    parts = range(-(-count // PART))
-    fingerprint = _fingerprint(job)
-    key = f"reference/{fingerprint}"
-    work = work / fingerprint  # a run before this one may have left parts of other rows in ``work``
-    mine = [part for part in parts if part % address.nodes == address.node]
-    missing = [part for part in mine if store.size(_part_key(key, part)) is None]
-    found = len(mine) - len(missing)
-    if found:
-        print(f"reference: {found} of {len(mine)} parts are there already", flush=True)
-    work.mkdir(parents=True, exist_ok=True)
-    if missing:
-        _compute(job, missing, count, store, key, work)
-    return _joined(job, parts, store, key, work)
-
-
-def _part_key(key: str, part: int) -> str:
-    return f"{key}/part-{part:05d}.npy"
-
-
-def _fingerprint(job: TrainJob) -> str:
-    """Of what decides the figures: weights, rows, precision."""
-    digest = hashlib.sha256(Prepared(job.data_dir).info.fingerprint.encode())
-    digest.update(precision_on(job.plan.layout.device).encode())
-    digest.update((job.model_dir / "config.json").read_bytes())
-    for path in _hf_layout.weight_files(job.model_dir):
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size}".encode())
-        with path.open("rb") as file:
-            digest.update(file.read(_READ))
-            file.seek(max(0, size - _READ))
-            digest.update(file.read(_READ))
-    return digest.hexdigest()[:32]
-
-
-def _compute(job: TrainJob, missing: list[int], count: int, store: Storage, key: str, work: Path) -> None:
-    """Compute parts in a process of its own, and store each when it is there."""
-    request = work / "request.json"
-    request.write_text(
-        json.dumps(
-            {
-                "model_dir": str(job.model_dir),
-                "data_dir": str(job.data_dir),
-                "parts": missing,
-                "count": count,
-                "judged": job.settings.task == JUDGED,
-                "out": str(work),
-                "device": job.plan.layout.device,
-            }
-        )
-    )
-    log, limit_s = work / "reference.log", job.settings.resources.hang_timeout_s
-    heard, waiting = time.monotonic(), list(missing)
-    with started("launchers.reference", request, log, on_cpu=job.plan.layout.device == "cpu") as process:
-        while waiting:
-            ended = process.poll() is not None
-            path = work / f"part-{waiting[0]:05d}.npy"
-            if path.is_file():
-                store.put_file(_part_key(key, waiting.pop(0)), path)
-                heard = time.monotonic()
-                done = len(missing) - len(waiting)
-                print(f"reference: {done} of {len(missing)} parts of {PART} ({count:,} in all)", flush=True)
-            elif ended:
-                why = tail(log, 1) or f"exit status {process.returncode}"
-                raise UserError(f"The reference could not be computed: {why}", f"Its log: {tail(log, 30)}")
-            elif time.monotonic() - heard > limit_s * (LOADING if waiting == missing else 1):
-                raise UserError(
-                    f"The reference has not got on for {limit_s} s.",
-                    "Raise resources.hang_timeout_s if the model is that slow here.",
-                )
-            else:
-                _wait(process)
-
-
-def _wait(process: subprocess.Popen[bytes]) -> None:
-    try:
-        process.wait(timeout=_LOOK_S)
-    except subprocess.TimeoutExpired:
-        return
-
-
-def _joined(job: TrainJob, parts: range, store: Storage, key: str, work: Path) -> Path:
-    """All parts as one file; waits for those of other nodes."""
-    import numpy as np
-
-    limit_s, heard = LOADING * job.settings.resources.hang_timeout_s, time.monotonic()
-    pieces: list[NDArray[np.float32]] = []
-    for part in parts:
-        while store.size(_part_key(key, part)) is None:
-            if time.monotonic() - heard > limit_s:
-                raise UserError(
-                    f"Another node has not computed its part of the reference for {limit_s} s.",
-                    "Its own log says why.",
-                )
-            time.sleep(_LOOK_S)
-        heard = time.monotonic()
-        path = work / f"part-{part:05d}.npy"
-        if not path.is_file():
-            store.get_file(_part_key(key, part), path)
-        pieces.append(np.load(path))
-    np.save(work / FILE, np.concatenate(pieces))
+    of_all = _parts(job, count)
+    work = work / of_all.fingerprint  # a run before this one may have left parts of other rows in ``work``
+    request = {
+        "model_dir": str(job.model_dir),
+        "data_dir": str(job.data_dir),
+        "judged": job.settings.task == JUDGED,
+        "device": job.plan.layout.device,
+    }
+    on_cpu, limit_s = job.plan.layout.device == "cpu", job.settings.resources.hang_timeout_s
+    files = parts.fetch(of_all, request, address, store, work, on_cpu=on_cpu, limit_s=limit_s)
+    np.save(work / FILE, np.concatenate([np.load(file) for file in files]))
     return work / FILE
+
+
+def _parts(job: TrainJob, count: int) -> parts.Parts:
+    """What is computed: decided by weights, rows and precision."""
+    texts = (
+        Prepared(job.data_dir).info.fingerprint,
+        precision_on(job.plan.layout.device),
+        (job.model_dir / "config.json").read_text(),
+    )
+    return parts.Parts(
+        name="reference",
+        module="launchers.reference",
+        fingerprint=parts.fingerprint(texts, _hf_layout.weight_files(job.model_dir)),
+        count=count,
+        size=PART,
+        suffix=".npy",
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

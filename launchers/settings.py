@@ -19,9 +19,10 @@ from pydantic.fields import FieldInfo
 
 from estimator.changes import meant_by
 from estimator.errors import UserError
-from estimator.setup import LLAMA_ADAPTERS, PAIR_TASKS
+from estimator.setup import IMAGE_TASK, LLAMA_ADAPTERS, PAIR_TASKS
 from launchers import deepspeed_file
 from launchers.handover_sections import Export, Harness
+from launchers.image_sections import Images
 from launchers.sections import (
     WEIGHED,
     Adapter,
@@ -59,11 +60,12 @@ class Settings(Section):
     """What is trained: all weights; adapters; adapters on a quantised base; adapters and the length of each
     row (DoRA); prompts before the upper blocks' attention (LLaMA-Adapter); those, norms, and a scale and a
     bias for each linear layer's outputs (v2). auto: the first of full, lora and qlora that fits."""
-    task: Literal["sft", "pretrain", "dpo", "orpo", "simpo", "kto", "reward", "grpo"] = "sft"
+    task: Literal["sft", "pretrain", "dpo", "orpo", "simpo", "kto", "reward", "grpo", "text-to-image"] = "sft"
     """What is learnt: answers (sft), plain text (pretrain), or from pairs of a better and a worse answer to
     prefer the better one: dpo beside the model as it was, orpo and simpo without it. kto: the same from
     single answers that are called good or bad. reward: a model that gives a better answer a higher number.
-    grpo: to draw answers of its own that score higher (`rl`)."""
+    grpo: to draw answers of its own that score higher (`rl`). text-to-image: images from captions, which
+    models that make images learn (`images`)."""
     engine: Literal["torchtune", "deepspeed", "fsdp2", "trl"] | Auto = "auto"
     """The training engine. auto: torchtune, or deepspeed, or fsdp2, or for task grpo trl: the first that can
     train the model that way."""
@@ -144,6 +146,8 @@ class Settings(Section):
     """The losses of preferences, for tasks dpo, orpo, simpo and kto."""
     rl: Rl = Rl()
     """Rewards for answers of the model's own, for task grpo."""
+    images: Images = Images()
+    """Images with captions, for task text-to-image."""
     zero: Zero = Zero()
     """DeepSpeed's sharding."""
     fsdp: Fsdp = Fsdp()
@@ -186,6 +190,8 @@ class Settings(Section):
                 found.append(f"preference.{name}")
         if self.task != "grpo":
             found += [f"rl.{name}" for name, default in Rl() if getattr(self.rl, name) != default]
+        if self.task != IMAGE_TASK:
+            found += [f"images.{name}" for name, each in Images() if getattr(self.images, name) != each]
         return tuple(found)
 
     @property

@@ -9,7 +9,8 @@ from typing import Any
 
 from estimator.errors import UserError
 from estimator.plan import Plan
-from launchers import reference
+from estimator.setup import IMAGE_TASK
+from launchers import latents, reference
 from launchers.cluster.endpoint import NodeAddress
 from launchers.dataset.measured import MAX_ROWS
 from launchers.dataset.prepared import Prepared
@@ -111,7 +112,9 @@ def train(
         As :func:`launchers.gang.node.run_node` does.
     """
     launched = job.plan
-    if reference.is_needed(job):
+    if job.settings.task == IMAGE_TASK:
+        job = replace(job, reference=latents.fetch(job, job.data_dir, address, store, work / "latents"))
+    elif reference.is_needed(job):
         job = replace(job, reference=reference.fetch(job, address, store, work / "reference"))
         if job.evaluates:
             held_out = replace(job, data_dir=job.held_out_dir)

@@ -45,6 +45,7 @@ from flows import finetune_launch  # noqa: E402
 from launchers import engines, settings  # noqa: E402
 from launchers.dataset import preferences, rows  # noqa: E402
 from launchers.models import weights  # noqa: E402
+from tests import image_plans  # noqa: E402
 from tests.conftest import write_pairs  # noqa: E402
 from tests.flows.conftest import FLOW, environment  # noqa: E402
 
@@ -346,6 +347,7 @@ GENERATED = {
     "methods": ("docs/methods.md", proved_methods),
     "tasks": ("docs/tasks.md", proved_tasks),
     "proofs": ("docs/methods.md", proofs),
+    "images": ("docs/images.md", image_plans.table),
 }
 
 

@@ -48,7 +48,15 @@ class Log:
     text: str
 
 
-Block = Text | Chart | Grid | Log
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Picture:
+    """A PNG file in base64, with what is said below it."""
+
+    png: str
+    label: str
+
+
+Block = Text | Chart | Grid | Log | Picture
 
 
 def size(value: float | None) -> str:

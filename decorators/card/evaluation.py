@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from decorators.card.blocks import MAY_BREAK, UNKNOWN, Block, Chart, Grid, Text
+from decorators.card.blocks import MAY_BREAK, UNKNOWN, Block, Chart, Grid, Picture, Text
 from decorators.card.charts import PAIR_WIDTH, SCHEMA
+from estimator.setup import IMAGE_TASK
 from launchers.evaluate import EvaluationResult
 from launchers.harness.result import HEADERS, HarnessResult
 from launchers.held_out import CalibrationBin, Score
@@ -25,6 +26,17 @@ def evaluation_blocks(result: EvaluationResult) -> list[Block]:
     blocks: list[Block] = [Text(markdown="### Before and after"), _figures(result)]
     if result.calibration:
         blocks.append(Chart(spec=calibration_chart(result.calibration)))
+    if result.pictures:
+        blocks.append(Text(markdown="### Held-out captions, from the same seed before and after"))
+        drawn: tuple[tuple[Any, ...], ...] = tuple(
+            (
+                _shown(each.prompt),
+                Picture(png=each.base, label="before"),
+                Picture(png=each.finetuned, label="after"),
+            )
+            for each in result.pictures
+        )
+        blocks.append(Grid(headers=("caption", "before", "after"), rows=drawn))
     if result.answers:
         blocks.append(Text(markdown="### Answers to held-out prompts"))
         for number, each in enumerate(result.answers, 1):
@@ -70,7 +82,7 @@ def _figures(result: EvaluationResult) -> Grid:
         title = _NAMES.get(name, name.replace("_", " "))
         rows.append((title, *(_figure(score, name) for score in both)))
     of = "pairs" if result.finetuned.metrics else "rows"
-    of = "prompts" if result.task == "grpo" else of
+    of = {"grpo": "prompts", IMAGE_TASK: "images"}.get(result.task, of)
     rows.append((f"held-out {of}", f"{result.finetuned.rows:,}", f"{result.finetuned.rows:,}"))
     return Grid(headers=("", "before", "after"), rows=tuple(rows))
 

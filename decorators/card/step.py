@@ -18,6 +18,7 @@ from decorators.card.trial import trial_rows
 from decorators.card.window import window_blocks
 from decorators.profile.history import CardState, RankRow, Setting
 from estimator.plan import Plan, Request
+from estimator.setup import IMAGE_TASK
 from launchers.report.evaluations import best_of
 from launchers.report.metrics import dist_lines, duration
 
@@ -166,7 +167,7 @@ def comparison(state: CardState) -> list[tuple[str, str, str]]:
             size(measured.host_peak_bytes),
         ),
         (
-            "tokens/s",
+            "latents' positions/s" if state.plan and state.plan.task == IMAGE_TASK else "tokens/s",
             count(prediction.tokens_per_second) if prediction else UNKNOWN,
             count(measured.tokens_per_second),
         ),
@@ -326,6 +327,15 @@ def _memory_bars(state: CardState) -> dict[str, Any]:
     return charts.memory_bars(estimate, measured_parts(state), unit)
 
 
+def _speed_curve(state: CardState) -> dict[str, Any]:
+    plan, steps = state.plan, state.steps
+    speeds, title = [(s.step, s.tokens_per_second) for s in steps], "tokens/s"
+    if plan is not None and plan.task == IMAGE_TASK:
+        batch, title = plan.layout.global_batch_size, "images/s"
+        speeds = [(s.step, batch / s.dt) for s in steps if s.dt > 0]
+    return charts.line(speeds, title, from_zero=True, smooth=True)
+
+
 def _curves(state: CardState) -> dict[str, Any]:
     steps, held_out = state.steps, state.evaluations
     best = best_of(held_out)
@@ -334,7 +344,7 @@ def _curves(state: CardState) -> dict[str, Any]:
     views = [
         charts.line_beside([(s.step, s.loss) for s in steps], losses, "loss", best_step, smooth=True),
         charts.line([(s.step, s.lr) for s in steps], "learning rate", from_zero=True, number_format=".1e"),
-        charts.line([(s.step, s.tokens_per_second) for s in steps], "tokens/s", from_zero=True, smooth=True),
+        _speed_curve(state),
         charts.step_times([(s.step, s.dtf, s.dtb, s.dt) for s in steps]),
     ]
     for name in steps[-1].task if steps else ():

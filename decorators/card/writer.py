@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
 from typing import Any
 
 from decorators._metaflow import make_in_process
-from decorators.card.blocks import Block, Chart, Log, Text
+from decorators.card.blocks import Block, Chart, Grid, Log, Picture, Text
 from decorators.card.step import draw
 from decorators.profile.history import CardState
 
@@ -29,7 +30,7 @@ def components(blocks: Sequence[Block]) -> list[Any]:
 
 
 def _component(block: Block) -> Any:
-    from metaflow.cards import Markdown, PythonCode, Table, VegaChart
+    from metaflow.cards import Image, Markdown, PythonCode, Table, VegaChart
 
     if isinstance(block, Text):
         return Markdown(block.markdown)
@@ -37,4 +38,11 @@ def _component(block: Block) -> Any:
         return VegaChart(block.spec)
     if isinstance(block, Log):
         return PythonCode(code_string=block.text)  # its only block of lines as they are
-    return Table(headers=list(block.headers), data=[list(row) for row in block.rows])
+    if isinstance(block, Picture):
+        return Image(src=base64.b64decode(block.png), label=block.label)
+    rows = [[_cell(cell) for cell in row] for row in block.rows]
+    return Table(headers=list(block.headers), data=rows)
+
+
+def _cell(cell: Any) -> Any:
+    return _component(cell) if isinstance(cell, Text | Chart | Grid | Log | Picture) else cell

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from estimator import calibration, hardware, memory, models
-from estimator.cli import diffusion_answer, output
+from estimator import calibration, hardware, memory
+from estimator.cli import output
 from estimator.cli.answer import Answer, catalogue, estimate_configuration
 from estimator.cli.defaults import defaults
 from estimator.cli.options import PlaceOptions, SetupOptions, expanded
@@ -28,9 +28,6 @@ BAR = 28  # columns of the longest bar
 def estimate(
     options: SetupOptions,
     place: PlaceOptions,
-    image_size: Annotated[
-        int, Option(help="Pixels of an image's side, for diffusion models.", rich_help_panel="Batch")
-    ] = 1024,
     exact: Annotated[
         bool,
         Option("--exact", help="Trace the real model too (needs torch).", rich_help_panel="Answer"),
@@ -43,12 +40,6 @@ def estimate(
     """Memory, speed and price of one configuration."""
     output.one_format(json=as_json, csv=as_csv)
     with catalogue(place.hardware):
-        diffusion_model = _diffusion_model(options.model)
-        if diffusion_model is not None:
-            diffusion_answer.show(
-                diffusion_model, options, place, image_size, as_json=as_json, as_csv=as_csv, exact=exact
-            )
-            return
         answer = estimate_configuration(options, place)
         for problem in answer.site.problems:
             output.note(problem)
@@ -67,17 +58,14 @@ def estimate(
             _print(answer, options, traced)
 
 
-def _diffusion_model(name: str) -> DiffusionSpec | None:
-    try:
-        model = models.find_any(name)
-    except UserError:
-        return None  # a directory or an id: models.resolve knows, or says what is wrong
-    return model if isinstance(model, DiffusionSpec) else None
-
-
 def _trace(answer: Answer) -> ExactEstimate:
     from estimator import exact
 
+    if isinstance(answer.setup.model, DiffusionSpec):
+        raise UserError(
+            f"Exact mode can't trace {answer.setup.model.name}: it knows language models.",
+            "Leave --exact out: what a UNet keeps is counted exactly by the formulas.",
+        )
     return exact.estimate(answer.setup)
 
 
@@ -151,7 +139,7 @@ def _step(answer: Answer) -> str:
     batch = setup.micro_batch_size * setup.accumulation * setup.data_parallel
     parts = [
         f"batch {batch} = {setup.micro_batch_size} x {setup.accumulation} x {setup.data_parallel}",
-        f"{setup.seq_len:,} tokens" + ("" if setup.fixed_length else " at most"),
+        setup.model.describe_length(setup.seq_len) + ("" if setup.fixed_length else " at most"),
         setup.precision + ("" if setup.fp8 == "none" else f" with fp8 {setup.fp8}"),
         setup.optimizer + (" in the backward pass" if setup.optimizer_in_backward else ""),
         f"checkpointing {setup.checkpointing}",
@@ -160,6 +148,8 @@ def _step(answer: Answer) -> str:
         parts.append(f"prompts of {setup.adapter_prompt_length} from block {setup.adapter_start_layer}")
     elif setup.adapters:
         parts.append(f"rank {setup.lora_rank} on {', '.join(setup.lora_targets)}")
+    if setup.average:
+        parts.append("with a moving average of the weights")
     if setup.quantization != "none":
         parts.append(f"base in {setup.quantization}")
     if setup.offload != "none":

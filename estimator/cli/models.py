@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from estimator.errors import UserError
-from estimator.models import FAMILIES, aliases, find_any, names, resolve
+from estimator.models import FAMILIES, aliases, find, names, resolve
 from estimator.models.diffusion import STABLE_DIFFUSION_XL, DiffusionSpec
 from estimator.models.spec import ModelSpec
 
@@ -102,7 +102,7 @@ def _spellings(row: ModelRow) -> list[str]:
 
 
 def _row(name: str) -> ModelRow:
-    model = find_any(name)
+    model = find(name)
     if isinstance(model, DiffusionSpec):
         return _diffusion_row(model)
     return _language_row(model, tuple(aliases(name)))
@@ -134,12 +134,12 @@ def _language_row(model: ModelSpec, others: tuple[str, ...]) -> ModelRow:
 def _diffusion_row(model: DiffusionSpec) -> ModelRow:
     return ModelRow(
         name=model.name,
-        aliases=("sdxl",),
+        aliases=("sdxl",) if model.hf_id else (),
         hf_id=model.hf_id,
         family="diffusion",
-        parameters=model.parameters,
-        active_parameters=model.parameters,
-        published_parameters=model.parameters,
+        parameters=model.stored_parameters,
+        active_parameters=model.stored_parameters,
+        published_parameters=model.stored_parameters,
         source=model.source,
     )
 

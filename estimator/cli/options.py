@@ -93,6 +93,10 @@ class SetupOptions:
     precision: Annotated[
         str | None, Option(help=_one_of(get_args(fields.Precision)), rich_help_panel=_WHAT)
     ] = None
+    average: Annotated[
+        bool,
+        Option("--ema", help="A moving average of the weights beside them.", rich_help_panel=_WHAT),
+    ] = False
     fp8: Annotated[
         str, Option(help=_one_of(get_args(fields.Fp8), "Of the products:"), rich_help_panel=_WHAT)
     ] = "none"
@@ -148,6 +152,10 @@ class SetupOptions:
     seq_len: Annotated[
         int | None,
         Option(help=f"Tokens of the longest sequence; {fields.DEFAULT_SEQ_LEN:,}.", rich_help_panel=_BATCH),
+    ] = None
+    resolution: Annotated[
+        int | None,
+        Option(help="Pixels of an image's side; as the model was published for.", rich_help_panel=_BATCH),
     ] = None
     packed: Annotated[
         bool | None,

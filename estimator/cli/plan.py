@@ -47,10 +47,18 @@ class JobOptions:
                     "the first of the first four that can train the model.", rich_help_panel=_WHAT),
     ] = "auto"  # fmt: skip
     task: Annotated[
-        str, Option(help="sft, pretrain, dpo, orpo, simpo, kto, reward, grpo.", rich_help_panel=_WHAT)
+        str,
+        Option(
+            help="sft, pretrain, dpo, orpo, simpo, kto, reward, grpo; of images text-to-image.",
+            rich_help_panel=_WHAT,
+        ),
     ] = "sft"
     seq_len: Annotated[
         int | None, Option(help=f"Tokens of a sequence; {DEFAULT_SEQ_LEN:,}.", rich_help_panel=_WHAT)
+    ] = None
+    resolution: Annotated[
+        int | None,
+        Option(help="Pixels of an image's side; as the model was published for.", rich_help_panel=_WHAT),
     ] = None
     global_batch_size: Annotated[
         int, Option(help="Sequences of an optimizer step, over all GPUs.", rich_help_panel=_WHAT)
@@ -247,15 +255,17 @@ def plan(
 
 def _job(wanted: JobOptions) -> Job:
     from estimator import models
+    from estimator.cli.steps import length_of
     from estimator.job import Job
+    from estimator.planning import images
 
     model = models.resolve(wanted.model).spec
     return Job(
         model=model,
         method=wanted.method,  # type: ignore[arg-type]
         engine=wanted.engine,  # type: ignore[arg-type]
-        task=wanted.task,  # type: ignore[arg-type]
-        seq_len=min(DEFAULT_SEQ_LEN, model.max_seq_len) if wanted.seq_len is None else wanted.seq_len,
+        task=images.task_for(model, wanted.task),  # type: ignore[arg-type]
+        seq_len=length_of(model, wanted.seq_len, wanted.resolution),
         global_batch_size=wanted.global_batch_size,
         micro_batch_size=wanted.micro_batch_size,
         optimizer=wanted.optimizer,  # type: ignore[arg-type]

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from estimator.hardware import VARIABLE
 from estimator.hardware.cluster_taints import opening
 from estimator.models import PROJECTIONS
+from estimator.models.diffusion import side_of
 from estimator.planning.obstacles import taints_of
-from estimator.setup import LLAMA_ADAPTERS
+from estimator.setup import IMAGE_TASK, LLAMA_ADAPTERS
 
 if TYPE_CHECKING:
     from estimator.hardware.cluster import Cluster
@@ -62,9 +63,12 @@ def _machine(plan: Plan) -> tuple[str, str]:
 
 
 def _flags(job: Job) -> Iterator[tuple[str, str]]:
-    if job.task != "sft":
+    if job.task == IMAGE_TASK:
+        yield "resolution", str(side_of(job.seq_len))
+    else:
+        yield "seq-len", str(job.seq_len)
+    if job.task not in ("sft", IMAGE_TASK):
         yield "task", job.task
-    yield "seq-len", str(job.seq_len)
     if job.global_batch_size != DEFAULT_BATCH:
         yield "global-batch-size", str(job.global_batch_size)
     if job.micro_batch_size is not None:

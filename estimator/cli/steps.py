@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from estimator.cli.defaults import EngineDefaults, defaults
 from estimator.cli.options import METHODS, SetupOptions
 from estimator.errors import UserError
 from estimator.memory import implementations
+from estimator.models.diffusion import DiffusionSpec, positions_of
 from estimator.models.spec import ModelSpec
+from estimator.planning import images
 from estimator.planning.engines import dense_mask
 from estimator.setup import DEFAULT_SEQ_LEN, Setup, drawn_answer
 
@@ -18,19 +21,21 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int) -> Setup:
 
     Raises UserError for a value that is not known and for values that contradict each other.
     """
+    if isinstance(model, DiffusionSpec) and options.engine == "torchtune":  # the default
+        options = replace(options, engine=images.ENGINE)
     engine = defaults(options.engine)
     method, quantization = _method(options, engine)
     shard, replicate, sharding = _data_parallel(options, engine, gpus)
     sharded = shard > 1
     precision = "fp32" if options.device == "cpu" else engine.precision_of(sharded=sharded)
-    seq_len = _or(options.seq_len, min(DEFAULT_SEQ_LEN, model.max_seq_len))
+    seq_len = length_of(model, options.seq_len, options.resolution)
     packed = engine.fixed_length if options.packed is None else options.packed
     setup = Setup(
         model=model,
         engine=options.engine,  # type: ignore[arg-type]
         engine_version=_version(options),
         method=method,  # type: ignore[arg-type]
-        task=options.task,  # type: ignore[arg-type]
+        task=images.task_for(model, options.task),  # type: ignore[arg-type]
         lora_rank=_or(options.lora_rank, engine.lora_rank),
         lora_targets=_targets(options, engine, model),
         lora_experts=options.lora_experts,
@@ -41,6 +46,7 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int) -> Setup:
         quantization=quantization,  # type: ignore[arg-type]
         upcast_frozen=options.upcast_frozen,
         undivided_base=options.undivided_base,
+        average=options.average,
         precision=options.precision or precision,  # type: ignore[arg-type]
         fp8=options.fp8,  # type: ignore[arg-type]
         optimizer=options.optimizer,  # type: ignore[arg-type]
@@ -90,6 +96,25 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int) -> Setup:
     if setup.adapters:
         _ = setup.adapter_parameters  # refuses targets that the model lacks
     return setup
+
+
+def length_of(model: ModelSpec, seq_len: int | None, resolution: int | None) -> int:
+    """The sequence's length that options ask for: tokens, or an image's positions.
+
+    Raises UserError for what is of the other kind of model.
+    """
+    if not isinstance(model, DiffusionSpec):
+        if resolution is not None:
+            raise UserError(
+                f"--resolution {resolution}: {model.name} makes no images.", "Use --seq-len, or leave it out."
+            )
+        return min(DEFAULT_SEQ_LEN, model.max_seq_len) if seq_len is None else seq_len
+    if seq_len is not None:
+        raise UserError(
+            f"--seq-len {seq_len}: {model.name} makes images, which have no tokens.",
+            "Use --resolution, or leave it out.",
+        )
+    return positions_of(model.resolution if resolution is None else resolution)
 
 
 def _or(value: Any, otherwise: Any) -> Any:

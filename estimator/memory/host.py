@@ -144,7 +144,7 @@ def disk_bytes(setup: Setup, *, keeps_checkpoints: bool = True) -> int:
     sent elsewhere: a node has its own part of one being written and of one being sent
     (launchers/gang/uploads.py), and all parts of the one that it has resumed.
     """
-    weights = 2 * setup.model.parameters
+    weights = 2 * setup.model.stored_parameters
     checkpoint = checkpoint_bytes(setup)  # on resuming, every node holds all ranks' parts
     held = setup.keep_checkpoints + 1 if keeps_checkpoints else 1 + 2 / setup.nodes
     nvme = share(16 * setup.trainable_parameters, setup.nodes) if setup.offload_to == "nvme" else 0

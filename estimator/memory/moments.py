@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from estimator.memory import diffusion
 from estimator.memory.activations import (
     backward_bytes,
     block_bytes,
@@ -30,6 +31,7 @@ from estimator.memory.states import (
     states,
     trains_embedding_in_vain,
 )
+from estimator.models import DiffusionSpec
 from estimator.setup import Setup
 
 # Activations whose copy to the host can't keep up stay for a while: of a run without checkpointing half left
@@ -54,6 +56,7 @@ STATES = (
     "adapters",
     "gradients",
     "optimizer",
+    diffusion.AVERAGE,
 )
 
 
@@ -150,6 +153,8 @@ def _stage_moments(setup: Setup, stage: str) -> StageMoments:
     part = part_of(setup, stage)
     constant = states(setup, stage)
     gradients = constant.pop("gradients")
+    if isinstance(setup.model, DiffusionSpec):
+        return _of_unet(setup, setup.model, part, constant, gradients)
     if divides_scales(setup):  # else they are with the weights
         constant["quantisation overhead"] = scale_bytes(setup, part)
     logits = loss_bytes(setup, part, setup.tokens)
@@ -162,6 +167,17 @@ def _stage_moments(setup: Setup, stage: str) -> StageMoments:
         + max(moment.apart for moment in moments),
         unfitting=logits.unfitting + int(setup.tokens * _unfitting(setup, block_per_token)),
     )
+
+
+def _of_unet(
+    setup: Setup, model: DiffusionSpec, part: Part, constant: dict[str, int], gradients: int
+) -> StageMoments:
+    """The moments of a UNet's step."""
+    if setup.average:
+        constant[diffusion.AVERAGE] = diffusion.average_bytes(setup)
+    found = diffusion.moments(setup, model, part, gradients, buffers(setup, part))
+    moments = [Moment(parts) for parts in found]
+    return StageMoments(constant, moments, streams=max(each.total for each in moments), unfitting=0)
 
 
 def _unfitting(setup: Setup, block_per_token: float) -> float:

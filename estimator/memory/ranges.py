@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from estimator.memory.host import runtime_bytes
 from estimator.memory.moments import Peak, peak
 from estimator.memory.residuals import LIVE, Residual, residual_of
+from estimator.models import DiffusionSpec
 from estimator.plan import GIB
 from estimator.setup import Setup
 
@@ -59,7 +60,7 @@ def needs(setup: Setup) -> tuple[Range, Peak]:
         likely_bytes=states + int(dynamic * lost),
         lower_bytes=states + int(dynamic * residual.lower_for(setup.engine)),
         upper_bytes=states + int(dynamic * lost * residual.upper_for(setup.engine)),
-        basis=_basis(residual, setup.engine),
+        basis=_basis(residual, setup),
     )
     return needed, largest
 
@@ -94,12 +95,14 @@ def _shows(setup: Setup, kind: str) -> tuple[Range, Peak]:
         likely_bytes=fixed + int(likely) + outside,
         lower_bytes=fixed + int(likely * residual.lower_for(setup.engine)) + outside,
         upper_bytes=fixed + int(likely * residual.upper_for(setup.engine)) + outside,
-        basis=_basis(residual, setup.engine),
+        basis=_basis(residual, setup),
     )
     return shown, largest
 
 
-def _basis(residual: Residual, engine: str) -> str:
+def _basis(residual: Residual, setup: Setup) -> str:
     """Where a range is from, in words, with the ends over the likely value."""
+    engine = setup.engine
+    of_others = " of language models" if isinstance(setup.model, DiffusionSpec) else ""
     lower, upper = residual.lower_for(engine) - 1, residual.upper_for(engine) - 1
-    return f"{lower:+.0%} to {upper:+.0%} beyond the states: {residual.basis}"
+    return f"{lower:+.0%} to {upper:+.0%} beyond the states: {residual.basis}{of_others}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from estimator.models import ModelSpec, parameters
+from estimator.models import DiffusionSpec, ModelSpec, parameters
 from estimator.setup import FAMILY_CODE, Setup
 
 
@@ -48,6 +48,8 @@ def shape_of(model: ModelSpec) -> Shape:
 
 
 def _count(m: ModelSpec) -> Shape:
+    if isinstance(m, DiffusionSpec):
+        return _count_units(m)
     attention = parameters.attention_weights(m)
     shared = parameters.mlp(m, m.shared_ffn) if m.shared_ffn else 0
     router = parameters.router(m) if m.experts else 0
@@ -69,6 +71,29 @@ def _count(m: ModelSpec) -> Shape:
         embedding=parameters.embeddings(m),
         head=parameters.head(m),
         norm=m.parameters - _blocks(m) - parameters.embeddings(m) - parameters.head(m),
+        linear_shapes=m.linear_shapes,
+        adapters={},
+    )
+
+
+def _count_units(m: DiffusionSpec) -> Shape:
+    """A UNet's counts, its residual blocks and transformers' blocks as layers of one mean size."""
+    inner = m.layers * m.layer_parameters
+    return Shape(
+        layers=m.layers,
+        dense_layers=m.layers,
+        around=m.layer_parameters,
+        around_linear=m.layer_parameters,
+        beside_experts=0,
+        beside_experts_linear=0,
+        mlp=0,
+        mlp_linear=0,
+        experts=0,
+        experts_linear=0,
+        largest_linear=max(out * into for out, into in m.linear_shapes.values()),
+        embedding=0,
+        head=0,
+        norm=m.parameters - inner,
         linear_shapes=m.linear_shapes,
         adapters={},
     )

@@ -41,7 +41,6 @@ __all__ = [
     "ModelSpec",
     "aliases",
     "find",
-    "find_any",
     "known",
     "locate",
     "names",
@@ -53,21 +52,10 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
 def find(name: str) -> ModelSpec:
-    """The language model of that name, alias or Hugging Face id of the table.
+    """The model of that name, alias or Hugging Face id of the table.
 
-    Raises UserError with the nearest names where there is none, and for a diffusion model.
+    Raises UserError with the nearest names where there is none.
     """
-    model = find_any(name)
-    if isinstance(model, DiffusionSpec):
-        raise UserError(
-            f"{model.name} is not a language model, and the flow trains language models only.",
-            f"Its memory: finetune estimate --model {model.name}",
-        )
-    return model
-
-
-def find_any(name: str) -> ModelSpec | DiffusionSpec:
-    """Like :func:`find`, with the diffusion models."""
     model = _table().get(_normal(name)) or diffusion.MODELS.get(_normal(name))
     if model is None:
         raise UserError(f"There is no model {name!r} in the model table.", _nearest(name))
@@ -75,7 +63,7 @@ def find_any(name: str) -> ModelSpec | DiffusionSpec:
 
 
 def known(name: str) -> bool:
-    """Whether :func:`find_any` finds it."""
+    """Whether :func:`find` finds it."""
     return _normal(name) in _table() or _normal(name) in diffusion.MODELS
 
 
@@ -124,7 +112,7 @@ def _spec_of(source: ModelSource, *, online: bool) -> ModelSpec:
         return hf_files.read_directory(Path(source.location), source.name)
     if source.kind == "s3":
         return remote_shapes.of_s3(source.location, source.name)
-    if known(source.location):  # refuses what is no language model
+    if known(source.location):
         return find(source.location)
     cached = hf_files.cached(source.location)
     if cached is not None:

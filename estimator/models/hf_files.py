@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from estimator.errors import UserError
-from estimator.models import hf_config
+from estimator.models import diffusion, hf_config
 from estimator.models.spec import ModelSpec
 
 
@@ -19,10 +19,7 @@ def read_directory(folder: Path, name: str | None = None) -> ModelSpec:
     path = folder / "config.json"
     if not path.is_file():
         if (folder / "model_index.json").is_file():
-            raise UserError(
-                f"{folder} is a diffusion pipeline, not a language model.",
-                "The flow trains language models; finetune estimate knows stable-diffusion-xl's memory.",
-            )
+            return diffusion.read_directory(folder, name or folder.name)
         raise UserError(f"{folder} has no config.json.", "Give a folder in Hugging Face's layout.")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))

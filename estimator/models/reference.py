@@ -6,7 +6,9 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from estimator.models.diffusion import DiffusionSpec
 from estimator.models.spec import ModelSpec
+from estimator.models.unet import UNetShape
 
 Kind = Literal["made", "table", "hub", "folder", "s3", "stored"]
 
@@ -38,11 +40,20 @@ class ModelRef(ModelSource):
     def to_dict(self) -> dict[str, Any]:
         """For :meth:`from_dict`, through JSON; of the shape only what differs from the defaults."""
         values = {name: getattr(self, name) for name in ("kind", "name", "location")}
-        fields = dataclasses.fields(self.spec)
-        shape = {field.name: getattr(self.spec, field.name) for field in fields}
-        defaults = {field.name: field.default for field in fields}
+        defaults = {field.name: field.default for field in dataclasses.fields(self.spec)}
+        shape = dataclasses.asdict(self.spec)
         return {**values, "spec": {key: value for key, value in shape.items() if value != defaults[key]}}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> ModelRef:
-        return cls(**{**values, "spec": ModelSpec(**values["spec"])})
+        shape = dict(values["spec"])
+        if "unet" not in shape:
+            return cls(**{**values, "spec": ModelSpec(**shape)})
+        unet: dict[str, Any] = {
+            key: tuple(each) if isinstance(each, list) else each for key, each in shape["unet"].items()
+        }
+        shape |= {
+            "unet": UNetShape(**unet),
+            "frozen": tuple((name, count) for name, count in shape["frozen"]),
+        }
+        return cls(**{**values, "spec": DiffusionSpec(**shape)})

@@ -77,6 +77,11 @@ class ModelSpec(ModelShape):
         return parameters.model(self)
 
     @property
+    def stored_parameters(self) -> int:
+        """Parameters in the model's files: of a pipeline, of all its networks."""
+        return self.parameters
+
+    @property
     def active_parameters(self) -> int:
         """Parameters that one token passes through, embeddings included; all of them in a dense model."""
         return self.parameters - parameters.idle(self)
@@ -114,6 +119,10 @@ class ModelSpec(ModelShape):
             alone = together.get(target, (target,)) if joined else (target,)
             found |= dict.fromkeys(family_linears.get(target, (alone,)))
         return list(found)
+
+    def describe_length(self, seq_len: int) -> str:
+        """How long a sequence is, for people."""
+        return f"{seq_len:,} tokens"
 
     def with_tokens(self, count: int) -> ModelSpec:
         """This model with rows for ``count`` more tokens in embedding and head."""

@@ -7,7 +7,7 @@ from typing import Literal
 from estimator.job import Job
 from estimator.plan import Layout
 from estimator.planning import liger
-from estimator.setup import LossKind, Precision, Setup, StateSharding, drawn_answer
+from estimator.setup import IMAGE_TASK, LossKind, Precision, Setup, StateSharding, drawn_answer
 
 # launchers/engines/torchtune/config.py uses the chunked loss; launchers/dataset/batches.py recomputes it.
 # TRL 1.16 has one tile of the logits at a time (kernels/chunked_logprob.py).
@@ -61,7 +61,7 @@ def setup_of(job: Job, layout: Layout) -> Setup:
     """The training step that a job's engine runs in a layout."""
     sharding: StateSharding = layout.sharding
     shared = layout.sharding not in ("none", "ddp", "zero0")
-    fixed_length = job.packing or job.engine in STREAMS
+    fixed_length = job.packing or job.engine in STREAMS or job.task == IMAGE_TASK
     # With context parallel the states are shared over its processes as well
     processes = layout.world_size // (layout.tensor_parallel * layout.pipeline_parallel)
     return Setup(

@@ -17,7 +17,7 @@ from estimator.planning.ladders import LARGEST_MICRO_BATCH
 from estimator.planning.ranking import compared
 from estimator.planning.search import INDISTINCT, Candidate, Search, gib
 from estimator.planning.support import untried_line
-from estimator.setup import PAIR_TASKS
+from estimator.setup import IMAGE_TASK, PAIR_TASKS
 
 
 def of_layout(search: Search, candidate: Candidate) -> list[str]:
@@ -210,7 +210,7 @@ def _checkpointing(search: Search, candidate: Candidate) -> str:
 def _varying_lengths(job: Job, candidate: Candidate) -> list[str]:
     """What keeps batches of many lengths from reserving ever more memory, in a line, where that matters."""
     cuda = candidate.layout.device == "cuda" and (candidate.gpu is None or candidate.gpu.vendor == "nvidia")
-    if job.packing or not cuda or job.engine not in LAUNCHED_ENGINES:
+    if job.packing or job.task == IMAGE_TASK or not cuda or job.engine not in LAUNCHED_ENGINES:
         return []
     measures = ["the longest comes first"] if job.longest_first else []
     measures += ["freed memory is used again (expandable segments)"] if job.expandable_segments else []

@@ -7,7 +7,9 @@ import textwrap
 
 from estimator.changes import FINETUNE, Spelling, command_with
 from estimator.errors import CannotFit, UserError
+from estimator.models.diffusion import side_of
 from estimator.plan import GIB, MIB, Layout, LearningRate, Plan, Prediction, Request
+from estimator.setup import IMAGE_TASK
 
 LABEL = 12  # width of the left column
 BAR = 24  # width of the longest memory bar
@@ -104,12 +106,12 @@ def _steps(prepare: Request, evaluate: Request) -> str:
 
 
 def _layout(plan: Plan) -> str:
-    layout = plan.layout
+    layout, side = plan.layout, side_of(plan.layout.seq_len)
     factors = f"{layout.micro_batch_size} x {layout.accumulation} x {layout.data_parallel}"
     parts = [
         f"{layout.world_size} process(es) on {layout.device}, {layout_words(layout)}",
         f"batch {layout.global_batch_size} = {factors}",
-        f"{layout.seq_len} tokens",
+        f"{side} x {side} pixels" if plan.task == IMAGE_TASK else f"{layout.seq_len} tokens",
         layout.precision,
         layout.optimizer,
         f"checkpointing {'on' if layout.activation_checkpointing else 'off'}",

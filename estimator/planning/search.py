@@ -431,7 +431,7 @@ def shape(place: Place, nodes: int, per_node: int) -> str:
 
 def title(job: Job) -> str:
     """A job in a few words: model, method, engine, length."""
-    return f"{job.model.name} ({job.method}, {job.engine}, {job.seq_len} tokens)"
+    return f"{job.model.name} ({job.method}, {job.engine}, {job.model.describe_length(job.seq_len)})"
 
 
 def gib(size: int) -> str:

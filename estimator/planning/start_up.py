@@ -41,7 +41,7 @@ def start_up(place: Place, nodes: int, model: ModelSpec) -> StartUp:
     return StartUp(
         machine_minutes=0.0 if nodes <= place.there else rates.machine_minutes,
         image_minutes=rates.image_minutes,
-        weights_minutes=BYTES_OF_A_PARAMETER * model.parameters / speed / 60,
+        weights_minutes=BYTES_OF_A_PARAMETER * model.stored_parameters / speed / 60,
     )
 
 

@@ -98,7 +98,7 @@ def for_evaluation(job: Job, candidate: Candidate, training: Request) -> Request
 
 def _files(job: Job) -> int:
     """Bytes of the model's files: 2 for each parameter."""
-    return 2 * job.model.parameters
+    return 2 * job.model.stored_parameters
 
 
 def _cpu(candidate: Candidate, gpus: int) -> int:

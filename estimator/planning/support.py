@@ -12,13 +12,13 @@ from dataclasses import replace
 from estimator.errors import Change, UserError
 from estimator.hardware import Gpu
 from estimator.job import Job
-from estimator.models import ModelSpec, untried
+from estimator.models import DiffusionSpec, ModelSpec, untried
 from estimator.models.architectures import family_of
 from estimator.plan import LAUNCHED_ENGINES
-from estimator.planning import grpo, liger, trained_parts
+from estimator.planning import grpo, images, liger, trained_parts
 from estimator.planning.grpo import ELSEWHERE
 from estimator.planning.training import Training
-from estimator.setup import LLAMA_ADAPTERS, PAIR_TASKS
+from estimator.setup import IMAGE_TASK, LLAMA_ADAPTERS, PAIR_TASKS
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = frozenset({"gate_proj", "up_proj", "down_proj"})
@@ -50,6 +50,8 @@ FP8_CAPABILITY = {
 
 def unsupported(engine: str, model: ModelSpec, training: Training) -> str | None:
     """Why an engine can't do it, as one clause; None where it can, or where it is planned only."""
+    if isinstance(model, DiffusionSpec) or training.task == IMAGE_TASK:
+        return images.unsupported(engine, model, training)
     if engine == "torchtune":
         return _torchtune_model(model) or _torchtune_training(model, training)
     if engine == "trl":

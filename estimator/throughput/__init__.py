@@ -15,6 +15,7 @@ from typing import NamedTuple
 from estimator.errors import UserError
 from estimator.hardware.catalogue import Gpu
 from estimator.memory.generation import drawn_batch
+from estimator.models import DiffusionSpec
 from estimator.setup import Setup
 from estimator.throughput.communication import Links, MeasuredBandwidth, communication_seconds, links
 from estimator.throughput.efficiency import (
@@ -173,6 +174,8 @@ def speed(
     table = efficiency or published()
     if setup.device == "cpu" or gpu is None:
         return Speed(None, "no published speed for this device")
+    if isinstance(setup.model, DiffusionSpec):
+        return Speed(None, f"no run of {setup.model.name} was published as a whole configuration")
     reason = _unknown(setup, gpu, table)
     if reason:
         return Speed(None, reason)

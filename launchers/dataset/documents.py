@@ -320,7 +320,7 @@ def _rendered(
         if isinstance(sample, Pair):
             conversations += (sample.chosen, sample.rejected)
         else:
-            conversations.append(sample.conversation if isinstance(sample, Judged) else sample)
+            conversations.append(asked_of(sample))
     alone = pairs or settings.task == "kto"  # one answer of each conversation is weighed
     prompt_counts = settings.train_on_prompt and not alone
     documents = render.tokenise(conversations, tokenizer, train_on_prompt=prompt_counts, last_turn_only=alone)

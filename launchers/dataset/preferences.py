@@ -30,6 +30,7 @@ from typing import Any
 
 from estimator.errors import UserError
 from launchers.dataset.files import BadRow
+from launchers.dataset.picture import Picture
 from launchers.dataset.rows import Conversation, decoded_turns, history_of, read_as
 from launchers.dataset.turns import Fields, Message, chat, decoded, joined_parts, system_of, text_of, tools_of
 
@@ -82,11 +83,13 @@ class Judged:
         return replace(self, conversation=replace(self.conversation, source=source))
 
 
-Sample = Conversation | Pair | Judged  # one row of a dataset, of whatever task
+Sample = Conversation | Pair | Judged | Picture  # one row of a dataset, of whatever task
 
 
 def asked_of(sample: Sample) -> Conversation:
-    """The conversation whose prompt the models are asked."""
+    """The conversation whose prompt the models are asked; TypeError for a picture, of which nothing is."""
+    if isinstance(sample, Picture):
+        raise TypeError("a picture has no conversation")
     if isinstance(sample, Pair):
         return sample.chosen
     return sample.conversation if isinstance(sample, Judged) else sample

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from estimator.errors import UserError
-from launchers.dataset.files import FORMS, BadRow, open_rows
+from launchers.dataset.files import FORMS, BadRow, Rows, open_rows
 from launchers.dataset.progress import Progress
 from launchers.dataset.readable import NOT_UTF_8, converted
 from launchers.dataset.turns import Fields, Message, chat, decoded, system_of, text_of, tools_of
@@ -82,7 +82,12 @@ def read_as(
     UserError that lists the bad ones with their numbers, or says that the file is empty; keys that no row's
     shape has are named on standard error. ``columns``: those that a row can have at all.
     """
-    rows = open_rows(path, columns)
+    yield from read_rows(open_rows(path, columns), parse_row)
+
+
+def read_rows(rows: Rows, parse_row: Callable[[Fields, int], Parsed], forms: str = FORMS) -> Iterator[Parsed]:
+    """As :func:`read_as`, of rows of whatever kind. ``forms``: what may be given for an empty one."""
+    path = rows.path
     bad: list[tuple[int, str]] = []
     unused: Counter[str] = Counter()
     total = failed = 0
@@ -108,7 +113,7 @@ def read_as(
     if bad:
         raise _error(path, bad, failed, total, rows.unit)
     if not total:
-        raise UserError(f"Dataset {path} is empty.", f"Give {FORMS}.")
+        raise UserError(f"Dataset {path} is empty.", f"Give {forms}.")
     if unused:
         print(_unused(path, unused), file=sys.stderr, flush=True)
 

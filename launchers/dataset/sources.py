@@ -13,20 +13,22 @@ from typing import Any, Literal
 
 from estimator import remote
 from estimator.errors import UserError
-from launchers.dataset import files, python_docs
+from launchers.dataset import drawn_shapes, files, python_docs
 from launchers.dataset.progress import Progress
 
 BUILT_IN = "python-docs"
+IMAGES_BUILT_IN = drawn_shapes.BUILT_IN
 Kind = Literal["built-in", "path", "s3", "hub"]
 SUFFIXES = (*files.SUFFIXES, ".txt")  # of names that are paths, there or not
 SPLIT = "train"
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tar")
 _SPLITS = "dataset_dict.json"  # in a folder of save_to_disk, of several splits
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(:[\w.-]+)?")  # org/name, or org/name:configuration
 
 
 def kind_of(dataset: str) -> Kind:
     """Which source the setting ``dataset`` names. A file that exists is a path, whatever it looks like."""
-    if dataset == BUILT_IN:
+    if dataset in (BUILT_IN, IMAGES_BUILT_IN):
         return "built-in"
     if dataset.startswith("s3://"):
         return "s3"
@@ -50,6 +52,8 @@ def fetch(dataset: str, folder: Path) -> Path:
     Raises UserError that says why it can't be had. The rows are not looked at: see rows.read.
     """
     kind = kind_of(dataset)
+    if dataset == IMAGES_BUILT_IN:
+        return drawn_shapes.write(folder / IMAGES_BUILT_IN)
     if kind == "built-in":
         return python_docs.write(folder / f"{BUILT_IN}.jsonl")
     if kind == "path":
@@ -79,6 +83,8 @@ def _in_folder(folder: Path, split: str | None) -> Path:
         if split is not None:
             raise UserError(f"Dataset {folder} is one split: there is no {split} in it.", f"Give {folder}")
         return folder
+    if split is None and holds_images(folder):
+        return folder
     if (folder / _SPLITS).is_file():
         found = {name: folder / name for name in _splits(folder)}
     else:
@@ -98,6 +104,11 @@ def _in_folder(folder: Path, split: str | None) -> Path:
             f"Give one of them, as {example}" if found else f"Give {files.FORMS}.",
         )
     return chosen
+
+
+def holds_images(folder: Path) -> bool:
+    """Whether a folder is a dataset of images: their files lie in it, or tars of them."""
+    return any(path.suffix.lower() in IMAGE_SUFFIXES for path in folder.iterdir())
 
 
 def _splits(folder: Path) -> list[str]:

@@ -11,6 +11,7 @@ A folder with::
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 from array import array
@@ -20,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
+from launchers.dataset.picture import Picture
 from launchers.dataset.preferences import Judged, Pair, Sample
 from launchers.dataset.rows import Conversation
 from launchers.dataset.turns import Message
@@ -184,6 +186,14 @@ def encode(row: Sample) -> bytes:
         value: Any = {"chosen": _values(row.chosen), "rejected": _values(row.rejected)}
     elif isinstance(row, Judged):
         value = {"judged": _values(row.conversation), "good": row.desirable}
+    elif isinstance(row, Picture):
+        image = base64.b64encode(row.image).decode()
+        value = {
+            "at": [row.line, row.source],
+            "caption": row.caption,
+            "size": [row.width, row.height],
+            "image": image,
+        }
     else:
         value = _values(row)
     return json.dumps(value, separators=(",", ":")).encode()
@@ -196,7 +206,16 @@ def decode(line: bytes) -> Sample:
         return Pair(chosen=_conversation(value["chosen"]), rejected=_conversation(value["rejected"]))
     if "judged" in value:
         return Judged(conversation=_conversation(value["judged"]), desirable=value["good"])
-    return _conversation(value)
+    return _picture(value) if "caption" in value else _conversation(value)
+
+
+def _picture(value: dict[str, Any]) -> Picture:
+    line, source = value["at"]
+    width, height = value["size"]
+    image = base64.b64decode(value["image"])
+    return Picture(
+        caption=value["caption"], image=image, width=width, height=height, line=line, source=source
+    )
 
 
 def _values(conversation: Conversation) -> dict[str, Any]:

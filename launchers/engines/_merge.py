@@ -10,6 +10,7 @@ import json
 import shutil
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,33 @@ def merge(base: Sequence[Path], destination: Path, change: Change) -> None:
             unfinished.rename(destination / path.name)
         finally:
             unfinished.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Update:
+    """What an adapter makes of one matrix W of the base: W + scale B A.
+
+    With magnitudes m, row by row m (W + scale B A) / ||W + scale B A||: DoRA, Liu et al. 2024
+    (arXiv:2402.09353), equation 5, where PEFT keeps one magnitude for each output.
+    """
+
+    down: torch.Tensor  # A, [rank, in]
+    up: torch.Tensor  # B, [out, rank]
+    scale: float
+    magnitudes: torch.Tensor | None  # m, [out]
+
+    def applied_to(self, weight: torch.Tensor) -> torch.Tensor:
+        """The new matrix, in the old one's type; computed in fp32, some rows at a time."""
+        down = self.down.float()
+
+        def new(rows: slice) -> torch.Tensor:
+            total = (self.up[rows].float() @ down).mul_(self.scale).add_(weight[rows])
+            if self.magnitudes is not None:
+                length = torch.linalg.vector_norm(total, dim=1)
+                total.mul_((self.magnitudes[rows].float() / length)[:, None])
+            return total
+
+        return by_rows(weight, new)
 
 
 def by_rows(weight: torch.Tensor, change: Callable[[slice], torch.Tensor]) -> torch.Tensor:

@@ -37,7 +37,7 @@ class TrainJob:
     total_steps: int  # of the whole run
     start_step: int = 0  # steps already done in the checkpoint
     resume_dir: Path | None = None  # that checkpoint's files, the union of all nodes' parts
-    reference: Path | None = None  # launchers.reference's file, where the task needs one
+    reference: Path | None = None  # launchers.reference's file, or launchers.latents' folder, if needed
     reward: str | None = None  # what scores answers, on this machine: file.py:name, module:name or a folder
     keeps_result: bool = True  # whether the trained model is written at the end; a trial's isn't
     held_out_reference: Path | None = None  # as `reference`, of the rows that are evaluated while it trains

@@ -44,9 +44,9 @@ def fetch(model: ModelSource, folder: Path) -> Path:
     the disk is too small (before anything is downloaded), or where files are broken.
     """
     if model.kind == "made":
-        from launchers.models import tiny_llama  # needs numpy, which planning does without
+        from launchers.models import tiny_llama, tiny_sdxl  # need numpy, which planning does without
 
-        return tiny_llama.make(folder)
+        return tiny_sdxl.make(folder) if model.name == tiny_sdxl.NAME else tiny_llama.make(folder)
     if model.kind == "folder":
         path = Path(model.location)
         check_complete(path)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from estimator.plan import GIB, Plan
+from estimator.setup import IMAGE_TASK
 from launchers.dataset.prepared import Prepared
 from launchers.report.telemetry import DistInfo, Evaluated, Event, Step
 
@@ -40,13 +41,18 @@ class Metrics:
     mfu: float | None  # 0 to 1
     eta_seconds: float
     task: dict[str, float] = field(default_factory=dict)  # the task's own figures by name
+    of_images: bool = False  # whether samples are images, and tokens the positions of their latents
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
     def figures(self) -> dict[str, float]:
         """Everything that is known, flat, for a tracker."""
-        values = {k: v for k, v in self.to_dict().items() if v is not None and k not in ("step", "task")}
+        values = {
+            k: v
+            for k, v in self.to_dict().items()
+            if v is not None and k not in ("step", "task", "of_images")
+        }
         return values | self.task
 
 
@@ -137,6 +143,7 @@ class Meter:
                 evaluated=sum(self._evaluations.values()),
             ),
             task=event.metrics or {},
+            of_images=self._plan.task == IMAGE_TASK,
         )
 
 
@@ -150,6 +157,7 @@ class Summary:
     step_seconds: float
     tokens_per_second: float
     tokens_per_second_per_gpu: float
+    samples_per_second: float
     mfu: float | None
 
 
@@ -169,6 +177,7 @@ def summarise(metrics: Sequence[Metrics]) -> Summary:
         step_seconds=typical([m.dt for m in steady]),
         tokens_per_second=typical([m.tokens_per_second for m in steady]),
         tokens_per_second_per_gpu=typical([m.tokens_per_second_per_gpu for m in steady]),
+        samples_per_second=typical([m.samples_per_second for m in steady]),
         mfu=median([m.mfu for m in steady if m.mfu is not None]),
     )
 
@@ -176,7 +185,10 @@ def summarise(metrics: Sequence[Metrics]) -> Summary:
 def step_line(metrics: Metrics, total_steps: int, memory_peak_bytes: int | None = None) -> str:
     """One line for the terminal: first what Metaflow's 65 signs before it leave room for on 120 columns."""
     parts = [f"step {metrics.step}/{total_steps}", f"loss {metrics.loss:.4f}"]
-    parts.append(f"{metrics.tokens_per_second:,.0f} tok/s")
+    if metrics.of_images:
+        parts.append(f"{metrics.samples_per_second:,.2f} images/s")
+    else:
+        parts.append(f"{metrics.tokens_per_second:,.0f} tok/s")
     parts.append(f"eta {duration(metrics.eta_seconds)}")
     parts += [f"{SHOWN[name]} {value:.3f}" for name, value in metrics.task.items() if name in SHOWN]
     if memory_peak_bytes is not None:
@@ -186,7 +198,7 @@ def step_line(metrics: Metrics, total_steps: int, memory_peak_bytes: int | None 
     if metrics.grad_norm is not None:
         parts.append(f"grad {metrics.grad_norm:.2f}")
     parts.append(f"dt {_times(metrics)}")
-    if metrics.tokens_per_second != metrics.tokens_per_second_per_gpu:
+    if metrics.tokens_per_second != metrics.tokens_per_second_per_gpu and not metrics.of_images:
         parts.append(f"{metrics.tokens_per_second_per_gpu:,.0f} tok/s each")
     if metrics.mfu is not None:
         parts.append(f"MFU {metrics.mfu:.1%}")

@@ -14,12 +14,11 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from launchers.engines import _merge
 from launchers.engines.fsdp2 import checkpoint, kernels
-from launchers.engines.loop import generators, liger, model, optimizer, quantised
+from launchers.engines.loop import generators, liger, model, optimizer, quantised, unet
 from launchers.engines.loop.families import blocks
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv
 from launchers.imports import collector_paused
-from launchers.models import causal
 
 
 class FullyShard:
@@ -147,8 +146,9 @@ def _without_weights(job: TrainJob) -> Any:
         from accelerate import init_empty_weights
 
     with init_empty_weights(include_buffers=False):
-        network = causal.build(job.model_dir, dtype=_storage_dtype(job))
-    network.tie_weights()  # each parameter that is registered in there becomes one of its own
+        network = model.unloaded(job, dtype=_storage_dtype(job))
+    if not unet.is_unet(network):
+        network.tie_weights()  # each parameter that is registered in there becomes one of its own
     with init_empty_weights(include_buffers=False):
         if kind := quantised.kind_of(job):
             quantised.replace_layers(network, kind)

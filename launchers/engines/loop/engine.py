@@ -6,7 +6,8 @@ import json
 import shutil
 from pathlib import Path
 
-from launchers.engines import _hf_layout
+from estimator.setup import IMAGE_TASK
+from launchers.engines import _hf_layout, _pipeline_layout
 from launchers.gang.job import TrainJob
 
 
@@ -14,6 +15,9 @@ class LoopEngine:
     """``collect`` of launchers.engines.Engine, for what the loop leaves (export.py)."""
 
     def collect(self, job: TrainJob, destination: Path) -> None:
+        if job.settings.task == IMAGE_TASK:
+            _pipeline_layout.lay_out(job.output_dir, job.model_dir, destination)
+            return
         model, adapter = job.output_dir / "model", job.output_dir / "adapter"
         for name in ("model", "adapter"):
             shutil.rmtree(destination / name, ignore_errors=True)

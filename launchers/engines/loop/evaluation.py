@@ -20,8 +20,9 @@ from launchers.dataset.batches import MicroBatch, collate, collate_pairs
 from launchers.dataset.measured import MAX_BATCH_TOKENS, MAX_ROWS, batches_by_length
 from launchers.dataset.prepared import Prepared
 from launchers.engines.loop import generators
+from launchers.engines.loop.outcome import StepCounts
 from launchers.engines.loop.sharding import Answering
-from launchers.engines.loop.tasks import StepCounts, Task, task_of
+from launchers.engines.loop.tasks import TextTask, text_task_of
 from launchers.gang.job import TrainJob
 from launchers.gang.leaving import Cadence
 from launchers.gang.rank import RankEnv, RankReporter
@@ -155,7 +156,7 @@ class _HeldOut:
         self._pairs = job.settings.trains_on_pairs
         self._reference = None if job.held_out_reference is None else np.load(job.held_out_reference)
         self.count = min(MAX_ROWS, len(self._data))
-        self.task: Task = task_of(job.settings)  # of its own: KTO's keeps what belongs to a step
+        self.task: TextTask = text_task_of(job.settings)  # of its own: KTO's keeps what belongs to a step
         self.counts: StepCounts = self.task.counts(self._data, 0, self.count)
         layout = job.plan.layout
         tokens = MAX_BATCH_TOKENS[layout.device]

@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 
 from estimator.errors import Change, UserError
 from launchers.engines import _hf_layout, _merge
-from launchers.engines.loop import quantised
+from launchers.engines._merge import Update
+from launchers.engines.loop import quantised, unet, unet_export
 from launchers.engines.loop.sharding import TrainedModel
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv
@@ -49,6 +50,9 @@ def save(model: TrainedModel, job: TrainJob, env: RankEnv) -> None:
     """
     state = model.trained_state(job)
     if env.rank != 0:
+        return
+    if unet.is_unet(model.module):
+        unet_export.save(model, job, state)
         return
     shutil.rmtree(job.output_dir, ignore_errors=True)
     if job.plan.method == "full":
@@ -96,33 +100,6 @@ def merge(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Update:
-    """What an adapter makes of one matrix W of the base: W + scale B A.
-
-    With magnitudes m, row by row m (W + scale B A) / ||W + scale B A||: DoRA, Liu et al. 2024
-    (arXiv:2402.09353), equation 5, where PEFT keeps one magnitude for each output.
-    """
-
-    down: torch.Tensor  # A, [rank, in]
-    up: torch.Tensor  # B, [out, rank]
-    scale: float
-    magnitudes: torch.Tensor | None  # m, [out]
-
-    def applied_to(self, weight: torch.Tensor) -> torch.Tensor:
-        """The new matrix, in the old one's type; computed in fp32, some rows at a time."""
-        down = self.down.float()
-
-        def new(rows: slice) -> torch.Tensor:
-            total = (self.up[rows].float() @ down).mul_(self.scale).add_(weight[rows])
-            if self.magnitudes is not None:
-                length = torch.linalg.vector_norm(total, dim=1)
-                total.mul_((self.magnitudes[rows].float() / length)[:, None])
-            return total
-
-        return _merge.by_rows(weight, new)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class _Whole:
     """A tensor that was trained itself: of PEFT's modules_to_save."""
 
@@ -133,7 +110,7 @@ class _Whole:
         return self.trained.to(weight.dtype)
 
 
-def _updates(adapter: Path) -> dict[str, _Update | _Whole]:
+def _updates(adapter: Path) -> dict[str, Update | _Whole]:
     """What PEFT's files say, by the name of the base's weight.
 
     rsLoRA's scale is alpha / sqrt(rank), LoRA's alpha / rank: Kalajdzievski 2023 (arXiv:2312.03732).
@@ -142,10 +119,10 @@ def _updates(adapter: Path) -> dict[str, _Update | _Whole]:
     rank = config["r"]
     scale = config["lora_alpha"] / (math.sqrt(rank) if config.get("use_rslora") else rank)
     tensors = load_file(adapter / "adapter_model.safetensors")
-    updates: dict[str, _Update | _Whole] = {}
+    updates: dict[str, Update | _Whole] = {}
     for name in [name for name in tensors if name.endswith(".lora_A.weight")]:
         layer = name.removesuffix(".lora_A.weight")
-        updates[layer.removeprefix(_ADAPTER_PREFIX) + ".weight"] = _Update(
+        updates[layer.removeprefix(_ADAPTER_PREFIX) + ".weight"] = Update(
             down=tensors.pop(name),
             up=tensors.pop(f"{layer}.lora_B.weight"),
             scale=scale,

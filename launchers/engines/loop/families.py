@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import nn
 
+from launchers.engines.loop import unet
+
 
 def blocks(network: Any) -> list[nn.Module]:
     """The model's decoder layers: what transformers says must not be split over devices.
@@ -13,6 +15,8 @@ def blocks(network: Any) -> list[nn.Module]:
     Of a family that says nothing, the list with as many modules as config.json has layers. Empty where that
     isn't there either.
     """
+    if unet.is_unet(network):
+        return unet.blocks(network)
     names = set(network._no_split_modules or ())
     found = [module for module in network.modules() if type(module).__name__ in names]
     if found:

@@ -9,8 +9,8 @@ import torch
 from estimator.errors import UserError
 from estimator.models import LATENT_PROJECTIONS, PROJECTIONS
 from estimator.models.architectures import own_names
-from estimator.setup import LLAMA_ADAPTERS
-from launchers.engines.loop import liger, quantised, whole_modules
+from estimator.setup import IMAGE_TASK, LLAMA_ADAPTERS
+from launchers.engines.loop import liger, quantised, unet, whole_modules
 from launchers.engines.loop.families import blocks, expert_tensors
 from launchers.engines.loop.recompute import recompute
 from launchers.engines.reward_head import HEAD
@@ -30,12 +30,21 @@ def pretrained(job: TrainJob, *, dtype: torch.dtype, device: torch.device, **opt
 
     A base that is to be quantised is so on ``device``, a matrix at a time, wherever the model is put.
     """
+    if job.settings.task == IMAGE_TASK:
+        return unet.load(job, dtype)
     if kind := quantised.kind_of(job):
         with collector_paused():
             from launchers.engines.loop.quantised_loading import LoopQuantization
 
         options["quantization_config"] = LoopQuantization(kind, device)
     return causal.load(job.model_dir, dtype=dtype, **options)
+
+
+def unloaded(job: TrainJob, *, dtype: torch.dtype) -> Any:
+    """The job's model without its weights, where modules are made; its buffers are made from the config."""
+    if job.settings.task == IMAGE_TASK:
+        return unet.build(job, dtype)
+    return causal.build(job.model_dir, dtype=dtype)
 
 
 def made_trainable(model: Any, job: TrainJob, *, adapters_in_fp32: bool = False) -> Any:
@@ -47,14 +56,19 @@ def made_trainable(model: Any, job: TrainJob, *, adapters_in_fp32: bool = False)
         liger.put_in(model)
     if job.plan.method != "full":
         torch.manual_seed(job.settings.seed)
-        with_adapters = _with_prompts if job.plan.method in LLAMA_ADAPTERS else _with_low_rank
-        model = with_adapters(model, job)
+        model = _with_adapters(model, job)
         for parameter in model.parameters():
             if parameter.requires_grad:  # PEFT leaves those on the meta device in fp32
                 parameter.data = parameter.data.to(torch.float32 if adapters_in_fp32 else dtype_of(job))
     recompute(blocks(model), job)
     model.train()
     return model
+
+
+def _with_adapters(model: Any, job: TrainJob) -> Any:
+    if unet.is_unet(model):
+        return unet.add_adapters(model, job)
+    return _with_prompts(model, job) if job.plan.method in LLAMA_ADAPTERS else _with_low_rank(model, job)
 
 
 def _with_prompts(model: Any, job: TrainJob) -> Any:

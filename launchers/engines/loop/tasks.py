@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -17,9 +17,11 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from estimator.plan import Layout
+from estimator.setup import IMAGE_TASK
 from launchers.dataset.batches import (
     MicroBatch,
     counted_labels,
+    micro_batches,
     mismatched_batches,
     step_rows,
     summed_cross_entropy,
@@ -27,70 +29,66 @@ from launchers.dataset.batches import (
 )
 from launchers.dataset.prepared import IGNORE, Prepared
 from launchers.engines.loop import preference_losses
+from launchers.engines.loop.outcome import Outcome, StepCounts
 from launchers.engines.loop.preference_losses import Answers
 from launchers.engines.loop.sharding import Answering
 from launchers.settings import Settings
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepCounts:
-    """Of one step's global batch, over all ranks."""
-
-    divisor: int  # of the summed loss and the summed metrics
-    tokens: int = 0  # of the chosen conversations that are predicted, prompts too
-    good: int = 0  # judged answers that are called good
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
-    """Of one micro batch, summed over what :attr:`StepCounts.divisor` counts."""
-
-    loss: torch.Tensor
-    metrics: dict[str, torch.Tensor] = field(default_factory=dict)  # without gradients
-
-
 class Task(Protocol):
-    """One kind of training."""
+    """One kind of training; its batches are its own."""
 
-    pairs: ClassVar[bool]  # whether a row is a pair
     metrics: ClassVar[tuple[str, ...]]  # the names of the figures beside the loss
 
     def check(self, model: Answering, data: Prepared, /) -> None:
         """Raise ValueError where the model would read the data otherwise than they were prepared."""
         ...
 
-    def begin(
-        self,
-        model: Answering,
-        data: Prepared,
-        layout: Layout,
-        step: int,
-        rank: int,
-        reference: NDArray[np.float32] | None,
-        /,
-    ) -> None:
-        """What has to be known of all ranks before a step's first micro batch; every rank calls it.
+    def begin(self, model: Answering, data: Prepared, layout: Layout, step: int, rank: int, /) -> None:
+        """What has to be known of all ranks before a step's first micro batch; every rank calls it."""
+        ...
 
-        ``reference``: launchers.reference's, where the run has one.
-        """
+    def batches(self, data: Prepared, layout: Layout, step: int, rank: int, /) -> Iterator[Any]:
+        """A rank's micro batches of a step, each for :meth:`outcome`; step 0 is the first."""
         ...
 
     def counts(self, data: Prepared, step: int, global_batch_size: int, /) -> StepCounts:
         """What a step is divided by; step 0 is the first."""
         ...
 
-    def outcome(self, model: Answering, batch: MicroBatch, counts: StepCounts, /) -> Outcome:
+    def outcome(self, model: Answering, batch: Any, counts: StepCounts, /) -> Outcome:
         """The forward pass, or passes, of one micro batch."""
         ...
 
 
-class NextToken:
+class TextTask(Task, Protocol):
+    """A task on rows of tokens."""
+
+    pairs: ClassVar[bool]
+
+
+class OfRows:
+    """What tasks on rows of tokens share.
+
+    ``reference``: launchers.reference's file, where the run has one.
+    """
+
+    pairs: ClassVar[bool] = False  # whether a row is a pair
+
+    def __init__(self, reference: Path | None) -> None:
+        self.reference: NDArray[np.float32] | None = None if reference is None else np.load(reference)
+
+    def batches(self, data: Prepared, layout: Layout, step: int, rank: int, /) -> Iterator[MicroBatch]:
+        return micro_batches(data, layout, step, rank, pairs=self.pairs, reference=self.reference)
+
+
+class NextToken(OfRows):
     """The mean cross entropy of the labels that count."""
 
-    pairs: ClassVar = False
     metrics: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, *, fused: bool) -> None:
+        super().__init__(None)
         self._fused = fused
 
     def check(self, _model: Answering, _data: Prepared, /) -> None:
@@ -108,7 +106,7 @@ class NextToken:
         return Outcome(loss=summed_cross_entropy(model.logits(**batch.inputs), batch.labels))
 
 
-class Preferences:
+class Preferences(OfRows):
     """DPO, ORPO or SimPO, on pairs."""
 
     pairs: ClassVar = True
@@ -120,7 +118,8 @@ class Preferences:
     def begin(self, *_: object) -> None:
         """Nothing: each micro batch stands for itself."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, reference: Path | None = None) -> None:
+        super().__init__(reference)
         self._task = settings.task
         self._beta = settings.preference.beta_of(settings.task)
         self._margin = settings.preference.margin
@@ -170,7 +169,7 @@ class Preferences:
         return losses, rewards.detached()
 
 
-class Reward:
+class Reward(OfRows):
     """A number for each answer, higher for the better one: Ouyang et al. 2022 (arXiv:2203.02155), equation 1.
 
     The mean over pairs, as TRL's RewardTrainer has it.
@@ -196,36 +195,27 @@ class Reward:
         return Outcome(loss=preference_losses.sigmoid_loss(rewards).sum(), metrics=rewards.detached().sums())
 
 
-class Kto:
+class Kto(OfRows):
     """Single answers that are good or bad: Ethayarajh et al. 2024 (arXiv:2402.01306), equations 7 and 8.
 
     As TRL's KTOTrainer, with both kinds weighing the same. What the rewards are compared with, an estimate of
     the KL divergence from the reference, is the mean over the whole global batch of answers to other prompts.
     """
 
-    pairs: ClassVar = False
     metrics: ClassVar[tuple[str, ...]] = ("reward_good", "reward_bad", "reward_margin", "accuracy", "kl")
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, reference: Path | None = None) -> None:
+        super().__init__(reference)
         self._beta = settings.preference.beta_of(settings.task)
         self._kl = torch.zeros(())
 
     def check(self, _model: Answering, _data: Prepared, /) -> None:
         """Any model that predicts tokens will do."""
 
-    def begin(
-        self,
-        model: Answering,
-        data: Prepared,
-        layout: Layout,
-        step: int,
-        rank: int,
-        reference: NDArray[np.float32] | None,
-        /,
-    ) -> None:
+    def begin(self, model: Answering, data: Prepared, layout: Layout, step: int, rank: int, /) -> None:
         """Estimate how far the model has moved, by answers to other prompts."""
         ahead = torch.zeros((), device=model.device)
-        for batch in mismatched_batches(data, layout, step, rank, reference):
+        for batch in mismatched_batches(data, layout, step, rank, self.reference):
             batch = batch.to(model.device)
             with torch.no_grad():
                 policy = summed_log_probabilities(model.logits(**batch.inputs), batch.labels)
@@ -268,13 +258,27 @@ def _untrained(model: Answering, batch: MicroBatch) -> torch.Tensor:
         return summed_log_probabilities(model.logits(**batch.inputs), batch.labels)
 
 
-def task_of(settings: Settings) -> Task:
-    """The task that a run's settings name."""
+def task_of(settings: Settings, reference: Path | None = None) -> Task:
+    """The task that a run's settings name, on rows of tokens or on images.
+
+    ``reference``: what was computed before training, where the task needs it (TrainJob.reference).
+    """
+    if settings.task == IMAGE_TASK:
+        from launchers.engines.loop.images import TextToImage  # needs diffusers
+
+        if reference is None:
+            raise ValueError(f"task {IMAGE_TASK} learns from latents, and there are none")
+        return TextToImage(settings, reference)
+    return text_task_of(settings, reference)
+
+
+def text_task_of(settings: Settings, reference: Path | None = None) -> TextTask:
+    """The same of a task on rows of tokens."""
     if settings.task == "kto":
-        return Kto(settings)
+        return Kto(settings, reference)
     if settings.task == "reward":
-        return Reward()
-    return Preferences(settings) if settings.trains_on_pairs else NextToken(fused=settings.liger)
+        return Reward(None)
+    return Preferences(settings, reference) if settings.trains_on_pairs else NextToken(fused=settings.liger)
 
 
 @contextlib.contextmanager

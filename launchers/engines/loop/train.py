@@ -5,14 +5,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 
-from launchers.dataset.batches import micro_batches
 from launchers.dataset.prepared import Prepared
-from launchers.engines.loop import export
+from launchers.engines.loop import export, unet
 from launchers.engines.loop.evaluation import Evaluator
 from launchers.engines.loop.sharding import ShardedModel, Sharding
 from launchers.engines.loop.tasks import Task, task_of
@@ -35,21 +32,22 @@ def train(job: TrainJob, sharding: Sharding) -> None:
     )
     reporter.phase("load")
     model = sharding.load(job, env, device)
-    if job.plan.method != "full" and job.settings.merges(job.plan.method) and env.rank == 0:
+    merges = job.plan.method != "full" and job.settings.merges(job.plan.method)
+    if merges and env.rank == 0 and not unet.is_unet(model.module):
         export.check_mergeable(model.module, job)
-    data, task = Prepared(job.data_dir), task_of(job.settings)
+    data, task = Prepared(job.data_dir), task_of(job.settings, job.reference)
     task.check(model, data)
-    reference = None if job.reference is None else np.load(job.reference)
     profiler = Profiler(job, env, reporter, model.module)
     cadence = Cadence(job, env)
     evaluator = Evaluator(job, env, reporter, model.module, cadence)
-    noise = EmbeddingNoise(model.module.get_input_embeddings(), job, env, data)
+    embedding = None if unet.is_unet(model.module) else model.module.get_input_embeddings()
+    noise = EmbeddingNoise(embedding, job, env, data)
     reporter.phase("train", job.start_step)
     step = job.start_step
     while step < job.total_steps and not job.exports_only and not evaluator.stops:
         step += 1
         noise.begin(step)
-        _step(model, job, env, data, task, reference, step, reporter, profiler)
+        _step(model, job, env, data, task, step, reporter, profiler)
         profiler.save(step)
         evaluator.after(step, model)
         if evaluator.is_kept(step):
@@ -98,7 +96,6 @@ def _step(
     env: RankEnv,
     data: Prepared,
     task: Task,
-    reference: NDArray[np.float32] | None,
     step: int,
     reporter: RankReporter,
     profiler: Profiler,
@@ -109,13 +106,12 @@ def _step(
     begin, watch = time.perf_counter(), _Stopwatch(model.device, profiler)
     lr = model.lr()
     watch.mark("forward")
-    task.begin(model, data, layout, step - 1, env.rank, reference)
+    task.begin(model, data, layout, step - 1, env.rank)
     watch.mark("data")
     counts = task.counts(data, step - 1, layout.global_batch_size)
     summed = torch.zeros(1 + len(task.metrics), device=model.device)  # the loss, then the metrics
     tokens, passes = 0, 0
-    mine = micro_batches(data, layout, step - 1, env.rank, pairs=task.pairs, reference=reference)
-    for batch in mine:
+    for batch in task.batches(data, layout, step - 1, env.rank):
         batch, passes = batch.to(model.device), passes + 1
         watch.mark("forward")
         outcome = task.outcome(model, batch, counts)

@@ -1,23 +1,18 @@
-"""Stable Diffusion XL: parameters as published, activations as a trace of diffusers has them."""
+"""Pipelines that make images: their networks as published, their names, folders of one's own."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from estimator import models
 from estimator.errors import UserError
-from estimator.models.diffusion import STABLE_DIFFUSION_XL, unet_activation_bytes
-
-# (width, height, batch, dtype) -> bytes that autograd has saved after the forward pass of diffusers 0.42.1's
-# UNet2DConditionModel, without the parameters themselves (torch 2.13, FakeTensorMode on a CPU).
-TRACED = {
-    (1024, 1024, 1, "bf16"): 6_887_677_824,
-    (512, 768, 2, "fp32"): 10_386_710_016,
-    (1000, 1016, 1, "bf16"): 6_844_371_352,
-    (512, 512, 3, "bf16"): 5_224_279_680,
-}
+from estimator.models.diffusion import STABLE_DIFFUSION_XL, DiffusionSpec, positions_of, side_of
+from estimator.models.reference import ModelRef
+from tests.estimator.models.test_unet import CONFIG
 
 
 def test_each_component_has_the_published_number_of_parameters() -> None:
@@ -27,100 +22,73 @@ def test_each_component_has_the_published_number_of_parameters() -> None:
         "text encoder 2 (OpenCLIP bigG)": 694_659_840,
         "VAE": 83_653_863,
     }
-    assert STABLE_DIFFUSION_XL.parameters == 3_468_837_867
-    assert STABLE_DIFFUSION_XL.trained_parameters == 2_567_463_684
-
-
-@pytest.mark.parametrize("run", TRACED)
-def test_activations_are_those_of_the_traced_unet(run: tuple[int, int, int, str]) -> None:
-    assert unet_activation_bytes(*run) == TRACED[run]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("run", TRACED)
-def test_the_trace_gives_the_same_again(run: tuple[int, int, int, str]) -> None:
-    pytest.importorskip("diffusers")
-    assert traced_activation_bytes(*run) == TRACED[run]
-
-
-def traced_activation_bytes(width: int, height: int, batch: int, dtype: str) -> int:
-    import torch
-    from diffusers import UNet2DConditionModel
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    kind = {"bf16": torch.bfloat16, "fp32": torch.float32}[dtype]
-    saved: dict[int, int] = {}
-    kept: list[Any] = []  # a storage's identity counts only as long as it lives
-    with FakeTensorMode():
-        torch.set_default_dtype(kind)
-        try:
-            unet = UNet2DConditionModel(**UNET_CONFIG).train()
-        finally:
-            torch.set_default_dtype(torch.float32)
-        own = {parameter.untyped_storage()._cdata for parameter in unet.parameters()}
-
-        def save(tensor: torch.Tensor) -> torch.Tensor:
-            storage = tensor.untyped_storage()
-            if storage._cdata not in own:
-                saved[storage._cdata] = storage.nbytes()
-                kept.append(tensor)
-            return tensor
-
-        added = {
-            "text_embeds": torch.empty(batch, 1280, dtype=kind),
-            "time_ids": torch.empty(batch, 6, dtype=kind),
-        }
-        with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
-            unet(
-                torch.empty(batch, 4, height // 8, width // 8, dtype=kind),
-                torch.empty(batch, dtype=torch.int64),
-                torch.empty(batch, 77, 2048, dtype=kind),
-                added_cond_kwargs=added,
-            )
-    return sum(saved.values())
-
-
-UNET_CONFIG: dict[str, Any] = {  # stable-diffusion-xl-base-1.0, unet/config.json
-    "sample_size": 128,
-    "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
-    "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
-    "block_out_channels": (320, 640, 1280),
-    "layers_per_block": 2,
-    "cross_attention_dim": 2048,
-    "transformer_layers_per_block": (1, 2, 10),
-    "attention_head_dim": (5, 10, 20),
-    "use_linear_projection": True,
-    "addition_embed_type": "text_time",
-    "addition_time_embed_dim": 256,
-    "projection_class_embeddings_input_dim": 2816,
-}
-
-
-def test_activations_grow_with_the_batch_and_the_image() -> None:
-    one = unet_activation_bytes(512, 512, 1, "bf16")
-    assert unet_activation_bytes(512, 512, 4, "bf16") == 4 * one
-    assert unet_activation_bytes(512, 1024, 1, "bf16") > 1.9 * one
-
-
-@pytest.mark.parametrize(
-    ("run", "words"),
-    [
-        ((1000, 1001, 1, "bf16"), "height = 1001"),
-        ((0, 1024, 1, "bf16"), "width = 0"),
-        ((1024, 1024, 0, "bf16"), "batch = 0"),
-        ((1024, 1024, 1, "int8"), "dtype = 'int8'"),
-    ],
-)
-def test_a_wrong_image_batch_or_type_is_named(run: tuple[int, int, int, str], words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        unet_activation_bytes(*run)
+    assert STABLE_DIFFUSION_XL.stored_parameters == 3_468_837_867
+    assert STABLE_DIFFUSION_XL.parameters == 2_567_463_684
 
 
 @pytest.mark.parametrize("name", ["stable-diffusion-xl", "SDXL", "stabilityai/stable-diffusion-xl-base-1.0"])
-def test_its_names_find_it_but_not_as_a_language_model(name: str) -> None:
-    assert models.find_any(name) is STABLE_DIFFUSION_XL
-    for find in (models.find, models.resolve):
-        with pytest.raises(UserError) as caught:
-            find(name)
-        assert "language models only" in caught.value.problem
-        assert "finetune estimate --model stable-diffusion-xl" in caught.value.advice
+def test_its_names_find_it(name: str) -> None:
+    assert models.find(name) is STABLE_DIFFUSION_XL
+    assert models.resolve(name).spec is STABLE_DIFFUSION_XL
+
+
+def test_the_shape_goes_with_a_run_as_json() -> None:
+    reference = models.resolve("sdxl")
+    assert ModelRef.from_dict(json.loads(json.dumps(reference.to_dict()))) == reference
+
+
+def test_a_latent_has_a_position_for_eight_by_eight_pixels() -> None:
+    assert positions_of(1024) == 16_384
+    assert side_of(16_384) == 1024
+
+
+@pytest.mark.parametrize(("side", "instead"), [(1020, "1024"), (4, "64"), (0, "64"), (4096, "2048")])
+def test_a_side_that_can_t_be_is_refused_with_one_that_can(side: int, instead: str) -> None:
+    with pytest.raises(UserError) as caught:
+        positions_of(side)
+    assert f"{side} pixels" in caught.value.problem
+    assert instead in caught.value.advice
+
+
+def test_a_folder_in_diffusers_layout_is_read(tmp_path: Path) -> None:
+    spec = models.resolve(str(_pipeline(tmp_path))).spec
+    assert isinstance(spec, DiffusionSpec)
+    assert [count for _, count in spec.components] == [count for _, count in STABLE_DIFFUSION_XL.components]
+    assert spec.resolution == 1024
+
+
+def test_a_folder_of_another_pipeline_says_which_it_is(tmp_path: Path) -> None:
+    _write(_pipeline(tmp_path) / "model_index.json", {"_class_name": "FluxPipeline"})
+    with pytest.raises(UserError, match="FluxPipeline"):
+        models.resolve(str(tmp_path))
+
+
+def test_a_folder_without_its_unet_s_config_says_so(tmp_path: Path) -> None:
+    (_pipeline(tmp_path) / "unet" / "config.json").unlink()
+    with pytest.raises(UserError, match=r"unet/config\.json"):
+        models.resolve(str(tmp_path))
+
+
+def _pipeline(folder: Path) -> Path:
+    """The config.json files of stable-diffusion-xl-base-1.0, as far as they are read."""
+    clip = {"vocab_size": 49_408, "max_position_embeddings": 77}
+    _write(folder / "model_index.json", {"_class_name": "StableDiffusionXLPipeline"})
+    _write(folder / "unet" / "config.json", CONFIG)
+    _write(
+        folder / "text_encoder" / "config.json",
+        clip
+        | {"hidden_size": 768, "num_hidden_layers": 12, "intermediate_size": 3072, "projection_dim": 768},
+    )
+    _write(
+        folder / "text_encoder_2" / "config.json",
+        clip
+        | {"hidden_size": 1280, "num_hidden_layers": 32, "intermediate_size": 5120, "projection_dim": 1280},
+    )
+    channels = [128, 256, 512, 512]
+    _write(folder / "vae" / "config.json", {"block_out_channels": channels, "layers_per_block": 2})
+    return folder
+
+
+def _write(path: Path, values: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(values))

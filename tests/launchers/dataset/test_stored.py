@@ -4,6 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from launchers.dataset.picture import Picture
 from launchers.dataset.preferences import Judged, Pair, Sample
 from launchers.dataset.rows import Conversation, parse
 from launchers.dataset.stored import Selected, StoredRows, Writer, characters_of, joined, sources_of
@@ -17,6 +18,7 @@ ROWS: list[Sample] = [
     TEXT.of_source(2),
     Pair(chosen=CHAT, rejected=CHAT.of_source(0)),
     Judged(conversation=CHAT, desirable=False),
+    Picture(caption="a “red”\ncircle", image=bytes(range(256)), width=64, height=48, line=5).of_source(1),
 ]
 
 
@@ -30,12 +32,12 @@ def stored(folder: Path, rows: list[Any]) -> StoredRows:
 def test_every_kind_of_row_comes_back_as_it_was(tmp_path: Path) -> None:
     rows = stored(tmp_path, ROWS)
     assert list(rows) == ROWS
-    assert (rows[-1], rows[1:3], len(rows)) == (ROWS[-1], ROWS[1:3], 4)
-    assert [(row.line, row.source) for row in rows] == [(3, 0), (9, 2), (3, 0), (3, 0)]
-    assert sources_of(rows).tolist() == [0, 2, 0, 0]
-    assert characters_of(rows).tolist() == [0, len("Once upon a time"), 0, 0]
+    assert (rows[-1], rows[1:3], len(rows)) == (ROWS[-1], ROWS[1:3], 5)
+    assert [(row.line, row.source) for row in rows] == [(3, 0), (9, 2), (3, 0), (3, 0), (5, 1)]
+    assert sources_of(rows).tolist() == [0, 2, 0, 0, 1]
+    assert characters_of(rows).tolist() == [0, len("Once upon a time"), 0, 0, 0]
     with pytest.raises(IndexError):
-        rows[4]
+        rows[5]
 
 
 def test_equal_rows_have_one_fingerprint_and_others_another(tmp_path: Path) -> None:

@@ -1,0 +1,70 @@
+"""Memory of a UNet's training step beyond its states: what its moments have alive.
+
+Saved activations are counted exactly (estimator/models/unet.py); what is alive in passing, the gradients of
+the largest feature map and fp32 copies of the prediction and the noise, is small beside them.
+"""
+
+from __future__ import annotations
+
+import math
+
+from estimator.memory.buffers import Buffers, optimizer_temporary_bytes
+from estimator.memory.shape import Part
+from estimator.memory.states import adapter_size, computing
+from estimator.models.diffusion import DiffusionSpec
+from estimator.models.unet import Adapters
+from estimator.setup import Setup
+
+AVERAGE = "average of the weights"
+_LATENT_CHANNELS = 4
+_LOSS_COPIES = 4  # fp32: prediction, target, their difference, and its gradient
+
+
+def moments(
+    setup: Setup, model: DiffusionSpec, part: Part, gradients: int, communication: Buffers
+) -> list[dict[str, int]]:
+    """Bytes by category, beside the states, at the loss, in the backward pass and in the optimizer's step."""
+    side, images, size = math.isqrt(setup.seq_len), setup.micro_batch_size, computing(setup)
+    adapters = adapters_of(setup)
+    recomputed = setup.checkpointing != "none"
+    saved = images * model.unet.saved_bytes(side, side, size, adapters=adapters, recomputed=recomputed)
+    unit = images * model.unet.largest_unit_saves(side, side, size, adapters) if recomputed else 0
+    # of the last residual block: of its input, which the skipped feature map is part of, and of its result
+    first = model.unet.channels[0]
+    passing = images * size * 4 * first * side * side
+    loss = images * 4 * _LOSS_COPIES * _LATENT_CHANNELS * side * side
+    held = gradients if setup.accumulation > 1 else 0
+    return [
+        {
+            "activations": saved,
+            "logits and loss": loss,
+            "gradients": held,
+            "communication buffers": communication.at_loss,
+        },
+        {
+            "activations": saved + unit + passing,
+            "gradients": max(held, 0 if setup.adapters else gradients // 2),
+            "communication buffers": communication.backward + communication.reduced,
+        },
+        {
+            "activations": unit + passing,
+            "gradients": gradients,
+            "communication buffers": communication.gathered + communication.reduced + communication.last,
+        },
+        {
+            "gradients": gradients,
+            "optimizer temporaries": optimizer_temporary_bytes(setup, part),
+        },
+    ]
+
+
+def adapters_of(setup: Setup) -> Adapters | None:
+    """LoRA's adapters of a step, as the UNet's activations depend on them; None: all weights are trained."""
+    if not setup.adapters:
+        return None
+    return Adapters(setup.lora_rank, in_fp32=adapter_size(setup) == 4)
+
+
+def average_bytes(setup: Setup) -> int:
+    """Bytes of the moving average of what is trained, in fp32; divided as the weights are."""
+    return 4 * setup.trainable_parameters // (setup.shard if setup.sharding == "fsdp" else 1)

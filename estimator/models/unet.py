@@ -1,0 +1,300 @@
+"""The UNet of a diffusion model: its layers, its parameters, and what it keeps for the backward pass.
+
+The structure is that of diffusers 0.42.1's UNet2DConditionModel with text and time embeddings added
+(models/unets/unet_2d_blocks.py, models/transformers/transformer_2d.py, models/attention.py). c are channels,
+n positions of a feature map, r the rank of an adapter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+TEXT_TOKENS = 77  # CLIP's length
+_LATENT_CHANNELS = 4
+_GROUPS = 32  # of a group norm
+ADAPTED = ("to_q", "to_k", "to_v", "to_out.0")  # the layers of both attentions of a block that LoRA adapts
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One layer of the UNet."""
+
+    kind: Literal["resnet", "transformer", "down", "up"]
+    level: int  # of the feature map that it works on; 0 is the largest
+    into: int
+    out: int
+    layers: int = 0  # blocks of a transformer
+
+
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """What LoRA adds to every attention of the UNet."""
+
+    rank: int
+    in_fp32: bool  # PEFT casts each adapter's input to the adapter's type
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UNetShape:
+    """The widths of one UNet, as its config.json has them."""
+
+    channels: tuple[int, ...]
+    transformer_layers: tuple[int, ...]  # in each transformer of a level; 0: the level has none
+    resnets: int = 2  # of each level on the way down; one more on the way up
+    head_dim: int = 64
+    text_width: int = 2048  # both text encoders' outputs side by side
+    pooled_width: int = 1280  # the second encoder's summary of the text
+    time_width: int = 256  # of each of the six numbers of sizes and crops
+
+    @classmethod
+    def of_config(cls, config: Mapping[str, Any]) -> UNetShape:
+        """The shape that a unet/config.json describes.
+
+        Raises KeyError, TypeError or ValueError where it is not one of Stable Diffusion XL's kind.
+        """
+        if config["addition_embed_type"] != "text_time" or config["in_channels"] != _LATENT_CHANNELS:
+            raise ValueError("it is no UNet of Stable Diffusion XL's kind")
+        channels = tuple(config["block_out_channels"])
+        heads = config["attention_head_dim"]  # numbers of heads, as diffusers' field of that name has them
+        layers = config["transformer_layers_per_block"]
+        kinds = config["down_block_types"]
+        if not len(channels) == len(heads) == len(layers) == len(kinds):
+            raise ValueError("its levels have no number of heads and layers each")
+        time_width = config["addition_time_embed_dim"]
+        return cls(
+            channels=channels,
+            transformer_layers=tuple(
+                count if kind.startswith("CrossAttn") else 0
+                for count, kind in zip(layers, kinds, strict=True)
+            ),
+            resnets=config["layers_per_block"],
+            head_dim=channels[-1] // heads[-1],
+            text_width=config["cross_attention_dim"],
+            pooled_width=config["projection_class_embeddings_input_dim"] - 6 * time_width,
+            time_width=time_width,
+        )
+
+    @property
+    def embedding(self) -> int:
+        """Width of the time embedding."""
+        return 4 * self.channels[0]
+
+    @property
+    def added(self) -> int:
+        """Width of what is added to it: the text's summary, and six numbers."""
+        return self.pooled_width + 6 * self.time_width
+
+    def parts(self) -> Iterator[Part]:
+        """The blocks in the order of the forward pass, without what comes before and after them."""
+        last = len(self.channels) - 1
+        channels, skips = self.channels[0], [self.channels[0]]
+        for level, out in enumerate(self.channels):
+            for _ in range(self.resnets):
+                yield from self._pair(level, channels, out)
+                channels = out
+                skips.append(out)
+            if level < last:
+                yield Part("down", level, out, out)
+                skips.append(out)
+        yield from self._pair(last, channels, channels)
+        yield Part("resnet", last, channels, channels)
+        for level in reversed(range(len(self.channels))):
+            out = self.channels[level]
+            for _ in range(self.resnets + 1):  # each takes one feature map of the way down beside its input
+                yield from self._pair(level, channels + skips.pop(), out)
+                channels = out
+            if level:
+                yield Part("up", level - 1, out, out)
+
+    def _pair(self, level: int, into: int, out: int) -> Iterator[Part]:
+        yield Part("resnet", level, into, out)
+        if self.transformer_layers[level]:
+            yield Part("transformer", level, out, out, self.transformer_layers[level])
+
+    def positions(self, width: int, height: int) -> list[int]:
+        """Positions of the feature map of each level; a step down is a convolution of stride 2."""
+        counts = []
+        for _ in self.channels:
+            counts.append(width * height)
+            width, height = (width + 1) // 2, (height + 1) // 2
+        return counts
+
+    # -----------------------------------------------------------------------------------------------------
+    # Parameters
+
+    @property
+    def parameters(self) -> int:
+        """All parameters."""
+        return self.outer_parameters + sum(self.part_parameters(part) for part in self.parts())
+
+    @property
+    def outer_parameters(self) -> int:
+        """Parameters of the first and the last convolution, the last norm, and both embeddings."""
+        first = self.channels[0]
+        total = conv(_LATENT_CHANNELS, first) + conv(first, _LATENT_CHANNELS) + norm(first)
+        for width in (first, self.added):  # time; pooled text and sizes
+            total += linear(width, self.embedding) + linear(self.embedding, self.embedding)
+        return total
+
+    def part_parameters(self, part: Part) -> int:
+        """Parameters of a part."""
+        if part.kind == "resnet":
+            return resnet(part.into, part.out) + linear(self.embedding, part.out)
+        if part.kind != "transformer":
+            return conv(part.into, part.out)
+        return norm(part.out) + 2 * linear(part.out, part.out) + part.layers * self.block_parameters(part.out)
+
+    def block_parameters(self, c: int) -> int:
+        """Parameters of one block of a transformer: three norms, two attentions, GEGLU's two layers."""
+        attention = 4 * c * c + c + 2 * c * c + 2 * self.text_width * c + c
+        return 3 * norm(c) + attention + linear(c, 8 * c) + linear(4 * c, c)
+
+    def lora_parameters(self, rank: int) -> int:
+        """Weights of adapters on queries, keys, values and results of both attentions of every block."""
+        total = 0
+        for part in self.parts():
+            c = part.out
+            own, across = 4 * 2 * c, 2 * 2 * c + 2 * (self.text_width + c)
+            total += part.layers * rank * (own + across)
+        return total
+
+    @property
+    def transformer_blocks(self) -> int:
+        """Blocks of all transformers."""
+        return sum(part.layers for part in self.parts())
+
+    @property
+    def units(self) -> int:
+        """What FSDP divides, and checkpointing recomputes, one by one: resnets and transformers' blocks."""
+        return sum(part.layers or part.kind == "resnet" for part in self.parts())
+
+    # -----------------------------------------------------------------------------------------------------
+    # Activations
+
+    def saved_bytes(
+        self,
+        width: int,
+        height: int,
+        size: int,
+        *,
+        adapters: Adapters | None = None,
+        recomputed: bool = False,
+    ) -> int:
+        """Bytes that one image's forward pass saves for the backward pass.
+
+        Counted from the feature maps that each layer keeps, with flash attention and weights and activations
+        of one type. Equal to a trace of diffusers' UNet under FakeTensorMode (torch 2.13):
+        tests/estimator/models/test_unet.py.
+
+        Parameters
+        ----------
+        width, height:
+            Of the latent.
+        size:
+            Bytes of one element.
+        adapters:
+            What is trained where the UNet itself is frozen; None: all of it is trained.
+        recomputed:
+            Whether resnets and transformers' blocks keep their inputs alone (activation checkpointing).
+        """
+        positions, frozen = self.positions(width, height), adapters is not None
+        total = self._saved_outside(positions[0], size, frozen=frozen)
+        if not recomputed and (adapters is None or not adapters.in_fp32 or size == 4):
+            total += size * TEXT_TOKENS * self.text_width  # else each adapter has its own copy of the text
+        if recomputed and frozen:
+            total += size * self.embedding  # which every residual block is called with
+        reached = not frozen  # whether anything before this part is trained
+        for part in self.parts():
+            n = positions[part.level]
+            if part.kind == "transformer":
+                total += self._saved_by_transformer(
+                    part, n, size, adapters=adapters, recomputed=recomputed, reached=reached
+                )
+                reached = True
+            elif part.kind == "resnet" and recomputed:
+                total += size * part.into * n
+            elif part.kind == "resnet" and reached:
+                total += size * self._resnet_keeps(part, n, frozen=frozen)
+            elif reached:
+                total += size * part.into * n
+        return total
+
+    def _saved_outside(self, n: int, size: int, *, frozen: bool) -> int:
+        """The latent, both embeddings' layers, and norm, SiLU and convolution at the end."""
+        first = self.channels[0]
+        if frozen:
+            return size * (3 * first * n + 2 * _GROUPS)
+        embeddings = first + 2 * self.embedding + self.added + 2 * self.embedding + self.embedding
+        return size * (_LATENT_CHANNELS * n + embeddings + 3 * first * n + 2 * _GROUPS)
+
+    def _resnet_keeps(self, part: Part, n: int, *, frozen: bool) -> int:
+        """Elements: inputs of two norms, SiLUs and convolutions; the norms' statistics; the embedding's SiLU.
+
+        torch keeps the input of a frozen convolution, too, which its backward pass makes nothing of.
+        """
+        return 3 * (part.into + part.out) * n + 2 * 2 * _GROUPS + (0 if frozen else self.embedding)
+
+    def _saved_by_transformer(
+        self, part: Part, n: int, size: int, *, adapters: Adapters | None, recomputed: bool, reached: bool
+    ) -> int:
+        c = part.out
+        around = 3 * c * n if adapters is None else c * n * reached
+        total = size * (around + 2 * _GROUPS * reached)
+        if recomputed:
+            return total + part.layers * size * c * n
+        block = self.block_saves(c, n, size, adapters)
+        total += part.layers * block
+        return total if reached else total - size * c * n - 2 * n * size
+
+    def block_saves(self, c: int, n: int, size: int, adapters: Adapters | None) -> int:
+        """Bytes that one block of a transformer saves for n positions.
+
+        Trained whole, 28cn elements: three norms' inputs and outputs (6), self-attention's queries, keys,
+        values and result (4), cross-attention's queries and result (2), GEGLU's two halves, its GELU, and
+        their product (8 + 4 + 4). With adapters the last norm's output and the product are not needed (23cn),
+        and each adapter's narrow result is; adapters in fp32 keep their inputs each for itself, in fp32.
+        """
+        norms, log_sum_exp = 3 * 2 * n, 4 * 2 * (c // self.head_dim) * n  # the latter in fp32, of both
+        keys = 2 * c * TEXT_TOKENS  # and values of the text
+        if adapters is None:
+            return size * (28 * c * n + norms + keys) + log_sum_exp
+        narrow = adapters.rank * (6 * n + 2 * TEXT_TOKENS)
+        if adapters.in_fp32 and size < 4:
+            inputs = 4 * (6 * c * n + 2 * TEXT_TOKENS * self.text_width + narrow)
+            return size * (21 * c * n + norms + keys) + inputs + log_sum_exp
+        return size * (23 * c * n + norms + keys + narrow) + log_sum_exp
+
+    def largest_unit_saves(self, width: int, height: int, size: int, adapters: Adapters | None) -> int:
+        """Bytes that the largest resnet or block saves: what is there while it is computed again."""
+        positions = self.positions(width, height)
+        found = []
+        for part in self.parts():
+            n = positions[part.level]
+            if part.kind == "transformer":
+                found.append(self.block_saves(part.out, n, size, adapters))
+            elif part.kind == "resnet":
+                found.append(size * self._resnet_keeps(part, n, frozen=adapters is not None))
+        return max(found)
+
+
+def conv(into: int, out: int, size: int = 3) -> int:
+    """Parameters of a convolution."""
+    return into * out * size * size + out
+
+
+def linear(into: int, out: int) -> int:
+    """Parameters of a linear layer."""
+    return conv(into, out, 1)
+
+
+def norm(c: int) -> int:
+    """Parameters of a norm: scales and shifts."""
+    return 2 * c
+
+
+def resnet(into: int, out: int) -> int:
+    """Parameters of a residual block without its time embedding's layer."""
+    shortcut = conv(into, out, 1) if into != out else 0
+    return norm(into) + conv(into, out) + norm(out) + conv(out, out) + shortcut

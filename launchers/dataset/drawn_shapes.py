@@ -1,0 +1,118 @@
+"""The built-in dataset of images: shapes, drawn one by one, with captions that say what they show.
+
+A folder with metadata.jsonl, as ``datasets`` reads one (imagefolder). Nothing is drawn at random: the n-th
+image is the same in every dataset that has so many.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from PIL import Image, ImageDraw
+
+BUILT_IN = "drawn-shapes"
+COUNT = 512  # images, if no other number is asked for
+
+COLOURS = {
+    "red": (214, 39, 40),
+    "green": (44, 160, 44),
+    "blue": (31, 90, 200),
+    "yellow": (245, 205, 40),
+    "purple": (130, 60, 170),
+    "orange": (250, 130, 20),
+}
+BACKGROUNDS = {"white": (255, 255, 255), "black": (10, 10, 10), "grey": (128, 128, 128)}
+SHAPES = ("circle", "square", "triangle", "cross", "ring")
+SIZES = {"small": 0.15, "large": 0.28}  # half of a shape's width, as a share of the image's shorter side
+PLACES = {"in the middle": (0.5, 0.5), "on the left": (0.3, 0.5), "on the right": (0.7, 0.5)}
+FORMATS = ((64, 64), (80, 60), (64, 64), (60, 80), (64, 64), (96, 64))  # width and height in pixels
+_STRIDE = 191  # from image to image through the 540 kinds, with which it has no common divisor
+_LINE = 0.3  # of a cross or a ring, as a share of half its width
+
+
+def write(folder: Path, count: int = COUNT) -> Path:
+    """Draw so many images into ``folder``, which is left alone where it has them already; returns it.
+
+    The folder appears in one step, whole.
+    """
+    if _has(folder, count):
+        return folder
+    temporary = folder.with_name(f".{folder.name}-{uuid.uuid4().hex[:8]}")
+    temporary.mkdir(parents=True)
+    try:
+        with (temporary / "metadata.jsonl").open("w", encoding="utf-8") as file:
+            for number, (caption, image) in enumerate(drawn(count)):
+                name = f"{number:05d}.png"
+                (temporary / name).write_bytes(image)
+                file.write(json.dumps({"file_name": name, "text": caption}) + "\n")
+        if folder.exists():
+            shutil.rmtree(folder)
+        temporary.rename(folder)
+    except OSError:  # another process may have been first
+        if not _has(folder, count):
+            raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return folder
+
+
+def drawn(count: int) -> Iterator[tuple[str, bytes]]:
+    """Caption and PNG file of so many images."""
+    for number in range(count):
+        caption, image = _drawn(number)
+        file = io.BytesIO()
+        image.save(file, "PNG")
+        yield caption, file.getvalue()
+
+
+def _has(folder: Path, count: int) -> bool:
+    try:
+        with (folder / "metadata.jsonl").open(encoding="utf-8") as file:
+            return sum(1 for _ in file) == count
+    except OSError:
+        return False
+
+
+def _drawn(number: int) -> tuple[str, Image.Image]:
+    """The caption and the image of that number."""
+    from PIL import Image, ImageDraw
+
+    kinds = list(itertools.product(COLOURS, SHAPES, BACKGROUNDS, SIZES, PLACES))
+    colour, shape, background, size, place = kinds[number * _STRIDE % len(kinds)]
+    turn = number // len(FORMATS) + number // len(kinds)  # else a format would always have the same kinds
+    width, height = FORMATS[(number + turn) % len(FORMATS)]
+    image = Image.new("RGB", (width, height), BACKGROUNDS[background])
+    half = SIZES[size] * min(width, height)
+    across, down = PLACES[place]
+    _draw(ImageDraw.Draw(image), shape, COLOURS[colour], (across * width, down * height), half)
+    return f"a {size} {colour} {shape} {place} of a {background} background", image
+
+
+def _draw(
+    draw: ImageDraw.ImageDraw,
+    shape: str,
+    colour: tuple[int, int, int],
+    centre: tuple[float, float],
+    half: float,
+) -> None:
+    x, y = centre
+    box, line = (x - half, y - half, x + half, y + half), _LINE * half
+    if shape == "circle":
+        draw.ellipse(box, fill=colour)
+    elif shape == "ring":
+        draw.ellipse(box, outline=colour, width=round(line))
+    elif shape == "square":
+        draw.rectangle(box, fill=colour)
+    elif shape == "triangle":
+        draw.polygon([(x, y - half), (x + half, y + half), (x - half, y + half)], fill=colour)
+    else:
+        draw.rectangle((x - half, y - line, x + half, y + line), fill=colour)
+        draw.rectangle((x - line, y - half, x + line, y + half), fill=colour)

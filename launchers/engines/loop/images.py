@@ -1,0 +1,167 @@
+"""Text to image: the mean squared error of the noise that a UNet finds in noisy latents.
+
+What is drawn for an image (its latent, the noise, the time step, whether its caption is left out) depends on
+the seed and on the image's place in the order of the run alone: a run goes on from a checkpoint with what it
+would have drawn, on as many processes as it may have then.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from estimator.plan import Layout
+from launchers.dataset.batches import step_rows
+from launchers.dataset.prepared import Prepared
+from launchers.dataset.seeding import random_stream
+from launchers.engines.loop.outcome import Outcome, StepCounts
+from launchers.engines.loop.sharding import Answering
+from launchers.images.prepared import PreparedImages
+from launchers.latents import Latents
+from launchers.settings import Settings
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LatentBatch:
+    """Images of one size; the first dimension of each tensor is theirs."""
+
+    clean: torch.Tensor  # latents, scaled as the UNet takes them: [images, 4, height / 8, width / 8]
+    noise: torch.Tensor  # of the same shape
+    steps: torch.Tensor  # int64: how noisy, 0 to 999
+    text: torch.Tensor  # [images, 77, width], zeros where the caption is left out
+    summary: torch.Tensor  # [images, width], zeros there, too
+    time_ids: torch.Tensor  # [images, 6]: original size, crop, target size
+
+    @property
+    def tokens(self) -> int:
+        """Positions of all latents."""
+        return self.clean.shape[0] * self.clean.shape[2] * self.clean.shape[3]
+
+    def to(self, device: torch.device) -> LatentBatch:
+        """The same on a device."""
+        moved = {each.name: getattr(self, each.name).to(device) for each in dataclasses.fields(self)}
+        return LatentBatch(**moved)
+
+
+class TextToImage:
+    """The task; ``latents`` is the folder of what was computed before (launchers/latents.py)."""
+
+    metrics: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, settings: Settings, latents: Path) -> None:
+        self._settings, self._seed = settings.images, settings.seed
+        self._latents = Latents(latents)
+        self.noise = NoiseSchedule(self._latents.noise["scheduler"])
+
+    def check(self, model: Answering, data: Prepared, /) -> None:
+        """Raise ValueError where the texts are of another width than the UNet takes."""
+        takes, has = model.module.config.cross_attention_dim, self._latents.row(0).text.shape[-1]
+        if takes != has:
+            raise ValueError(f"the UNet takes texts of width {takes}, and the encoders give {has}")
+        if len(data) == 0:
+            raise ValueError("there is no image to train on")
+
+    def begin(self, *_: object) -> None:
+        """Nothing: each micro batch stands for itself."""
+
+    def counts(self, _data: Prepared, _step: int, global_batch_size: int) -> StepCounts:
+        return StepCounts(divisor=global_batch_size)
+
+    def batches(self, data: Prepared, layout: Layout, step: int, rank: int) -> Iterator[LatentBatch]:
+        """A rank's micro batches of a step: of each ``world_size`` images in order it takes the rank-th."""
+        pictures = PreparedImages(data.folder)
+        rows = step_rows(data, step, layout.global_batch_size)
+        mine = range(rank, len(rows), layout.data_parallel)
+        for first in range(0, len(mine), layout.micro_batch_size):
+            places = mine[first : first + layout.micro_batch_size]
+            yield _stacked(
+                [
+                    self._drawn(pictures, int(rows[place]), step * layout.global_batch_size + place)
+                    for place in places
+                ]
+            )
+
+    def outcome(self, model: Answering, batch: LatentBatch, _: StepCounts, /) -> Outcome:
+        return Outcome(loss=self.errors(model.module, batch).sum())
+
+    def errors(self, unet: Any, batch: LatentBatch) -> torch.Tensor:
+        """[images]: each image's mean squared error, weighed."""
+        kind = unet.dtype if unet.dtype.is_floating_point else torch.float32
+        noisy = self.noise.add(batch.clean, batch.noise, batch.steps)
+        found = unet(
+            noisy.to(kind),
+            batch.steps,
+            encoder_hidden_states=batch.text.to(kind),
+            added_cond_kwargs={"text_embeds": batch.summary.to(kind), "time_ids": batch.time_ids.to(kind)},
+        ).sample.float()
+        target = self.noise.target(batch.clean, batch.noise, batch.steps)
+        errors: torch.Tensor = (found - target).square().mean(dim=(1, 2, 3))
+        gamma = self._settings.min_snr_gamma
+        return errors if gamma is None else errors * self.noise.weights(batch.steps, gamma)
+
+    def _drawn(self, pictures: PreparedImages, row: int, place: int) -> LatentBatch:
+        """One image with what is drawn for its place in the order of the run."""
+        latent = self._latents.row(row)
+        generator = torch.Generator()
+        generator.manual_seed(int(random_stream(self._seed, "noise", place).integers(2**63)))
+        shape = latent.mean.shape
+        clean = latent.mean + latent.std * torch.randn(shape, generator=generator)
+        noise = torch.randn(shape, generator=generator)
+        if self._settings.noise_offset:
+            noise += self._settings.noise_offset * torch.randn((shape[0], 1, 1), generator=generator)
+        steps = torch.randint(0, self.noise.count, (1,), generator=generator)
+        keeps = float(torch.rand(1, generator=generator) >= self._settings.prompt_dropout)
+        return LatentBatch(
+            clean=(clean * self._latents.noise["scaling_factor"])[None],
+            noise=noise[None],
+            steps=steps,
+            text=(latent.text.float() * keeps)[None],
+            summary=(latent.summary.float() * keeps)[None],
+            time_ids=torch.tensor([pictures.time_ids(row)], dtype=torch.float32),
+        )
+
+
+def _stacked(images: list[LatentBatch]) -> LatentBatch:
+    names = [field.name for field in dataclasses.fields(LatentBatch)]
+    return LatentBatch(**{name: torch.cat([getattr(image, name) for image in images]) for name in names})
+
+
+class NoiseSchedule:
+    """How much noise each time step has: DDPM's, with the betas of the pipeline's scheduler."""
+
+    def __init__(self, scheduler: dict[str, Any]) -> None:
+        from diffusers import DDPMScheduler
+
+        made = DDPMScheduler.from_config(scheduler)
+        self.count: int = made.config.num_train_timesteps
+        self.prediction: str = made.config.prediction_type
+        if self.prediction not in ("epsilon", "v_prediction"):
+            raise ValueError(f"prediction_type {self.prediction} is not trained here")
+        self._kept: torch.Tensor = made.alphas_cumprod  # [steps]: share of the signal's power, fp32
+
+    def add(self, clean: torch.Tensor, noise: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
+        """The noisy latents: Ho et al. 2020 (arXiv:2006.11239), equation 4."""
+        signal, disturbance = self._shares(steps)
+        return signal * clean + disturbance * noise
+
+    def target(self, clean: torch.Tensor, noise: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
+        """What the UNet should find: the noise, or the velocity (Salimans and Ho 2022, arXiv:2202.00512)."""
+        if self.prediction == "epsilon":
+            return noise
+        signal, disturbance = self._shares(steps)
+        return signal * noise - disturbance * clean
+
+    def weights(self, steps: torch.Tensor, gamma: float) -> torch.Tensor:
+        """[images]: min-SNR's weights; of velocities over SNR + 1 (arXiv:2303.09556, section 3.4)."""
+        kept = self._kept.to(steps.device)[steps]
+        ratio = kept / (1 - kept)
+        return ratio.clamp(max=gamma) / (ratio if self.prediction == "epsilon" else ratio + 1)
+
+    def _shares(self, steps: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        kept = self._kept.to(steps.device)[steps][:, None, None, None]
+        return kept.sqrt(), (1 - kept).sqrt()

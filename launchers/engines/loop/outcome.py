@@ -1,0 +1,24 @@
+"""What a task makes of a micro batch, and what a step is divided by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepCounts:
+    """Of one step's global batch, over all ranks."""
+
+    divisor: int  # of the summed loss and the summed metrics
+    tokens: int = 0  # of the chosen conversations that are predicted, prompts too
+    good: int = 0  # judged answers that are called good
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """Of one micro batch, summed over what :attr:`StepCounts.divisor` counts."""
+
+    loss: torch.Tensor
+    metrics: dict[str, torch.Tensor] = field(default_factory=dict)  # without gradients

@@ -1,0 +1,90 @@
+"""What is left of a UNet at the end: its weights, or its LoRA in the formats that image programs read."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from launchers.engines import _merge, _pipeline_layout
+from launchers.engines._merge import Update
+from launchers.engines.loop.sharding import TrainedModel
+from launchers.gang.job import TrainJob
+from launchers.sections import Lora
+
+ADAPTER = "default"  # PEFT's name of the only one
+
+
+def save(model: TrainedModel, job: TrainJob, state: dict[str, Any] | None) -> None:
+    """On rank 0: output/model/unet, where the whole UNet is handed over; with LoRA output/adapter, too."""
+    shutil.rmtree(job.output_dir, ignore_errors=True)
+    whole = job.output_dir / "model" / _pipeline_layout.UNET
+    if job.plan.method == "full":
+        whole.mkdir(parents=True)
+        trained = model.module.state_dict() if state is None else state
+        save_file(_on_cpu(trained), whole / _pipeline_layout.WEIGHTS, metadata={"format": "pt"})
+        return
+    tensors = _adapter_tensors(model.module, state)
+    save_adapter(tensors, model.module, job.settings.lora, job.output_dir / "adapter")
+    if job.settings.merges(job.plan.method):
+        merge(tensors, job.settings.lora, job.model_dir / _pipeline_layout.UNET, whole)
+
+
+def _on_cpu(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+
+
+def _adapter_tensors(network: Any, state: dict[str, Any] | None) -> dict[str, torch.Tensor]:
+    """LoRA's matrices by PEFT's names, such as "mid_block...to_q.lora_A.weight"."""
+    from peft.utils import get_peft_model_state_dict
+
+    return _on_cpu(get_peft_model_state_dict(network, state_dict=state, adapter_name=ADAPTER))
+
+
+def save_adapter(tensors: dict[str, torch.Tensor], network: Any, lora: Lora, folder: Path) -> None:
+    """LoRA as diffusers reads it, and in kohya's format, which ComfyUI and A1111 read."""
+    from diffusers import StableDiffusionXLPipeline
+    from diffusers.utils import convert_state_dict_to_diffusers, convert_state_dict_to_kohya
+
+    StableDiffusionXLPipeline.save_lora_weights(
+        str(folder),
+        unet_lora_layers=convert_state_dict_to_diffusers(tensors),
+        unet_lora_adapter_metadata=network.peft_config[ADAPTER].to_dict(),
+    )
+    named = {f"unet.{name}": tensor for name, tensor in tensors.items()}
+    kohya = convert_state_dict_to_kohya(named)
+    for name in [name for name in kohya if name.endswith(".alpha")]:
+        kohya[name] = torch.tensor(scale_of(lora) * lora.rank)  # diffusers writes the rank, a scale of 1
+    save_file(_on_cpu(kohya), folder / _pipeline_layout.KOHYA, metadata={"format": "pt"})
+
+
+def scale_of(lora: Lora) -> float:
+    """What the product of an adapter's matrices is multiplied by; rsLoRA: arXiv:2312.03732."""
+    return lora.alpha / (math.sqrt(lora.rank) if lora.rslora else lora.rank)
+
+
+def merge(tensors: dict[str, torch.Tensor], lora: Lora, base: Path, destination: Path) -> None:
+    """The base's UNet plus LoRA, in the base's own files, names and types; sums are in fp32."""
+    layers = [name.removesuffix(".lora_A.weight") for name in tensors if name.endswith(".lora_A.weight")]
+    updates = {
+        f"{layer}.weight": Update(
+            down=tensors[f"{layer}.lora_A.weight"],
+            up=tensors[f"{layer}.lora_B.weight"],
+            scale=scale_of(lora),
+            magnitudes=None,
+        )
+        for layer in layers
+    }
+
+    def change(name: str, weight: torch.Tensor) -> torch.Tensor:
+        update = updates.pop(name, None)
+        return weight if update is None else update.applied_to(weight)
+
+    _merge.merge(_pipeline_layout.unet_files(base), destination, change)
+    if updates:
+        raise RuntimeError(f"the base's UNet has no {next(iter(updates))} to merge into")

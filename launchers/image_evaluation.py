@@ -1,0 +1,133 @@
+"""How well a pipeline finds noise on held-out images, and what it makes of their captions, before and after.
+
+The error is measured at four time steps of each image, with the same noise for both models: the middles of
+the quarters from little noise to much. Nothing is weighed.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launchers.dataset.seeding import random_stream
+from launchers.held_out import Score
+from launchers.imports import collector_paused
+from launchers.latents import Encoders
+
+if TYPE_CHECKING:
+    import torch
+
+    from launchers.images.prepared import PreparedImages
+
+QUARTERS = ("least noise", "less noise", "more noise", "most noise")
+INFERENCE_STEPS = 25
+_SHOWN_PIXELS = 256  # of the longer side of a picture on a card
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pictures:
+    """What both models make of a held-out caption, from the same seed: PNG files in base64."""
+
+    prompt: str
+    base: str
+    finetuned: str
+
+
+def measure(
+    base_dir: Path, model_dir: Path, data: PreparedImages | None, *, rows: int, drawn: int, device: str
+) -> tuple[Score | None, Score | None, tuple[Pictures, ...]]:
+    """Both models' scores on the first ``rows`` held-out images, and pictures of ``drawn`` captions.
+
+    ``model_dir`` is a whole pipeline, or a folder of LoRA for the base's. Without ``data`` nothing is known.
+    """
+    if data is None:
+        return None, None, ()
+    count = min(rows, len(data))
+    encoded = Encoders(base_dir, device).encode(data, range(count))
+    prompts = [data.caption(row) for row in range(min(drawn, count))]
+    scores, drawings = [], []
+    for folder in (base_dir, model_dir):
+        pipeline = _load(folder, base_dir, device)
+        scores.append(_score(pipeline, data, encoded, count))
+        sizes = [data.target(row) for row in range(len(prompts))]
+        made = zip(prompts, sizes, strict=True)
+        drawings.append([_draw(pipeline, prompt, seed, size) for seed, (prompt, size) in enumerate(made)])
+    pictures = tuple(
+        Pictures(prompt=prompt, base=before, finetuned=after)
+        for prompt, before, after in zip(prompts, *drawings, strict=True)
+    )
+    return scores[0], scores[1], pictures
+
+
+def _load(folder: Path, base: Path, device: str) -> Any:
+    """The pipeline of a folder, in bf16 on GPUs and fp32 on CPUs, as a user would load it."""
+    with collector_paused():
+        import torch
+        from diffusers import StableDiffusionXLPipeline
+
+    whole = (folder / "model_index.json").is_file()
+    kind = torch.bfloat16 if device == "cuda" else torch.float32
+    pipeline = StableDiffusionXLPipeline.from_pretrained(folder if whole else base, torch_dtype=kind)
+    if not whole:
+        pipeline.load_lora_weights(folder, weight_name="pytorch_lora_weights.safetensors")
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline.to(device)
+
+
+def _score(pipeline: Any, data: PreparedImages, encoded: dict[str, torch.Tensor], count: int) -> Score:
+    sums = [0.0] * len(QUARTERS)
+    for row in range(count):
+        for quarter, error in enumerate(_errors(pipeline, data, encoded, row)):
+            sums[quarter] += error / count
+    metrics = {f"loss at {name}": value for name, value in zip(QUARTERS, sums, strict=True)}
+    return Score(loss=sum(sums) / len(sums), labels=0, rows=count, metrics=metrics)
+
+
+def _errors(pipeline: Any, data: PreparedImages, encoded: dict[str, torch.Tensor], row: int) -> list[float]:
+    """The mean squared errors of one image, a quarter after the other."""
+    import torch
+
+    from launchers.engines.loop.images import NoiseSchedule
+
+    schedule, unet, count = NoiseSchedule(dict(pipeline.scheduler.config)), pipeline.unet, len(QUARTERS)
+    place = {"device": unet.device, "dtype": unet.dtype}
+    generator = torch.Generator()
+    generator.manual_seed(int(random_stream(0, "held-out noise", row).integers(2**63)))
+    mean = encoded[f"{row}.mean"]
+    clean = (mean * pipeline.vae.config.scaling_factor).expand(count, *mean.shape)
+    noise = torch.randn(mean.shape, generator=generator).expand_as(clean)
+    steps = (torch.arange(count) * 2 + 1) * schedule.count // (2 * count)
+    time_ids = torch.tensor([data.time_ids(row)], dtype=torch.float32).expand(count, -1)
+    text, summary = encoded[f"{row}.text"], encoded[f"{row}.summary"]
+    added = {"text_embeds": summary.expand(count, -1).to(**place), "time_ids": time_ids.to(**place)}
+    with torch.inference_mode():
+        found = unet(
+            schedule.add(clean, noise, steps).to(**place),
+            steps.to(unet.device),
+            encoder_hidden_states=text.expand(count, *text.shape).to(**place),
+            added_cond_kwargs=added,
+        ).sample
+    errors = (found.float().cpu() - schedule.target(clean, noise, steps)).square().mean(dim=(1, 2, 3))
+    listed: list[float] = errors.tolist()
+    return listed
+
+
+def _draw(pipeline: Any, prompt: str, seed: int, size: tuple[int, int]) -> str:
+    """The picture of a caption, from a seed, as a PNG in base64. ``size``: height and width."""
+    import torch
+
+    height, width = size
+    image = pipeline(
+        prompt,
+        height=height,
+        width=width,
+        num_inference_steps=INFERENCE_STEPS,
+        generator=torch.Generator().manual_seed(seed),
+    ).images[0]
+    image.thumbnail((_SHOWN_PIXELS, _SHOWN_PIXELS))
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()

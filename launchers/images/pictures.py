@@ -1,0 +1,121 @@
+"""Datasets of images with captions: which forms are taken, and what is wrong with rows that are not.
+
+* a folder as ``datasets`` reads one (imagefolder): metadata.jsonl, metadata.csv or metadata.parquet, whose
+  rows name a file (``file_name``) and its caption (``text``, ``caption`` or ``prompt``)
+* a folder of images with NAME.txt beside each
+* JSONL, JSON, CSV or Parquet of such rows (``image`` or ``file_name``, a path from where the file is); in
+  Parquet ``image`` may be the file itself, as ``datasets`` keeps it
+* webdataset: a .tar, or a folder of them, of KEY.jpg (.png, .webp) and KEY.txt or KEY.json
+
+Images outside of the dataset's folder are refused, also those that a link leads to. Nothing is left out: an
+image that comes twice is two rows.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from launchers.dataset.files import BadRow, Rows, open_rows
+from launchers.dataset.picture import Picture
+from launchers.dataset.rows import read_rows
+from launchers.dataset.turns import Fields
+from launchers.images.decoding import checked
+from launchers.images.shards import CAPTIONS, MEMBER, Beside, Tars, inside
+
+__all__ = ["Picture", "read"]
+
+FORMS = (
+    "a folder with metadata.jsonl (.csv, .parquet), one of images with NAME.txt beside each, JSONL, CSV or "
+    "Parquet that names images and captions, or webdataset's .tar"
+)
+_METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
+_FILES = ("file_name", "image")
+
+
+def read(path: Path, *, min_side: int) -> Iterator[Picture]:
+    """Read and check the images of a dataset, one after the other.
+
+    ``min_side``: pixels that the shorter side of each has at least. After the last raises UserError that
+    lists the bad rows (:func:`launchers.dataset.rows.read_rows`); what had to be changed is said on standard
+    error.
+    """
+    rows, folder = _rows(path)
+    parser = _Parser(folder, min_side)
+    yield from read_rows(rows, parser.parse, FORMS)
+    if parser.changed:
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(parser.changes.items()))
+        print(f"Dataset {path}: {parser.changed:,} images were changed: {kinds}", file=sys.stderr, flush=True)
+
+
+def _rows(path: Path) -> tuple[Rows, Path]:
+    """The rows of a dataset, and the folder that its images lie in."""
+    if path.suffix.lower() == ".tar" and path.is_file():
+        return Tars(path, [path]), path.parent
+    if not path.is_dir():
+        return open_rows(path), path.parent
+    metadata = next((path / name for name in _METADATA if (path / name).is_file()), None)
+    if metadata is not None:
+        return open_rows(metadata), path
+    tars = sorted(path.glob("*.tar"))
+    return (Tars(path, tars) if tars else Beside(path)), path
+
+
+class _Parser:
+    """Rows to pictures; counts what had to be changed."""
+
+    def __init__(self, folder: Path, min_side: int) -> None:
+        self._folder, self._min_side = folder, min_side
+        self.changed = 0  # images
+        self.changes: Counter[str] = Counter()  # an image may have several
+
+    def parse(self, row: Fields, line: int) -> Picture:
+        """One decoded row as a Picture; raises BadRow that begins with the image's name, where it has one."""
+        name = row.get(MEMBER)
+        key = row.first(_FILES)
+        if key is None:
+            raise BadRow(f"no image: {' or '.join(f'`{each}`' for each in _FILES)} is missing or empty")
+        value = row[key]
+        name = value if name is None and isinstance(value, str) else name
+        try:
+            return self._picture(row, value, key, line)
+        except BadRow as reason:
+            raise BadRow(f"{name}: {reason}" if name else str(reason)) from None
+
+    def _picture(self, row: Fields, value: Any, key: str, line: int) -> Picture:
+        caption = _caption(row)
+        found = checked(self._data(value, key), min_side=self._min_side)
+        if found.changes:
+            self.changed += 1
+            self.changes.update(found.changes)
+        return Picture(caption=caption, image=found.image, width=found.width, height=found.height, line=line)
+
+    def _data(self, value: Any, key: str) -> bytes:
+        """The bytes of an image: of a path, or as they stand in the row."""
+        if isinstance(value, dict):  # datasets' feature Image
+            value = value.get("bytes") or value.get("path")
+        if isinstance(value, bytes):
+            return value
+        if not isinstance(value, str):
+            raise BadRow(f"`{key}` is neither a path nor an image")
+        try:
+            return inside(self._folder, value).read_bytes()
+        except FileNotFoundError:
+            raise BadRow("there is no such file") from None
+        except (OSError, ValueError) as error:  # ValueError: a null byte
+            raise BadRow(f"can't be read ({getattr(error, 'strerror', None) or error})") from None
+
+
+def _caption(row: Fields) -> str:
+    name = row.first(CAPTIONS)
+    if name is None:
+        raise BadRow(f"no caption: {', '.join(f'`{each}`' for each in CAPTIONS)} are missing or empty")
+    value = row[name]
+    if not isinstance(value, str):
+        raise BadRow(f"the caption `{name}` is not a text")
+    if not value.strip():
+        raise BadRow(f"the caption `{name}` is empty")
+    return value.strip()

@@ -1,0 +1,136 @@
+"""Lay images out for training once: fit each into a bucket, fix the order of the run, write it all down."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from estimator.errors import Change, UserError
+from launchers.dataset.picture import Picture
+from launchers.dataset.prepared import PreparedInfo
+from launchers.dataset.progress import Progress
+from launchers.images import buckets
+from launchers.images.order import count_batches, in_batches
+from launchers.images.prepared import PreparedImages, Writer, positions_of
+from launchers.settings import Settings
+
+TASK = "text-to-image"
+
+
+def prepare(
+    pictures: Sequence[Picture],
+    folder: Path,
+    *,
+    settings: Settings,
+    model_name_or_fingerprint: str,
+    resolution: int,
+    held_out: Sequence[Picture] = (),
+) -> PreparedInfo:
+    """Write ``folder`` (see prepared.py) and, if there are held-out images, ``folder``/heldout like it, whose
+    steps are one image each, in the order that they have.
+
+    Raises UserError where no bucket has images enough for a batch.
+    """
+    shutil.rmtree(folder / "heldout", ignore_errors=True)
+    with Writer(folder) as writer:
+        digest = _add(pictures, writer, model_name_or_fingerprint, resolution, settings.global_batch_size)
+        order = _order(_numbers(writer.geometry), settings)
+        info = _info(writer.geometry, order, digest, settings, resolution)
+        writer.finish(order, info)
+    if held_out:
+        alone = settings.model_copy(update={"global_batch_size": 1})
+        with Writer(folder / "heldout") as writer:
+            digest = _add(held_out, writer, model_name_or_fingerprint, resolution, 1)
+            order = np.arange(len(held_out), dtype=np.int32)
+            writer.finish(order, _info(writer.geometry, order, digest, alone, resolution))
+    return info
+
+
+def count_steps(sizes: Sequence[tuple[int, int]], settings: Settings, resolution: int) -> int:
+    """Steps of a run over images of these widths and heights; UserError as of :func:`prepare`."""
+    found = [buckets.bucket_of(width, height, resolution) for width, height in sizes]
+    geometry = np.array([(0, 0, 0, 0, height, width, 0, 0) for width, height in found], dtype=np.int32)
+    return _steps(_numbers(geometry.reshape(-1, 8)), settings)
+
+
+def summary(info: PreparedInfo, folder: Path, name: str) -> str:
+    """What the dataset came to, in a line: its buckets, those with most images first."""
+    sizes, counts = np.unique(PreparedImages(folder).geometry[:, 4:6], axis=0, return_counts=True)
+    most = np.argsort(-counts, kind="stable")
+    shown = ", ".join(f"{sizes[place, 1]}x{sizes[place, 0]}: {counts[place]:,}" for place in most)
+    unit = "bucket" if len(counts) == 1 else "buckets"
+    return f"{name}: {info.rows:,} images in {len(counts)} {unit} (width x height: images): {shown}"
+
+
+def _add(
+    pictures: Sequence[Picture], writer: Writer, model: str, resolution: int, batch: int
+) -> hashlib._Hash:
+    """Append all images; sha256 over them, the model, the resolution and the batch."""
+    digest = hashlib.sha256(f"{TASK} {model} {resolution} {batch}".encode())
+    progress = Progress("writing", len(pictures), "images")
+    for number, picture in enumerate(pictures):
+        writer.add(picture, buckets.fit(picture.width, picture.height, resolution))
+        for part in (picture.caption.encode(), picture.image):
+            digest.update(len(part).to_bytes(8, "big") + part)
+        progress.at(number)
+    digest.update(writer.geometry.tobytes())
+    return digest
+
+
+def _numbers(geometry: NDArray[np.int32]) -> NDArray[np.int64]:
+    """[rows]: the number of the bucket that each is in."""
+    return np.unique(geometry[:, 4:6], axis=0, return_inverse=True)[1].reshape(-1)
+
+
+def _order(numbers: NDArray[np.int64], settings: Settings) -> NDArray[np.int32]:
+    steps = _steps(numbers, settings)
+    return in_batches(numbers, settings.epochs, settings.global_batch_size, seed=settings.seed, most=steps)
+
+
+def _steps(numbers: NDArray[np.int64], settings: Settings) -> int:
+    steps = count_batches(numbers, settings.epochs, settings.global_batch_size)
+    if not steps:
+        largest = int(np.bincount(numbers).max()) if len(numbers) else 0
+        raise UserError(
+            f"global_batch_size {settings.global_batch_size}: no batch of one aspect ratio can be made of "
+            f"{len(numbers):,} images in {settings.epochs} epoch(s); the largest bucket has {largest:,}.",
+            ("Give ", Change("global_batch_size", max(1, largest)), " or less, or more data."),
+        )
+    return min(steps, settings.max_steps or steps)
+
+
+def _info(
+    geometry: NDArray[np.int32],
+    order: NDArray[np.int32],
+    digest: hashlib._Hash,
+    settings: Settings,
+    resolution: int,
+) -> PreparedInfo:
+    positions = positions_of(geometry)
+    digest.update(order.tobytes())
+    return PreparedInfo(
+        rows=len(geometry),
+        tokens=int(positions.sum()),
+        label_tokens=int(positions.sum()),
+        truncated_rows=0,
+        longest_row=int(positions.max()),
+        seq_len=(resolution // buckets.LATENT_PIXELS) ** 2,
+        packed=False,
+        pad_id=0,
+        vocab_size=0,
+        global_batch_size=settings.global_batch_size,
+        total_steps=len(order) // settings.global_batch_size,
+        seed=settings.seed,
+        fingerprint=digest.hexdigest(),
+        documents=len(geometry),
+        task=TASK,
+        shortest=int(positions.min()),
+        median=int(np.median(positions)),
+        p95=int(np.percentile(positions, 95)),
+        longest=int(positions.max()),
+    )

@@ -1,0 +1,207 @@
+"""Latents of images and texts of captions, computed once before a UNet is trained on them.
+
+All nodes compute some parts of the rows (launchers/parts.py), each in a process of its own that holds the VAE
+and the text encoders; training holds neither. A part is a safetensors file with, for each of its rows R,
+
+    R.mean, R.std    [4, height / 8, width / 8], fp32: of the latent, which is drawn anew in each step
+    R.text           [77, width]: both encoders' last hidden layer but one, side by side
+    R.summary        [width]: the second encoder's summary of the caption
+
+and beside the parts lies ``noise.json``: the pipeline's scheduler, and the scale of its latents.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launchers import parts
+from launchers.cluster.endpoint import NodeAddress
+from launchers.cluster.processes import PARENT, die_with_parent
+from launchers.dataset.prepared import Prepared
+from launchers.gang.job import TrainJob
+from launchers.images.prepared import PreparedImages
+from launchers.imports import collector_paused
+from launchers.store.bundles import Storage
+
+if TYPE_CHECKING:
+    import torch
+
+PART = 64  # rows that are computed and stored at once
+NOISE = "noise.json"
+ENCODERS = ("vae", "text_encoder", "text_encoder_2")
+_AT_ONCE = {"cuda": 8, "cpu": 8}  # images of a bucket in one pass of the VAE
+
+
+def fetch(job: TrainJob, data_dir: Path, address: NodeAddress, store: Storage, work: Path) -> Path:
+    """Have the latents of all rows of a prepared folder computed; returns their folder, below ``work``.
+
+    Raises UserError as :func:`launchers.parts.fetch` does.
+    """
+    data = Prepared(data_dir)
+    of_all = parts.Parts(
+        name="latents",
+        module="launchers.latents",
+        fingerprint=_fingerprint(job, data),
+        count=len(data),
+        size=PART,
+        suffix=".safetensors",
+    )
+    work = work / of_all.fingerprint
+    device = job.plan.layout.device
+    request = {"model_dir": str(job.model_dir), "data_dir": str(data_dir), "device": device}
+    limit_s = job.settings.resources.hang_timeout_s
+    parts.fetch(of_all, request, address, store, work, on_cpu=device == "cpu", limit_s=limit_s)
+    (work / NOISE).write_text(json.dumps(_noise(job.model_dir)))
+    return work
+
+
+def _fingerprint(job: TrainJob, data: Prepared) -> str:
+    """Of what decides the content: the rows, the encoders, and the kind of device."""
+    texts = [data.info.fingerprint, job.plan.layout.device]
+    files = [path for name in ENCODERS for path in sorted((job.model_dir / name).glob("*.safetensors"))]
+    return parts.fingerprint(texts, files)
+
+
+def _noise(model_dir: Path) -> dict[str, Any]:
+    scheduler = json.loads((model_dir / "scheduler" / "scheduler_config.json").read_text())
+    vae = json.loads((model_dir / "vae" / "config.json").read_text())
+    return {"scheduler": scheduler, "scaling_factor": vae["scaling_factor"]}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Latent:
+    """What is known of one row; see the module for shapes."""
+
+    mean: torch.Tensor
+    std: torch.Tensor
+    text: torch.Tensor
+    summary: torch.Tensor
+
+
+class Latents:
+    """Reads a folder of latents, row by row, from files that are mapped, not held."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: dict[int, Any] = {}
+        self.noise: dict[str, Any] = json.loads((folder / NOISE).read_text())
+
+    def row(self, index: int) -> Latent:
+        """One row's."""
+        from safetensors import safe_open
+
+        part = index // PART
+        if part not in self._files:
+            path = self._folder / f"part-{part:05d}.safetensors"
+            self._files[part] = safe_open(path, framework="pt")
+        file = self._files[part]
+        names = ("mean", "std", "text", "summary")
+        return Latent(**{name: file.get_tensor(f"{index}.{name}") for name in names})
+
+
+def main() -> None:
+    if PARENT in os.environ:
+        die_with_parent(int(os.environ[PARENT]))
+    values = json.loads(Path(sys.argv[1]).read_text())
+    encoders = Encoders(Path(values["model_dir"]), values["device"])
+    data, out = PreparedImages(Path(values["data_dir"])), Path(values["out"])
+    for part in values["parts"]:
+        first = part * PART
+        rows = range(first, min(first + PART, values["count"]))
+        _write(encoders.encode(data, rows), out / f"part-{part:05d}.safetensors")
+
+
+class Encoders:
+    """A pipeline's VAE, in fp32 as half precision overflows in it, and its text encoders."""
+
+    def __init__(self, model_dir: Path, device: str) -> None:
+        with collector_paused():
+            import torch
+
+        self._folder, self._device = model_dir, torch.device(device)
+        self._dtype = torch.bfloat16 if device == "cuda" else torch.float32
+
+    def encode(self, data: PreparedImages, rows: range) -> dict[str, torch.Tensor]:
+        """All tensors of these rows by name."""
+        import torch
+
+        found: dict[str, torch.Tensor] = {}
+        with torch.inference_mode():
+            for batch in _alike(data, rows, _AT_ONCE[self._device.type]):
+                for name, tensors in {**self._latents(data, batch), **self._texts(data, batch)}.items():
+                    for row, tensor in zip(batch, tensors, strict=True):
+                        found[f"{row}.{name}"] = tensor.cpu().contiguous()
+        return found
+
+    def _latents(self, data: PreparedImages, rows: list[int]) -> dict[str, torch.Tensor]:
+        import torch
+
+        pixels = torch.stack([torch.from_numpy(data.pixels(row)) for row in rows]).to(self._device)
+        drawn_from = self._vae.encode(pixels).latent_dist
+        return {"mean": drawn_from.mean.float(), "std": drawn_from.std.float()}
+
+    def _texts(self, data: PreparedImages, rows: list[int]) -> dict[str, torch.Tensor]:
+        import torch
+
+        captions, hidden, summary = [data.caption(row) for row in rows], [], torch.empty(0)
+        for tokenizer, encoder in self._text_encoders:
+            tokens = tokenizer(
+                captions,
+                padding="max_length",
+                max_length=tokenizer.model_max_length,
+                truncation=True,
+                return_tensors="pt",
+            )
+            output = encoder(tokens.input_ids.to(self._device), output_hidden_states=True)
+            hidden.append(output.hidden_states[-2])
+            summary = output[0]  # of the last, which projects it
+        return {"text": torch.cat(hidden, dim=-1), "summary": summary}
+
+    @cached_property
+    def _vae(self) -> Any:
+        with collector_paused():
+            from diffusers import AutoencoderKL
+
+        return AutoencoderKL.from_pretrained(self._folder / "vae").to(self._device).eval()
+
+    @cached_property
+    def _text_encoders(self) -> list[tuple[Any, Any]]:
+        with collector_paused():
+            from transformers import CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
+
+        return [
+            (
+                CLIPTokenizer.from_pretrained(self._folder / f"tokenizer{suffix}"),
+                kind.from_pretrained(self._folder / f"text_encoder{suffix}", dtype=self._dtype)
+                .to(self._device)
+                .eval(),
+            )
+            for suffix, kind in (("", CLIPTextModel), ("_2", CLIPTextModelWithProjection))
+        ]
+
+
+def _alike(data: PreparedImages, rows: range, most: int) -> list[list[int]]:
+    """The rows in batches of images of one size."""
+    by_size: dict[tuple[int, int], list[int]] = {}
+    for row in rows:
+        by_size.setdefault(data.target(row), []).append(row)
+    return [alike[i : i + most] for alike in by_size.values() for i in range(0, len(alike), most)]
+
+
+def _write(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    """The part's file, whole or not there."""
+    from safetensors.torch import save_file
+
+    temporary = path.with_suffix(".tmp")
+    save_file(tensors, temporary)
+    temporary.rename(path)
+
+
+if __name__ == "__main__":
+    main()

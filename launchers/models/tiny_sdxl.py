@@ -1,0 +1,224 @@
+"""tiny-sdxl: a pipeline like Stable Diffusion XL's with 1.4 million random parameters, made on the spot.
+
+All that handles the real one handles it: diffusers' folder, two text encoders, safetensors, latents of an
+eighth of the image's size, time ids. Its tokenizer knows the words of the drawn shapes whole, and any other
+text by its bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from estimator.errors import UserError
+from launchers.dataset import drawn_shapes
+
+if TYPE_CHECKING:
+    import torch
+
+NAME = "tiny-sdxl"
+SCALING_FACTOR = 0.13025  # of Stable Diffusion XL's latents: its vae/config.json
+_HIDDEN = 32  # of each text encoder
+_TIME_DIM = 8  # of each of the six time ids
+
+CONFIG: dict[str, Any] = {  # of the UNet
+    "act_fn": "silu",
+    "addition_embed_type": "text_time",
+    "addition_time_embed_dim": _TIME_DIM,
+    "attention_head_dim": [2, 4],  # heads of each block, as diffusers means it
+    "block_out_channels": [32, 64],
+    "center_input_sample": False,
+    "cross_attention_dim": 2 * _HIDDEN,
+    "down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D"],
+    "in_channels": 4,
+    "layers_per_block": 1,
+    "norm_num_groups": 16,
+    "out_channels": 4,
+    "projection_class_embeddings_input_dim": _HIDDEN + 6 * _TIME_DIM,
+    "sample_size": 8,
+    "transformer_layers_per_block": [1, 2],
+    "up_block_types": ["CrossAttnUpBlock2D", "UpBlock2D"],
+    "use_linear_projection": True,
+}
+_VAE: dict[str, Any] = {
+    "block_out_channels": [16, 16, 32, 32],
+    "down_block_types": ["DownEncoderBlock2D"] * 4,
+    "force_upcast": False,
+    "in_channels": 3,
+    "latent_channels": 4,
+    "layers_per_block": 1,
+    "norm_num_groups": 8,
+    "out_channels": 3,
+    "sample_size": 64,
+    "scaling_factor": SCALING_FACTOR,
+    "up_block_types": ["UpDecoderBlock2D"] * 4,
+}
+_TEXT: dict[str, Any] = {
+    "hidden_act": "gelu",
+    "hidden_size": _HIDDEN,
+    "intermediate_size": 2 * _HIDDEN,
+    "max_position_embeddings": 77,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 3,
+    "projection_dim": _HIDDEN,
+}
+# Of Stable Diffusion XL's scheduler/scheduler_config.json
+_SCHEDULER: dict[str, Any] = {
+    "beta_end": 0.012,
+    "beta_schedule": "scaled_linear",
+    "beta_start": 0.00085,
+    "num_train_timesteps": 1000,
+    "prediction_type": "epsilon",
+    "steps_offset": 1,
+    "timestep_spacing": "leading",
+}
+_BEGINS, _ENDS = "<|startoftext|>", "<|endoftext|>"
+_MEASURED = 96  # drawn shapes by which the latents are scaled
+_WORDS = 50.0  # times the deviation of 0.02 that CLIP begins with
+_LOG_VARIANCE = -12.0  # of latents that are scaled to a deviation of 1 / SCALING_FACTOR: next to nothing
+
+
+def make(folder: Path, seed: int = 0) -> Path:
+    """Write the pipeline into ``folder`` and return it; one that is there already is left alone.
+
+    The same seed and the same packages give the same bytes on one machine. Takes a few seconds. The folder
+    appears in one step, whole. Raises UserError where diffusers isn't installed.
+    """
+    folder = Path(folder)
+    if (folder / "model_index.json").exists():
+        return folder
+    temporary = folder.with_name(f".{folder.name}-{uuid.uuid4().hex[:8]}")
+    temporary.mkdir(parents=True)
+    try:
+        _write(temporary, seed)
+        try:
+            temporary.rename(folder)  # replaces an empty folder, too
+        except OSError:  # another process was first
+            if not (folder / "model_index.json").exists():
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return folder
+
+
+def _write(folder: Path, seed: int) -> None:
+    try:
+        from diffusers import AutoencoderKL, EulerDiscreteScheduler, StableDiffusionXLPipeline
+        from diffusers import UNet2DConditionModel as UNet
+        from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
+    except ImportError:
+        raise UserError(
+            f"{NAME} needs the `diffusers` package, which is not installed.",
+            "With Python 3.11 or newer: pip install 'metaflow-finetune[diffusion]'",
+        ) from None
+    tokenizer = _tokenizer()
+    ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    text = CLIPTextConfig(**_TEXT, **ids, pad_token_id=tokenizer.pad_token_id, vocab_size=len(tokenizer))
+    with _drawn_by(seed):
+        vae = AutoencoderKL(**_VAE).eval()
+        parts = {
+            "unet": UNet(**CONFIG),
+            "vae": vae,
+            "text_encoder": CLIPTextModel(text),
+            "text_encoder_2": CLIPTextModelWithProjection(text),
+        }
+    _scale_latents(vae)
+    for name in ("text_encoder", "text_encoder_2"):
+        _scale_words(parts[name])
+    scheduler = EulerDiscreteScheduler(**_SCHEDULER)
+    pipeline = StableDiffusionXLPipeline(
+        **parts, tokenizer=tokenizer, tokenizer_2=tokenizer, scheduler=scheduler
+    )
+    with _without_bars():
+        pipeline.save_pretrained(folder, safe_serialization=True)
+
+
+@contextmanager
+def _drawn_by(seed: int) -> Iterator[None]:
+    """Weights that are made in here are drawn by the seed; what is drawn elsewhere stays as it would be."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """transformers shows a progress bar for each model that it writes; these are done at once."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _scale_words(encoder: Any) -> None:
+    """Make prompts differ: random layers let little of CLIP's small initial embeddings through."""
+    import torch
+
+    with torch.no_grad():
+        encoder.get_input_embeddings().weight *= _WORDS
+
+
+def _scale_latents(vae: Any) -> None:
+    """Make the latents of drawn shapes, times the scaling factor, have mean 0 and deviation 1 by channel.
+
+    Random layers let little of an image through, and that with another scale in each channel.
+    """
+    import torch
+
+    with torch.no_grad():
+        latents = vae.encode(_images()).latent_dist.mean
+        scale = 1 / (SCALING_FACTOR * latents.std(dim=(0, 2, 3)))
+        last, channels = vae.quant_conv, latents.shape[1]
+        last.weight[:channels] *= scale[:, None, None, None]
+        last.bias[:channels] = (last.bias[:channels] - latents.mean(dim=(0, 2, 3))) * scale
+        last.weight[channels:] = 0.0
+        last.bias[channels:] = _LOG_VARIANCE
+
+
+def _images() -> torch.Tensor:
+    """Drawn shapes of 64 x 64 pixels, between -1 and 1: [images, 3, 64, 64]."""
+    import torch
+    from PIL import Image
+
+    files = (io.BytesIO(image) for _, image in drawn_shapes.drawn(_MEASURED))
+    pixels = [np.asarray(Image.open(file).resize((64, 64)), dtype=np.float32) for file in files]
+    return torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2) / 127.5 - 1
+
+
+def _tokenizer() -> Any:
+    """CLIP's tokenizer with a vocabulary of its own: every byte, and what the captions' words are made of."""
+    from tokenizers import (  # type: ignore[import-untyped,unused-ignore]
+        Tokenizer,
+        models,
+        pre_tokenizers,
+        trainers,
+    )
+    from transformers import CLIPTokenizer
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    learnt = Tokenizer(models.BPE(end_of_word_suffix="</w>"))
+    learnt.pre_tokenizer = pre_tokenizers.Whitespace()
+    trainer = trainers.BpeTrainer(
+        vocab_size=10_000, initial_alphabet=alphabet, end_of_word_suffix="</w>", show_progress=False
+    )
+    captions = [caption for caption, _ in drawn_shapes.drawn(drawn_shapes.COUNT)]
+    learnt.train_from_iterator(captions, trainer)
+    merges = [tuple(pair) for pair in json.loads(learnt.to_str())["model"]["merges"]]
+    tokens = [*alphabet, *(f"{letter}</w>" for letter in alphabet), *map("".join, merges), _BEGINS, _ENDS]
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    return CLIPTokenizer(vocabulary, merges, model_max_length=77)

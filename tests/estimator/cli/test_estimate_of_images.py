@@ -1,0 +1,49 @@
+"""finetune estimate for a model that makes images."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.estimator.cli.estimates import answer, run
+
+
+def test_the_unet_alone_is_trained_and_its_speed_is_unknown() -> None:
+    found = answer("--model", "stable-diffusion-xl", "--gpu", "L4", "--precision", "bf16")
+    assert found["memory"]["categories"]["weights"] == 2 * found["model"]["parameters"]
+    assert found["memory"]["fits"] is False
+    assert found["setup"]["engine"] == "fsdp2"
+    assert found["speed"]["tokens_per_second"] is None
+    assert "no run of stable-diffusion-xl was published" in found["speed"]["basis"]
+
+
+def test_lora_with_checkpointing_fits_on_a_small_card() -> None:
+    found = answer("--model", "sdxl", "--method", "lora", "--checkpointing", "full", "--gpu", "L4")
+    assert found["memory"]["fits"] is True
+
+
+def test_smaller_images_keep_less() -> None:
+    small, large = (
+        answer("--model", "sdxl", "--resolution", side)["memory"]["categories"]["activations"]
+        for side in ("512", "1024")
+    )
+    assert small < large / 3
+
+
+def test_a_moving_average_is_a_category_of_its_own() -> None:
+    with_it = answer("--model", "sdxl", "--ema")["memory"]["categories"]
+    assert with_it["average of the weights"] == 4 * answer("--model", "sdxl")["model"]["parameters"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--model", "sdxl", "--seq-len", "512"), "makes images, which have no tokens"),
+        (("--model", "llama-8b", "--resolution", "512"), "makes no images"),
+        (("--model", "sdxl", "--resolution", "1020"), "multiple of 8"),
+        (("--model", "sdxl", "--exact"), "knows language models"),
+    ],
+)
+def test_options_of_another_kind_of_model_are_refused(options: tuple[str, ...], said: str) -> None:
+    found = run(*options)
+    assert found.exit_code != 0
+    assert said in " ".join(found.output.split())

@@ -1,0 +1,144 @@
+"""The UNet's parameters, and what it keeps for its backward pass, as a trace of diffusers has them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from estimator.models.diffusion import STABLE_DIFFUSION_XL
+from estimator.models.unet import Adapters, UNetShape
+
+SHAPE = STABLE_DIFFUSION_XL.unet
+BF16, FP32 = 2, 4
+LORA, LORA_FP32 = Adapters(16, in_fp32=False), Adapters(16, in_fp32=True)
+
+# (latent's width, height, bytes an element, adapters, recomputed) -> bytes that autograd has saved after the
+# forward pass of diffusers 0.42.1's UNet2DConditionModel for one image, without the parameters themselves
+# (torch 2.13, peft 0.18.1, FakeTensorMode on a CPU)
+TRACED: dict[tuple[int, int, int, Adapters | None, bool], int] = {
+    (128, 128, BF16, None, False): 6_887_677_824,
+    (125, 127, BF16, None, False): 6_844_371_352,
+    (64, 96, FP32, None, False): 5_193_355_008,
+    (128, 128, BF16, LORA, False): 5_604_616_960,
+    (64, 64, BF16, LORA_FP32, False): 2_038_414_976,
+    (128, 128, BF16, None, True): 574_247_040,
+    (64, 64, BF16, LORA, True): 118_624_128,
+    (64, 64, BF16, LORA_FP32, True): 118_624_128,
+}
+CONFIG: dict[str, Any] = {  # stable-diffusion-xl-base-1.0, unet/config.json
+    "sample_size": 128,
+    "in_channels": 4,
+    "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+    "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+    "block_out_channels": (320, 640, 1280),
+    "layers_per_block": 2,
+    "cross_attention_dim": 2048,
+    "transformer_layers_per_block": (1, 2, 10),
+    "attention_head_dim": (5, 10, 20),
+    "use_linear_projection": True,
+    "addition_embed_type": "text_time",
+    "addition_time_embed_dim": 256,
+    "projection_class_embeddings_input_dim": 2816,
+}
+
+
+def test_a_unet_s_config_is_read_as_its_shape() -> None:
+    assert UNetShape.of_config(CONFIG) == SHAPE
+
+
+@pytest.mark.parametrize(
+    "change", [{"addition_embed_type": None}, {"in_channels": 9}, {"attention_head_dim": [5]}]
+)
+def test_another_kind_of_unet_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        UNetShape.of_config(CONFIG | change)
+
+
+def test_it_has_the_published_number_of_parameters() -> None:
+    assert SHAPE.parameters == 2_567_463_684
+    assert SHAPE.transformer_blocks == 70
+    assert SHAPE.units == 87
+
+
+def test_lora_of_rank_16_on_all_attentions_has_peft_s_number_of_weights() -> None:
+    assert SHAPE.lora_parameters(16) == 23_224_320
+
+
+@pytest.mark.parametrize("run", TRACED)
+def test_activations_are_those_of_the_traced_unet(run: tuple[int, int, int, Adapters | None, bool]) -> None:
+    width, height, size, adapters, recomputed = run
+    assert SHAPE.saved_bytes(width, height, size, adapters=adapters, recomputed=recomputed) == TRACED[run]
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.parametrize("run", TRACED)
+def test_the_trace_gives_the_same_again(run: tuple[int, int, int, Adapters | None, bool]) -> None:
+    pytest.importorskip("diffusers")
+    assert traced_bytes(*run) == TRACED[run]
+
+
+def test_an_image_of_twice_the_area_keeps_nearly_twice_as_much() -> None:
+    one, two = SHAPE.saved_bytes(64, 64, BF16), SHAPE.saved_bytes(64, 128, BF16)
+    assert 1.9 * one < two < 2 * one
+
+
+def test_what_one_block_keeps_is_far_below_what_all_keep() -> None:
+    whole, unit = SHAPE.saved_bytes(128, 128, BF16), SHAPE.largest_unit_saves(128, 128, BF16, None)
+    assert 0 < unit < whole / 20
+
+
+def traced_bytes(width: int, height: int, size: int, adapters: Adapters | None, recomputed: bool) -> int:
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    kind = {BF16: torch.bfloat16, FP32: torch.float32}[size]
+    saved: dict[int, int] = {}
+    kept: list[Any] = []  # a storage's identity counts only as long as it lives
+    with FakeTensorMode():
+        unet = _unet(kind, adapters, recomputed=recomputed)
+        own = {parameter.untyped_storage()._cdata for parameter in unet.parameters()}
+
+        def save(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            if storage._cdata not in own:
+                saved[storage._cdata] = storage.nbytes()
+                kept.append(tensor)
+            return tensor
+
+        added = {"text_embeds": torch.empty(1, 1280, dtype=kind), "time_ids": torch.empty(1, 6, dtype=kind)}
+        with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+            unet(
+                torch.empty(1, 4, height, width, dtype=kind),
+                torch.empty(1, dtype=torch.int64),
+                torch.empty(1, 77, 2048, dtype=kind),
+                added_cond_kwargs=added,
+            )
+    return sum(saved.values())
+
+
+def _unet(kind: Any, adapters: Adapters | None, *, recomputed: bool) -> Any:
+    import torch
+    from diffusers import UNet2DConditionModel
+    from peft import LoraConfig
+    from torch.utils.checkpoint import checkpoint
+
+    try:
+        torch.set_default_dtype(kind)
+        unet = UNet2DConditionModel(**CONFIG).train()
+        if adapters is not None:
+            torch.set_default_dtype(torch.float32 if adapters.in_fp32 else kind)
+            unet.requires_grad_(False)
+            targets = ["to_q", "to_k", "to_v", "to_out.0"]
+            # Parameters that are fake can't be moved, and they are made in their type
+            with mock.patch.object(torch.nn.Module, "to", lambda module, *_, **__: module):
+                unet.add_adapter(LoraConfig(r=adapters.rank, target_modules=targets))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for module in unet.modules():
+        if recomputed and type(module).__name__ in ("ResnetBlock2D", "BasicTransformerBlock"):
+            module.forward = partial(checkpoint, module.forward, use_reentrant=False)
+    return unet

@@ -1,0 +1,53 @@
+"""The table of docs/images.md: what training Stable Diffusion XL needs, and on which cards it fits."""
+
+from __future__ import annotations
+
+from estimator import hardware, memory
+from estimator.models.diffusion import STABLE_DIFFUSION_XL, positions_of
+from estimator.plan import GIB
+from estimator.setup import IMAGE_TASK, Setup
+
+CARDS = ("RTX 4090", "A100 SXM 40GB", "A100 SXM 80GB")  # of 24, 40 and 80 GB
+RUNS = (
+    ("full", "bf16-mixed", "none"),
+    ("full", "bf16-mixed", "full"),
+    ("full", "bf16", "none"),
+    ("full", "bf16", "full"),
+    ("lora", "bf16-mixed", "none"),
+    ("lora", "bf16-mixed", "full"),
+)
+
+
+def needed(method: str, precision: str, checkpointing: str) -> tuple[int, int]:
+    """Bytes that one GPU needs, and the upper end of their range."""
+    setup = Setup(
+        model=STABLE_DIFFUSION_XL,
+        engine="fsdp2",
+        method=method,  # type: ignore[arg-type]
+        task=IMAGE_TASK,
+        lora_targets=STABLE_DIFFUSION_XL.all_linear,
+        seq_len=positions_of(STABLE_DIFFUSION_XL.resolution),
+        precision=precision,  # type: ignore[arg-type]
+        checkpointing=checkpointing,  # type: ignore[arg-type]
+        expandable_segments=True,
+        processes_per_node=1,
+    )
+    found, _ = memory.needs(setup)
+    return found.likely_bytes, found.upper_bytes
+
+
+def table() -> str:
+    """Rows of method, precision, checkpointing, the need in GiB, and each card."""
+    sizes = {card: hardware.gpu(card).usable_bytes or 0 for card in CARDS}
+    titles = [f"{card}, {size / GIB:.1f} GiB" for card, size in sizes.items()]
+    lines = [
+        f"| Method | Precision | Checkpointing | Needs, at most | {' | '.join(titles)} |",
+        "|---|---|---|---|" + "---|" * len(CARDS),
+    ]
+    for method, precision, checkpointing in RUNS:
+        likely, most = needed(method, precision, checkpointing)
+        fits = ["fits" if likely <= size else "no" for size in sizes.values()]
+        need = f"{likely / GIB:.1f} GiB, {most / GIB:.1f}"
+        row = (method, precision, "on" if checkpointing == "full" else "off", need, *fits)
+        lines.append(f"| {' | '.join(row)} |")
+    return "\n".join(lines)

@@ -1,0 +1,67 @@
+"""Small jobs that train a UNet on drawn shapes, on CPUs, each rank a process."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launchers import image_runs, latents
+from launchers.cluster.endpoint import NodeAddress, Secret
+from launchers.dataset import drawn_shapes
+from launchers.gang.job import TrainJob
+from launchers.images import pictures
+from launchers.models import tiny_sdxl
+from launchers.settings import Settings
+from launchers.store.bundles import LocalStorage
+from tests.launchers.engines.loop import runs
+
+TASK: dict[str, Any] = {"task": "text-to-image", "model": tiny_sdxl.NAME, "dataset": drawn_shapes.BUILT_IN}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    """A pipeline, and images that are laid out for training; what is computed of them is kept beside."""
+
+    folder: Path
+    model: Path
+    data: Path
+    batch: int
+    steps: int
+
+    def job(self, name: str, **options: Any) -> TrainJob:
+        """A job of the FSDP2 engine with its latents; ``name``: of its work folder."""
+        settings = TASK | {"seed": 3} | options.pop("settings", {})
+        world, micro = options.pop("world", 1), options.pop("micro", 2)
+        job = runs.make_job(
+            self.folder / name,
+            self.model,
+            self.data,
+            steps=options.pop("steps", self.steps),
+            world=world,
+            micro=micro,
+            accumulation=self.batch // (world * micro),
+            engine="fsdp2",
+            sharding="fsdp" if world > 1 else "none",
+            settings=settings,
+            **options,
+        )
+        return dataclasses.replace(job, reference=fetch_latents(job, self.folder))
+
+
+def fetch_latents(job: TrainJob, folder: Path, address: NodeAddress | None = None) -> Path:
+    """The latents of a job's images, in a store in ``folder``."""
+    alone = NodeAddress(node=0, nodes=1, main_host="127.0.0.1", ports=(), secret=Secret(""), run="test")
+    store = LocalStorage(folder / "store")
+    return latents.fetch(job, job.data_dir, address or alone, store, folder / "latents")
+
+
+def prepared(folder: Path, *, images: int = 40, batch: int = 4, steps: int = 6) -> Prepared:
+    """tiny-sdxl, and so many drawn shapes in steps of ``batch``."""
+    read = list(pictures.read(drawn_shapes.write(folder / "shapes", images), min_side=32))
+    values = TASK | {"global_batch_size": batch, "max_steps": steps, "seq_len": 64, "epochs": 10}
+    settings = Settings.model_validate(values)
+    image_runs.prepare(read, None, settings, folder / "data")
+    model = tiny_sdxl.make(folder / "model")
+    return Prepared(folder=folder, model=model, data=folder / "data", batch=batch, steps=steps)

@@ -1,0 +1,68 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launchers.images.buckets import bucket_of, buckets, fit
+
+sides = st.integers(min_value=1, max_value=5000)
+resolutions = st.sampled_from([64, 256, 512, 768, 1024])
+
+# Podell et al. 2023 (arXiv:2307.01952), appendix I: those of the widest area in each row from 1:2 to 2:1
+SDXL = {
+    *((704, 1408), (768, 1344), (832, 1216), (896, 1152), (960, 1088), (1024, 1024)),
+    *((1088, 960), (1152, 896), (1216, 832), (1344, 768), (1408, 704)),
+}
+
+
+def test_at_1024_they_are_those_that_stable_diffusion_xl_was_trained_in() -> None:
+    assert set(buckets(1024)) == SDXL
+
+
+@pytest.mark.parametrize("resolution", [64, 72, 256, 504, 512, 640, 768, 1000, 1024, 1536])
+def test_they_keep_steps_area_and_ratios_and_each_has_its_mirror(resolution: int) -> None:
+    found = buckets(resolution)
+    step = 8 if resolution < 512 else 64
+    for width, height in found:
+        assert width % step == height % step == 0
+        assert width * height <= resolution**2
+        assert 0.5 <= width / height <= 2
+        assert (height, width) in found
+        assert width * height > 0.6 * resolution**2
+    assert len({width / height for width, height in found}) == len(found)
+    assert any(width == height for width, height in found)
+
+
+@given(width=sides, height=sides, resolution=resolutions)
+def test_an_image_goes_into_the_nearest_ratio(width: int, height: int, resolution: int) -> None:
+    found = bucket_of(width, height, resolution)
+
+    def distance(size: tuple[int, int]) -> float:
+        return abs(math.log(size[0] / size[1]) - math.log(width / height))
+
+    assert distance(found) == min(map(distance, buckets(resolution)))
+    assert bucket_of(height, width, resolution) == found[::-1] or distance(found) == pytest.approx(
+        distance(bucket_of(height, width, resolution)[::-1])
+    )
+
+
+@given(width=sides, height=sides, resolution=resolutions)
+def test_an_image_is_resized_until_it_just_covers_its_bucket_and_cut_in_the_middle(
+    width: int, height: int, resolution: int
+) -> None:
+    found = fit(width, height, resolution)
+    assert (found.width, found.height) == bucket_of(width, height, resolution)
+    over = found.resized_width - found.width, found.resized_height - found.height
+    assert min(over) == 0
+    assert (found.left, found.top) == (over[0] // 2, over[1] // 2)
+    if over[1] == 0:
+        assert abs(found.resized_width - width * found.height / height) <= 0.5 or over[0] == 0
+    else:
+        assert abs(found.resized_height - height * found.width / width) <= 0.5
+
+
+def test_an_image_of_a_buckets_ratio_loses_nothing() -> None:
+    found = fit(2432, 1664, 1024)
+    assert (found.width, found.height) == (found.resized_width, found.resized_height) == (1216, 832)
+    assert (found.left, found.top) == (0, 0)

@@ -1,0 +1,118 @@
+import contextlib
+import io
+from typing import Any
+
+import pytest
+
+from launchers.dataset.files import BadRow
+from launchers.images.decoding import checked
+from tests.launchers.images.encoded import encoded
+
+Image = pytest.importorskip("PIL.Image")
+
+
+def pixel(data: bytes, place: tuple[int, int] = (0, 0)) -> Any:
+    image = Image.open(io.BytesIO(data))
+    assert image.mode == "RGB"
+    return image.getpixel(place)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
+def test_a_file_that_is_right_keeps_its_bytes(kind: str) -> None:
+    data = encoded(kind=kind)
+    found = checked(data, min_side=12)
+    assert found.image is data
+    assert (found.width, found.height, found.changes) == (16, 12, ())
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind", "change", "colour"),
+    [
+        ("CMYK", "JPEG", "from CMYK", (254, 0, 0)),
+        ("RGBA", "PNG", "transparency put on white", (255, 255, 255)),
+        ("RGBA", "WEBP", "transparency put on white", (255, 255, 255)),
+        ("LA", "PNG", "transparency put on white", (255, 255, 255)),
+        ("L", "JPEG", "from grey", (1, 1, 1)),
+        ("P", "PNG", "from a palette", (1, 1, 1)),
+        ("RGB", "BMP", "from BMP", (200, 30, 40)),
+    ],
+)
+def test_other_pixels_become_rgb(mode: str, kind: str, change: str, colour: tuple[int, int, int]) -> None:
+    palette = {"palette": bytes(value // 3 for value in range(768))} if mode == "P" else {}
+    found = checked(encoded(mode, kind=kind, **palette), min_side=1)
+    assert found.changes == (change,)
+    assert pixel(found.image) == pytest.approx(colour, abs=2)
+
+
+def test_a_transparent_colour_of_a_palette_is_put_on_white() -> None:
+    image, file = Image.new("P", (8, 8), 1), io.BytesIO()
+    image.putpalette([0, 0, 0, 9, 9, 9])
+    image.save(file, "PNG", transparency=1)
+    found = checked(file.getvalue(), min_side=1)
+    assert found.changes == ("transparency put on white",)
+    assert pixel(found.image) == (255, 255, 255)
+
+
+def test_sixteen_bits_keep_their_brightness() -> None:
+    file = io.BytesIO()
+    Image.new("I;16", (8, 8), 128 * 256).save(file, "PNG")
+    found = checked(file.getvalue(), min_side=1)
+    assert found.changes == ("from 16 bits",)
+    assert pixel(found.image) == (128, 128, 128)
+
+
+def test_orientation_is_applied() -> None:
+    image = Image.new("RGB", (16, 8), (0, 0, 0))
+    image.paste((255, 255, 255), (0, 0, 8, 8))  # the left half
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by 90 degrees to the right: left becomes top
+    file = io.BytesIO()
+    image.save(file, "PNG", exif=exif)
+    found = checked(file.getvalue(), min_side=1)
+    assert (found.width, found.height, found.changes) == (8, 16, ("turned as EXIF says",))
+    assert (pixel(found.image, (4, 2)), pixel(found.image, (4, 14))) == ((255, 255, 255), (0, 0, 0))
+    assert checked(found.image, min_side=1).changes == ()
+
+
+def animated(kind: str) -> bytes:
+    file = io.BytesIO()
+    frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue", "green")]
+    frames[0].save(file, kind, save_all=True, append_images=frames[1:])
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "not an image"),
+        (b"<html>404</html>", "not an image"),
+        (encoded(size=(64, 64))[:60], "broken image"),
+        (encoded(kind="JPEG", size=(64, 64))[:-20], "(?i)broken image .*truncated"),
+        (encoded(kind="WEBP", size=(64, 64))[:-20], "not an image|broken image"),
+        (encoded(size=(1, 1)), "1 x 1 pixels, but the shorter side has to have 8"),
+        (encoded(size=(300, 7)), "300 x 7 pixels"),
+        (animated("GIF"), "3 images in one file"),
+        (animated("WEBP"), "3 images in one file"),
+    ],
+)
+def test_what_can_not_be_used_has_a_reason(data: bytes, reason: str) -> None:
+    with pytest.raises(BadRow, match=reason):
+        checked(data, min_side=8)
+
+
+@pytest.mark.parametrize("limit", [900, 300])  # Pillow warns above its limit, and refuses above twice that
+def test_an_image_above_pillows_limit_is_not_decoded(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = encoded(size=(32, 32))
+    assert checked(data, min_side=8).width == 32
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
+    with pytest.raises(BadRow, match=f"more than {limit} pixels"):
+        checked(data, min_side=8)
+
+
+def test_no_part_of_a_broken_file_raises_anything_but_its_reason() -> None:
+    for kind in ("PNG", "JPEG", "WEBP", "GIF", "TIFF", "BMP"):
+        data = encoded(size=(24, 24), kind=kind)
+        for place in range(0, len(data), 7):
+            changed = data[:place] + bytes([data[place] ^ 0xFF]) + data[place + 1 :]
+            with contextlib.suppress(BadRow):
+                assert checked(changed, min_side=8).width >= 8

@@ -1,0 +1,159 @@
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from estimator.errors import UserError
+from launchers.dataset import drawn_shapes
+from launchers.dataset import prepare as texts
+from launchers.dataset.picture import Picture
+from launchers.dataset.prepared import Prepared
+from launchers.dataset.stored import copied
+from launchers.images.prepare import count_steps, prepare, summary
+from launchers.images.prepared import PreparedImages
+from launchers.settings import Settings
+
+Image = pytest.importorskip("PIL.Image")
+
+
+def pictures(count: int) -> list[Picture]:
+    found = []
+    for number, (caption, image) in enumerate(drawn_shapes.drawn(count)):
+        width, height = Image.open(io.BytesIO(image)).size
+        found.append(Picture(caption=caption, image=image, width=width, height=height, line=number + 1))
+    return found
+
+
+def settings(**changes: Any) -> Settings:
+    return Settings(**({"global_batch_size": 4, "epochs": 2} | changes))
+
+
+def prepared(folder: Path, rows: Any, resolution: int = 64, **changes: Any) -> PreparedImages:
+    held_out = changes.pop("held_out", ())
+    prepare(
+        rows,
+        folder,
+        settings=settings(**changes),
+        model_name_or_fingerprint="tiny-sdxl",
+        resolution=resolution,
+        held_out=held_out,
+    )
+    return PreparedImages(folder)
+
+
+def test_images_and_captions_come_back_as_they_were(tmp_path: Path) -> None:
+    rows = pictures(30)
+    rows[3] = Picture(caption="ein Käse\n“groß” 🧀", image=rows[3].image, width=64, height=64)
+    data = prepared(tmp_path, rows)
+    assert [data.image(index) for index in range(len(data))] == [row.image for row in rows]
+    assert [data.caption(index) for index in range(len(data))] == [row.caption for row in rows]
+    assert not list(tmp_path.glob("heldout"))
+
+
+def test_any_reader_of_prepared_data_finds_rows_steps_and_lengths(tmp_path: Path) -> None:
+    data = prepared(tmp_path, pictures(60))
+    plain = Prepared(tmp_path)
+    assert plain.info.task == "text-to-image"
+    assert len(plain) == 60
+    assert len(plain.order) == plain.info.total_steps * 4
+    areas = [data.target(index)[0] // 8 * (data.target(index)[1] // 8) for index in range(60)]
+    assert plain.row_lengths.tolist() == areas
+    assert plain.info.tokens == sum(areas)
+    assert (plain.info.longest_row, plain.info.seq_len) == (64, 64)
+
+
+def test_each_step_has_one_size_and_the_time_ids_say_what_was_done(tmp_path: Path) -> None:
+    rows = pictures(60)
+    data = prepared(tmp_path, rows)
+    for step in data.order.reshape(-1, 4):
+        assert len({data.target(int(index)) for index in step}) == 1
+    wide = next(index for index, row in enumerate(rows) if (row.width, row.height) == (96, 64))
+    assert data.time_ids(wide).tolist() == [64, 96, 2, 0, 48, 80]
+    assert data.resized(wide) == (53, 80)
+
+
+def test_pixels_are_those_of_the_whole_image_resized_and_cut(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    noise = Image.fromarray(random.integers(0, 256, (200, 330, 3), dtype=np.uint8))
+    file = io.BytesIO()
+    noise.save(file, "PNG")
+    picture = Picture(caption="noise", image=file.getvalue(), width=330, height=200)
+    data = prepared(tmp_path, [picture], global_batch_size=1)
+    height, width = data.target(0)
+    whole = noise.resize(data.resized(0)[::-1], Image.Resampling.LANCZOS)
+    top, left = data.time_ids(0)[2:4].tolist()
+    cut = np.asarray(whole.crop((left, top, left + width, top + height)), dtype=np.float32)
+    found = data.pixels(0)
+    assert found.shape == (3, height, width)
+    assert found.dtype == np.float32
+    assert np.abs(found - (cut.transpose(2, 0, 1) / 127.5 - 1)).max() <= 1.01 / 127.5
+    assert -1 <= found.min() < -0.3 < 0.3 < found.max() <= 1
+
+
+def test_a_narrow_strip_takes_no_more_memory_than_its_bucket(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    Image.new("RGB", (20_000, 8), (255, 0, 0)).save(file, "PNG")
+    strip = Picture(caption="a line", image=file.getvalue(), width=20_000, height=8)
+    data = prepared(tmp_path, [strip], resolution=1024, global_batch_size=1)
+    assert data.resized(0)[1] > 1_000_000
+    assert data.pixels(0).shape == (3, 704, 1408)
+
+
+def test_held_out_images_are_a_folder_like_it_of_single_steps(tmp_path: Path) -> None:
+    train, held_out = texts.split(copied(pictures(40), tmp_path / "rows"), settings())
+    data = prepared(tmp_path / "data", train, held_out=held_out)
+    other = PreparedImages(tmp_path / "data" / "heldout")
+    assert (len(data), len(other)) == (len(train), len(held_out))
+    assert other.order.tolist() == list(range(len(held_out)))
+    assert (other.info.global_batch_size, other.info.total_steps) == (1, len(held_out))
+    assert other.info.total_steps > 0
+    captions = {data.caption(index) for index in range(len(data))}
+    assert not captions & {other.caption(index) for index in range(len(other))}
+    prepared(tmp_path / "data", train)
+    assert not (tmp_path / "data" / "heldout").exists()
+
+
+def test_steps_are_counted_as_they_are_made(tmp_path: Path) -> None:
+    rows = pictures(45)
+    sizes = [(row.width, row.height) for row in rows]
+    for changes in ({"epochs": 1}, {"epochs": 3}, {"epochs": 3, "max_steps": 5}, {"max_steps": 500}):
+        data = prepared(tmp_path, rows, **changes)
+        assert data.info.total_steps == count_steps(sizes, settings(**changes), 64)
+    assert prepared(tmp_path, rows, max_steps=5).info.total_steps == 5
+
+
+def test_the_fingerprint_is_of_all_that_training_depends_on(tmp_path: Path) -> None:
+    rows = pictures(24)
+    first = prepared(tmp_path, rows).info.fingerprint
+    assert prepared(tmp_path, rows).info.fingerprint == first
+    renamed = [*rows[:-1], Picture(caption="else", image=rows[-1].image, width=64, height=64)]
+    others = [
+        prepared(tmp_path, renamed).info.fingerprint,
+        prepared(tmp_path, rows[::-1]).info.fingerprint,
+        prepared(tmp_path, rows, resolution=128).info.fingerprint,
+        prepared(tmp_path, rows, seed=7).info.fingerprint,
+        prepared(tmp_path, rows, global_batch_size=2).info.fingerprint,
+    ]
+    assert len({first, *others}) == 6
+
+
+def test_too_few_images_for_a_batch_of_one_ratio_are_refused(tmp_path: Path) -> None:
+    rows = pictures(12)
+    with pytest.raises(UserError) as caught:
+        prepared(tmp_path, rows, global_batch_size=16, epochs=1)
+    said = str(caught.value)
+    assert "global_batch_size 16" in said
+    assert "12 images" in said
+    assert "the largest bucket has 6" in said
+    assert not (tmp_path / "info.json").exists()
+    assert prepared(tmp_path, rows, global_batch_size=6, epochs=1).info.total_steps == 1
+
+
+def test_the_summary_tells_the_buckets(tmp_path: Path) -> None:
+    data = prepared(tmp_path, pictures(12))
+    line = summary(data.info, tmp_path, "drawn-shapes")
+    assert line.startswith("drawn-shapes: 12 images in ")
+    assert "64x64: 6" in line
+    assert "\n" not in line

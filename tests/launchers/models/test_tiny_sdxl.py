@@ -1,0 +1,142 @@
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from launchers.dataset import drawn_shapes
+from launchers.models import tiny_sdxl
+
+diffusers = pytest.importorskip("diffusers")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_sdxl.make(tmp_path_factory.mktemp("models") / "tiny-sdxl")
+
+
+@pytest.fixture(scope="module")
+def pipeline(folder: Path) -> Any:
+    return diffusers.StableDiffusionXLPipeline.from_pretrained(folder)
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_diffusers_draws_an_image_with_it_that_the_prompt_and_the_seed_decide(pipeline: Any) -> None:
+    def image(prompt: str, seed: int) -> Any:
+        generator = torch.Generator().manual_seed(seed)
+        size = {"height": 64, "width": 64, "num_inference_steps": 2}
+        return torch.from_numpy(pipeline(prompt, generator=generator, output_type="np", **size).images)
+
+    pipeline.set_progress_bar_config(disable=True)
+    first = image("a large red circle", 0)
+    assert first.shape == (1, 64, 64, 3)
+    assert torch.equal(first, image("a large red circle", 0))
+    assert not torch.equal(first, image("a small blue ring", 0))
+    assert not torch.equal(first, image("a large red circle", 1))
+
+
+def test_it_has_the_layout_of_stable_diffusion_xl(folder: Path, pipeline: Any) -> None:
+    assert {path.name for path in folder.iterdir()} == {
+        *("model_index.json", "unet", "vae", "text_encoder", "text_encoder_2"),
+        *("tokenizer", "tokenizer_2", "scheduler"),
+    }
+    assert not list(folder.rglob("*.bin"))
+    written = json.loads((folder / "unet" / "config.json").read_text())
+    assert {name: written[name] for name in tiny_sdxl.CONFIG} == tiny_sdxl.CONFIG
+    assert pipeline.vae_scale_factor == 8
+    assert pipeline.vae.config.scaling_factor == 0.13025
+    assert sum(weight.numel() for weight in pipeline.unet.parameters()) == 1_360_740
+
+
+def test_latents_of_the_drawn_shapes_have_the_deviation_that_noise_has(pipeline: Any) -> None:
+    with torch.no_grad():
+        found = pipeline.vae.encode(tiny_sdxl._images()).latent_dist
+    latents = found.mean * pipeline.vae.config.scaling_factor
+    assert latents.shape[1:] == (4, 8, 8)
+    assert latents.std(dim=(0, 2, 3)).tolist() == pytest.approx([1.0] * 4, abs=0.02)
+    assert latents.mean(dim=(0, 2, 3)).tolist() == pytest.approx([0.0] * 4, abs=0.02)
+    assert float(found.std.max()) < 0.01
+    assert float(latents.var(dim=0).mean()) > 0.5  # images differ in theirs
+
+
+def test_the_tokenizer_knows_the_captions_words_and_reads_any_text(pipeline: Any) -> None:
+    tokenizer = pipeline.tokenizer
+    caption = next(iter(drawn_shapes.drawn(1)))[0]
+    assert tokenizer.tokenize(caption) == [f"{word}</w>" for word in caption.split()]
+    for text in ("Zebra № 5, naïve 🙂", caption):
+        ids = tokenizer(text, padding="max_length", max_length=77, truncation=True).input_ids
+        assert len(ids) == 77
+        assert (ids[0], ids[-1]) == (tokenizer.bos_token_id, tokenizer.eos_token_id)
+        ends = ids.index(tokenizer.eos_token_id)
+        assert tokenizer.unk_token_id not in ids[1:ends]
+        assert tokenizer.decode(ids[1:ends]).replace(" ", "") == text.lower().replace(" ", "")
+    assert tokenizer(caption.upper()).input_ids == tokenizer(caption).input_ids
+    assert pipeline.text_encoder.config.eos_token_id == tokenizer.eos_token_id  # its output is pooled there
+
+
+def test_a_seed_gives_the_same_files_and_another_seed_others(folder: Path, tmp_path: Path) -> None:
+    state = torch.random.get_rng_state()
+    again, other = tiny_sdxl.make(tmp_path / "again"), tiny_sdxl.make(tmp_path / "other", seed=1)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert hashes(again) == hashes(folder)
+    changed = {name for name, value in hashes(other).items() if value != hashes(folder)[name]}
+    assert {name.partition("/")[0] for name in changed} == {"unet", "vae", "text_encoder", "text_encoder_2"}
+
+
+def test_it_is_whole_or_not_there_and_left_alone_once_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "model_index.json").write_text("{}")
+    assert tiny_sdxl.make(tmp_path / "made") == tmp_path / "made"
+    assert (tmp_path / "made" / "model_index.json").read_text() == "{}"
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(diffusers.StableDiffusionXLPipeline, "save_pretrained", full)
+    with pytest.raises(OSError, match="No space left"):
+        tiny_sdxl.make(tmp_path / "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]
+
+
+def test_training_on_the_drawn_shapes_lets_the_loss_fall(pipeline: Any) -> None:
+    unet, noise_schedule = pipeline.unet, diffusers.DDPMScheduler.from_config(pipeline.scheduler.config)
+    captions = [caption for caption, _ in drawn_shapes.drawn(tiny_sdxl._MEASURED)]
+    with torch.no_grad():
+        latents = pipeline.vae.encode(tiny_sdxl._images()).latent_dist.mean * tiny_sdxl.SCALING_FACTOR
+        text, _, pooled, _ = pipeline.encode_prompt(captions, device="cpu", do_classifier_free_guidance=False)
+    optimizer, draw = torch.optim.AdamW(unet.parameters(), lr=2e-3), torch.Generator().manual_seed(0)
+    losses = []
+    for _ in range(60):
+        rows = torch.randint(0, len(latents), (8,), generator=draw)
+        noise = torch.randn(latents[rows].shape, generator=draw)
+        times = torch.randint(0, 1000, (8,), generator=draw)
+        more = {"text_embeds": pooled[rows], "time_ids": torch.tensor([[64.0, 64, 0, 0, 64, 64]] * 8)}
+        noisy = noise_schedule.add_noise(latents[rows], noise, times)
+        loss = torch.nn.functional.mse_loss(
+            unet(noisy, times, text[rows], added_cond_kwargs=more).sample, noise
+        )
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert sum(losses[-10:]) / 10 < 0.65 * sum(losses[:5]) / 5
+
+
+def test_importing_the_module_imports_no_torch() -> None:
+    heavy = "{'torch', 'PIL', 'diffusers', 'transformers'}"
+    code = f"import sys, launchers.models.tiny_sdxl; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
