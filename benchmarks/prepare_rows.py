@@ -1,6 +1,6 @@
 """How long the rows of a dataset take until they are tokens, and how much memory that takes.
 
-    python -m benchmarks.prepare_rows --rows 200000    # writes benchmarks/results/prepare_rows.*
+    python -m benchmarks.prepare_rows --rows 200000    # its row in benchmarks/results/prepare_rows.*
     python -m benchmarks.prepare_rows --rows 2000000 --form pretrain --packing
 
 Chats of about 370 bytes a row (or as much plain text), drawn by a seed, are read, checked and tokenised for
@@ -149,11 +149,17 @@ def _watched(process: subprocess.Popen[str]) -> dict[str, Any]:
     return {"said": said, "memory": peak - start, "silence": silence}
 
 
-def markdown(command: str, machine: dict[str, Any], results: list[dict[str, Any]]) -> str:
+def _kind(result: dict[str, Any]) -> tuple[Any, ...]:
+    """What a result is of: one of the same kind replaces it."""
+    return result["rows"], result["form"], result["packing"]
+
+
+def markdown(machine: dict[str, Any], results: list[dict[str, Any]]) -> str:
+    commands = " and ".join(f"`{command}`" for command in dict.fromkeys(r["command"] for r in results))
     lines = [
         "# Rows until they are tokens",
         "",
-        f"`{command}`, {machine['text']}. Other work ran on the machine: the load beside each row is its "
+        f"{commands}, {machine['text']}. Other work ran on the machine: the load beside each row is its "
         "average over the last minute.",
         "",
         "| rows | task | packed | MB | read and checked | tokenised | in all | memory beyond the start "
@@ -180,10 +186,16 @@ def main() -> None:
     options = parser.parse_args()
     command = shlex.join(["python", "-m", "benchmarks.prepare_rows", *sys.argv[1:]])
     machine = describe()
-    results = [measure(rows, options.form, options.packing) for rows in options.rows]
+    file = options.out / "prepare_rows.json"
+    known = json.loads(file.read_text()) if file.is_file() else {}
+    earlier = known.get("results", []) if known.get("machine") == machine else []
+    results = {_kind(result): result for result in earlier}
+    for rows in options.rows:
+        result = measure(rows, options.form, options.packing) | {"command": command}
+        results[_kind(result)] = result
     options.out.mkdir(parents=True, exist_ok=True)
-    text = markdown(command, machine, results)
-    record = {"command": command, "machine": machine, "limits": LIMITS, "results": results}
+    text = markdown(machine, list(results.values()))
+    record = {"machine": machine, "limits": LIMITS, "results": list(results.values())}
     (options.out / "prepare_rows.json").write_text(json.dumps(record, indent=1) + "\n")
     (options.out / "prepare_rows.md").write_text(text)
     print(text)

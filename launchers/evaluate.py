@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +26,12 @@ from launchers.held_out import CalibrationBin, Score, scorer_of
 from launchers.image_evaluation import Pictures, measure
 from launchers.imports import collector_paused
 from launchers.models import causal
+from launchers.report.metrics import duration
 from launchers.settings import Settings
+
+SIGN_S = 10.0  # from one line that says where an evaluation is to the next
+_LOOK_S = 0.1
+STAGE = "stage"  # file of the work folder: which model is measured
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,17 +155,33 @@ def evaluate(request: EvaluationRequest) -> EvaluationResult:
     path, log, result = request.save(), request.work_dir / "evaluate.log", request.work_dir / "result.json"
     result.unlink(missing_ok=True)
     with started("launchers.evaluate", path, log, on_cpu=request.device == "cpu") as process:
-        try:
-            status = process.wait(timeout=request.timeout_s)
-        except subprocess.TimeoutExpired:
-            raise UserError(
-                f"The evaluation did not end within {request.timeout_s:g} s.",
-                "Hold out fewer rows (evaluation.fraction), or ask for fewer evaluation.generations.",
-            ) from None
+        status = _ended(process, request)
     if status != 0 or not result.is_file():
         why = tail(log, 1) or f"exit status {status}"
         raise UserError(f"The evaluation of {request.model_dir} failed: {why}", f"Its log: {tail(log, 30)}")
     return EvaluationResult.from_dict(json.loads(result.read_text()))
+
+
+def _ended(process: subprocess.Popen[bytes], request: EvaluationRequest) -> int:
+    """The status that the process ends with; meanwhile says which model it is at.
+
+    Raises UserError after the limit.
+    """
+    stage, began = request.work_dir / STAGE, time.monotonic()
+    told = began
+    while (status := process.poll()) is None:
+        now = time.monotonic()
+        if now - began > request.timeout_s:
+            raise UserError(
+                f"The evaluation did not end within {request.timeout_s:g} s.",
+                "Hold out fewer rows (evaluation.fraction), or ask for fewer evaluation.generations.",
+            )
+        if now - told >= SIGN_S:
+            at = stage.read_text() if stage.is_file() else "loading"
+            print(f"evaluating: {at}, after {duration(now - began)}", flush=True)
+            told = now
+        time.sleep(_LOOK_S)
+    return status
 
 
 def main() -> None:
@@ -199,7 +221,8 @@ def _evaluate(request: EvaluationRequest) -> EvaluationResult:
             tokenizer_dir=request.model_dir,
             reward=request.reward,
         )
-    for folder in (request.base_dir, request.model_dir):
+    for name, folder in (("the base model", request.base_dir), ("the finished model", request.model_dir)):
+        (request.work_dir / STAGE).write_text(name)
         model = load_model(folder, request.base_dir, device, precision, request.settings)
         # the finished model's tokenizer for both: the base may have come without one of its own
         answers = _answers(model, request.model_dir, texts, request.max_new_tokens)
@@ -234,6 +257,7 @@ def _evaluate_images(request: EvaluationRequest, device: str) -> EvaluationResul
         rows=request.max_rows,
         drawn=request.generations,
         device=device,
+        on_stage=(request.work_dir / STAGE).write_text,
     )
     return EvaluationResult(
         task=IMAGE_TASK,

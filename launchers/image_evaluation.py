@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,11 +38,19 @@ class Pictures:
 
 
 def measure(
-    base_dir: Path, model_dir: Path, data: PreparedImages | None, *, rows: int, drawn: int, device: str
+    base_dir: Path,
+    model_dir: Path,
+    data: PreparedImages | None,
+    *,
+    rows: int,
+    drawn: int,
+    device: str,
+    on_stage: Callable[[str], Any] = lambda _: None,
 ) -> tuple[Score | None, Score | None, tuple[Pictures, ...]]:
     """Both models' scores on the first ``rows`` held-out images, and pictures of ``drawn`` captions.
 
     ``model_dir`` is a whole pipeline, or a folder of LoRA for the base's. Without ``data`` nothing is known.
+    ``on_stage`` is told which model comes next.
     """
     if data is None:
         return None, None, ()
@@ -49,7 +58,8 @@ def measure(
     encoded = Encoders(base_dir, device).encode(data, range(count))
     prompts = [data.caption(row) for row in range(min(drawn, count))]
     scores, drawings = [], []
-    for folder in (base_dir, model_dir):
+    for name, folder in (("the base model", base_dir), ("the finished model", model_dir)):
+        on_stage(name)
         pipeline = _load(folder, base_dir, device)
         scores.append(_score(pipeline, data, encoded, count))
         sizes = [data.target(row) for row in range(len(prompts))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -24,6 +25,22 @@ def collector_paused() -> Iterator[None]:
         yield
     finally:
         gc.enable()
+
+
+@contextmanager
+def imported_quietly() -> Iterator[None]:
+    """While it lasts, libraries don't say what they would rather have been installed with.
+
+    Of diffusers' pipelines, which import transformers' image processors (that want torchvision, of which
+    nothing is used here), torchao and DeepSpeed.
+    """
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # transformers sets the levels of its own loggers as it is imported
+    try:
+        with collector_paused():
+            yield
+    finally:
+        logging.disable(before)
 
 
 def take_flags_for_numbers() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import socket
 import subprocess
 import time
 from collections.abc import Iterable, Mapping
@@ -18,6 +19,8 @@ from typing import Any
 from estimator.errors import UserError
 from launchers.cluster.endpoint import NodeAddress
 from launchers.cluster.processes import started, tail
+from launchers.gang.failures import LOG_END, Failure, RankFailed
+from launchers.gang.watch import signal_name
 from launchers.store.bundles import Storage
 
 LOADING = 4  # times the limit for the first sign of a model that is being loaded
@@ -74,7 +77,7 @@ def fetch(
         In which a part has to come, of this node or another; for the first part four times as long, as the
         model has to be loaded.
 
-    Raises UserError where the computation fails or does not get on.
+    Raises UserError where the computation fails or does not get on, RankFailed where a signal has ended it.
     """
     mine = [part for part in parts.numbers if part % address.nodes == address.node]
     missing = [part for part in mine if store.size(parts.key(part)) is None]
@@ -85,7 +88,7 @@ def fetch(
     if missing:
         values = {**request, "parts": missing, "count": parts.count, "out": str(work)}
         (work / "request.json").write_text(json.dumps(values))
-        _compute(parts, missing, store, work, on_cpu=on_cpu, limit_s=limit_s)
+        _compute(parts, missing, address.node, store, work, on_cpu=on_cpu, limit_s=limit_s)
     return _gathered(parts, store, work, limit_s=LOADING * limit_s)
 
 
@@ -105,7 +108,7 @@ def fingerprint(texts: Iterable[str], files: Iterable[Path]) -> str:
 
 
 def _compute(
-    parts: Parts, missing: list[int], store: Storage, work: Path, *, on_cpu: bool, limit_s: float
+    parts: Parts, missing: list[int], node: int, store: Storage, work: Path, *, on_cpu: bool, limit_s: float
 ) -> None:
     """Compute parts in a process of its own, and store each when it is there."""
     log, heard, waiting = work / f"{parts.name}.log", time.monotonic(), list(missing)
@@ -119,6 +122,8 @@ def _compute(
                 done = len(missing) - len(waiting)
                 of_all = f"{done} of {len(missing)} parts of {parts.size} ({parts.count:,} in all)"
                 print(f"{parts.name}: {of_all}", flush=True)
+            elif ended and process.returncode < 0:
+                raise RankFailed(_killed(parts.name, node, process.returncode, tail(log, 30)))
             elif ended:
                 why = tail(log, 1) or f"exit status {process.returncode}"
                 raise UserError(f"The {parts.name} could not be computed: {why}", f"Its log: {tail(log, 30)}")
@@ -129,6 +134,18 @@ def _compute(
                 )
             else:
                 _wait(process)
+
+
+def _killed(name: str, node: int, status: int, log: str) -> Failure:
+    """A process that a signal has ended: nobody's mistake, so that the step is tried again."""
+    return Failure(
+        kind="rank",
+        node=node,
+        host=socket.gethostname(),
+        at=time.time(),
+        message=f"the process that computes the {name} was ended by {signal_name(-status)}",
+        traceback=f"{LOG_END}log:\n{log}",
+    )
 
 
 def _wait(process: subprocess.Popen[bytes]) -> None:

@@ -14,7 +14,7 @@ from estimator.memory.states import (
     states,
 )
 from estimator.plan import GIB, LAUNCHED_ENGINES
-from estimator.setup import Setup
+from estimator.setup import IMAGE_TASK, Setup
 
 # CUDA context of one process 0.47-0.92 GiB, and 1.5 GiB more at NCCL's first collective: measured on A100s
 # in stas00/ml-engineering, training/performance. Outside PyTorch's allocator.
@@ -27,6 +27,8 @@ NCCL_BYTES = int(1.5 * GIB)
 # DeepSpeed 0.19.8, Linux).
 CPU_RUNTIME_BYTES = int(0.45 * GIB)
 CPU_RUNTIME_OF_TORCHTUNE_BYTES = int(0.36 * GIB)
+# With FSDP2 on a UNet, whose diffusers imports more: tiny-sdxl's runs show 0.52 to 0.54 (diffusers 0.42.1)
+CPU_RUNTIME_OF_IMAGES_BYTES = int(0.5 * GIB)
 GLOO_BYTES = int(0.1 * GIB)
 
 # Resident memory of a Python process with torch, CUDA's libraries and an engine loaded: 2-3 GiB. Recalled,
@@ -41,6 +43,8 @@ def runtime_bytes(setup: Setup) -> int:
     """
     if setup.device == "cpu":
         runtime = CPU_RUNTIME_OF_TORCHTUNE_BYTES if setup.engine == "torchtune" else CPU_RUNTIME_BYTES
+        if setup.task == IMAGE_TASK:
+            runtime = CPU_RUNTIME_OF_IMAGES_BYTES
         return runtime + (GLOO_BYTES if setup.world_size > 1 else 0)
     return CUDA_CONTEXT_BYTES + (NCCL_BYTES if setup.world_size > 1 else 0)
 

@@ -42,9 +42,11 @@ def _lay_out_model(unet: Path, model_dir: Path, destination: Path) -> None:
         inside = path.relative_to(model_dir)
         is_weights = inside.parts[0] == UNET and (path.name in replaced or path.suffix == ".safetensors")
         is_index = path.name == f"{WEIGHTS}.index.json"
-        if path.is_file() and not path.name.startswith(".") and not is_weights and not is_index:
+        hidden = any(part.startswith(".") for part in inside.parts)
+        if path.is_file() and not hidden and not is_weights and not is_index:
             (destination / inside).parent.mkdir(parents=True, exist_ok=True)
             link(path, destination / inside)
+    (destination / UNET).mkdir(parents=True, exist_ok=True)
     for path in sorted(unet.iterdir()):
         link(path, destination / UNET / path.name)
     index = model_dir / UNET / f"{WEIGHTS}.index.json"

@@ -20,6 +20,7 @@ import numpy as np
 
 from estimator.errors import UserError
 from launchers.dataset import drawn_shapes
+from launchers.imports import imported_quietly
 
 if TYPE_CHECKING:
     import torch
@@ -98,7 +99,8 @@ def make(folder: Path, seed: int = 0) -> Path:
     temporary = folder.with_name(f".{folder.name}-{uuid.uuid4().hex[:8]}")
     temporary.mkdir(parents=True)
     try:
-        _write(temporary, seed)
+        with imported_quietly():
+            _write(temporary, seed)
         try:
             temporary.rename(folder)  # replaces an empty folder, too
         except OSError:  # another process was first

@@ -200,6 +200,16 @@ def test_an_evaluation_that_takes_too_long_is_ended(tmp_path: Path, base: Path) 
     assert not processes(tmp_path / "work")
 
 
+def test_a_long_evaluation_says_where_it_is(
+    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.modules["launchers.evaluate"], "SIGN_S", 0.3)
+    evaluate(request(base, base, hold_out(tmp_path / "data"), tmp_path / "work"))
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("evaluating: ")]
+    assert len(said) >= 3
+    assert said[0].startswith("evaluating: loading, after 0:0")
+
+
 def test_the_process_dies_with_the_one_that_started_it(tmp_path: Path, base: Path) -> None:
     waiting = dataclasses.replace(request(base, base, tmp_path, tmp_path / "work"), timeout_s=100)
     waiting.save()

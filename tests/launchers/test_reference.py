@@ -16,11 +16,12 @@ import pytest
 import torch
 
 from estimator.errors import UserError
-from launchers import reference
+from launchers import parts, reference
 from launchers.cluster.endpoint import NodeAddress, Secret
 from launchers.dataset.batches import collate_pairs
 from launchers.dataset.prepared import Prepared
 from launchers.engines.loop.tasks import answers_of
+from launchers.gang.failures import RankFailed
 from launchers.gang.job import TrainJob
 from launchers.models import causal
 from launchers.store.bundles import LocalStorage
@@ -107,13 +108,13 @@ def test_after_kill_9_the_parts_that_are_there_are_not_computed_again(
     tmp_path: Path, job: TrainJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = LocalStorage(tmp_path / "store")
-    monkeypatch.setattr(reference, "_LOOK_S", 0.01)
-    caught: list[UserError] = []
+    monkeypatch.setattr(parts, "_LOOK_S", 0.01)
+    caught: list[RankFailed] = []
 
     def run() -> None:
         try:
             reference.fetch(job, address(), store, tmp_path / "first")
-        except UserError as error:
+        except RankFailed as error:
             caught.append(error)
 
     running = threading.Thread(target=run)
@@ -130,7 +131,7 @@ def test_after_kill_9_the_parts_that_are_there_are_not_computed_again(
     file = reference.fetch(job, address(), store, tmp_path / "second")
     assert np.load(file).shape == (PAIRS, 2)
     if caught:  # it was killed before it had done all
-        assert "could not be computed" in caught[0].problem
+        assert "the reference was ended by SIGKILL (9)" in str(caught[0])
         request = (file.parent / "request.json").read_text()
         assert len(json.loads(request)["parts"]) == 3 - kept
 

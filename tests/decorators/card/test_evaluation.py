@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from decorators.card.blocks import Chart, Grid
+from decorators.card.blocks import Chart, Grid, Picture
 from decorators.card.evaluation import evaluation_blocks
 from launchers.evaluate import Answer, EvaluationResult
 from launchers.held_out import CalibrationBin, Score, calibrate
+from launchers.image_evaluation import Pictures
 
 
 def grids(result: EvaluationResult) -> list[Grid]:
@@ -58,3 +59,19 @@ def test_a_reward_models_calibration_is_drawn() -> None:
     assert chart.spec["layer"][1]["data"]["values"][0] == {"sure": bins[0].sure, "right": 0.75, "pairs": 2}
     assert EvaluationResult.from_dict(result.to_dict()) == result
     assert isinstance(bins[0], CalibrationBin)
+
+
+def test_pictures_of_both_models_stand_beside_their_caption() -> None:
+    result = EvaluationResult(
+        task="text-to-image",
+        base=Score(loss=1.0, labels=0, rows=3, metrics={"loss at least noise": 1.0}),
+        finetuned=Score(loss=0.5, labels=0, rows=3, metrics={"loss at least noise": 0.5}),
+        pictures=(Pictures(prompt="a red circle", base="AA==", finetuned="AQ=="),),
+    )
+    figures, pictures = grids(result)
+    assert ("held-out images", "3", "3") in figures.rows
+    ((caption, before, after),) = pictures.rows
+    assert caption == "a red circle"
+    assert (before, after) == (Picture(png="AA==", label="before"), Picture(png="AQ==", label="after"))
+    assert EvaluationResult.from_dict(result.to_dict()) == result
+    assert "3 images" in result.text()

@@ -1,0 +1,76 @@
+"""A trained pipeline's folders, laid out from the base's and what was trained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from launchers.engines._pipeline_layout import KOHYA, LORA, WEIGHTS, lay_out, unet_files
+
+PARTS = (
+    "diffusion_pytorch_model-00001-of-00002.safetensors",
+    "diffusion_pytorch_model-00002-of-00002.safetensors",
+)
+
+
+def written(folder: Path, *names: str) -> Path:
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{folder.name}/{name}")
+    return folder
+
+
+def base(folder: Path) -> Path:
+    """As Stable Diffusion XL's repository has it: each network twice, the second time in half precision."""
+    return written(
+        folder,
+        "model_index.json",
+        "unet/config.json",
+        f"unet/{WEIGHTS}",
+        "unet/diffusion_pytorch_model.fp16.safetensors",
+        "vae/config.json",
+        f"vae/{WEIGHTS}",
+        ".cache/huggingface/x",
+    )
+
+
+def files(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_trained_unet_takes_the_place_of_both_of_the_base_s(tmp_path: Path) -> None:
+    output = written(tmp_path / "output", f"model/unet/{WEIGHTS}")
+    lay_out(output, base(tmp_path / "base"), tmp_path / "out")
+    assert files(tmp_path / "out" / "model") == {
+        "model_index.json": "base/model_index.json",
+        "unet/config.json": "base/unet/config.json",
+        f"unet/{WEIGHTS}": f"output/model/unet/{WEIGHTS}",
+        "vae/config.json": "base/vae/config.json",
+        f"vae/{WEIGHTS}": f"base/vae/{WEIGHTS}",
+    }
+    assert not (tmp_path / "out" / "adapter").exists()
+
+
+def test_lora_alone_has_both_formats_and_no_pipeline(tmp_path: Path) -> None:
+    output = written(tmp_path / "output", f"adapter/{LORA}", f"adapter/{KOHYA}")
+    lay_out(output, base(tmp_path / "base"), tmp_path / "out")
+    assert set(files(tmp_path / "out")) == {f"adapter/{LORA}", f"adapter/{KOHYA}"}
+
+
+def test_a_unet_in_several_files_keeps_its_index_where_it_was_merged_into_them(tmp_path: Path) -> None:
+    folder = written(tmp_path / "base", "model_index.json", *(f"unet/{name}" for name in PARTS))
+    index = {"weight_map": {"one": PARTS[0], "two": PARTS[1]}}
+    (folder / "unet" / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
+    assert [path.name for path in unet_files(folder / "unet")] == list(PARTS)
+    output = written(tmp_path / "output", *(f"model/unet/{name}" for name in PARTS))
+    lay_out(output, folder, tmp_path / "out")
+    found = files(tmp_path / "out" / "model")
+    assert found[f"unet/{PARTS[0]}"].startswith("output/")
+    assert f"unet/{WEIGHTS}.index.json" in found
+
+
+def test_what_an_earlier_run_has_left_goes(tmp_path: Path) -> None:
+    written(tmp_path / "out", "model/old.txt", "adapter/old.txt")
+    lay_out(written(tmp_path / "output", f"adapter/{LORA}"), base(tmp_path / "base"), tmp_path / "out")
+    assert set(files(tmp_path / "out")) == {f"adapter/{LORA}"}
