@@ -39,6 +39,7 @@ ORDER = (  # categories that stand beside each other take colours that are far a
     "calibration",
     "reward model",
     "KV cache",
+    "average of the weights",
 )
 FARTHEST_CAPACITY = 4  # times the longest bar: beyond, the bars would be too short to read
 

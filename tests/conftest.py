@@ -98,6 +98,18 @@ def write_sums(path: Path) -> Path:
     return path
 
 
+def write_images(folder: Path, count: int = 20, side: int = 600) -> Path:
+    """A folder of plain images with captions, as ``datasets`` reads one."""
+    from PIL import Image
+
+    folder.mkdir()
+    rows = [{"file_name": f"{number}.png", "text": f"grey {number}"} for number in range(count)]
+    for number, row in enumerate(rows):
+        Image.new("L", (side, side), number).convert("RGB").save(folder / row["file_name"])
+    (folder / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
 def write_pairs(path: Path) -> Path:
     """The same questions, each with the answer in words that are wanted and in capitals."""
     rows = [json.loads(line) for line in write_sums(path).read_text().splitlines()]

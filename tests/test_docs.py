@@ -46,7 +46,7 @@ from launchers import engines, settings  # noqa: E402
 from launchers.dataset import preferences, rows  # noqa: E402
 from launchers.models import weights  # noqa: E402
 from tests import image_plans  # noqa: E402
-from tests.conftest import write_pairs  # noqa: E402
+from tests.conftest import write_images, write_pairs  # noqa: E402
 from tests.flows.conftest import FLOW, environment  # noqa: E402
 
 DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
@@ -515,6 +515,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for path in (examples.FOLDER / "data").iterdir():
         if not (tmp_path / path.name).exists():
             (tmp_path / path.name).write_text(path.read_text() * 100)
+    write_images(tmp_path / "my-images")
     (tmp_path / "my.yaml").write_text(next(text for text in yaml_examples() if text.startswith("# my.yaml")))
     task = next(block.text for block in blocks("text") if block.text.startswith("task: "))
     (tmp_path / "arith.yaml").write_text(task)

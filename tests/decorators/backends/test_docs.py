@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 OURS = ROOT / "decorators/backends"
-CHECKS = ("preflight", "nodes", "rules", "queues", "images")
+CHECKS = ("preflight", "nodes", "rules", "priority", "queues", "images")
 
 
 @pytest.mark.parametrize(

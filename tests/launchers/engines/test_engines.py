@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from estimator import models
-from estimator.errors import UserError
 from estimator.models import hf_config
 from launchers import engines
 from launchers.dataset import prepare, prepared
@@ -140,12 +139,11 @@ def test_what_changes_nothing_of_a_model_is_taken(engine: str, fields: dict[str,
     assert engines.get(engine).unsupported(Settings(seq_len=256), small(**fields)) is None
 
 
-@pytest.mark.parametrize("name", ["stable-diffusion-xl", "stabilityai/stable-diffusion-xl-base-1.0"])
-def test_a_diffusion_model_is_refused_before_anything_starts(name: str) -> None:
-    with pytest.raises(UserError) as caught:
-        models.resolve(name, online=True)
-    assert "language models only" in caught.value.problem
-    assert "finetune estimate --model stable-diffusion-xl" in caught.value.advice
+@pytest.mark.parametrize("engine", sorted(set(engines.ENGINES) - {"fsdp2"}))
+def test_a_model_that_makes_images_is_fsdp2_s(engine: str) -> None:
+    spec, settings = models.find("stable-diffusion-xl"), Settings(task="text-to-image")
+    assert engines.get("fsdp2").unsupported(settings, spec) is None
+    assert "is trained by fsdp2" in (engines.get(engine).unsupported(settings, spec) or "")
 
 
 BATCH, STEPS, WORLD = 4, 4, 2
