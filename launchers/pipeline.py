@@ -35,7 +35,7 @@ from launchers.evaluate import EvaluationRequest, EvaluationResult, evaluate
 from launchers.harness import tasks
 from launchers.images import pictures
 from launchers.models import weights
-from launchers.models.files import check_complete, tensor_shapes
+from launchers.models.files import tensor_shapes
 from launchers.models.fit import check_fits
 from launchers.report.metrics import tokens_of_steps
 from launchers.scoring.functions import scorer_of
@@ -177,8 +177,8 @@ def resolve_auto(
 
 def _check_files(settings: Settings, model: ModelRef) -> None:
     """Raise UserError where a local model folder or held-out file can't be used."""
-    if model.kind == "folder" and settings.task != IMAGE_TASK:
-        check_complete(Path(model.location))
+    if model.kind == "folder":
+        weights.check_whole(Path(model.location))
     if settings.evaluation.dataset and sources.kind_of(settings.evaluation.dataset) == "path":
         for _ in read_samples(settings, sources.local(settings.evaluation.dataset)):
             pass

@@ -54,7 +54,7 @@ def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     """Name -> shape of all tensors in a folder's safetensors, by their headers; UserError for broken ones."""
     shapes: dict[str, tuple[int, ...]] = {}
     for path in weight_files(folder):
-        shapes |= _read_header(path)
+        shapes |= read_header(path)
     return shapes
 
 
@@ -149,7 +149,7 @@ def _check_pickled(path: Path) -> None:
         raise UserError(f"{path} is not a file of PyTorch's.", "Delete it and fetch it again.")
 
 
-def _read_header(path: Path) -> dict[str, tuple[int, ...]]:
+def read_header(path: Path) -> dict[str, tuple[int, ...]]:
     """Shapes of a safetensors file; raises UserError unless the file is as long as its header says.
 
     The format: 8 bytes of header length, a JSON header, the data
@@ -226,10 +226,10 @@ def _check_embedding(folder: Path, config: dict[str, Any], shapes: dict[str, tup
         )
 
 
-def is_wanted(name: str, patterns: Iterable[str] = PATTERNS) -> bool:
+def is_wanted(name: str, patterns: Iterable[str] = PATTERNS, but_for: Iterable[str] = NOT_PATTERNS) -> bool:
     """Whether a file of this name, as a path in the folder, is one of the model's."""
     return any(fnmatch.fnmatch(name, p) for p in patterns) and not any(
-        fnmatch.fnmatch(name, p) for p in NOT_PATTERNS
+        fnmatch.fnmatch(name, p) for p in but_for
     )
 
 

@@ -7,7 +7,7 @@ import hashlib
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -16,7 +16,7 @@ from estimator import remote
 from estimator.errors import UserError
 from estimator.models import ModelSource
 from estimator.plan import GIB
-from launchers.models import pickled
+from launchers.models import pickled, pipelines
 from launchers.models.files import (
     NOT_PATTERNS,
     PATTERNS,
@@ -49,8 +49,8 @@ def fetch(model: ModelSource, folder: Path) -> Path:
         return tiny_sdxl.make(folder) if model.name == tiny_sdxl.NAME else tiny_llama.make(folder)
     if model.kind == "folder":
         path = Path(model.location)
-        check_complete(path)
-        if not pickled_files(path):
+        check_whole(path)
+        if (path / pipelines.INDEX).is_file() or not pickled_files(path):
             return path
         name = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]
         folder = folder.with_name(f"{folder.name}-{name}")  # another directory may have the same name
@@ -58,8 +58,25 @@ def fetch(model: ModelSource, folder: Path) -> Path:
             return _converted(path, folder)
     with _alone(folder):
         path = (_fetch_s3 if model.kind == "s3" else _fetch_hub)(model.location, folder)
+        check_whole(path)
+        if (path / pipelines.INDEX).is_file() or not pickled_files(path):
+            return path
+        return _converted(path, folder)
+
+
+def check_whole(path: Path) -> None:
+    """Raise UserError unless a model's folder, or a pipeline's, has all that belongs to it."""
+    if (path / pipelines.INDEX).is_file():
+        pipelines.check_whole(path)
+    else:
         check_complete(path)
-        return _converted(path, folder) if pickled_files(path) else path
+
+
+def _wanted(names: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Of a model that has files of these names: which to take, and which of those not."""
+    if pipelines.is_pipeline(names):
+        return pipelines.PATTERNS, pipelines.NOT_PATTERNS
+    return patterns_for(names), NOT_PATTERNS
 
 
 def _converted(path: Path, folder: Path) -> Path:
@@ -102,14 +119,15 @@ def _fetch_hub(repo_id: str, folder: Path) -> Path:
         return cached
     with remote.hub_errors("model", repo_id):
         info = huggingface_hub.model_info(repo_id, files_metadata=True, token=remote.hub_token())
-        patterns = patterns_for(s.rfilename for s in info.siblings or [])
-        sizes = {s.rfilename: s.size or 0 for s in info.siblings or [] if is_wanted(s.rfilename, patterns)}
+        files = {s.rfilename: s.size or 0 for s in info.siblings or []}
+        patterns, but_for = _wanted(files)
+        sizes = {name: size for name, size in files.items() if is_wanted(name, patterns, but_for)}
         if not any(name.endswith((".safetensors", ".bin")) for name in sizes):
             raise UserError(
                 f"Model {repo_id} has neither *.safetensors nor pytorch_model*.bin on the Hugging Face Hub.",
                 f"See https://huggingface.co/{repo_id}/tree/main",
             )
-        if patterns != PATTERNS:
+        if patterns == PATTERNS + PICKLED_PATTERNS:
             folder = _unconverted(folder)
         _remove_unfinished(folder)
         missing = sum(size for file, size in sizes.items() if not _has_size(folder / file, size))
@@ -121,7 +139,7 @@ def _fetch_hub(repo_id: str, folder: Path) -> Path:
                 local_dir=folder,
                 token=remote.hub_token(),
                 allow_patterns=list(patterns),
-                ignore_patterns=list(NOT_PATTERNS),
+                ignore_patterns=list(but_for),
             )
     return Path(path)
 
@@ -135,8 +153,7 @@ def _cached(repo_id: str) -> Path | None:
         path = huggingface_hub.snapshot_download(
             repo_id,
             local_files_only=True,
-            allow_patterns=list(PATTERNS + PICKLED_PATTERNS),
-            ignore_patterns=list(NOT_PATTERNS),
+            allow_patterns=list(PATTERNS + PICKLED_PATTERNS + pipelines.PATTERNS),
         )
     except LocalEntryNotFoundError:
         return None
@@ -145,7 +162,7 @@ def _cached(repo_id: str) -> Path | None:
 
 def _is_complete(folder: Path) -> bool:
     try:
-        check_complete(folder)
+        check_whole(folder)
     except UserError:
         return False
     return True
@@ -201,11 +218,11 @@ def _fetch_s3(url: str, folder: Path) -> Path:
     with remote.s3_errors(url):
         root = prefix.rstrip("/") + "/"
         found = {key[len(root) :]: size for key, size in _s3_list(client, bucket, root)}
-        patterns = patterns_for(found)
-        sizes = {name: size for name, size in found.items() if is_wanted(name, patterns)}
+        patterns, but_for = _wanted(found)
+        sizes = {name: size for name, size in found.items() if is_wanted(name, patterns, but_for)}
         if not sizes:
             raise UserError(f"{url}: there is no model.", "Look with: aws s3 ls")
-        if patterns != PATTERNS:
+        if patterns == PATTERNS + PICKLED_PATTERNS:
             if pickled.has_record_of(sizes, folder):
                 return folder
             folder = _unconverted(folder)

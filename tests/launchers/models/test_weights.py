@@ -18,11 +18,11 @@ import boto3
 import numpy as np
 import pytest
 from moto import mock_aws
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save
 
 from estimator.errors import UserError
 from estimator.models import locate, resolve
-from launchers.models import weights
+from launchers.models import pipelines, weights
 
 
 class TestResolve:
@@ -87,6 +87,15 @@ def pickled(folder: Path, dtype: str = "float32") -> bytes:
     file = io.BytesIO()
     torch.save(tensors, file)
     return file.getvalue()
+
+
+def pipeline_files() -> dict[str, bytes]:
+    """The files of a pipeline as small as its layout allows: each network has one tensor."""
+    tensor = {"weight": np.zeros((2, 2), dtype=np.float32)}
+    files = {f"{name}/config.json": b"{}" for name in pipelines.NETWORKS}
+    files |= {f"{name}/model.safetensors": save(tensor) for name in pipelines.NETWORKS}
+    files |= {f"{name}/tokenizer_config.json": b"{}" for name in ("tokenizer", "tokenizer_2")}
+    return files | {"scheduler/scheduler_config.json": b"{}", pipelines.INDEX: b"{}"}
 
 
 # A stand-in for the hub's HTTP API: what huggingface_hub asks for, with faults on demand.
@@ -279,6 +288,27 @@ class TestHub:
         del hub.files["model.safetensors"]
         answer = run(hub.url, tmp_path)
         assert "neither *.safetensors nor pytorch_model*.bin" in answer["problem"]
+        assert hub.downloads == []
+
+    def test_a_pipeline_s_folders_are_fetched_without_their_other_forms(
+        self, hub: Hub, tmp_path: Path
+    ) -> None:
+        made = pipeline_files()
+        hub.files = made | {
+            "README.md": b"x",
+            "whole.safetensors": b"x" * 9,
+            "unet/diffusion_pytorch_model.fp16.safetensors": b"x" * 9,
+            "text_encoder/flax_model.msgpack": b"x",
+            "vae_decoder/model.onnx": b"x",
+        }
+        answer = run(hub.url, tmp_path)
+        assert answer == {"path": str(tmp_path / "fetched")}
+        names = {str(path.relative_to(tmp_path / "fetched")) for path in (tmp_path / "fetched").rglob("*")}
+        assert set(made) <= names
+        assert not {"whole.safetensors", "vae_decoder/model.onnx"} & names
+        assert not any("fp16" in name or "flax" in name for name in names)
+        hub.downloads.clear()
+        assert run(hub.url, tmp_path) == answer
         assert hub.downloads == []
 
     def test_the_shape_comes_from_config_json_alone(self, hub: Hub, tmp_path: Path) -> None:

@@ -1,0 +1,49 @@
+"""A pipeline's folder in diffusers' layout: what belongs to it, and whether it is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from estimator.errors import UserError
+from launchers.models.files import is_wanted, read_header
+
+INDEX = "model_index.json"
+NETWORKS = ("unet", "vae", "text_encoder", "text_encoder_2")
+_OTHERS = {
+    "tokenizer": "tokenizer_config.json",
+    "tokenizer_2": "tokenizer_config.json",
+    "scheduler": "scheduler_config.json",
+}
+# Each network's weights once, in safetensors: not their copies in half precision or other formats, and not
+# the whole pipeline as one file
+PATTERNS = (
+    INDEX,
+    *(f"{name}/{files}" for name in NETWORKS for files in ("*.json", "*.safetensors")),
+    *(f"{name}/*" for name in _OTHERS),
+)
+NOT_PATTERNS = ("*.fp16.*", "*.non_ema.*", "*/flax_*", "*.onnx", "*.onnx_data", "*/*/*")
+
+
+def is_pipeline(names: Iterable[str]) -> bool:
+    """Whether files of these names, as paths in a folder, are a pipeline's."""
+    return INDEX in names
+
+
+def check_whole(folder: Path) -> None:
+    """Raise UserError unless every network has its configuration and whole weights, and the rest is there."""
+    for name in NETWORKS:
+        if not (folder / name / "config.json").is_file():
+            raise UserError(f"{folder} has no {name}/config.json.", "Fetch or export the pipeline again.")
+        weights = [
+            path
+            for path in sorted((folder / name).glob("*.safetensors"))
+            if is_wanted(f"{name}/{path.name}", PATTERNS, NOT_PATTERNS)
+        ]
+        if not weights:
+            raise UserError(f"{folder} has no weights in {name}.", "*.safetensors belong there.")
+        for path in weights:
+            read_header(path)
+    for name, file in _OTHERS.items():
+        if not (folder / name / file).is_file():
+            raise UserError(f"{folder} has no {name}/{file}.", "Fetch or export the pipeline again.")

@@ -1,0 +1,57 @@
+"""A pipeline's folder: whole, or refused with what is missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from estimator.errors import UserError
+from launchers.models.pipelines import INDEX, is_pipeline
+from launchers.models.weights import check_whole
+from tests.launchers.models.test_weights import pipeline_files
+
+
+def written(folder: Path) -> Path:
+    for name, content in pipeline_files().items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def test_a_whole_one_is_taken(tmp_path: Path) -> None:
+    check_whole(written(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "unet/config.json",
+        "vae/model.safetensors",
+        "tokenizer_2/tokenizer_config.json",
+        "text_encoder/config.json",
+    ],
+)
+def test_what_is_missing_is_named(tmp_path: Path, name: str) -> None:
+    (written(tmp_path) / name).unlink()
+    with pytest.raises(UserError, match=name.partition("/")[0]):
+        check_whole(tmp_path)
+
+
+def test_weights_that_were_cut_off_are_named(tmp_path: Path) -> None:
+    path = written(tmp_path) / "unet" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(UserError, match=r"unet/model\.safetensors is truncated"):
+        check_whole(tmp_path)
+
+
+def test_a_copy_in_half_precision_alone_is_not_enough(tmp_path: Path) -> None:
+    path = written(tmp_path) / "unet" / "model.safetensors"
+    path.rename(path.with_name("model.fp16.safetensors"))
+    with pytest.raises(UserError, match="no weights in unet"):
+        check_whole(tmp_path)
+
+
+def test_names_tell_a_pipeline() -> None:
+    assert is_pipeline([INDEX, "unet/config.json"])
+    assert not is_pipeline(["config.json", "model.safetensors"])
