@@ -86,6 +86,7 @@ def _is_of(process: psutil.Process, home: Path, pattern: str) -> bool:
         return False
 
 
+@pytest.mark.nightly
 def test_killed_while_latents_are_computed_and_while_it_trains_it_ends_with_the_same_losses(
     undisturbed: FlowRun, tmp_path: Path
 ) -> None:

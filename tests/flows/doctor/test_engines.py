@@ -17,6 +17,7 @@ def test_each_engine_has_its_probe_its_modules_and_its_extra() -> None:
     assert MODULES.keys() == EXTRAS.keys() == ENGINES.keys()
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_installed_works(ask: Asker) -> None:
     line = ask("fsdp2")["fsdp2"]
     assert line.state == "ok"

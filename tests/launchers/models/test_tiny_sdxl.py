@@ -12,6 +12,7 @@ from launchers.dataset import drawn_shapes
 from launchers.models import tiny_sdxl
 
 diffusers = pytest.importorskip("diffusers")
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
