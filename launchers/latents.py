@@ -62,8 +62,8 @@ def fetch(job: TrainJob, data_dir: Path, address: NodeAddress, store: Storage, w
 
 
 def _fingerprint(job: TrainJob, data: Prepared) -> str:
-    """Of what decides the content: the rows, the encoders, and the kind of device."""
-    texts = [data.info.fingerprint, job.plan.layout.device]
+    """Of what decides the content: the images and captions, the encoders, and the kind of device."""
+    texts = [data.info.content, job.plan.layout.device]
     files = [path for name in ENCODERS for path in sorted((job.model_dir / name).glob("*.safetensors"))]
     return parts.fingerprint(texts, files)
 

@@ -67,6 +67,7 @@ class PreparedInfo:
     median: int = 0
     p95: int = 0
     longest: int = 0
+    content: str = ""  # of images: fingerprint of the rows alone, which decide latents and texts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -38,16 +38,17 @@ def prepare(
     """
     shutil.rmtree(folder / "heldout", ignore_errors=True)
     with Writer(folder) as writer:
-        digest = _add(pictures, writer, model_name_or_fingerprint, resolution, settings.global_batch_size)
+        content = _add(pictures, writer, resolution)
         order = _order(_numbers(writer.geometry), settings)
-        info = _info(writer.geometry, order, digest, settings, resolution)
+        info = _info(writer.geometry, order, content, model_name_or_fingerprint, settings, resolution)
         writer.finish(order, info)
     if held_out:
         alone = settings.model_copy(update={"global_batch_size": 1})
         with Writer(folder / "heldout") as writer:
-            digest = _add(held_out, writer, model_name_or_fingerprint, resolution, 1)
+            content = _add(held_out, writer, resolution)
             order = np.arange(len(held_out), dtype=np.int32)
-            writer.finish(order, _info(writer.geometry, order, digest, alone, resolution))
+            of_all = _info(writer.geometry, order, content, model_name_or_fingerprint, alone, resolution)
+            writer.finish(order, of_all)
     return info
 
 
@@ -67,11 +68,9 @@ def summary(info: PreparedInfo, folder: Path, name: str) -> str:
     return f"{name}: {info.rows:,} images in {len(counts)} {unit} (width x height: images): {shown}"
 
 
-def _add(
-    pictures: Sequence[Picture], writer: Writer, model: str, resolution: int, batch: int
-) -> hashlib._Hash:
-    """Append all images; sha256 over them, the model, the resolution and the batch."""
-    digest = hashlib.sha256(f"{TASK} {model} {resolution} {batch}".encode())
+def _add(pictures: Sequence[Picture], writer: Writer, resolution: int) -> str:
+    """Append all images; sha256 over them, their captions and what they are cut to."""
+    digest = hashlib.sha256(TASK.encode())
     progress = Progress("writing", len(pictures), "images")
     for number, picture in enumerate(pictures):
         writer.add(picture, buckets.fit(picture.width, picture.height, resolution))
@@ -79,7 +78,7 @@ def _add(
             digest.update(len(part).to_bytes(8, "big") + part)
         progress.at(number)
     digest.update(writer.geometry.tobytes())
-    return digest
+    return digest.hexdigest()
 
 
 def _numbers(geometry: NDArray[np.int32]) -> NDArray[np.int64]:
@@ -107,11 +106,13 @@ def _steps(numbers: NDArray[np.int64], settings: Settings) -> int:
 def _info(
     geometry: NDArray[np.int32],
     order: NDArray[np.int32],
-    digest: hashlib._Hash,
+    content: str,
+    model: str,
     settings: Settings,
     resolution: int,
 ) -> PreparedInfo:
     positions = positions_of(geometry)
+    digest = hashlib.sha256(f"{content} {model} {resolution} {settings.global_batch_size}".encode())
     digest.update(order.tobytes())
     return PreparedInfo(
         rows=len(geometry),
@@ -133,4 +134,5 @@ def _info(
         median=int(np.median(positions)),
         p95=int(np.percentile(positions, 95)),
         longest=int(positions.max()),
+        content=content,
     )

@@ -139,6 +139,20 @@ def test_the_fingerprint_is_of_all_that_training_depends_on(tmp_path: Path) -> N
     assert len({first, *others}) == 6
 
 
+def test_latents_are_found_again_whatever_order_and_batch_the_run_has(tmp_path: Path) -> None:
+    rows = pictures(24)
+    first = prepared(tmp_path, rows).info.content
+    for changes in ({"seed": 7}, {"global_batch_size": 2}, {"epochs": 9}, {"max_steps": 1}):
+        assert prepared(tmp_path, rows, **changes).info.content == first
+    renamed = [*rows[:-1], Picture(caption="else", image=rows[-1].image, width=64, height=64)]
+    others = [
+        prepared(tmp_path, renamed).info.content,
+        prepared(tmp_path, rows[::-1]).info.content,
+        prepared(tmp_path, rows, resolution=128).info.content,
+    ]
+    assert len({first, *others}) == 4
+
+
 def test_too_few_images_for_a_batch_of_one_ratio_are_refused(tmp_path: Path) -> None:
     rows = pictures(12)
     with pytest.raises(UserError) as caught:
