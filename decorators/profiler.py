@@ -177,6 +177,7 @@ class Profile:
                 log_tail=self._log_tail,
                 windows=self._history.windows,
                 evaluations=self._history.evaluations,
+                drawn=self._history.drawn,
                 exported=self._exported,
             )
 

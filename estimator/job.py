@@ -46,6 +46,7 @@ class Job:
     optimizer: Optimizer = "adamw"
     precision: Literal["auto", "bf16", "bf16-mixed", "fp32"] = "auto"
     fp8: Fp8 = "none"  # of the matrix products
+    average: bool = False  # a moving average of the trained weights is kept (images)
     activation_checkpointing: bool | None = None
     recompute: Literal["full", "selective"] = "full"  # what checkpointing recomputes of a block
     recompute_every: int = 1  # of so many blocks one is recomputed

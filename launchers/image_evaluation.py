@@ -6,26 +6,20 @@ the quarters from little noise to much. Nothing is weighed.
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launchers.dataset.seeding import random_stream
+from launchers import drawing
 from launchers.held_out import Score
 from launchers.imports import collector_paused
-from launchers.latents import Encoders
+from launchers.latents import Encoders, Latent
 
 if TYPE_CHECKING:
     import torch
 
     from launchers.images.prepared import PreparedImages
-
-QUARTERS = ("least noise", "less noise", "more noise", "most noise")
-INFERENCE_STEPS = 25
-_SHOWN_PIXELS = 256  # of the longer side of a picture on a card
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,41 +82,21 @@ def _load(folder: Path, base: Path, device: str) -> Any:
 
 
 def _score(pipeline: Any, data: PreparedImages, encoded: dict[str, torch.Tensor], count: int) -> Score:
-    sums = [0.0] * len(QUARTERS)
-    for row in range(count):
-        for quarter, error in enumerate(_errors(pipeline, data, encoded, row)):
-            sums[quarter] += error / count
-    metrics = {f"loss at {name}": value for name, value in zip(QUARTERS, sums, strict=True)}
-    return Score(loss=sum(sums) / len(sums), labels=0, rows=count, metrics=metrics)
-
-
-def _errors(pipeline: Any, data: PreparedImages, encoded: dict[str, torch.Tensor], row: int) -> list[float]:
-    """The mean squared errors of one image, a quarter after the other."""
+    """The mean squared errors at four levels of noise, and their mean."""
     import torch
 
-    from launchers.engines.loop.images import NoiseSchedule
+    from launchers.engines.loop.images import QUARTERS, NoiseSchedule, noise_errors, noisy_quarters
 
-    schedule, unet, count = NoiseSchedule(dict(pipeline.scheduler.config)), pipeline.unet, len(QUARTERS)
-    place = {"device": unet.device, "dtype": unet.dtype}
-    generator = torch.Generator()
-    generator.manual_seed(int(random_stream(0, "held-out noise", row).integers(2**63)))
-    mean = encoded[f"{row}.mean"]
-    clean = (mean * pipeline.vae.config.scaling_factor).expand(count, *mean.shape)
-    noise = torch.randn(mean.shape, generator=generator).expand_as(clean)
-    steps = (torch.arange(count) * 2 + 1) * schedule.count // (2 * count)
-    time_ids = torch.tensor([data.time_ids(row)], dtype=torch.float32).expand(count, -1)
-    text, summary = encoded[f"{row}.text"], encoded[f"{row}.summary"]
-    added = {"text_embeds": summary.expand(count, -1).to(**place), "time_ids": time_ids.to(**place)}
+    schedule, scale = NoiseSchedule(dict(pipeline.scheduler.config)), pipeline.vae.config.scaling_factor
+    summed = torch.zeros(len(QUARTERS), dtype=torch.float64)
     with torch.inference_mode():
-        found = unet(
-            schedule.add(clean, noise, steps).to(**place),
-            steps.to(unet.device),
-            encoder_hidden_states=text.expand(count, *text.shape).to(**place),
-            added_cond_kwargs=added,
-        ).sample
-    errors = (found.float().cpu() - schedule.target(clean, noise, steps)).square().mean(dim=(1, 2, 3))
-    listed: list[float] = errors.tolist()
-    return listed
+        for row in range(count):
+            latent = Latent.of(encoded.__getitem__, row)
+            batch = noisy_quarters(latent, data.time_ids(row), row, schedule, scale)
+            summed += noise_errors(pipeline.unet, batch.to(pipeline.unet.device), schedule).double().cpu()
+    means = (summed / count).tolist()
+    metrics = dict(zip(QUARTERS, means, strict=True))
+    return Score(loss=sum(means) / len(means), labels=0, rows=count, metrics=metrics)
 
 
 def _draw(pipeline: Any, prompt: str, seed: int, size: tuple[int, int]) -> str:
@@ -134,10 +108,7 @@ def _draw(pipeline: Any, prompt: str, seed: int, size: tuple[int, int]) -> str:
         prompt,
         height=height,
         width=width,
-        num_inference_steps=INFERENCE_STEPS,
+        num_inference_steps=drawing.INFERENCE_STEPS,
         generator=torch.Generator().manual_seed(seed),
     ).images[0]
-    image.thumbnail((_SHOWN_PIXELS, _SHOWN_PIXELS))
-    file = io.BytesIO()
-    image.save(file, "PNG")
-    return base64.b64encode(file.getvalue()).decode()
+    return drawing.encoded(image)

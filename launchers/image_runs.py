@@ -63,11 +63,6 @@ def check(settings: Settings) -> None:
             f"Models that make images need {' and '.join(missing)}, which is not installed.",
             "pip install 'metaflow-finetune[diffusion]', with Python 3.11 or newer.",
         )
-    if settings.evaluation.in_training:
-        raise UserError(
-            "evaluation.every_steps: models that make images are evaluated before and after the run alone.",
-            "Leave it out.",
-        )
     if settings.harness.tasks:
         raise UserError((Change("harness.tasks"), ": its tasks are of language models."), "Leave it out.")
 

@@ -19,6 +19,9 @@ class Images(Section):
     min_snr_gamma: PositiveFloat | None = 5.0
     """Steps with little noise weigh less: by this over their signal-to-noise ratio (Hang et al. 2023,
     arXiv:2303.09556, equation 4, with their value). Empty: all weigh the same."""
+    ema_decay: float | None = Field(default=None, gt=0, lt=1)
+    """Keep a moving average of what is trained, in fp32, and hand that over: of each step it keeps so much
+    (0.9999 for long runs). Empty: the last weights themselves."""
     noise_offset: float = Field(default=0.0, ge=0)
     """Noise that is the same all over an image, for darker and lighter ones (0.05 to 0.1 is usual)."""
 

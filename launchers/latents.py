@@ -12,9 +12,11 @@ and beside the parts lies ``noise.json``: the pipeline's scheduler, and the scal
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -38,23 +40,25 @@ ENCODERS = ("vae", "text_encoder", "text_encoder_2")
 _AT_ONCE = {"cuda": 8, "cpu": 8}  # images of a bucket in one pass of the VAE
 
 
-def fetch(job: TrainJob, data_dir: Path, address: NodeAddress, store: Storage, work: Path) -> Path:
-    """Have the latents of all rows of a prepared folder computed; returns their folder, below ``work``.
+def fetch(
+    job: TrainJob, address: NodeAddress, store: Storage, work: Path, *, max_rows: int | None = None
+) -> Path:
+    """Have the latents of the job's rows computed (the first ``max_rows``); returns their folder.
 
-    Raises UserError as :func:`launchers.parts.fetch` does.
+    It lies below ``work``. Raises UserError as :func:`launchers.parts.fetch` does.
     """
-    data = Prepared(data_dir)
+    data = Prepared(job.data_dir)
     of_all = parts.Parts(
         name="latents",
         module="launchers.latents",
         fingerprint=_fingerprint(job, data),
-        count=len(data),
+        count=min(len(data), max_rows or len(data)),
         size=PART,
         suffix=".safetensors",
     )
     work = work / of_all.fingerprint
     device = job.plan.layout.device
-    request = {"model_dir": str(job.model_dir), "data_dir": str(data_dir), "device": device}
+    request = {"model_dir": str(job.model_dir), "data_dir": str(job.data_dir), "device": device}
     limit_s = job.settings.resources.hang_timeout_s
     parts.fetch(of_all, request, address, store, work, on_cpu=device == "cpu", limit_s=limit_s)
     (work / NOISE).write_text(json.dumps(_noise(job.model_dir)))
@@ -83,6 +87,11 @@ class Latent:
     text: torch.Tensor
     summary: torch.Tensor
 
+    @classmethod
+    def of(cls, read: Callable[[str], torch.Tensor], row: int) -> Latent:
+        """One row's. ``read``: a tensor by its name in a part's file."""
+        return cls(**{each.name: read(f"{row}.{each.name}") for each in dataclasses.fields(cls)})
+
 
 class Latents:
     """Reads a folder of latents, row by row, from files that are mapped, not held."""
@@ -100,9 +109,7 @@ class Latents:
         if part not in self._files:
             path = self._folder / f"part-{part:05d}.safetensors"
             self._files[part] = safe_open(path, framework="pt")
-        file = self._files[part]
-        names = ("mean", "std", "text", "summary")
-        return Latent(**{name: file.get_tensor(f"{index}.{name}") for name in names})
+        return Latent.of(self._files[part].get_tensor, index)
 
 
 def main() -> None:

@@ -248,6 +248,7 @@ def build_job(settings: Settings, spec: ModelSpec, steps: int | None) -> Job:
         optimizer_in_backward=settings.optimizer.in_backward,
         precision=settings.precision,
         fp8=settings.fp8,
+        average=settings.images.ema_decay is not None,
         activation_checkpointing=None if checkpointing == "auto" else checkpointing,
         recompute=settings.recompute.what,
         recompute_every=settings.recompute.every,

@@ -20,10 +20,11 @@ from launchers.gang.failures import GangFailed
 from launchers.gang.job import TrainJob
 from launchers.gang.node import run_node
 from launchers.replanning import Replanning, after_kill, choose_plan, out_of_memory
+from launchers.report.drawn import DrawnPictures
 from launchers.report.evaluations import HeldOutLoss, best_of, evaluation_line, handed_over, is_over, why_over
 from launchers.report.metrics import Meter, Metrics, dist_lines, tokens_of_steps
 from launchers.report.progress import Progress
-from launchers.report.telemetry import DistInfo, Evaluated, Event, Memory, Phase, Profiled
+from launchers.report.telemetry import DistInfo, Drawn, Evaluated, Event, Memory, Phase, Profiled
 from launchers.report.trackers import Trackers
 from launchers.report.window import Window, lines
 from launchers.store.bundles import Storage, put_bundle
@@ -112,13 +113,13 @@ def train(
         As :func:`launchers.gang.node.run_node` does.
     """
     launched = job.plan
-    if job.settings.task == IMAGE_TASK:
-        job = replace(job, reference=latents.fetch(job, job.data_dir, address, store, work / "latents"))
-    elif reference.is_needed(job):
-        job = replace(job, reference=reference.fetch(job, address, store, work / "reference"))
+    learns_images = job.settings.task == IMAGE_TASK
+    if learns_images or reference.is_needed(job):
+        fetch = latents.fetch if learns_images else reference.fetch
+        job = replace(job, reference=fetch(job, address, store, work / "reference"))
         if job.evaluates:
             held_out = replace(job, data_dir=job.held_out_dir)
-            found = reference.fetch(held_out, address, store, work / "held-out", max_rows=MAX_ROWS)
+            found = fetch(held_out, address, store, work / "held-out", max_rows=MAX_ROWS)
             job = replace(job, held_out_reference=found)
     plans = Replanning(storage=store, prefix=attempt.plans) if attempt.plans is not None else None
     if job.settings.trial:
@@ -311,6 +312,7 @@ class _Listener:
     ) -> None:
         self.metrics: list[Metrics] = []
         self.evaluations: list[HeldOutLoss] = []
+        self.drawn = DrawnPictures()
         self.traces = traces
         self._job, self._run, self._node = job, run, node
         self._told = 0.0  # when an evaluation was last said to be under way
@@ -336,6 +338,8 @@ class _Listener:
             self._show(event)
         elif isinstance(event, Evaluated):
             self._evaluated(event)
+        elif isinstance(event, Drawn):
+            self.drawn.add(event)
         elif isinstance(event, Phase) and event.rank == 0 and event.name in ("checkpoint", "save"):
             print(f"{event.name} after step {event.step}" if event.step else event.name, flush=True)
         metrics = self._meter.add(event)
@@ -397,6 +401,7 @@ class _Listener:
         return {
             "metrics": [metrics.to_dict() for metrics in list(self.metrics) if metrics.step <= step],
             "evaluations": [each.to_dict() for each in evaluations],
+            "drawn": self.drawn.to_list(step),
             "best_step": None if best is None else best.step,
         }
 
@@ -405,6 +410,9 @@ class _Listener:
         self.evaluations = [HeldOutLoss(**values) for values in checkpoint.extra.get("evaluations", ())]
         for each in self.evaluations:
             self._on_event(_said(each))
+        self.drawn = DrawnPictures.from_list(checkpoint.extra.get("drawn", ()))
+        for drawn in self.drawn.shown():
+            self._on_event(drawn)
         if self._node == 0:
             self.metrics = [Metrics(**values) for values in checkpoint.extra.get("metrics", ())]
 

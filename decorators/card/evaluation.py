@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from decorators.card.blocks import MAY_BREAK, UNKNOWN, Block, Chart, Grid, Picture, Text
@@ -11,6 +12,7 @@ from estimator.setup import IMAGE_TASK
 from launchers.evaluate import EvaluationResult
 from launchers.harness.result import HEADERS, HarnessResult
 from launchers.held_out import CalibrationBin, Score
+from launchers.report.telemetry import Drawn
 
 _NAMES = {"accuracy": "pairs ranked right"}
 _SHOWN_CHARS = 400  # of a prompt or an answer
@@ -49,6 +51,25 @@ def evaluation_blocks(result: EvaluationResult) -> list[Block]:
             rows = tuple((name, _shown(text)) for name, text in said)
             blocks.append(Grid(headers=("", f"row {number}"), rows=rows))
     return blocks
+
+
+def drawn_blocks(drawn: Sequence[Drawn]) -> list[Block]:
+    """What is made of held-out captions while a run trains, each in a row: first by the base."""
+    names = [f"after step {each.step}" if each.step else "the base" for each in drawn]
+    rows: tuple[tuple[Any, ...], ...] = tuple(
+        (
+            _shown(caption),
+            *(
+                Picture(png=each.pictures[number], label=name)
+                for name, each in zip(names, drawn, strict=True)
+            ),
+        )
+        for number, caption in enumerate(drawn[-1].captions)
+    )
+    return [
+        Text(markdown="### Held-out captions while it trains, from the same seeds"),
+        Grid(headers=("caption", *names), rows=rows),
+    ]
 
 
 def task_blocks(result: HarnessResult) -> list[Block]:

@@ -13,7 +13,7 @@ from typing import Any
 from decorators.card import charts
 from decorators.card.blocks import UNKNOWN, Block, Chart, Grid, Log, Text, safe, size
 from decorators.card.charts import MeasuredPart, MemoryPoint
-from decorators.card.evaluation import evaluation_blocks, task_blocks
+from decorators.card.evaluation import drawn_blocks, evaluation_blocks, task_blocks
 from decorators.card.trial import trial_rows
 from decorators.card.window import window_blocks
 from decorators.profile.history import CardState, RankRow, Setting
@@ -58,6 +58,8 @@ def draw(state: CardState) -> list[Block]:
         blocks.append(Text(markdown="\n".join(f"- {safe(note)}" for note in notes)))
     if state.steps:
         blocks.append(Chart(spec=_curves(state)))
+    if state.drawn:
+        blocks += drawn_blocks(state.drawn)
     for window in state.windows:
         blocks += window_blocks(window, state.plan)
     memory = memory_points(state)
@@ -347,7 +349,7 @@ def _curves(state: CardState) -> dict[str, Any]:
         _speed_curve(state),
         charts.step_times([(s.step, s.dtf, s.dtb, s.dt) for s in steps]),
     ]
-    for name in steps[-1].task if steps else ():
+    for name in dict.fromkeys(name for step in steps for name in step.task):
         figures = [(s.step, s.task.get(name)) for s in steps]
         known = [(each.step, each.metrics[name]) for each in held_out if name in each.metrics]
         views.append(charts.line_beside(figures, known, name.replace("_", " "), best_step))

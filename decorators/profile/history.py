@@ -10,9 +10,10 @@ from decorators.profile.sampling import Sample
 from estimator.plan import Plan
 from launchers.evaluate import EvaluationResult
 from launchers.harness.result import HarnessResult
+from launchers.report.drawn import DrawnPictures
 from launchers.report.evaluations import HeldOutLoss
 from launchers.report.metrics import median, speed_of, time_left
-from launchers.report.telemetry import DistInfo, Evaluated, Event, Memory, Phase, Profiled, Step
+from launchers.report.telemetry import DistInfo, Drawn, Evaluated, Event, Memory, Phase, Profiled, Step
 from launchers.report.window import Window
 from launchers.trial import TrialResult
 
@@ -78,6 +79,7 @@ class CardState:
     log_tail: str = ""
     windows: tuple[Window, ...] = ()  # profiled, of this node's ranks
     evaluations: tuple[HeldOutLoss, ...] = ()  # while it trains
+    drawn: tuple[Drawn, ...] = ()  # pictures of captions while it trains, the base's first
     exported: tuple[tuple[str, str], ...] = ()  # rows of (what, value): which step the result is
 
 
@@ -96,6 +98,7 @@ class History:
     _windows: list[Window] = field(default_factory=list)
     _checkpoints: list[float] = field(default_factory=list)  # seconds of each, of each rank
     _evaluations: dict[int, HeldOutLoss] = field(default_factory=dict)  # by step; all ranks say the same
+    _drawn: DrawnPictures = field(default_factory=DrawnPictures)
 
     def add(self, event: Event) -> None:
         if isinstance(event, Step):
@@ -110,6 +113,8 @@ class History:
             self._phase[event.rank] = event
         elif isinstance(event, Profiled):
             self._windows += [Window.from_dict(event.window)] if event.window else []
+        elif isinstance(event, Drawn):
+            self._drawn.add(event)
         elif isinstance(event, Evaluated):
             if event.loss is not None:
                 self._evaluations[event.step] = HeldOutLoss(
@@ -147,6 +152,11 @@ class History:
     def evaluations(self) -> tuple[HeldOutLoss, ...]:
         """The losses on held-out rows, in the order of their steps."""
         return tuple(loss for _, loss in sorted(self._evaluations.items()))
+
+    @property
+    def drawn(self) -> tuple[Drawn, ...]:
+        """Pictures of held-out captions: the base's and the newest."""
+        return self._drawn.shown()
 
     @property
     def memory_series(self) -> list[Memory]:

@@ -97,6 +97,7 @@ def setup_of(job: Job, layout: Layout) -> Setup:
         checkpointing=job.recompute if layout.activation_checkpointing else "none",
         recompute_every=job.recompute_every,
         fp8=job.fp8,
+        average=job.average,
         compile=job.compile,
         engine_version=liger.VERSION if job.liger else "",
         loss="fused" if job.liger else LOSSES[job.engine],

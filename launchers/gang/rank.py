@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from estimator.errors import UserError
-from launchers.report.telemetry import DistInfo, Evaluated, Memory, Phase, Profiled, Step, Writer
+from launchers.report.telemetry import DistInfo, Drawn, Evaluated, Memory, Phase, Profiled, Step, Writer
 
 
 def scheduler_name(environ: dict[str, str] | None = None) -> str:
@@ -149,6 +149,10 @@ class RankReporter:
 
     def evaluated(self, event: Evaluated) -> None:
         """An evaluation is under way, or has ended."""
+        self._writer.write(event)
+
+    def drawn(self, event: Drawn) -> None:
+        """Pictures of captions have been drawn."""
         self._writer.write(event)
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from launchers.cluster.processes import is_running, tail, telling_tail
 from launchers.gang.control import Timeouts
 from launchers.gang.failures import Failure
 from launchers.gang.job import TrainJob
-from launchers.report.telemetry import Evaluated, Event, Memory, Phase, Profiled, Step
+from launchers.report.telemetry import Drawn, Evaluated, Event, Memory, Phase, Profiled, Step
 
 # torchrun says "failed (exitcode: -9) local_rank: 0 (pid: 12)" and at its end "exitcode  : -9 (pid: 12)".
 _EXIT = re.compile(r"exitcode\s*: (-?\d+)\)?[^\n]*?\(pid: (\d+)\)")
@@ -75,6 +75,8 @@ class LocalRanks:
             what = f"step {event.step}"
         elif isinstance(event, Evaluated):
             what = f"{event.done} of {event.rows} rows of the evaluation after step {event.step}"
+        elif isinstance(event, Drawn):
+            what = f"pictures after step {event.step}"
         else:
             what = "it had joined"
         self._signs[event.rank] = _Sign(time.monotonic(), event.at, what, patience)

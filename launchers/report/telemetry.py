@@ -108,7 +108,19 @@ class Evaluated:
     kind: str = "evaluated"
 
 
-Event = DistInfo | Step | Memory | Phase | Profiled | Evaluated
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Drawn:
+    """Pictures of held-out captions after a step (0: of the base), which rank 0 has."""
+
+    rank: int
+    step: int
+    captions: tuple[str, ...]
+    pictures: tuple[str, ...]  # of each, a PNG file in base64
+    at: float = field(default_factory=time.time)
+    kind: str = "drawn"
+
+
+Event = DistInfo | Step | Memory | Phase | Profiled | Evaluated | Drawn
 _KINDS: dict[str, type[Any]] = {
     "dist": DistInfo,
     "step": Step,
@@ -116,6 +128,7 @@ _KINDS: dict[str, type[Any]] = {
     "phase": Phase,
     "profiled": Profiled,
     "evaluated": Evaluated,
+    "drawn": Drawn,
 }
 
 

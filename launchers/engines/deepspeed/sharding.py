@@ -113,6 +113,9 @@ class ZeroModel:
     def lr(self) -> float:
         return float(self._engine.get_lr()[0])
 
+    def averaged(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()  # images alone are learnt with an average, and not by DeepSpeed
+
     def save_checkpoint(self, job: TrainJob, env: RankEnv, step: int) -> None:
         checkpoint.save(self._engine, job, env, step)
 

@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from estimator.errors import UserError
 from launchers.engines.loop import generators, quantised
+from launchers.engines.loop.moving_average import MovingAverage
 from launchers.engines.loop.optimizer import peak_lr
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv, checkpoint_part_done
@@ -41,6 +42,7 @@ class WrittenBy:
     precision: str
     optimizer: str
     quantization: str = "none"
+    average: str = "none"  # the decay of the weights' moving average
 
     @classmethod
     def of(cls, job: TrainJob) -> WrittenBy:
@@ -51,17 +53,25 @@ class WrittenBy:
             precision=job.plan.layout.precision,
             optimizer=job.settings.optimizer.name,
             quantization=quantised.kind_of(job) or "none",
+            average=str(job.settings.images.ema_decay or "none"),
         )
 
 
 Optimizers = list[torch.optim.Optimizer]
 
 
-def save(network: nn.Module, steps: Optimizers, job: TrainJob, env: RankEnv, step: int) -> None:
+def save(
+    network: nn.Module,
+    steps: Optimizers,
+    average: MovingAverage | None,
+    job: TrainJob,
+    env: RankEnv,
+    step: int,
+) -> None:
     """Write this rank's part of the checkpoint after ``step`` steps and say that it is whole."""
     folder = job.checkpoint_dir(step)
     folder.mkdir(parents=True, exist_ok=True)
-    state_dict_saver.save(_state(network, steps), checkpoint_id=str(folder / FILES))
+    state_dict_saver.save(_state(network, steps, average), checkpoint_id=str(folder / FILES))
     generators.save(folder, env)
     if env.rank == 0:
         (folder / "engine.json").write_text(json.dumps(dataclasses.asdict(WrittenBy.of(job))))
@@ -69,14 +79,14 @@ def save(network: nn.Module, steps: Optimizers, job: TrainJob, env: RankEnv, ste
     checkpoint_part_done(folder, env, step)
 
 
-def restore(network: nn.Module, steps: Optimizers, job: TrainJob) -> None:
-    """Bring weights and optimizer states back to where the checkpoint was written.
+def restore(network: nn.Module, steps: Optimizers, average: MovingAverage | None, job: TrainJob) -> None:
+    """Bring weights, optimizer states and the weights' average back to where the checkpoint was written.
 
     Raises UserError for a checkpoint of another kind of run.
     """
     assert job.resume_dir is not None  # noqa: S101 - the caller has looked
     _check(job)
-    state = _state(network, steps)
+    state = _state(network, steps, average)
     state_dict_loader.load(state, checkpoint_id=str(job.resume_dir / FILES))
     set_model_state_dict(network, state["model"], options=StateDictOptions(strict=False))
     set_optimizer_state_dict(network, steps, state["optimizer"], options=_FLAT)
@@ -88,9 +98,13 @@ def restore(network: nn.Module, steps: Optimizers, job: TrainJob) -> None:
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True, ignore_frozen_params=True)
 
 
-def _state(network: nn.Module, steps: Optimizers) -> dict[str, Any]:
-    """What is trained, and the optimizer's states of it, by the parameters' names; each rank its parts."""
-    return {
+def _state(network: nn.Module, steps: Optimizers, average: MovingAverage | None) -> dict[str, Any]:
+    """What is trained, the optimizer's states and the average of it, by the parameters' names.
+
+    Each rank has its parts. DCP reads into the average's own tensors.
+    """
+    averages = {} if average is None else {"average": average.weights}
+    return averages | {
         "model": get_model_state_dict(network, options=StateDictOptions(ignore_frozen_params=True)),
         "optimizer": get_optimizer_state_dict(network, steps, options=_FLAT),
     }
@@ -106,10 +120,10 @@ def _check(job: TrainJob) -> None:
             "Resume from an earlier checkpoint, with the engine that wrote it.",
         )
     then, now = WrittenBy(**values), WrittenBy.of(job)
-    for field in ("method", "precision", "optimizer", "quantization"):
+    for field in ("method", "precision", "optimizer", "quantization", "average"):
         if getattr(then, field) != getattr(now, field):
             raise UserError(
                 f"the checkpoint was written with {field} {getattr(then, field)},"
                 f" this run has {getattr(now, field)}.",
-                "FSDP2 goes on only with the same method, precision and optimizer.",
+                "FSDP2 goes on only with the same method, precision, optimizer and average.",
             )

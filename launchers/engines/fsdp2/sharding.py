@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from launchers.engines import _merge
 from launchers.engines.fsdp2 import checkpoint, kernels
 from launchers.engines.loop import generators, liger, model, optimizer, quantised, unet
 from launchers.engines.loop.families import blocks
+from launchers.engines.loop.moving_average import MovingAverage
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv
 from launchers.imports import collector_paused
@@ -41,23 +43,30 @@ class FullyShard:
         network = _load(job, env, device)
         trained = [(name, each) for name, each in network.named_parameters() if each.requires_grad]
         steps = optimizer.build(job, trained)
+        decay = job.settings.images.ema_decay
+        average = None if decay is None else MovingAverage(trained, decay, job.start_step)
         if job.resume_dir is not None:
-            checkpoint.restore(network, steps, job)
+            checkpoint.restore(network, steps, average, job)
         generators.seed_rank(job, env)
         if job.resume_dir is not None:
             generators.restore(job.resume_dir, env)
-        return FsdpModel(network, steps, job, device)
+        return FsdpModel(network, steps, average, job, device)
 
 
 class FsdpModel:
     """A model under fully_shard with torch's optimizer; see launchers.engines.loop.sharding.ShardedModel."""
 
     def __init__(
-        self, network: nn.Module, steps: list[torch.optim.Optimizer], job: TrainJob, device: torch.device
+        self,
+        network: nn.Module,
+        steps: list[torch.optim.Optimizer],
+        average: MovingAverage | None,
+        job: TrainJob,
+        device: torch.device,
     ) -> None:
         self.device = device
         self.module: Any = network
-        self._steps = steps
+        self._steps, self._average = steps, average
         self._schedules = [optimizer.schedule(job, job.start_step)(each) for each in steps]
         self._trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
         self._averaged_over = job.plan.layout.data_parallel  # by the reduction of the gradients
@@ -83,13 +92,18 @@ class FsdpModel:
             steps.step()
             rates.step()
             steps.zero_grad(set_to_none=True)
+        if self._average is not None:
+            self._average.update()
         return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
     def lr(self) -> float:
         return float(self._schedules[0].get_last_lr()[0])
 
+    def averaged(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._average is None else self._average.in_place()
+
     def save_checkpoint(self, job: TrainJob, env: RankEnv, step: int) -> None:
-        checkpoint.save(self.module, self._steps, job, env, step)
+        checkpoint.save(self.module, self._steps, self._average, job, env, step)
 
     def trained_state(self, job: TrainJob) -> dict[str, Any] | None:
         if not _is_divided(job):

@@ -7,27 +7,22 @@ the training is touched: the model's modes and the random generators are put bac
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
-from launchers.dataset.batches import MicroBatch, collate, collate_pairs
-from launchers.dataset.measured import MAX_BATCH_TOKENS, MAX_ROWS, batches_by_length
-from launchers.dataset.prepared import Prepared
 from launchers.engines.loop import generators
-from launchers.engines.loop.outcome import StepCounts
+from launchers.engines.loop.held_out import HeldOut, held_out_of
 from launchers.engines.loop.sharding import Answering
-from launchers.engines.loop.tasks import TextTask, text_task_of
 from launchers.gang.job import TrainJob
 from launchers.gang.leaving import Cadence
 from launchers.gang.rank import RankEnv, RankReporter
 from launchers.report.evaluations import HeldOutLoss, best_of, exported_step, is_over
-from launchers.report.telemetry import Evaluated
+from launchers.report.telemetry import Drawn, Evaluated
 
 SIGN_S = 5.0  # from one sign of a long evaluation to the next
 
@@ -43,6 +38,8 @@ class Evaluator:
         The model that is trained, as this rank holds it.
     cadence:
         When checkpoints are due beside those of evaluations.
+    averaged:
+        Within it the weights are those that are handed over.
     """
 
     def __init__(
@@ -52,18 +49,24 @@ class Evaluator:
         reporter: RankReporter,
         network: torch.nn.Module,
         cadence: Cadence,
+        averaged: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._job, self._env, self._reporter, self._network = job, env, reporter, network
-        self._cadence = cadence
+        self._cadence, self._averaged = cadence, averaged
         self._settings = job.settings.evaluation
         self._losses = list(job.evaluations)
-        self._rows = _HeldOut(job, env) if job.evaluates else None
+        self._rows = held_out_of(job, env) if job.evaluates else None
         self._ended = time.monotonic()  # of the last evaluation
 
     @property
     def stops(self) -> bool:
         """Whether early stopping ends the run here."""
         return self._rows is not None and is_over(self._losses, self._settings)
+
+    def begin(self, model: Answering) -> None:
+        """Before the first step of a run: what the base makes, where pictures are drawn."""
+        if self._rows is not None and self._job.start_step == 0:
+            self._draw(0, model, self._rows)
 
     def after(self, step: int, model: Answering) -> None:
         """Evaluate the model after a step, if that is due."""
@@ -74,6 +77,7 @@ class Evaluator:
         self._losses.append(loss)
         rows = self._rows.count
         self._report(step, rows, rows, loss.seconds, loss)
+        self._draw(step, model, self._rows)
         self._ended = time.monotonic()
         self._reporter.phase("train", step)
 
@@ -108,13 +112,23 @@ class Evaluator:
             dist.broadcast(decided, src=0)
         return bool(decided.item())
 
-    def _evaluated(self, step: int, model: Answering, rows: _HeldOut) -> HeldOutLoss:
+    def _draw(self, step: int, model: Answering, rows: HeldOut) -> None:
+        """Have pictures drawn of held-out captions, where the task has some; the first rank has them all."""
+        if not rows.captions:
+            return
+        self._reporter.phase("evaluate", step)
+        with self._averaged(), _untouched(self._network):
+            pictures = rows.draw(model)
+        if self._env.rank == 0:
+            self._reporter.drawn(Drawn(rank=0, step=step, captions=rows.captions, pictures=pictures))
+
+    def _evaluated(self, step: int, model: Answering, rows: HeldOut) -> HeldOutLoss:
         began = told = time.perf_counter()
-        summed = torch.zeros(1 + len(rows.task.metrics), dtype=torch.float64, device=model.device)
-        with _untouched(self._network):
+        summed = torch.zeros(1 + len(rows.metrics), dtype=torch.float64, device=model.device)
+        with self._averaged(), _untouched(self._network):
             for number, (batch, counts) in enumerate(rows.batches(), 1):
-                outcome = rows.task.outcome(model, batch.to(model.device), rows.counts)
-                figures = [outcome.loss, *(outcome.metrics[name] for name in rows.task.metrics)]
+                outcome = rows.outcome(model, batch.to(model.device))
+                figures = [outcome.loss, *(outcome.metrics[name] for name in rows.metrics)]
                 if counts:
                     summed += torch.stack([figure.detach().double() for figure in figures])
                 if time.perf_counter() - told > SIGN_S:
@@ -124,11 +138,11 @@ class Evaluator:
         if dist.is_initialized():
             dist.all_reduce(summed)
             dist.broadcast(summed, src=0)  # the same to the last bit, as ranks decide by it
-        loss, *metrics = (summed / rows.counts.divisor).tolist()
+        loss, *metrics = (summed / rows.divisor).tolist()
         return HeldOutLoss(
             step=step,
             loss=loss,
-            metrics=dict(zip(rows.task.metrics, metrics, strict=True)),
+            metrics=dict(zip(rows.metrics, metrics, strict=True)),
             seconds=time.perf_counter() - began,
         )
 
@@ -146,38 +160,6 @@ class Evaluator:
                 metrics=None if loss is None else loss.metrics,
             )
         )
-
-
-class _HeldOut:
-    """The held-out rows that are measured, in batches that are dealt out to the ranks."""
-
-    def __init__(self, job: TrainJob, env: RankEnv) -> None:
-        self._data = Prepared(job.held_out_dir)
-        self._pairs = job.settings.trains_on_pairs
-        self._reference = None if job.held_out_reference is None else np.load(job.held_out_reference)
-        self.count = min(MAX_ROWS, len(self._data))
-        self.task: TextTask = text_task_of(job.settings)  # of its own: KTO's keeps what belongs to a step
-        self.counts: StepCounts = self.task.counts(self._data, 0, self.count)
-        layout = job.plan.layout
-        tokens = MAX_BATCH_TOKENS[layout.device]
-        # no more at once than in training, so that it needs no more memory
-        dealt = list(batches_by_length(self._data, range(self.count), tokens, layout.micro_batch_size))
-        self._mine = dealt[env.rank :: env.world_size]
-        self.passes = -(-len(dealt) // env.world_size)
-        self._filler = dealt[-1]
-
-    def batches(self) -> Iterator[tuple[MicroBatch, bool]]:
-        """This rank's batches, and whether they count: all ranks make equally many passes."""
-        for number in range(self.passes):
-            counts = number < len(self._mine)
-            yield self._batch(self._mine[number] if counts else self._filler), counts
-
-    def _batch(self, indices: list[int]) -> MicroBatch:
-        put_together = collate_pairs if self._pairs else collate
-        batch = put_together([self._data.row(index) for index in indices], self._data.info.pad_id)
-        if self._reference is None:
-            return batch
-        return dataclasses.replace(batch, reference=torch.from_numpy(self._reference[indices]))
 
 
 @contextlib.contextmanager

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from estimator.plan import Layout
 from launchers.dataset.batches import step_rows
@@ -22,8 +24,11 @@ from launchers.dataset.seeding import random_stream
 from launchers.engines.loop.outcome import Outcome, StepCounts
 from launchers.engines.loop.sharding import Answering
 from launchers.images.prepared import PreparedImages
-from launchers.latents import Latents
+from launchers.latents import Latent, Latents
 from launchers.settings import Settings
+
+# of the time steps; in each the error is the mean squared one, not weighed
+QUARTERS = ("loss at least noise", "loss at less noise", "loss at more noise", "loss at most noise")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +47,12 @@ class LatentBatch:
         """Positions of all latents."""
         return self.clean.shape[0] * self.clean.shape[2] * self.clean.shape[3]
 
+    def split(self) -> list[LatentBatch]:
+        """Each image as a batch of its own."""
+        of_all = range(self.clean.shape[0])
+        names = [field.name for field in dataclasses.fields(self)]
+        return [LatentBatch(**{name: getattr(self, name)[i : i + 1] for name in names}) for i in of_all]
+
     def to(self, device: torch.device) -> LatentBatch:
         """The same on a device."""
         moved = {each.name: getattr(self, each.name).to(device) for each in dataclasses.fields(self)}
@@ -51,7 +62,7 @@ class LatentBatch:
 class TextToImage:
     """The task; ``latents`` is the folder of what was computed before (launchers/latents.py)."""
 
-    metrics: ClassVar[tuple[str, ...]] = ()
+    metrics: ClassVar[tuple[str, ...]] = QUARTERS
 
     def __init__(self, settings: Settings, latents: Path) -> None:
         self._settings, self._seed = settings.images, settings.seed
@@ -69,8 +80,11 @@ class TextToImage:
     def begin(self, *_: object) -> None:
         """Nothing: each micro batch stands for itself."""
 
-    def counts(self, _data: Prepared, _step: int, global_batch_size: int) -> StepCounts:
-        return StepCounts(divisor=global_batch_size)
+    def counts(self, _data: Prepared, step: int, global_batch_size: int) -> StepCounts:
+        places = range(step * global_batch_size, (step + 1) * global_batch_size)
+        steps = torch.stack([self._generator(place)[1] for place in places])
+        quarters = torch.bincount(self._quarters(steps), minlength=len(QUARTERS)).tolist()
+        return StepCounts(divisor=global_batch_size, quarters=tuple(quarters))
 
     def batches(self, data: Prepared, layout: Layout, step: int, rank: int) -> Iterator[LatentBatch]:
         """A rank's micro batches of a step: of each ``world_size`` images in order it takes the rank-th."""
@@ -86,44 +100,85 @@ class TextToImage:
                 ]
             )
 
-    def outcome(self, model: Answering, batch: LatentBatch, _: StepCounts, /) -> Outcome:
-        return Outcome(loss=self.errors(model.module, batch).sum())
-
-    def errors(self, unet: Any, batch: LatentBatch) -> torch.Tensor:
-        """[images]: each image's mean squared error, weighed."""
-        kind = unet.dtype if unet.dtype.is_floating_point else torch.float32
-        noisy = self.noise.add(batch.clean, batch.noise, batch.steps)
-        found = unet(
-            noisy.to(kind),
-            batch.steps,
-            encoder_hidden_states=batch.text.to(kind),
-            added_cond_kwargs={"text_embeds": batch.summary.to(kind), "time_ids": batch.time_ids.to(kind)},
-        ).sample.float()
-        target = self.noise.target(batch.clean, batch.noise, batch.steps)
-        errors: torch.Tensor = (found - target).square().mean(dim=(1, 2, 3))
+    def outcome(self, model: Answering, batch: LatentBatch, counts: StepCounts, /) -> Outcome:
+        errors = noise_errors(model.module, batch, self.noise)
         gamma = self._settings.min_snr_gamma
-        return errors if gamma is None else errors * self.noise.weights(batch.steps, gamma)
+        weighed = errors if gamma is None else errors * self.noise.weights(batch.steps, gamma)
+        quarters, plain = self._quarters(batch.steps), errors.detach()
+        # Each quarter's mean is over its own images: what is divided by all is made as much larger.
+        # A quarter that no image of the step is in has no mean: NaN.
+        metrics = {
+            name: plain[quarters == number].sum() * (counts.divisor / count if count else float("nan"))
+            for number, (name, count) in enumerate(zip(QUARTERS, counts.quarters, strict=True))
+        }
+        return Outcome(loss=weighed.sum(), metrics=metrics)
+
+    def _quarters(self, steps: torch.Tensor) -> torch.Tensor:
+        """[images]: which of QUARTERS each time step is in."""
+        return steps * len(QUARTERS) // self.noise.count
 
     def _drawn(self, pictures: PreparedImages, row: int, place: int) -> LatentBatch:
         """One image with what is drawn for its place in the order of the run."""
         latent = self._latents.row(row)
-        generator = torch.Generator()
-        generator.manual_seed(int(random_stream(self._seed, "noise", place).integers(2**63)))
+        generator, step = self._generator(place)
         shape = latent.mean.shape
         clean = latent.mean + latent.std * torch.randn(shape, generator=generator)
         noise = torch.randn(shape, generator=generator)
         if self._settings.noise_offset:
             noise += self._settings.noise_offset * torch.randn((shape[0], 1, 1), generator=generator)
-        steps = torch.randint(0, self.noise.count, (1,), generator=generator)
         keeps = float(torch.rand(1, generator=generator) >= self._settings.prompt_dropout)
         return LatentBatch(
             clean=(clean * self._latents.noise["scaling_factor"])[None],
             noise=noise[None],
-            steps=steps,
+            steps=step[None],
             text=(latent.text.float() * keeps)[None],
             summary=(latent.summary.float() * keeps)[None],
-            time_ids=torch.tensor([pictures.time_ids(row)], dtype=torch.float32),
+            time_ids=torch.tensor(pictures.time_ids(row), dtype=torch.float32)[None],
         )
+
+    def _generator(self, place: int) -> tuple[torch.Generator, torch.Tensor]:
+        """What draws for a place in the order of the run, and the time step, which it draws first."""
+        generator = torch.Generator()
+        generator.manual_seed(int(random_stream(self._seed, "noise", place).integers(2**63)))
+        return generator, torch.randint(0, self.noise.count, (), generator=generator)
+
+
+def noise_errors(unet: Any, batch: LatentBatch, schedule: NoiseSchedule) -> torch.Tensor:
+    """[images]: each image's mean squared error of the noise, or of the velocity."""
+    kind = unet.dtype if unet.dtype.is_floating_point else torch.float32
+    noisy = schedule.add(batch.clean, batch.noise, batch.steps)
+    found = unet(
+        noisy.to(kind),
+        batch.steps,
+        encoder_hidden_states=batch.text.to(kind),
+        added_cond_kwargs={"text_embeds": batch.summary.to(kind), "time_ids": batch.time_ids.to(kind)},
+    ).sample.float()
+    target = schedule.target(batch.clean, batch.noise, batch.steps)
+    errors: torch.Tensor = (found - target).square().mean(dim=(1, 2, 3))
+    return errors
+
+
+def noisy_quarters(
+    latent: Latent, time_ids: NDArray[np.int32], row: int, schedule: NoiseSchedule, scaling_factor: float
+) -> LatentBatch:
+    """A held-out image four times: at the middle time step of each of QUARTERS, with the same noise.
+
+    Whoever measures row ``row`` takes the same noise, so that models can be compared.
+    """
+    count = len(QUARTERS)
+    generator = torch.Generator()
+    generator.manual_seed(int(random_stream(0, "held-out noise", row).integers(2**63)))
+    noise = torch.randn(latent.mean.shape, generator=generator)
+    once = LatentBatch(
+        clean=(latent.mean * scaling_factor)[None],
+        noise=noise[None],
+        steps=torch.zeros(1, dtype=torch.int64),
+        text=latent.text.float()[None],
+        summary=latent.summary.float()[None],
+        time_ids=torch.tensor(time_ids, dtype=torch.float32)[None],
+    )
+    steps = (torch.arange(count) * 2 + 1) * schedule.count // (2 * count)
+    return dataclasses.replace(_stacked([once] * count), steps=steps)
 
 
 def _stacked(images: list[LatentBatch]) -> LatentBatch:

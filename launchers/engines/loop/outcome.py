@@ -14,6 +14,7 @@ class StepCounts:
     divisor: int  # of the summed loss and the summed metrics
     tokens: int = 0  # of the chosen conversations that are predicted, prompts too
     good: int = 0  # judged answers that are called good
+    quarters: tuple[int, ...] = ()  # images by how noisy they are: those of each quarter of the time steps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

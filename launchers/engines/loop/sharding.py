@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -67,6 +68,10 @@ class ShardedModel(TrainedModel, Answering, Protocol):
 
     def lr(self) -> float:
         """The learning rate of the coming update."""
+        ...
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Within it the weights are their moving average, where the run keeps one; all ranks enter it."""
         ...
 
     def save_checkpoint(self, job: TrainJob, env: RankEnv, step: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -39,9 +40,10 @@ def train(job: TrainJob, sharding: Sharding) -> None:
     task.check(model, data)
     profiler = Profiler(job, env, reporter, model.module)
     cadence = Cadence(job, env)
-    evaluator = Evaluator(job, env, reporter, model.module, cadence)
+    evaluator = Evaluator(job, env, reporter, model.module, cadence, model.averaged)
     embedding = None if unet.is_unet(model.module) else model.module.get_input_embeddings()
     noise = EmbeddingNoise(embedding, job, env, data)
+    evaluator.begin(model)
     reporter.phase("train", job.start_step)
     step = job.start_step
     while step < job.total_steps and not job.exports_only and not evaluator.stops:
@@ -57,7 +59,8 @@ def train(job: TrainJob, sharding: Sharding) -> None:
             reporter.phase("train", step)
     if evaluator.is_exported(step):
         reporter.phase("save", step)
-        export.save(model, job, env)
+        with model.averaged():
+            export.save(model, job, env)
     dist.barrier()
     reporter.phase("done", step)
     reporter.close()
@@ -130,7 +133,7 @@ def _step(
     reporter.step(
         step=step,
         loss=loss if env.rank == 0 else None,
-        metrics=dict(zip(task.metrics, metrics, strict=True)) if env.rank == 0 else None,
+        metrics=_known(dict(zip(task.metrics, metrics, strict=True))) if env.rank == 0 else None,
         lr=lr,
         grad_norm=grad_norm,
         samples=layout.micro_batch_size * layout.accumulation,
@@ -139,3 +142,8 @@ def _step(
         dtf=spent.get("forward"),
         dtb=spent.get("backward"),
     )
+
+
+def _known(metrics: dict[str, float]) -> dict[str, float]:
+    """Without those that this step has nothing of, which are NaN."""
+    return {name: value for name, value in metrics.items() if not math.isnan(value)}

@@ -47,14 +47,18 @@ class Prepared:
             settings=settings,
             **options,
         )
-        return dataclasses.replace(job, reference=fetch_latents(job, self.folder))
+        job = dataclasses.replace(job, reference=fetch_latents(job, self.folder))
+        if not job.evaluates:
+            return job
+        held_out = dataclasses.replace(job, data_dir=job.held_out_dir)
+        return dataclasses.replace(job, held_out_reference=fetch_latents(held_out, self.folder))
 
 
 def fetch_latents(job: TrainJob, folder: Path, address: NodeAddress | None = None) -> Path:
     """The latents of a job's images, in a store in ``folder``."""
     alone = NodeAddress(node=0, nodes=1, main_host="127.0.0.1", ports=(), secret=Secret(""), run="test")
     store = LocalStorage(folder / "store")
-    return latents.fetch(job, job.data_dir, address or alone, store, folder / "latents")
+    return latents.fetch(job, address or alone, store, folder / "latents")
 
 
 def prepared(folder: Path, *, images: int = 40, batch: int = 4, steps: int = 6) -> Prepared:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import io
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,15 @@ import torch
 from safetensors.torch import load_file
 from torch.nn import functional
 
-from launchers import engines
+from launchers import engines, image_evaluation
 from launchers.dataset.prepared import Prepared
 from launchers.engines import _pipeline_layout
 from launchers.engines._schedule import lr_factor
-from launchers.engines.loop.images import LatentBatch, NoiseSchedule, TextToImage
+from launchers.engines.loop.images import QUARTERS, LatentBatch, NoiseSchedule, TextToImage
+from launchers.engines.loop.moving_average import MovingAverage
 from launchers.gang.job import TrainJob
+from launchers.images.prepared import PreparedImages
+from launchers.report.telemetry import Drawn, Evaluated, Follower
 from tests.launchers.engines.loop import runs
 from tests.launchers.images.runs import Prepared as PreparedRun
 from tests.launchers.images.runs import prepared
@@ -227,3 +232,135 @@ def test_captions_are_left_out_of_the_asked_share_with_zeros(images: PreparedRun
         silent = (batch.text == 0).all(dim=2).all(dim=1)
         assert (batch.summary[silent] == 0).all()
         assert (batch.summary[~silent] != 0).any(dim=1).all()
+
+
+EVALUATED: dict[str, Any] = {
+    "images": {"ema_decay": 0.9},
+    "evaluation": {"every_steps": 3, "generations": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def averaged(images: PreparedRun) -> TrainJob:
+    """A finished full run in one process with an average of the weights, evaluated while it trains."""
+    job = images.job("averaged", settings=EVALUATED, checkpoint_every=3)
+    runs.run(job)
+    return job
+
+
+def said(job: TrainJob, kind: type[Any]) -> list[Any]:
+    """What rank 0 has said of one kind, in order."""
+    return [event for event in Follower(job.telemetry_dir).poll() if isinstance(event, kind)]
+
+
+def evaluations(job: TrainJob) -> list[Evaluated]:
+    """Those that have ended; a long one says that it is under way, too."""
+    return [event for event in said(job, Evaluated) if event.loss is not None]
+
+
+def test_the_average_is_diffusers_own() -> None:
+    from diffusers.training_utils import EMAModel
+
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(3, 2)
+    ours, theirs = MovingAverage(layer.named_parameters(), 0.7), EMAModel(layer.parameters(), decay=0.7)
+    for _ in range(30):
+        with torch.no_grad():
+            for parameter in layer.parameters():
+                parameter.add_(torch.randn_like(parameter))
+        ours.update()
+        theirs.step(layer.parameters())
+    torch.testing.assert_close(list(ours.weights.values()), theirs.shadow_params)
+    before = [parameter.clone() for parameter in layer.parameters()]
+    with ours.in_place():
+        torch.testing.assert_close(list(layer.parameters()), list(ours.weights.values()))
+    assert all(torch.equal(one, other) for one, other in zip(before, layer.parameters(), strict=True))
+
+
+def test_an_average_changes_what_is_handed_over_and_not_what_is_learnt(
+    trained: TrainJob, averaged: TrainJob
+) -> None:
+    assert losses_of(averaged) == losses_of(trained)
+    plain, mean = weights_of(trained), weights_of(averaged)
+    assert plain.keys() == mean.keys()
+    assert not all(torch.equal(plain[name], mean[name]) for name in plain)
+
+
+def test_a_run_with_an_average_goes_on_exactly(
+    images: PreparedRun, averaged: TrainJob, tmp_path: Path
+) -> None:
+    again = runs.resumed(averaged, tmp_path / "again", 3)
+    runs.run(again)
+    assert losses_of(again) == losses_of(averaged)[3:]
+    assert_equal(weights_of(again), weights_of(averaged))
+    assert [event.step for event in said(again, Drawn)] == [6], "the base was drawn by the first attempt"
+
+
+def test_a_checkpoint_without_the_average_is_refused(
+    images: PreparedRun, averaged: TrainJob, tmp_path: Path
+) -> None:
+    settings = averaged.settings.model_copy(
+        update={"images": averaged.settings.images.model_copy(update={"ema_decay": None})}
+    )
+    again = dataclasses.replace(runs.resumed(averaged, tmp_path / "again", 3), settings=settings)
+    assert "average 0.9, this run has none" in runs.start(again).stderr
+
+
+def test_two_processes_measure_and_draw_what_one_does(images: PreparedRun, averaged: TrainJob) -> None:
+    two = images.job("averaged-two", settings=EVALUATED, world=2)
+    runs.run(two)
+    for one, other in zip(evaluations(averaged), evaluations(two), strict=True):
+        assert (one.step, one.done, one.rows) == (other.step, other.done, other.rows)
+        assert one.loss == pytest.approx(other.loss, abs=CLOSE)
+        assert one.metrics == pytest.approx(other.metrics, abs=CLOSE)
+    for drawn, beside in zip(said(averaged, Drawn), said(two, Drawn), strict=True):
+        assert (drawn.step, drawn.captions) == (beside.step, beside.captions)
+        for picture_of_one, picture_of_two in zip(drawn.pictures, beside.pictures, strict=True):
+            difference = pixels(picture_of_one).astype(int) - pixels(picture_of_two).astype(int)
+            assert abs(difference).max() <= 2, "of 255"
+
+
+def pixels(png: str) -> Any:
+    import numpy as np
+    from PIL import Image
+
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(png))))
+
+
+def test_an_evaluation_while_it_trains_is_what_the_finished_pipeline_gets(
+    averaged: TrainJob, tmp_path: Path
+) -> None:
+    engines.get("fsdp2").collect(averaged, tmp_path)
+    held_out = PreparedImages(averaged.held_out_dir)
+    before, after, drawn = image_evaluation.measure(
+        averaged.model_dir, tmp_path / "model", held_out, rows=len(held_out), drawn=2, device="cpu"
+    )
+    assert before is not None
+    assert after is not None
+    last = evaluations(averaged)[-1]
+    assert last.loss == pytest.approx(after.loss, abs=CLOSE)
+    assert last.metrics == pytest.approx(after.metrics, abs=CLOSE)
+    assert after.loss < before.loss
+    base, *_, newest = said(averaged, Drawn)
+    assert (base.step, newest.step) == (0, averaged.total_steps)
+    for number, each in enumerate(drawn):
+        assert base.captions[number] == each.prompt
+        assert abs(pixels(base.pictures[number]).astype(int) - pixels(each.base)).max() <= 2
+        assert abs(pixels(newest.pictures[number]).astype(int) - pixels(each.finetuned)).max() <= 2
+
+
+def test_each_quarter_s_loss_is_the_mean_of_its_own_images(trained: TrainJob) -> None:
+    for step in runs.steps(trained):
+        assert step.metrics is not None
+        assert set(step.metrics) <= set(QUARTERS)
+        assert step.metrics
+        assert all(value > 0 for value in step.metrics.values())
+
+
+@pytest.mark.parametrize("name", ["adafactor", "adamw8bit", "sgd"])
+def test_other_optimizers_step_a_unet_too(images: PreparedRun, name: str) -> None:
+    job = images.job(f"by-{name}", settings={"optimizer": {"name": name, "lr": 1e-3}})
+    runs.run(job)
+    found = losses_of(job)
+    assert len(found) == images.steps
+    assert found[-1] < found[0]

@@ -1,0 +1,92 @@
+"""The held-out rows that a rank measures while it trains, in batches that are dealt out to the ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from estimator.setup import IMAGE_TASK
+from launchers.dataset.batches import MicroBatch, collate, collate_pairs
+from launchers.dataset.measured import MAX_BATCH_TOKENS, MAX_ROWS, batches_by_length
+from launchers.dataset.prepared import Prepared
+from launchers.engines.loop.outcome import Outcome, StepCounts
+from launchers.engines.loop.sharding import Answering
+from launchers.engines.loop.tasks import TextTask, text_task_of
+from launchers.gang.job import TrainJob
+from launchers.gang.rank import RankEnv
+
+
+class HeldOut(Protocol):
+    """What is measured, whatever the task."""
+
+    count: int  # rows, of all ranks
+    passes: int  # that each rank makes
+    metrics: tuple[str, ...]  # the names of the figures beside the loss
+    divisor: int  # of the summed loss and figures
+    captions: tuple[str, ...]  # that pictures are made of
+
+    def batches(self) -> Iterator[tuple[Any, bool]]:
+        """This rank's batches, and whether they count: all ranks make equally many passes."""
+        ...
+
+    def outcome(self, model: Answering, batch: Any, /) -> Outcome:
+        """The forward pass, or passes, of one batch."""
+        ...
+
+    def draw(self, model: Answering, /) -> tuple[str, ...]:
+        """A picture of each of :attr:`captions`, PNG files in base64; all ranks call it."""
+        ...
+
+
+class TextRows:
+    """Rows of tokens, measured by the task's own loss."""
+
+    captions: tuple[str, ...] = ()
+
+    def __init__(self, job: TrainJob, env: RankEnv) -> None:
+        self._data = Prepared(job.held_out_dir)
+        self._pairs = job.settings.trains_on_pairs
+        self._reference = None if job.held_out_reference is None else np.load(job.held_out_reference)
+        self.count = min(MAX_ROWS, len(self._data))
+        self._task: TextTask = text_task_of(job.settings)  # of its own: KTO's keeps what belongs to a step
+        self._counts: StepCounts = self._task.counts(self._data, 0, self.count)
+        self.metrics, self.divisor = self._task.metrics, self._counts.divisor
+        tokens = MAX_BATCH_TOKENS[job.plan.layout.device]
+        # no more at once than in training, so that it needs no more memory
+        dealt = list(
+            batches_by_length(self._data, range(self.count), tokens, job.plan.layout.micro_batch_size)
+        )
+        self._mine = dealt[env.rank :: env.world_size]
+        self.passes = -(-len(dealt) // env.world_size)
+        self._filler = dealt[-1]
+
+    def batches(self) -> Iterator[tuple[MicroBatch, bool]]:
+        for number in range(self.passes):
+            counts = number < len(self._mine)
+            yield self._batch(self._mine[number] if counts else self._filler), counts
+
+    def outcome(self, model: Answering, batch: MicroBatch, /) -> Outcome:
+        return self._task.outcome(model, batch, self._counts)
+
+    def draw(self, _model: Answering, /) -> tuple[str, ...]:
+        return ()
+
+    def _batch(self, indices: list[int]) -> MicroBatch:
+        put_together = collate_pairs if self._pairs else collate
+        batch = put_together([self._data.row(index) for index in indices], self._data.info.pad_id)
+        if self._reference is None:
+            return batch
+        return dataclasses.replace(batch, reference=torch.from_numpy(self._reference[indices]))
+
+
+def held_out_of(job: TrainJob, env: RankEnv) -> HeldOut:
+    """A job's held-out rows."""
+    if job.settings.task == IMAGE_TASK:
+        from launchers.engines.loop.held_out_images import HeldOutImages  # which needs diffusers
+
+        return HeldOutImages(job, env)
+    return TextRows(job, env)

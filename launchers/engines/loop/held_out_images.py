@@ -1,0 +1,93 @@
+"""Held-out images while a UNet is trained: the error at four levels of noise, and pictures of captions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from launchers import drawing
+from launchers.dataset.measured import MAX_ROWS
+from launchers.engines.loop.images import QUARTERS, LatentBatch, NoiseSchedule, noise_errors, noisy_quarters
+from launchers.engines.loop.outcome import Outcome
+from launchers.engines.loop.sharding import Answering
+from launchers.gang.job import TrainJob
+from launchers.gang.rank import RankEnv
+from launchers.images.prepared import PreparedImages
+from launchers.latents import Latents
+
+
+class HeldOutImages:
+    """Measured as launchers.image_evaluation measures a finished pipeline; see held_out.HeldOut.
+
+    Rank r of n measures every n-th image from the r-th on, and draws as many of the captions.
+    """
+
+    metrics: tuple[str, ...] = QUARTERS
+
+    def __init__(self, job: TrainJob, env: RankEnv) -> None:
+        if job.held_out_reference is None:
+            raise ValueError("a run that is evaluated has latents of its held-out images, and there are none")
+        self._job, self._env = job, env
+        self._data = PreparedImages(job.held_out_dir)
+        self._latents = Latents(job.held_out_reference)
+        self._schedule = NoiseSchedule(self._latents.noise["scheduler"])
+        self.count = self.divisor = min(MAX_ROWS, len(self._data))
+        drawn = range(min(job.settings.evaluation.generations, self.count))
+        self.captions = tuple(self._data.caption(row) for row in drawn)
+        self.passes = -(-self.count // env.world_size)
+
+    def batches(self) -> Iterator[tuple[LatentBatch, bool]]:
+        for row, counts in self._dealt(self.count):
+            yield (
+                noisy_quarters(
+                    self._latents.row(row),
+                    self._data.time_ids(row),
+                    row,
+                    self._schedule,
+                    self._latents.noise["scaling_factor"],
+                ),
+                counts,
+            )
+
+    def outcome(self, model: Answering, batch: LatentBatch, /) -> Outcome:
+        # one at a time, so that it needs no more memory than training does
+        errors = torch.cat([noise_errors(model.module, each, self._schedule) for each in batch.split()])
+        return Outcome(loss=errors.mean(), metrics=dict(zip(QUARTERS, errors, strict=True)))
+
+    def draw(self, model: Answering, /) -> tuple[str, ...]:
+        found: dict[int, str] = {}
+        with drawing.decoder(self._job.model_dir, model.device) as vae:
+            for row, counts in self._dealt(len(self.captions)):
+                picture = self._picture(model.module, vae, row)
+                if counts:
+                    found[row] = picture
+        of_all: list[dict[int, str] | None] = [found]
+        if dist.is_initialized() and self._env.world_size > 1:
+            of_all = [None] * self._env.world_size
+            dist.all_gather_object(of_all, found)
+        by_row = {row: picture for some in of_all for row, picture in (some or {}).items()}
+        return tuple(picture for _, picture in sorted(by_row.items()))
+
+    def _picture(self, unet: nn.Module, vae: nn.Module, row: int) -> str:
+        """What the UNet makes of a caption now; the seed is the caption's number."""
+        latent = self._latents.row(row)
+        image = drawing.draw(
+            unet,
+            vae,
+            self._job.model_dir,
+            text=latent.text,
+            summary=latent.summary,
+            size=self._data.target(row),
+            seed=row,
+        )
+        return drawing.encoded(image)
+
+    def _dealt(self, count: int) -> Iterator[tuple[int, bool]]:
+        """This rank's rows of the first ``count``, and whether they count: as many on each rank."""
+        world = self._env.world_size
+        for first in range(0, count, world):
+            row = first + self._env.rank
+            yield min(row, count - 1), row < count

@@ -1,0 +1,50 @@
+"""A moving average of what is trained, in fp32: measured and handed over in its place."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import nn
+
+
+class MovingAverage:
+    """With the n-th update the average becomes ``rate * average + (1 - rate) * weights``.
+
+    ``rate`` is ``decay``, or n / (n + 9) where that is lower, and 0 in the first: the base's weights are
+    soon forgotten (as in diffusers' EMAModel, 0.42).
+
+    Parameters
+    ----------
+    trained:
+        Parameters by name, whole or a rank's parts; their averages are divided like them.
+    updates:
+        How many have been made, where a run goes on; the averages are then to be put into :attr:`weights`.
+    """
+
+    def __init__(self, trained: Iterable[tuple[str, nn.Parameter]], decay: float, updates: int = 0) -> None:
+        self._trained = dict(trained)
+        self._decay, self._updates = decay, updates
+        self.weights = {name: each.detach().float().clone() for name, each in self._trained.items()}
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Take in the weights after an optimizer step."""
+        self._updates += 1
+        rate = min(self._decay, self._updates / (self._updates + 9)) if self._updates > 1 else 0.0
+        for name, average in self.weights.items():
+            average.sub_((average - self._trained[name].float()) * (1 - rate))
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Within it the parameters are their averages; the weights that are trained wait in host memory."""
+        with torch.no_grad():
+            kept = {name: each.detach().to("cpu", copy=True) for name, each in self._trained.items()}
+            for name, each in self._trained.items():
+                each.copy_(self.weights[name])
+            try:
+                yield
+            finally:
+                for name, each in self._trained.items():
+                    each.copy_(kept[name].to(each.device))
