@@ -257,6 +257,7 @@ def _evaluate_images(request: EvaluationRequest, device: str) -> EvaluationResul
         rows=request.max_rows,
         drawn=request.generations,
         device=device,
+        clip_model=request.settings.images.clip_model,
         on_stage=(request.work_dir / STAGE).write_text,
     )
     return EvaluationResult(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launchers import drawing
+from launchers import clip_score, drawing
 from launchers.held_out import Score
 from launchers.imports import collector_paused
 from launchers.latents import Encoders, Latent
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import torch
 
     from launchers.images.prepared import PreparedImages
+
+CLIP_SCORE = "CLIP score"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,12 +41,13 @@ def measure(
     rows: int,
     drawn: int,
     device: str,
+    clip_model: str | None = None,
     on_stage: Callable[[str], Any] = lambda _: None,
 ) -> tuple[Score | None, Score | None, tuple[Pictures, ...]]:
     """Both models' scores on the first ``rows`` held-out images, and pictures of ``drawn`` captions.
 
     ``model_dir`` is a whole pipeline, or a folder of LoRA for the base's. Without ``data`` nothing is known.
-    ``on_stage`` is told which model comes next.
+    ``on_stage`` is told which model comes next. With ``clip_model`` a score has "CLIP score" (clip_score.py).
     """
     if data is None:
         return None, None, ()
@@ -55,10 +58,12 @@ def measure(
     for name, folder in (("the base model", base_dir), ("the finished model", model_dir)):
         on_stage(name)
         pipeline = _load(folder, base_dir, device)
-        scores.append(_score(pipeline, data, encoded, count))
-        sizes = [data.target(row) for row in range(len(prompts))]
-        made = zip(prompts, sizes, strict=True)
-        drawings.append([_draw(pipeline, prompt, seed, size) for seed, (prompt, size) in enumerate(made)])
+        score = _score(pipeline, data, encoded, count)
+        images = [_draw(pipeline, prompt, row, data.target(row)) for row, prompt in enumerate(prompts)]
+        if clip_model is not None and images:
+            score.metrics[CLIP_SCORE] = clip_score.score(clip_model, images, prompts, device)
+        scores.append(score)
+        drawings.append([drawing.encoded(image) for image in images])
     pictures = tuple(
         Pictures(prompt=prompt, base=before, finetuned=after)
         for prompt, before, after in zip(prompts, *drawings, strict=True)
@@ -99,16 +104,15 @@ def _score(pipeline: Any, data: PreparedImages, encoded: dict[str, torch.Tensor]
     return Score(loss=sum(means) / len(means), labels=0, rows=count, metrics=metrics)
 
 
-def _draw(pipeline: Any, prompt: str, seed: int, size: tuple[int, int]) -> str:
-    """The picture of a caption, from a seed, as a PNG in base64. ``size``: height and width."""
+def _draw(pipeline: Any, prompt: str, seed: int, size: tuple[int, int]) -> Any:
+    """The picture of a caption, from a seed, as PIL has it. ``size``: height and width."""
     import torch
 
     height, width = size
-    image = pipeline(
+    return pipeline(
         prompt,
         height=height,
         width=width,
         num_inference_steps=drawing.INFERENCE_STEPS,
         generator=torch.Generator().manual_seed(seed),
     ).images[0]
-    return drawing.encoded(image)

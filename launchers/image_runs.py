@@ -13,6 +13,7 @@ from estimator.models.diffusion import TINY, positions_of, side_of
 from estimator.plan import LAUNCHED_METHODS
 from estimator.planning.images import task_for
 from estimator.setup import IMAGE_TASK
+from launchers import clip_score
 from launchers.dataset import mixture, sources
 from launchers.dataset.picture import Picture
 from launchers.dataset.preferences import Sample
@@ -63,6 +64,8 @@ def check(settings: Settings) -> None:
             f"Models that make images need {' and '.join(missing)}, which is not installed.",
             "pip install 'metaflow-finetune[diffusion]', with Python 3.11 or newer.",
         )
+    if settings.images.clip_model is not None:
+        clip_score.check(settings.images.clip_model)
     if settings.harness.tasks:
         raise UserError((Change("harness.tasks"), ": its tasks are of language models."), "Leave it out.")
 

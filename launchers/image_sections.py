@@ -22,6 +22,8 @@ class Images(Section):
     ema_decay: float | None = Field(default=None, gt=0, lt=1)
     """Keep a moving average of what is trained, in fp32, and hand that over: of each step it keeps so much
     (0.9999 for long runs). Empty: the last weights themselves."""
+    clip_model: str | None = None
+    """A CLIP model, folder or Hugging Face id: how well do the evaluation's pictures fit their captions."""
     noise_offset: float = Field(default=0.0, ge=0)
     """Noise that is the same all over an image, for darker and lighter ones (0.05 to 0.1 is usual)."""
 

@@ -43,7 +43,9 @@ def losses(run: FlowRun) -> list[float]:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> FlowRun:
     """LoRA on two nodes of this machine."""
     home = tmp_path_factory.mktemp("undisturbed")
-    run = run_flow(home, "run", *QUICK, shapes(home), "--nodes=2", "--method=lora", timeout=LIMIT_S)
+    while_it_trains = ("--set=evaluation.every_steps=6", "--set=images.ema_decay=0.9")
+    asked = ["run", *QUICK, *while_it_trains, shapes(home), "--nodes=2", "--method=lora"]
+    run = run_flow(home, *asked, timeout=LIMIT_S)
     assert run.returncode == 0, run.output
     return run
 
@@ -55,6 +57,9 @@ def test_lora_on_two_nodes_learns_and_is_handed_over_in_both_formats(undisturbed
     assert set(evaluation.finetuned.metrics) == {
         f"loss at {name}" for name in ("least noise", "less noise", "more noise", "most noise")
     }
+    evaluations = found["outcome"].evaluations
+    assert [each.step for each in evaluations] == [6, STEPS]
+    assert evaluations[-1].loss == pytest.approx(evaluation.finetuned.loss, abs=1e-4)
     (pictures,) = evaluation.pictures
     assert pictures.base != pictures.finetuned
     model = Path(found["model_path"])

@@ -58,13 +58,27 @@ def test_a_resolution_and_the_learning_rate_of_lora_are_taken() -> None:
         ({"method": "lora", "lora": {"targets": ["q_proj"]}}, "lora.targets"),
         ({"engine": "deepspeed"}, "fsdp2"),
         ({"task": "dpo"}, "task dpo is of language models"),
-        ({"evaluation": {"every_steps": 5}}, "before and after the run alone"),
+        ({"images": {"clip_model": "no/such/folder"}}, "there is no such folder"),
+        ({"images": {"clip_model": str(Path(__file__).parent)}}, "no CLIP model lies there"),
         ({"model": "tiny-llama", "task": "text-to-image"}, "tiny-llama is none"),
         ({"model": "tiny-llama", "images": {"resolution": 512}}, "resolution has no part in task sft"),
     ],
 )
 def test_options_of_another_kind_of_model_are_refused(values: dict[str, Any], said: str) -> None:
     assert said in refusal(values)
+
+
+def test_a_moving_average_is_part_of_the_plan() -> None:
+    plans = [
+        pipeline.plan_run(settings.build(TINY_RUN | {"images": {"ema_decay": decay}}), HERE).plan
+        for decay in (None, 0.999)
+    ]
+    plain, averaged = (plan.prediction.memory for plan in plans)
+    assert plain is not None
+    assert averaged is not None
+    added = dict(averaged.categories)["average of the weights"]
+    assert added == 4 * find(TINY).parameters
+    assert averaged.needs_bytes >= plain.needs_bytes + added
 
 
 @pytest.mark.parametrize(

@@ -250,7 +250,8 @@ def averaged(images: PreparedRun) -> TrainJob:
 
 def said(job: TrainJob, kind: type[Any]) -> list[Any]:
     """What rank 0 has said of one kind, in order."""
-    return [event for event in Follower(job.telemetry_dir).poll() if isinstance(event, kind)]
+    events = Follower(job.telemetry_dir).poll()
+    return [event for event in events if isinstance(event, kind) and event.rank == 0]
 
 
 def evaluations(job: TrainJob) -> list[Evaluated]:
@@ -347,6 +348,38 @@ def test_an_evaluation_while_it_trains_is_what_the_finished_pipeline_gets(
         assert base.captions[number] == each.prompt
         assert abs(pixels(base.pictures[number]).astype(int) - pixels(each.base)).max() <= 2
         assert abs(pixels(newest.pictures[number]).astype(int) - pixels(each.finetuned)).max() <= 2
+
+
+def test_a_clip_model_says_how_well_pictures_fit_their_captions(averaged: TrainJob, tmp_path: Path) -> None:
+    clip = make_clip(averaged.model_dir, tmp_path / "clip")
+    engines.get("fsdp2").collect(averaged, tmp_path)
+    held_out = PreparedImages(averaged.held_out_dir)
+    options: dict[str, Any] = {"rows": 2, "drawn": 2, "device": "cpu", "clip_model": str(clip)}
+    before, after, _ = image_evaluation.measure(averaged.model_dir, tmp_path / "model", held_out, **options)
+    assert before is not None
+    assert after is not None
+    found = before.metrics["CLIP score"], after.metrics["CLIP score"]
+    assert all(0 <= value <= 100 for value in found)
+    assert found[0] != found[1]
+    mean = sum(value for name, value in after.metrics.items() if name in QUARTERS) / 4
+    assert after.loss == pytest.approx(mean), "it is no part of the loss"
+
+
+def make_clip(pipeline: Path, folder: Path) -> Path:
+    """A CLIP model of random weights with a pipeline's tokenizer."""
+    from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPProcessor, CLIPTokenizer
+
+    tokenizer = CLIPTokenizer.from_pretrained(pipeline / "tokenizer")
+    size = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    texts = {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id}
+    torch.manual_seed(7)
+    config = CLIPConfig(
+        text_config=size | texts, vision_config=size | {"image_size": 32, "patch_size": 8}, projection_dim=8
+    )
+    CLIPModel(config).save_pretrained(folder)
+    images = CLIPImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
+    CLIPProcessor(image_processor=images, tokenizer=tokenizer).save_pretrained(folder)
+    return folder
 
 
 def test_each_quarter_s_loss_is_the_mean_of_its_own_images(trained: TrainJob) -> None:
