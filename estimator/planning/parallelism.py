@@ -164,11 +164,14 @@ def _reaches(job: Job, data_parallel: int) -> bool:
 
 
 def _replicas(job: Job, nodes: int, world: int) -> list[int]:
-    """Copies of the model under FSDP2: one, or one inside each node (HYBRID_SHARD); or as asked."""
+    """Copies of the model under FSDP2: one, or one inside each node (HYBRID_SHARD); or as asked.
+
+    As many as processes are data parallelism without division, as DDP has it.
+    """
     if job.engine != "fsdp2":
         return [1]
     if job.replicas:
-        return [job.replicas] if world % job.replicas == 0 and world > job.replicas else []
+        return [job.replicas] if world % job.replicas == 0 else []
     return [1, nodes] if 1 < nodes < world else [1]
 
 

@@ -68,6 +68,7 @@ def test_it_trains_as_deepspeed_does(tmp_path: Path, whole: TrainJob) -> None:
     [
         {"world": 1, "micro": 4, "sharding": "none"},
         {"sharding": "shard_grad_op", "micro": 1, "accumulation": 2},
+        {"replicate": 2},
         {"world": 4, "micro": 1, "replicate": 2},
         {"world": 4, "micro": 1, "replicate": 2, "sharding": "shard_grad_op"},
         {"offload": "cpu"},
@@ -76,7 +77,7 @@ def test_it_trains_as_deepspeed_does(tmp_path: Path, whole: TrainJob) -> None:
         {"activation_checkpointing": True, "settings": {"recompute": {"what": "selective"}}},
     ],
     ids=[
-        *("one", "grad-op", "hybrid", "hybrid-grad-op", "offload"),
+        *("one", "grad-op", "undivided", "hybrid", "hybrid-grad-op", "offload"),
         *("checkpointing", "every-second", "selective"),
     ],
 )

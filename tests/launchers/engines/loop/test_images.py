@@ -125,11 +125,15 @@ def test_losses_with_lora_are_those_of_diffusers_script(adapted: TrainJob) -> No
     assert losses_of(adapted) == pytest.approx(script_losses(adapted, adapters=True), abs=CLOSE)
 
 
-@pytest.mark.parametrize("method", ["full", "lora"])
-def test_two_processes_train_as_one(images: PreparedRun, method: str, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize(("method", "replicas"), [("full", 1), ("full", 2), ("lora", 1)])
+def test_two_processes_train_as_one(
+    images: PreparedRun, method: str, replicas: int, request: pytest.FixtureRequest
+) -> None:
     alone = request.getfixturevalue("trained" if method == "full" else "adapted")
     settings = {"method": method, "lora": {"rank": 4, "alpha": 8}} if method == "lora" else {}
-    job = images.job(f"{method}-two", world=2, settings=settings)
+    job = images.job(f"{method}-two-{replicas}", world=2, settings=settings)
+    layout = dataclasses.replace(job.plan.layout, replicate=replicas)
+    job = dataclasses.replace(job, plan=dataclasses.replace(job.plan, layout=layout))
     runs.run(job)
     assert losses_of(job) == pytest.approx(losses_of(alone), abs=CLOSE)
 
