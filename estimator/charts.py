@@ -40,6 +40,7 @@ ORDER = (  # categories that stand beside each other take colours that are far a
     "reward model",
     "KV cache",
     "average of the weights",
+    "VAE and text encoders",
 )
 FARTHEST_CAPACITY = 4  # times the longest bar: beyond, the bars would be too short to read
 

@@ -72,6 +72,7 @@ class Setup:
     upcast_frozen: bool = False  # its 16-bit parts kept in fp32: PEFT's prepare_model_for_kbit_training
     undivided_base: bool = False  # in a type that ZeRO-3 can't divide: every process holds all of it
 
+    encoders: bool = False  # a pipeline's VAE and text encoders are beside its UNet: no latents were computed
     average: bool = False  # a moving average of the trained weights is kept beside them, in fp32
 
     precision: Precision = "bf16"

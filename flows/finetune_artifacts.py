@@ -24,9 +24,11 @@ from decorators.storage import MetaflowStorage, datastore
 from estimator import models, remote
 from estimator.models import ModelRef, ModelSource
 from estimator.plan import GIB, Plan
+from estimator.setup import IMAGE_TASK
 from launchers import engines, model_card, pipeline
 from launchers.dataset import files, mixture, sources
 from launchers.dataset.stored import StoredRows
+from launchers.images import pictures
 from launchers.model_card import Facts, cache_folder, slug
 from launchers.settings import Settings
 from launchers.store.bundles import fetch_files, get_bundle, has_bundle, put_bundle, sha256_of
@@ -70,7 +72,7 @@ def stage(settings: Settings, model: ModelRef) -> tuple[ModelRef, dict[str, str]
         datasets: dict[str, str] = {}
         for dataset in (*mixture.names(settings), settings.evaluation.dataset):
             if dataset is not None and sources.kind_of(dataset) == "path":
-                datasets[dataset] = _stage_dataset(store, sources.local(dataset))
+                datasets[dataset] = _stage_dataset(store, sources.local(dataset), settings.task)
         if model.kind == "folder":
             model = dataclasses.replace(model, kind="stored", location=stage_folder(store, model))
         return model, datasets
@@ -84,9 +86,10 @@ def stage_folder(store: MetaflowStorage, model: ModelSource, *, rewards: bool = 
     return key
 
 
-def _stage_dataset(store: MetaflowStorage, path: Path) -> str:
+def _stage_dataset(store: MetaflowStorage, path: Path, task: str) -> str:
     if path.is_file():
-        return stage_file(store, path)
+        beside = pictures.named_files(path) if task == IMAGE_TASK else {}
+        return stage_files(store, {**beside, path.name: path})
     key = f"staged/{_fingerprint(path)}"
     put_bundle(store, key, path)
     return key
@@ -114,8 +117,8 @@ def stage_files(store: MetaflowStorage, files: Mapping[str, Path]) -> str:
 def _fingerprint(folder: Path) -> str:
     """Of names, sizes and times: reading hundreds of gigabytes to find a name would take too long."""
     facts = [
-        (path.name, path.stat().st_size, path.stat().st_mtime_ns)
-        for path in sorted(folder.iterdir())
+        (str(path.relative_to(folder)), path.stat().st_size, path.stat().st_mtime_ns)
+        for path in sorted(folder.rglob("*"))
         if path.is_file()
     ]
     return hashlib.sha256(repr((str(folder), facts)).encode()).hexdigest()[:32]
@@ -130,6 +133,9 @@ def fetch_dataset(dataset: str, folder: Path) -> Path:
     if key is None:
         return sources.fetch(dataset, folder)
     get_bundle(datastore(shared=True), key, folder)
+    named = folder / Path(sources.split_of(dataset)[0]).name
+    if named.is_file():  # beside the images that it names, or alone
+        return named
     whole = files.is_saved(folder) or sources.holds_images(folder)
     return folder if whole else next(path for path in folder.iterdir() if path.is_file())
 

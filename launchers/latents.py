@@ -22,6 +22,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from estimator.memory.latents import MOST_AT_ONCE, images_at_once
+from estimator.models import DiffusionSpec
 from launchers import parts
 from launchers.cluster.endpoint import NodeAddress
 from launchers.cluster.processes import PARENT, die_with_parent
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
 PART = 64  # rows that are computed and stored at once
 NOISE = "noise.json"
 ENCODERS = ("vae", "text_encoder", "text_encoder_2")
-_AT_ONCE = {"cuda": 8, "cpu": 8}  # images of a bucket in one pass of the VAE
 
 
 def fetch(
@@ -58,7 +59,12 @@ def fetch(
     )
     work = work / of_all.fingerprint
     device = job.plan.layout.device
-    request = {"model_dir": str(job.model_dir), "data_dir": str(job.data_dir), "device": device}
+    request = {
+        "model_dir": str(job.model_dir),
+        "data_dir": str(job.data_dir),
+        "device": device,
+        "at_once": _at_once(job),
+    }
     limit_s = job.settings.resources.hang_timeout_s
     parts.fetch(of_all, request, address, store, work, on_cpu=device == "cpu", limit_s=limit_s)
     (work / NOISE).write_text(json.dumps(_noise(job.model_dir)))
@@ -70,6 +76,14 @@ def _fingerprint(job: TrainJob, data: Prepared) -> str:
     texts = [data.info.content, job.plan.layout.device]
     files = [path for name in ENCODERS for path in sorted((job.model_dir / name).glob("*.safetensors"))]
     return parts.fingerprint(texts, files)
+
+
+def _at_once(job: TrainJob) -> int:
+    """Images of a bucket in one pass of the VAE, as the plan's GPU has room for."""
+    spec, memory = job.model.spec, job.plan.prediction.memory
+    if job.plan.layout.device == "cpu" or memory is None or not isinstance(spec, DiffusionSpec):
+        return MOST_AT_ONCE
+    return images_at_once(spec, job.plan.layout.seq_len, memory.capacity_bytes)
 
 
 def _noise(model_dir: Path) -> dict[str, Any]:
@@ -116,7 +130,7 @@ def main() -> None:
     if PARENT in os.environ:
         die_with_parent(int(os.environ[PARENT]))
     values = json.loads(Path(sys.argv[1]).read_text())
-    encoders = Encoders(Path(values["model_dir"]), values["device"])
+    encoders = Encoders(Path(values["model_dir"]), values["device"], values["at_once"])
     data, out = PreparedImages(Path(values["data_dir"])), Path(values["out"])
     for part in values["parts"]:
         first = part * PART
@@ -125,13 +139,16 @@ def main() -> None:
 
 
 class Encoders:
-    """A pipeline's VAE, in fp32 as half precision overflows in it, and its text encoders."""
+    """A pipeline's VAE, in fp32 as half precision overflows in it, and its text encoders.
 
-    def __init__(self, model_dir: Path, device: str) -> None:
+    ``at_once``: images that go through the VAE together, at most.
+    """
+
+    def __init__(self, model_dir: Path, device: str, at_once: int = 1) -> None:
         with collector_paused():
             import torch
 
-        self._folder, self._device = model_dir, torch.device(device)
+        self._folder, self._device, self._at_once = model_dir, torch.device(device), at_once
         self._dtype = torch.bfloat16 if device == "cuda" else torch.float32
 
     def encode(self, data: PreparedImages, rows: range) -> dict[str, torch.Tensor]:
@@ -140,7 +157,7 @@ class Encoders:
 
         found: dict[str, torch.Tensor] = {}
         with torch.inference_mode():
-            for batch in _alike(data, rows, _AT_ONCE[self._device.type]):
+            for batch in _alike(data, rows, self._at_once):
                 for name, tensors in {**self._latents(data, batch), **self._texts(data, batch)}.items():
                     for row, tensor in zip(batch, tensors, strict=True):
                         found[f"{row}.{name}"] = tensor.cpu().contiguous()

@@ -187,8 +187,8 @@ class Fsdp(Section):
     """full: FSDP2 gathers each block's weights when they are used. grad-op: they stay gathered from the
     forward pass to the end of the backward pass. auto: the faster that fits."""
     replicas: Positive | Auto = "auto"
-    """Copies of the model, each divided over an equal part of the GPUs. As many as GPUs: each holds all of it,
-    as with DDP. auto: one, or one for each node."""
+    """Copies of the model, each divided over an equal part of the GPUs. As many as GPUs: each holds all, as
+    with DDP. auto: one, or one for each node."""
     offload: Literal["none", "cpu"] = "none"
     """cpu: weights, gradients and optimizer states wait in host memory, and are updated there."""
 

@@ -97,6 +97,14 @@ class SetupOptions:
         bool,
         Option("--ema", help="A moving average of the weights beside them.", rich_help_panel=_WHAT),
     ] = False
+    encoders: Annotated[
+        bool,
+        Option(
+            "--encoders",
+            help="VAE and text encoders beside the UNet, as without latents computed before.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = False
     fp8: Annotated[
         str, Option(help=_one_of(get_args(fields.Fp8), "Of the products:"), rich_help_panel=_WHAT)
     ] = "none"

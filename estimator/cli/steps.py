@@ -47,6 +47,7 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int) -> Setup:
         upcast_frozen=options.upcast_frozen,
         undivided_base=options.undivided_base,
         average=options.average,
+        encoders=options.encoders,
         precision=options.precision or precision,  # type: ignore[arg-type]
         fp8=options.fp8,  # type: ignore[arg-type]
         optimizer=options.optimizer,  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ V vocabulary, L layers, n processes that share the states.
 from __future__ import annotations
 
 from estimator.memory.buffers import DEEPSPEED_BUCKET
-from estimator.memory.diffusion import AVERAGE
+from estimator.memory.diffusion import AVERAGE, ENCODERS
 from estimator.memory.generation import CACHE
 from estimator.memory.host import checkpoint_bytes, disk_bytes, host_bytes, runtime_bytes, shared_memory_bytes
 from estimator.memory.logits import DEEPSPEED_LOSS_POSITIONS
@@ -32,6 +32,7 @@ CATEGORIES = (
     "gradients",
     "optimizer",
     AVERAGE,
+    ENCODERS,
     CACHE,
     "activations",
     "logits and loss",

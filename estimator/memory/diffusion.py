@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+from estimator.memory import latents
 from estimator.memory.buffers import Buffers, optimizer_temporary_bytes
 from estimator.memory.shape import Part
 from estimator.memory.states import adapter_size, computing
@@ -16,6 +17,7 @@ from estimator.models.unet import Adapters
 from estimator.setup import Setup
 
 AVERAGE = "average of the weights"
+ENCODERS = "VAE and text encoders"
 _LATENT_CHANNELS = 4
 _LOSS_COPIES = 4  # fp32: prediction, target, their difference, and its gradient
 
@@ -23,7 +25,8 @@ _LOSS_COPIES = 4  # fp32: prediction, target, their difference, and its gradient
 def moments(
     setup: Setup, model: DiffusionSpec, part: Part, gradients: int, communication: Buffers
 ) -> list[dict[str, int]]:
-    """Bytes by category, beside the states, at the loss, in the backward pass and in the optimizer's step."""
+    """Bytes by category beside the states: where images are encoded, at the loss, in the backward pass and in
+    the optimizer's step."""
     side, images, size = math.isqrt(setup.seq_len), setup.micro_batch_size, computing(setup)
     adapters = adapters_of(setup)
     recomputed = setup.checkpointing != "none"
@@ -34,7 +37,9 @@ def moments(
     passing = images * size * 4 * first * side * side
     loss = images * 4 * _LOSS_COPIES * _LATENT_CHANNELS * side * side
     held = gradients if setup.accumulation > 1 else 0
+    encoding = images * latents.image_bytes(model, setup.seq_len) if setup.encoders else 0
     return [
+        {"activations": encoding, "gradients": held},
         {
             "activations": saved,
             "logits and loss": loss,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from estimator.memory import diffusion
+from estimator.memory import diffusion, latents
 from estimator.memory.activations import (
     backward_bytes,
     block_bytes,
@@ -175,6 +175,8 @@ def _of_unet(
     """The moments of a UNet's step."""
     if setup.average:
         constant[diffusion.AVERAGE] = diffusion.average_bytes(setup)
+    if setup.encoders:
+        constant[diffusion.ENCODERS] = latents.network_bytes(model, on_gpu=setup.device == "cuda")
     found = diffusion.moments(setup, model, part, gradients, buffers(setup, part))
     moments = [Moment(parts) for parts in found]
     return StageMoments(constant, moments, streams=max(each.total for each in moments), unfitting=0)

@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from estimator.errors import UserError
 from estimator.models import unet as counts
@@ -24,6 +25,7 @@ SOURCE = f"https://huggingface.co/{HF_ID}, config.json of each component"
 FAMILY = "stable-diffusion-xl"
 TINY = "tiny-sdxl"
 VAE_SCALE = 8  # pixels of one latent position, in each direction
+VAE = "VAE"  # its name among what is frozen
 LARGEST_IMAGE = 2048  # pixels of a side: what a plan is made for at most
 _LATENT_CHANNELS = 4
 
@@ -35,6 +37,7 @@ class DiffusionSpec(ModelSpec):
     unet: UNetShape
     frozen: tuple[tuple[str, int], ...]  # (name, parameters) of what is used beside it
     resolution: int  # pixels of a side that it was published for
+    vae_width: int = 128  # channels of the VAE's first level
 
     def __post_init__(self) -> None:
         """Nothing of a transformer to check: what has no meaning here is 1 or 0."""
@@ -119,6 +122,7 @@ def spec_of(
     *,
     frozen: tuple[tuple[str, int], ...],
     resolution: int,
+    vae_width: int = 128,
     hf_id: str | None = None,
     source: str = "",
 ) -> DiffusionSpec:
@@ -142,6 +146,7 @@ def spec_of(
         unet=unet,
         frozen=frozen,
         resolution=resolution,
+        vae_width=vae_width,
     )
 
 
@@ -190,6 +195,7 @@ def read_directory(folder: Path, name: str) -> DiffusionSpec:
         kind = _config(folder / "model_index.json")["_class_name"]
         unet = UNetShape.of_config(_config(folder / "unet" / "config.json"))
         frozen = tuple(_frozen_of(folder))
+        vae_width = int(_vae(folder)["block_out_channels"][0])
         size = int(str(_config(folder / "unet" / "config.json")["sample_size"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
@@ -200,7 +206,9 @@ def read_directory(folder: Path, name: str) -> DiffusionSpec:
         raise UserError(
             f"{folder} is a {kind}.", "Of diffusion pipelines StableDiffusionXLPipeline is trained here."
         )
-    return spec_of(name, unet, frozen=frozen, resolution=size * VAE_SCALE, source=str(folder))
+    return spec_of(
+        name, unet, frozen=frozen, resolution=size * VAE_SCALE, vae_width=vae_width, source=str(folder)
+    )
 
 
 def _config(path: Path) -> dict[str, object]:
@@ -225,8 +233,13 @@ def _frozen_of(folder: Path) -> Iterable[tuple[str, int]]:
                 vocabulary=values["vocab_size"],
             ),
         )
-    vae = json.loads((folder / "vae" / "config.json").read_text(encoding="utf-8"))
-    yield "VAE", vae_parameters(tuple(vae["block_out_channels"]), vae["layers_per_block"])
+    vae = _vae(folder)
+    yield VAE, vae_parameters(tuple(vae["block_out_channels"]), vae["layers_per_block"])
+
+
+def _vae(folder: Path) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads((folder / "vae" / "config.json").read_text(encoding="utf-8"))
+    return values
 
 
 STABLE_DIFFUSION_XL = spec_of(
@@ -238,7 +251,7 @@ STABLE_DIFFUSION_XL = spec_of(
             "text encoder 2 (OpenCLIP bigG)",
             clip_parameters(width=1280, layers=32, inner=5120, projection=1280),
         ),
-        ("VAE", vae_parameters()),  # vae/config.json: channels 128, 256, 512, 512
+        (VAE, vae_parameters()),  # vae/config.json: channels 128, 256, 512, 512
     ),
     resolution=1024,
     hf_id=HF_ID,
@@ -255,8 +268,13 @@ TINY_SDXL = spec_of(  # launchers/models/tiny_sdxl.py makes it
         pooled_width=32,
         time_width=8,
     ),
-    frozen=(),
+    frozen=(
+        ("text encoder", clip_parameters(width=32, layers=3, inner=64, vocabulary=594)),
+        ("text encoder 2", clip_parameters(width=32, layers=3, inner=64, projection=32, vocabulary=594)),
+        (VAE, vae_parameters((16, 16, 32, 32), 1)),
+    ),
     resolution=64,
+    vae_width=16,
     source="launchers/models/tiny_sdxl.py",
 )
 _NAMES = ("stable-diffusion-xl", "sdxl", "stable-diffusion-xl-base-1.0", HF_ID.lower())

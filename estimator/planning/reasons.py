@@ -6,8 +6,10 @@ import math
 from dataclasses import replace
 
 from estimator.job import DEGREES, Job, Target
+from estimator.memory import latents
 from estimator.memory.generation import drawn_batch, kv_cache_bytes
 from estimator.memory.states import computing
+from estimator.models import DiffusionSpec
 from estimator.plan import LAUNCHED_ENGINES, Layout
 from estimator.plan import gib as size
 from estimator.planning.capacity import why_rare
@@ -64,6 +66,8 @@ def _task(search: Search, candidate: Candidate) -> list[str]:
     job, layout = search.job, candidate.layout
     if job.task == "grpo":
         return [_drawing(search, candidate)]
+    if isinstance(job.model, DiffusionSpec):
+        return [_latents(job.model, candidate)]
     if job.task not in _BESIDE_SFT:
         return []
     reason = _BESIDE_SFT[job.task]
@@ -78,6 +82,19 @@ def _task(search: Search, candidate: Candidate) -> list[str]:
         return [f"{job.task}: {reason}; how much slower that is than sft is unknown here"]
     ratio = (2 if job.task in PAIR_TASKS else 1) * plain / own
     return [f"{job.task}: {ratio:.1f} times the time and the price of sft on as many rows: {reason}"]
+
+
+def _latents(model: DiffusionSpec, candidate: Candidate) -> str:
+    """What is computed of the images before training, and what that holds in memory."""
+    layout, memory = candidate.layout, candidate.memory
+    on_gpu = layout.device == "cuda"
+    together = latents.images_at_once(model, layout.seq_len, memory.capacity_bytes if on_gpu else None)
+    images = together * latents.image_bytes(model, layout.seq_len)
+    needs = size(latents.network_bytes(model, on_gpu=on_gpu) + images)
+    return (
+        f"latents and texts are computed once before training, on the same machines, {together} "
+        f"image{'s' if together > 1 else ''} at once: {needs}; training holds no VAE and no text encoder"
+    )
 
 
 def _drawing(search: Search, candidate: Candidate) -> str:
@@ -111,6 +128,8 @@ def _sharding(job: Job, layout: Layout) -> str:
     if job.engine == "megatron":
         return f"distributed optimizer: its states divided over {setup.shard} processes"
     stage = setup.zero_stage
+    if stage is None and layout.replicate > 1 and setup.shard == 1:
+        return f"no sharding, as asked: each of {layout.replicate} processes holds the whole model"
     if stage is None and layout.replicate > 1:
         return (
             f"HYBRID_SHARD: divided over {setup.shard} processes, {layout.replicate} copies, so that only "

@@ -51,6 +51,22 @@ def read(path: Path, *, min_side: int) -> Iterator[Picture]:
         print(f"Dataset {path}: {parser.changed:,} images were changed: {kinds}", file=sys.stderr, flush=True)
 
 
+def named_files(path: Path) -> dict[str, Path]:
+    """The images that the rows of a file name, by the names they have there; a tar's are in itself.
+
+    Of rows that can't be read there are none: see :func:`read`, which says what is wrong with them.
+    """
+    rows, folder = _rows(path)
+    found: dict[str, Path] = {}
+    for _, row in rows:
+        fields = row if isinstance(row, dict) else {}
+        for value in (fields.get(key) for key in _FILES):
+            name = value.get("path") if isinstance(value, dict) and not value.get("bytes") else value
+            if isinstance(name, str) and (folder / name).is_file():
+                found[Path(name).as_posix()] = inside(folder, name)
+    return found
+
+
 def _rows(path: Path) -> tuple[Rows, Path]:
     """The rows of a dataset, and the folder that its images lie in."""
     if path.suffix.lower() == ".tar" and path.is_file():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from decorators.storage import MetaflowStorage
 from estimator import models
 from flows import finetune_artifacts
 from launchers import pipeline, settings
-from launchers.store.bundles import get_bundle
+from launchers.store.bundles import MANIFEST, Manifest, get_bundle
 
 
 def test_every_local_dataset_of_a_run_reaches_its_tasks(
@@ -67,3 +68,30 @@ def test_a_saved_split_reaches_its_tasks_and_checked_rows_the_steps_after(
     train, held_out = pipeline.stored_data(tmp_path / "later")
     assert [row.text for row in train] == ["train"] * 3  # type: ignore[union-attr]
     assert [row.text for row in held_out or ()] == ["test"] * 3  # type: ignore[union-attr]
+
+
+def test_images_that_a_file_names_reach_the_tasks_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = pytest.importorskip("PIL.Image")
+    implementation = SimpleNamespace(TYPE="local", datastore_root=str(tmp_path / "store"))
+    store = MetaflowStorage(implementation, "finetune-cache")
+    monkeypatch.setattr(finetune_artifacts, "datastore", lambda **_: store)
+    mine = tmp_path / "mine"
+    (mine / "deep").mkdir(parents=True)
+    for name in ("one.png", "deep/two.png", "not-named.png"):
+        image.new("RGB", (64, 64), name[0].encode()[0]).save(mine / name)
+    rows = [{"image": "one.png", "text": "a one"}, {"image": "deep/two.png", "text": "a two"}]
+    (mine / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    chosen = settings.build({"model": "tiny-sdxl", "dataset": str(mine / "rows.jsonl")})
+    model = models.resolve("tiny-sdxl", online=False)
+    chosen = pipeline.resolve_auto(chosen, model.spec)
+    _, staged = finetune_artifacts.stage(chosen, model)
+    monkeypatch.setenv(finetune_artifacts.STAGED_VARIABLE, "")  # which monkeypatch takes away at the end
+    finetune_artifacts.carry(model, staged)
+    shutil.rmtree(mine)
+    found, _ = pipeline.read_data(chosen, tmp_path / "work", fetch=finetune_artifacts.fetch_dataset)
+    assert [row.caption for row in found] == ["a one", "a two"]  # type: ignore[union-attr]
+    (bundle,) = staged.values()
+    names = {file.name for file in Manifest.from_json(store.get_bytes(f"{bundle}/{MANIFEST}")).files}
+    assert names == {"rows.jsonl", "one.png", "deep/two.png"}

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from estimator import memory
-from estimator.memory.diffusion import AVERAGE
+from estimator.memory import latents
+from estimator.memory.diffusion import AVERAGE, ENCODERS
 from estimator.models.diffusion import STABLE_DIFFUSION_XL, positions_of
 from estimator.plan import GIB
 from estimator.setup import IMAGE_TASK, Setup
@@ -73,3 +74,39 @@ def test_fsdp_divides_the_states_among_processes() -> None:
 
 def test_the_range_says_that_it_is_of_other_models() -> None:
     assert "of language models" in memory.needs(FULL)[0].basis
+
+
+# (height, width, images) -> bytes at the peak of diffusers 0.42.1's AutoencoderKL.encode, without its weights
+# (torch 2.13, FakeTensorMode, no gradients)
+ENCODED = {
+    (1024, 1024, 1): 2_696_937_472,
+    (1024, 1024, 4): 10_787_749_888,
+    (768, 1280, 1): 2_528_378_880,
+    (512, 512, 8): 5_393_874_944,
+}
+
+
+@pytest.mark.parametrize("size", ENCODED)
+def test_an_image_s_encoding_needs_what_was_traced(size: tuple[int, int, int]) -> None:
+    height, width, images = size
+    positions = height * width // 64
+    assert images * latents.image_bytes(STABLE_DIFFUSION_XL, positions) == ENCODED[size]
+
+
+@pytest.mark.parametrize(("gib", "images"), [(16, 4), (23.5, 6), (39.5, 8), (79.2, 8), (1, 1), (None, 8)])
+def test_so_many_images_are_encoded_at_once_as_there_is_room_for(gib: float | None, images: int) -> None:
+    room = None if gib is None else int(gib * GIB)
+    positions = positions_of(1024)
+    assert latents.images_at_once(STABLE_DIFFUSION_XL, positions, room) == images
+    if room is not None and images > 1:
+        held = latents.network_bytes(STABLE_DIFFUSION_XL, on_gpu=True)
+        assert held + images * latents.image_bytes(STABLE_DIFFUSION_XL, positions) < 0.85 * room
+
+
+def test_without_latents_the_encoders_are_beside_and_an_image_passes_through_the_vae() -> None:
+    beside = replace(LORA, checkpointing="full", encoders=True)
+    frozen = dict(STABLE_DIFFUSION_XL.frozen)
+    texts = sum(parameters for name, parameters in frozen.items() if name != "VAE")
+    found = memory.active(beside)
+    assert found[ENCODERS] == 4 * frozen["VAE"] + 2 * texts
+    assert found["activations"] == latents.image_bytes(STABLE_DIFFUSION_XL, LORA.seq_len), "the peak is there"
