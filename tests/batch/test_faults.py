@@ -124,6 +124,7 @@ def test_credentials_that_expire_under_a_run_end_it_with_one_line_that_names_the
     assert left_behind(tmp_path) == []
 
 
+@pytest.mark.nightly
 def test_a_datastore_that_stays_away_under_a_run_ends_it_and_its_job_with_one_line(
     lab: Lab, tmp_path: Path
 ) -> None:

@@ -179,6 +179,7 @@ def test_a_fail_ends_the_flow_after_all_is_stored_with_one_clear_line(second: Ru
     assert "not fit to train on" in second.card()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_later_run_knows_of_the_earlier_ones(second: Run, third: Run) -> None:
     assert any("1 earlier run of local:" in note for note in second.artifacts()["result"]["notes"])
@@ -186,6 +187,7 @@ def test_a_later_run_knows_of_the_earlier_ones(second: Run, third: Run) -> None:
     assert any("2 earlier runs" in note and "1 failures still open" in note for note in notes)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_failure_stands_until_the_same_check_passes(third: Run) -> None:
     assert third.status != 0
@@ -210,6 +212,7 @@ def test_a_node_whose_process_is_killed_is_named_and_the_verdict_still_comes(tmp
     assert "Traceback" not in run.output
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_step_that_is_lost_is_judged_by_what_its_nodes_had_measured(tmp_path: Path) -> None:
     kept: list[Path] = []

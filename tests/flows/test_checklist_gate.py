@@ -261,6 +261,7 @@ def test_without_access_to_nodes_or_on_batch_it_is_one_line_and_the_run_goes_on(
 # ---- where it is read
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_newest_verdict_of_the_same_cluster_counts_whoever_launched_it(tmp_path: Path) -> None:
     assert newest(tmp_path, "kubernetes:a/train") == [None, None, "user:somebody"]

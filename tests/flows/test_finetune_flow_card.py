@@ -17,6 +17,7 @@ pytestmark = pytest.mark.slow
 MEASURED_GREEN, UPPER_BOUND_RED = (0x54, 0xA2, 0x4B), (0xE4, 0x57, 0x56)
 
 
+@pytest.mark.nightly
 @needs_browser
 def test_the_card_of_the_main_job_and_its_repetition(
     finished_run: Callable[[str, str, int], FlowRun], flow: Callable[..., FlowRun], tmp_path: Path

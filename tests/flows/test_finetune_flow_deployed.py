@@ -39,6 +39,8 @@ ARGO = {
     ("mixtral-8x7b", "a100-80gb"): (2, "p4de.24xlarge", 86, 4),
     ("mixtral-8x7b", "b200"): (1, "p6-b200.48xlarge", 172, 0),
 }
+# one GPU of a machine; two machines with EFA; one whole machine
+MOST_UNLIKE = [("llama-8b", "h100-sxm"), ("mixtral-8x7b", "a100-80gb"), ("llama-70b", "h200")]
 BATCH = {
     ("llama-8b", "a100-80gb"): ("torchtune", 86),
     ("llama-70b", "b200"): ("torchtune", 172),
@@ -92,7 +94,10 @@ def check_pod(pod: dict[str, Any], plan: Plan, cores: int, efa: int, provider: s
     assert variables.get("FI_PROVIDER") == provider
 
 
-@pytest.mark.parametrize(("model", "gpu"), ARGO)
+@pytest.mark.parametrize(
+    ("model", "gpu"),
+    [pytest.param(*each, marks=[] if each in MOST_UNLIKE else [pytest.mark.nightly]) for each in ARGO],
+)
 def test_on_argo_every_field_of_the_training_step_is_the_plan_s(
     home: Home, s3: str, model: str, gpu: str
 ) -> None:

@@ -105,7 +105,8 @@ def test_a_killed_scheduler_ctrl_c_and_sigterm_are_each_gone_on_from_by_resume(
     assert run.losses() == SMALL_LOSSES
 
 
-@pytest.mark.parametrize("engine", [pytest.param("deepspeed", marks=pytest.mark.nightly), "fsdp2"])
+@pytest.mark.nightly
+@pytest.mark.parametrize("engine", ["deepspeed", "fsdp2"])
 def test_the_loop_goes_on_after_a_killed_agent(flow: NewFlow, engine: str) -> None:
     run = flow("run", f"--engine={engine}", nodes=2)
     ended = run.kill("agent", "in the middle", rank=1)
@@ -165,12 +166,13 @@ def disk(tmp_path: Path) -> Iterator[Callable[[str], Disk]]:
         each.unmount()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("what", "nodes", "engine"),
     [
-        pytest.param("work", 2, "torchtune", marks=pytest.mark.nightly),
+        ("work", 2, "torchtune"),
         ("work", 1, "fsdp2"),
-        pytest.param(".metaflow", 1, "torchtune", marks=pytest.mark.nightly),
+        (".metaflow", 1, "torchtune"),
     ],
 )
 def test_a_disk_that_fills_up_is_one_line_and_resume_goes_on_when_there_is_room_again(

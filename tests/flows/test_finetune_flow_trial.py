@@ -18,6 +18,7 @@ pytestmark = pytest.mark.slow
 SHORT = ("--max-steps=6", "--checkpoint-every=3", "--trial=2")
 
 
+@pytest.mark.nightly
 def test_a_plan_that_runs_out_of_memory_in_its_trial_is_told_and_left_out(
     flow: Callable[..., FlowRun], tmp_path: Path
 ) -> None:

@@ -55,6 +55,7 @@ SHORT = [
 # -- faults while nodes train ------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_a_run_outlives_its_login_four_of_its_pods_and_the_api_server(
     cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -77,6 +77,7 @@ def test_two_nodes_train_and_hand_over_a_model_with_what_made_it(slurm: Lab, sha
     assert f"holds a finished model already, of job {job}" in slurm.output(again)
 
 
+@pytest.mark.nightly
 def test_a_stopped_job_and_one_that_lost_a_node_go_on_from_their_checkpoints(
     slurm: Lab, shared: Path
 ) -> None:

@@ -22,6 +22,7 @@ TASK_CELLS = [
     # That the loop packs: deepspeed/test_sharding.py, loop/test_families.py
     if (cell.task, cell.engine) not in (("pretrain", "deepspeed"), ("pretrain", "fsdp2"))
 ]
+COMMON = [cell for cell in CELLS if cell.method in ("full", "lora", "qlora nf4")]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
@@ -38,7 +39,14 @@ def proved(folder: Path) -> Callable[[Cell], Proof]:
     return cache(lambda cell: methods.prove(folder, cell))
 
 
-@pytest.mark.parametrize("cell", [*CELLS, *TASK_CELLS], ids=lambda cell: cell.name)
+@pytest.mark.parametrize(
+    "cell",
+    [
+        pytest.param(cell, marks=[] if cell in COMMON or cell in TASK_CELLS else [pytest.mark.nightly])
+        for cell in [*CELLS, *TASK_CELLS]
+    ],
+    ids=lambda cell: cell.name,
+)
 def test_a_method_learns_goes_on_bit_by_bit_and_exports_what_it_has_trained(
     tmp_path: Path, folder: Path, cell: Cell, proved: Callable[[Cell], Proof]
 ) -> None:

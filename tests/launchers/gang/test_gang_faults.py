@@ -64,7 +64,14 @@ def test_kill_9_of_a_rank_ends_all_nodes_and_names_it(gang: NewGang, rank: int) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("node", [0, 1])
-@pytest.mark.parametrize("moment", ["before its ranks run", "in the middle", "in a checkpoint"])
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "before its ranks run",
+        "in the middle",
+        pytest.param("in a checkpoint", marks=pytest.mark.nightly),
+    ],
+)
 @pytest.mark.parametrize("who", ["agent", "task"])
 def test_kill_9_of_an_agent_or_a_task_ends_all_nodes(gang: NewGang, who: str, moment: str, node: int) -> None:
     orders = {**LONG, "child": True}

@@ -121,6 +121,7 @@ def test_losses_are_those_of_diffusers_script(trained: TrainJob) -> None:
     assert losses_of(trained) == pytest.approx(script_losses(trained, adapters=False), abs=CLOSE)
 
 
+@pytest.mark.nightly
 def test_losses_with_lora_are_those_of_diffusers_script(adapted: TrainJob) -> None:
     assert losses_of(adapted) == pytest.approx(script_losses(adapted, adapters=True), abs=CLOSE)
 
@@ -311,6 +312,7 @@ def test_a_checkpoint_without_the_average_is_refused(
     assert "average 0.9, this run has none" in runs.start(again).stderr
 
 
+@pytest.mark.nightly
 def test_two_processes_measure_and_draw_what_one_does(images: PreparedRun, averaged: TrainJob) -> None:
     two = images.job("averaged-two", settings=EVALUATED, world=2)
     runs.run(two)
@@ -354,6 +356,7 @@ def test_an_evaluation_while_it_trains_is_what_the_finished_pipeline_gets(
         assert abs(pixels(newest.pictures[number]).astype(int) - pixels(each.finetuned)).max() <= 2
 
 
+@pytest.mark.nightly
 def test_a_clip_model_says_how_well_pictures_fit_their_captions(averaged: TrainJob, tmp_path: Path) -> None:
     clip = make_clip(averaged.model_dir, tmp_path / "clip")
     engines.get("fsdp2").collect(averaged, tmp_path)
@@ -394,6 +397,7 @@ def test_each_quarter_s_loss_is_the_mean_of_its_own_images(trained: TrainJob) ->
         assert all(value > 0 for value in step.metrics.values())
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["adafactor", "adamw8bit", "sgd"])
 def test_other_optimizers_step_a_unet_too(images: PreparedRun, name: str) -> None:
     job = images.job(f"by-{name}", settings={"optimizer": {"name": name, "lr": 1e-3}})

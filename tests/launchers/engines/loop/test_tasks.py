@@ -36,6 +36,8 @@ TASKS = [
     ("reward", "lora"),
     ("reward", "full"),
 ]
+# What LoRA changes of a task, DPO shows: its reference is the model without its adapters
+ADAPTED_LIKE_DPO = [("orpo", "lora"), ("simpo", "lora"), ("kto", "lora")]
 RATES = {"lora": 1e-2, "full": 1e-3}
 
 
@@ -153,7 +155,10 @@ def losses_of_trl(job: TrainJob, work: Path) -> tuple[list[float], list[float]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("task", "method"), TASKS)
+@pytest.mark.parametrize(
+    ("task", "method"),
+    [pytest.param(*each, marks=[pytest.mark.nightly] if each in ADAPTED_LIKE_DPO else []) for each in TASKS],
+)
 def test_a_task_trains_as_trl_does_on_every_sharding(tmp_path: Path, task: str, method: str) -> None:
     steps = {name: runs.run(make_job(tmp_path, task, method, name)) for name in SHARDINGS}
     expected, expected_margins = losses_of_trl(make_job(tmp_path, task, method), tmp_path / "trl")

@@ -91,7 +91,7 @@ def test_no_engine_and_no_layout_changes_the_losses(tmp_path: Path, whole: Train
     assert fifth < first - (0.5 if whole.plan.method == "adapter-v2" else 0.005)
 
 
-@pytest.mark.parametrize("layout", ["fsdp", "zero2", "zero3"])
+@pytest.mark.parametrize("layout", ["fsdp", pytest.param("zero2", marks=pytest.mark.nightly), "zero3"])
 @pytest.mark.parametrize("method", METHODS)
 def test_mixed_precision_trains_as_fp32_but_for_bf16s_digits(
     tmp_path: Path, model: Path, data: Path, method: str, layout: str
@@ -106,7 +106,7 @@ def test_mixed_precision_trains_as_fp32_but_for_bf16s_digits(
     assert losses(mixed) != losses(plain)
 
 
-@pytest.mark.parametrize("layout", ["fsdp", "zero2", "zero3"])
+@pytest.mark.parametrize("layout", ["fsdp", pytest.param("zero2", marks=pytest.mark.nightly), "zero3"])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_goes_on_from_its_checkpoint_bit_by_bit(
     tmp_path: Path, model: Path, data: Path, method: str, layout: str
@@ -140,7 +140,7 @@ def test_two_nodes_train_as_one(tmp_path: Path, whole: TrainJob) -> None:
     assert losses(nodes[0]) == losses(whole)
 
 
-@pytest.mark.parametrize("layout", ["one", "fsdp", "zero2", "zero3"])
+@pytest.mark.parametrize("layout", ["one", "fsdp", pytest.param("zero2", marks=pytest.mark.nightly), "zero3"])
 @pytest.mark.parametrize("method", METHODS)
 def test_what_is_handed_over_answers_as_the_model_that_was_trained(
     tmp_path: Path, model: Path, data: Path, method: str, layout: str
