@@ -41,6 +41,7 @@ ORDER = (  # categories that stand beside each other take colours that are far a
     "KV cache",
     "average of the weights",
     "VAE and text encoders",
+    "text encoders",
 )
 FARTHEST_CAPACITY = 4  # times the longest bar: beyond, the bars would be too short to read
 

@@ -52,12 +52,16 @@ def measure(
     if data is None:
         return None, None, ()
     count = min(rows, len(data))
-    encoded = Encoders(base_dir, device).encode(data, range(count))
+    encoders = Encoders(base_dir, device)
+    encoded = encoders.encode(data, range(count))
     prompts = [data.caption(row) for row in range(min(drawn, count))]
     scores, drawings = [], []
     for name, folder in (("the base model", base_dir), ("the finished model", model_dir)):
         on_stage(name)
         pipeline = _load(folder, base_dir, device)
+        if folder == model_dir:  # whose text encoders may be trained, too
+            encoders.use(pipeline.text_encoder, pipeline.text_encoder_2)
+            encoded |= encoders.encode_texts(data, range(count))
         score = _score(pipeline, data, encoded, count)
         images = [_draw(pipeline, prompt, row, data.target(row)) for row, prompt in enumerate(prompts)]
         if clip_model is not None and images:

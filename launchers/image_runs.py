@@ -43,6 +43,8 @@ def resolve(settings: Settings, spec: DiffusionSpec) -> Settings:
             ("Use ", Change("images.resolution", side), ", or leave it out."),
         )
     changes: dict[str, object] = {"task": task, "seq_len": positions}
+    if settings.images.text_encoders and settings.method == "auto":
+        changes["method"] = "lora"
     if settings.dataset == sources.BUILT_IN:
         changes["dataset"] = sources.IMAGES_BUILT_IN
     return settings.model_copy(update=changes)
@@ -63,6 +65,11 @@ def check(settings: Settings) -> None:
         raise UserError(
             f"Models that make images need {' and '.join(missing)}, which is not installed.",
             "pip install 'metaflow-finetune[diffusion]', with Python 3.11 or newer.",
+        )
+    if settings.images.text_encoders and settings.method != "lora":
+        raise UserError(
+            (Change("images.text_encoders", True), f": with {settings.method} the UNet alone is trained."),
+            ("Use ", Change("method", "lora"), ", or leave it out."),
         )
     if settings.images.clip_model is not None:
         clip_score.check(settings.images.clip_model)

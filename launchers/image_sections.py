@@ -24,6 +24,8 @@ class Images(Section):
     (0.9999 for long runs). Empty: the last weights themselves."""
     clip_model: str | None = None
     """A CLIP model, folder or Hugging Face id: how well do the evaluation's pictures fit their captions."""
+    text_encoders: bool = False
+    """With LoRA: adapters on both text encoders' attentions, too. Captions are then encoded in each step."""
     noise_offset: float = Field(default=0.0, ge=0)
     """Noise that is the same all over an image, for darker and lighter ones (0.05 to 0.1 is usual)."""
 

@@ -6,6 +6,7 @@ and the text encoders; training holds neither. A part is a safetensors file with
     R.mean, R.std    [4, height / 8, width / 8], fp32: of the latent, which is drawn anew in each step
     R.text           [77, width]: both encoders' last hidden layer but one, side by side
     R.summary        [width]: the second encoder's summary of the caption
+    R.tokens         int64 [2, 77]: the caption as both encoders read it
 
 and beside the parts lies ``noise.json``: the pipeline's scheduler, and the scale of its latents.
 """
@@ -16,7 +17,7 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -73,7 +74,7 @@ def fetch(
 
 def _fingerprint(job: TrainJob, data: Prepared) -> str:
     """Of what decides the content: the images and captions, the encoders, and the kind of device."""
-    texts = [data.info.content, job.plan.layout.device]
+    texts = [data.info.content, job.plan.layout.device, *(each.name for each in dataclasses.fields(Latent))]
     files = [path for name in ENCODERS for path in sorted((job.model_dir / name).glob("*.safetensors"))]
     return parts.fingerprint(texts, files)
 
@@ -100,6 +101,7 @@ class Latent:
     std: torch.Tensor
     text: torch.Tensor
     summary: torch.Tensor
+    tokens: torch.Tensor
 
     @classmethod
     def of(cls, read: Callable[[str], torch.Tensor], row: int) -> Latent:
@@ -158,10 +160,19 @@ class Encoders:
         found: dict[str, torch.Tensor] = {}
         with torch.inference_mode():
             for batch in _alike(data, rows, self._at_once):
-                for name, tensors in {**self._latents(data, batch), **self._texts(data, batch)}.items():
-                    for row, tensor in zip(batch, tensors, strict=True):
-                        found[f"{row}.{name}"] = tensor.cpu().contiguous()
+                found |= _by_row(batch, self._latents(data, batch) | self._texts(data, batch))
         return found
+
+    def use(self, *text_encoders: Any) -> None:
+        """Encode texts by these from now on, which lie on the device."""
+        self._text_encoders = text_encoders
+
+    def encode_texts(self, data: PreparedImages, rows: range) -> dict[str, torch.Tensor]:
+        """The texts' tensors of these rows by name."""
+        import torch
+
+        with torch.inference_mode():
+            return _by_row(rows, self._texts(data, list(rows)))
 
     def _latents(self, data: PreparedImages, rows: list[int]) -> dict[str, torch.Tensor]:
         import torch
@@ -173,19 +184,12 @@ class Encoders:
     def _texts(self, data: PreparedImages, rows: list[int]) -> dict[str, torch.Tensor]:
         import torch
 
-        captions, hidden, summary = [data.caption(row) for row in rows], [], torch.empty(0)
-        for tokenizer, encoder in self._text_encoders:
-            tokens = tokenizer(
-                captions,
-                padding="max_length",
-                max_length=tokenizer.model_max_length,
-                truncation=True,
-                return_tensors="pt",
-            )
-            output = encoder(tokens.input_ids.to(self._device), output_hidden_states=True)
-            hidden.append(output.hidden_states[-2])
-            summary = output[0]  # of the last, which projects it
-        return {"text": torch.cat(hidden, dim=-1), "summary": summary}
+        from launchers.engines.loop.text_encoders import encode
+
+        captions, tokenizers = [data.caption(row) for row in rows], self._tokenizers
+        tokens = torch.stack([_tokens(tokenizer, captions) for tokenizer in tokenizers], dim=1)
+        text, summary = encode(tokens.to(self._device).unbind(1), self._text_encoders)
+        return {"text": text, "summary": summary, "tokens": tokens}
 
     @cached_property
     def _vae(self) -> Any:
@@ -195,19 +199,40 @@ class Encoders:
         return AutoencoderKL.from_pretrained(self._folder / "vae").to(self._device).eval()
 
     @cached_property
-    def _text_encoders(self) -> list[tuple[Any, Any]]:
+    def _tokenizers(self) -> list[Any]:
         with collector_paused():
-            from transformers import CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
+            from transformers import CLIPTokenizer
 
-        return [
-            (
-                CLIPTokenizer.from_pretrained(self._folder / f"tokenizer{suffix}"),
-                kind.from_pretrained(self._folder / f"text_encoder{suffix}", dtype=self._dtype)
-                .to(self._device)
-                .eval(),
-            )
-            for suffix, kind in (("", CLIPTextModel), ("_2", CLIPTextModelWithProjection))
-        ]
+        return [CLIPTokenizer.from_pretrained(self._folder / name) for name in ("tokenizer", "tokenizer_2")]
+
+    @cached_property
+    def _text_encoders(self) -> tuple[Any, ...]:
+        with collector_paused():
+            from transformers import CLIPTextModel, CLIPTextModelWithProjection
+
+        kinds = {"text_encoder": CLIPTextModel, "text_encoder_2": CLIPTextModelWithProjection}
+        return tuple(
+            kind.from_pretrained(self._folder / name, dtype=self._dtype).to(self._device).eval()
+            for name, kind in kinds.items()
+        )
+
+
+def _by_row(rows: Iterable[int], tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Tensors of several rows, apart and on the CPU, each named as in a part's file."""
+    return {
+        f"{row}.{name}": tensor.cpu().contiguous()
+        for name, of_all in tensors.items()
+        for row, tensor in zip(rows, of_all, strict=True)
+    }
+
+
+def _tokens(tokenizer: Any, captions: list[str]) -> torch.Tensor:
+    """int64 [captions, 77], as one encoder reads them."""
+    length = tokenizer.model_max_length
+    found: torch.Tensor = tokenizer(
+        captions, padding="max_length", max_length=length, truncation=True, return_tensors="pt"
+    ).input_ids
+    return found
 
 
 def _alike(data: PreparedImages, rows: range, most: int) -> list[list[int]]:

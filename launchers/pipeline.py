@@ -237,7 +237,7 @@ def build_job(settings: Settings, spec: ModelSpec, steps: int | None) -> Job:
     checkpointing = settings.activation_checkpointing
     stage = settings.zero.stage
     return Job(
-        model=spec.with_tokens(len(settings.new_tokens)),
+        model=_changed(spec, settings),
         method=settings.method,
         engine=settings.engine,
         task=settings.task,
@@ -275,6 +275,13 @@ def build_job(settings: Settings, spec: ModelSpec, steps: int | None) -> Job:
         adapter_only=settings.export.adapter_only,
         **_drawing(settings),
     )
+
+
+def _changed(spec: ModelSpec, settings: Settings) -> ModelSpec:
+    """The model as these settings train it."""
+    if isinstance(spec, DiffusionSpec):
+        return spec.with_trained_texts() if settings.images.text_encoders else spec
+    return spec.with_tokens(len(settings.new_tokens))
 
 
 def _evaluated_sequences(settings: Settings, steps: int | None) -> int:

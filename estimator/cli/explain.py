@@ -47,6 +47,7 @@ WHAT_IT_IS = {
     "reward model": "what scores the answers of GRPO, where that is a model",
     "average of the weights": "the moving average of what is trained, in fp32",
     "VAE and text encoders": "what makes latents and texts, where they weren't computed before training",
+    "text encoders": "where adapters are on them, too (images.text_encoders)",
     "KV cache": "keys and values of the tokens of answers that are being drawn",
     "gradients": "one for each trained parameter",
     "optimizer": "its states: AdamW keeps two numbers for each trained parameter",

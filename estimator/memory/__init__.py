@@ -12,7 +12,7 @@ V vocabulary, L layers, n processes that share the states.
 from __future__ import annotations
 
 from estimator.memory.buffers import DEEPSPEED_BUCKET
-from estimator.memory.diffusion import AVERAGE, ENCODERS
+from estimator.memory.diffusion import AVERAGE, ENCODERS, TEXTS
 from estimator.memory.generation import CACHE
 from estimator.memory.host import checkpoint_bytes, disk_bytes, host_bytes, runtime_bytes, shared_memory_bytes
 from estimator.memory.logits import DEEPSPEED_LOSS_POSITIONS
@@ -33,6 +33,7 @@ CATEGORIES = (
     "optimizer",
     AVERAGE,
     ENCODERS,
+    TEXTS,
     CACHE,
     "activations",
     "logits and loss",

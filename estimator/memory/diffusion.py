@@ -18,6 +18,7 @@ from estimator.setup import Setup
 
 AVERAGE = "average of the weights"
 ENCODERS = "VAE and text encoders"
+TEXTS = "text encoders"
 _LATENT_CHANNELS = 4
 _LOSS_COPIES = 4  # fp32: prediction, target, their difference, and its gradient
 
@@ -30,7 +31,11 @@ def moments(
     side, images, size = math.isqrt(setup.seq_len), setup.micro_batch_size, computing(setup)
     adapters = adapters_of(setup)
     recomputed = setup.checkpointing != "none"
-    saved = images * model.unet.saved_bytes(side, side, size, adapters=adapters, recomputed=recomputed)
+    saved = images * model.unet.saved_bytes(
+        side, side, size, adapters=adapters, recomputed=recomputed, texts_trained=model.trains_texts
+    )
+    if model.trains_texts and adapters is not None:
+        saved += images * sum(each.saved_bytes(size, adapters, recomputed=recomputed) for each in model.texts)
     unit = images * model.unet.largest_unit_saves(side, side, size, adapters) if recomputed else 0
     # of the last residual block: of its input, which the skipped feature map is part of, and of its result
     first = model.unet.channels[0]

@@ -28,6 +28,7 @@ from estimator.memory.states import (
     late_gradient_bytes,
     loaded_bytes,
     scale_bytes,
+    shared,
     states,
     trains_embedding_in_vain,
 )
@@ -175,6 +176,9 @@ def _of_unet(
     """The moments of a UNet's step."""
     if setup.average:
         constant[diffusion.AVERAGE] = diffusion.average_bytes(setup)
+    if model.trains_texts and not setup.encoders:
+        of_all = sum(each.parameters for each in model.texts)
+        constant[diffusion.TEXTS] = shared(setup, part, of_all * computing(setup), "weights")
     if setup.encoders:
         constant[diffusion.ENCODERS] = latents.network_bytes(model, on_gpu=setup.device == "cuda")
     found = diffusion.moments(setup, model, part, gradients, buffers(setup, part))
@@ -299,7 +303,7 @@ def _activations(setup: Setup, part: Part, block_per_token: float) -> tuple[int,
     boundary = boundary_bytes(setup)
     passes = in_flight(setup, part)
     block = int(tokens * (block_per_token + backward_bytes(setup)))
-    layers = part.layers - setup.idle_blocks
+    layers = max(part.layers - setup.idle_blocks, 0)
     if not checkpointed(setup):
         saved = tokens * layers * block_per_token
         if setup.activation_offload:

@@ -11,14 +11,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from estimator.errors import UserError
 from estimator.models import unet as counts
+from estimator.models.clip import TextEncoderShape
 from estimator.models.spec import ModelSpec
-from estimator.models.unet import ADAPTED, TEXT_TOKENS, UNetShape
+from estimator.models.unet import ADAPTED, UNetShape
 
 HF_ID = "stabilityai/stable-diffusion-xl-base-1.0"
 SOURCE = f"https://huggingface.co/{HF_ID}, config.json of each component"
@@ -35,12 +35,19 @@ class DiffusionSpec(ModelSpec):
     """A pipeline of several networks, of which training changes the UNet."""
 
     unet: UNetShape
-    frozen: tuple[tuple[str, int], ...]  # (name, parameters) of what is used beside it
+    texts: tuple[TextEncoderShape, ...]
+    vae_parameters: int
     resolution: int  # pixels of a side that it was published for
     vae_width: int = 128  # channels of the VAE's first level
+    trains_texts: bool = False  # whether LoRA is on the text encoders, too
 
     def __post_init__(self) -> None:
         """Nothing of a transformer to check: what has no meaning here is 1 or 0."""
+
+    @property
+    def frozen(self) -> tuple[tuple[str, int], ...]:
+        """(name, parameters) of the networks beside the UNet."""
+        return (*((each.name, each.parameters) for each in self.texts), (VAE, self.vae_parameters))
 
     @property
     def components(self) -> tuple[tuple[str, int], ...]:
@@ -96,8 +103,13 @@ class DiffusionSpec(ModelSpec):
         family_code: bool = False,  # noqa: ARG002
         magnitudes: bool = False,  # noqa: ARG002
     ) -> int:
-        """Weights of adapters on both attentions of every block; on other layers there are none."""
-        return self.unet.lora_parameters(rank)
+        """Weights of adapters on both attentions of every block, and on text encoders that are trained."""
+        texts = sum(each.lora_parameters(rank) for each in self.texts) if self.trains_texts else 0
+        return self.unet.lora_parameters(rank) + texts
+
+    def with_trained_texts(self) -> DiffusionSpec:
+        """This model with adapters on its text encoders, too."""
+        return replace(self, trains_texts=True)
 
 
 def positions_of(side: int) -> int:
@@ -120,7 +132,8 @@ def spec_of(
     name: str,
     unet: UNetShape,
     *,
-    frozen: tuple[tuple[str, int], ...],
+    texts: tuple[TextEncoderShape, ...],
+    vae_parameters: int,
     resolution: int,
     vae_width: int = 128,
     hf_id: str | None = None,
@@ -144,7 +157,8 @@ def spec_of(
         hf_id=hf_id,
         source=source,
         unet=unet,
-        frozen=frozen,
+        texts=texts,
+        vae_parameters=vae_parameters,
         resolution=resolution,
         vae_width=vae_width,
     )
@@ -152,15 +166,6 @@ def spec_of(
 
 # ---------------------------------------------------------------------------------------------------------
 # Parameters of what is used beside the UNet
-
-
-def clip_parameters(
-    *, width: int, layers: int, inner: int, projection: int = 0, vocabulary: int = 49_408
-) -> int:
-    """Parameters of a CLIP text encoder: 77 positions, an MLP of width ``inner``, biases all over."""
-    block = 4 * counts.linear(width, width) + counts.linear(width, inner) + counts.linear(inner, width)
-    embeddings = (vocabulary + TEXT_TOKENS) * width
-    return embeddings + layers * (block + 2 * counts.norm(width)) + counts.norm(width) + projection * width
 
 
 def vae_parameters(channels: tuple[int, ...] = (128, 256, 512, 512), resnets: int = 2) -> int:
@@ -194,8 +199,14 @@ def read_directory(folder: Path, name: str) -> DiffusionSpec:
     try:
         kind = _config(folder / "model_index.json")["_class_name"]
         unet = UNetShape.of_config(_config(folder / "unet" / "config.json"))
-        frozen = tuple(_frozen_of(folder))
-        vae_width = int(_vae(folder)["block_out_channels"][0])
+        texts = tuple(
+            TextEncoderShape.of_config(
+                _config(folder / each / "config.json"), each.replace("_", " "), projects=each[-1] == "2"
+            )
+            for each in ("text_encoder", "text_encoder_2")
+        )
+        vae = json.loads((folder / "vae" / "config.json").read_text(encoding="utf-8"))
+        channels, resnets = tuple(vae["block_out_channels"]), vae["layers_per_block"]
         size = int(str(_config(folder / "unet" / "config.json")["sample_size"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
@@ -207,7 +218,13 @@ def read_directory(folder: Path, name: str) -> DiffusionSpec:
             f"{folder} is a {kind}.", "Of diffusion pipelines StableDiffusionXLPipeline is trained here."
         )
     return spec_of(
-        name, unet, frozen=frozen, resolution=size * VAE_SCALE, vae_width=vae_width, source=str(folder)
+        name,
+        unet,
+        texts=texts,
+        vae_parameters=vae_parameters(channels, resnets),
+        resolution=size * VAE_SCALE,
+        vae_width=channels[0],
+        source=str(folder),
     )
 
 
@@ -218,41 +235,23 @@ def _config(path: Path) -> dict[str, object]:
     return values
 
 
-def _frozen_of(folder: Path) -> Iterable[tuple[str, int]]:
-    for number, name in enumerate(("text_encoder", "text_encoder_2")):
-        values: dict[str, int] = {
-            key: value for key, value in _config(folder / name / "config.json").items() if type(value) is int
-        }
-        yield (
-            name.replace("_", " "),
-            clip_parameters(
-                width=values["hidden_size"],
-                layers=values["num_hidden_layers"],
-                inner=values["intermediate_size"],
-                projection=values["projection_dim"] * number,  # the first has none
-                vocabulary=values["vocab_size"],
-            ),
-        )
-    vae = _vae(folder)
-    yield VAE, vae_parameters(tuple(vae["block_out_channels"]), vae["layers_per_block"])
-
-
-def _vae(folder: Path) -> dict[str, Any]:
-    values: dict[str, Any] = json.loads((folder / "vae" / "config.json").read_text(encoding="utf-8"))
-    return values
-
-
 STABLE_DIFFUSION_XL = spec_of(
     "stable-diffusion-xl",
     UNetShape(channels=(320, 640, 1280), transformer_layers=(0, 2, 10)),  # unet/config.json
-    frozen=(
-        ("text encoder (CLIP ViT-L)", clip_parameters(width=768, layers=12, inner=3072)),
-        (
-            "text encoder 2 (OpenCLIP bigG)",
-            clip_parameters(width=1280, layers=32, inner=5120, projection=1280),
+    texts=(  # text_encoder/config.json, text_encoder_2/config.json
+        TextEncoderShape(
+            name="text encoder (CLIP ViT-L)", width=768, layers=12, inner=3072, heads=12, quick=True
         ),
-        (VAE, vae_parameters()),  # vae/config.json: channels 128, 256, 512, 512
+        TextEncoderShape(
+            name="text encoder 2 (OpenCLIP bigG)",
+            width=1280,
+            layers=32,
+            inner=5120,
+            heads=20,
+            projection=1280,
+        ),
     ),
+    vae_parameters=vae_parameters(),  # vae/config.json: channels 128, 256, 512, 512
     resolution=1024,
     hf_id=HF_ID,
     source=SOURCE,
@@ -268,11 +267,13 @@ TINY_SDXL = spec_of(  # launchers/models/tiny_sdxl.py makes it
         pooled_width=32,
         time_width=8,
     ),
-    frozen=(
-        ("text encoder", clip_parameters(width=32, layers=3, inner=64, vocabulary=594)),
-        ("text encoder 2", clip_parameters(width=32, layers=3, inner=64, projection=32, vocabulary=594)),
-        (VAE, vae_parameters((16, 16, 32, 32), 1)),
+    texts=(
+        TextEncoderShape(name="text encoder", width=32, layers=3, inner=64, heads=4, vocabulary=594),
+        TextEncoderShape(
+            name="text encoder 2", width=32, layers=3, inner=64, heads=4, projection=32, vocabulary=594
+        ),
     ),
+    vae_parameters=vae_parameters((16, 16, 32, 32), 1),
     resolution=64,
     vae_width=16,
     source="launchers/models/tiny_sdxl.py",

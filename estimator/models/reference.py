@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from estimator.models.clip import TextEncoderShape
 from estimator.models.diffusion import DiffusionSpec
 from estimator.models.spec import ModelSpec
 from estimator.models.unet import UNetShape
@@ -54,6 +55,6 @@ class ModelRef(ModelSource):
         }
         shape |= {
             "unet": UNetShape(**unet),
-            "frozen": tuple((name, count) for name, count in shape["frozen"]),
+            "texts": tuple(TextEncoderShape(**each) for each in shape["texts"]),
         }
         return cls(**{**values, "spec": DiffusionSpec(**shape)})

@@ -181,6 +181,7 @@ class UNetShape:
         *,
         adapters: Adapters | None = None,
         recomputed: bool = False,
+        texts_trained: bool = False,
     ) -> int:
         """Bytes that one image's forward pass saves for the backward pass.
 
@@ -198,6 +199,9 @@ class UNetShape:
             What is trained where the UNet itself is frozen; None: all of it is trained.
         recomputed:
             Whether resnets and transformers' blocks keep their inputs alone (activation checkpointing).
+        texts_trained:
+            Whether the texts come from encoders that are trained: gradients go back to what takes them in,
+            which the time's embedding does before the first residual block.
         """
         positions, frozen = self.positions(width, height), adapters is not None
         total = self._saved_outside(positions[0], size, frozen=frozen)
@@ -205,7 +209,11 @@ class UNetShape:
             total += size * TEXT_TOKENS * self.text_width  # else each adapter has its own copy of the text
         if recomputed and frozen:
             total += size * self.embedding  # which every residual block is called with
-        reached = not frozen  # whether anything before this part is trained
+        reached = not frozen or texts_trained  # whether anything before this part is trained
+        if texts_trained and recomputed:
+            total += size * self.embedding
+        elif texts_trained:  # the first resnet's input is the latent's, which nothing trained has made
+            total += size * (2 * self.embedding - 2 * _GROUPS - 3 * self.channels[0] * positions[0])
         for part in self.parts():
             n = positions[part.level]
             if part.kind == "transformer":

@@ -9,46 +9,56 @@ from pathlib import Path
 from launchers.engines._hf_layout import link
 
 UNET = "unet"
+TEXTS = ("text_encoder", "text_encoder_2")
 WEIGHTS = "diffusion_pytorch_model.safetensors"
+_TEXT_WEIGHTS = "model.safetensors"  # of a text encoder
 LORA = "pytorch_lora_weights.safetensors"  # diffusers' own name
 KOHYA = "kohya_lora_weights.safetensors"
 
 
-def unet_files(folder: Path) -> list[Path]:
-    """The UNet's files that diffusers would load; repositories hold a second copy in half precision."""
-    index = folder / f"{WEIGHTS}.index.json"
+def weight_files(folder: Path) -> list[Path]:
+    """A network's files that would be loaded; repositories hold a second copy in half precision."""
+    weights = WEIGHTS if folder.name == UNET else _TEXT_WEIGHTS
+    index = folder / f"{weights}.index.json"
     if index.is_file():
         return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
-    return [folder / WEIGHTS]
+    return [folder / weights]
 
 
 def lay_out(output: Path, model_dir: Path, destination: Path) -> None:
-    """``destination``/model, the whole pipeline with the UNet of ``output``, and /adapter, LoRA's files.
+    """``destination``/model, the whole pipeline with the networks of ``output``, and /adapter, LoRA's files.
 
     Each is there where ``output`` has it.
     """
     for name in ("model", "adapter"):
         shutil.rmtree(destination / name, ignore_errors=True)
     if (output / "model").is_dir():
-        _lay_out_model(output / "model" / UNET, model_dir, destination / "model")
+        _lay_out_model(output / "model", model_dir, destination / "model")
     for path in sorted((output / "adapter").glob("*.safetensors")):
         (destination / "adapter").mkdir(parents=True, exist_ok=True)
         link(path, destination / "adapter" / path.name)
 
 
-def _lay_out_model(unet: Path, model_dir: Path, destination: Path) -> None:
-    replaced = {path.name for path in unet_files(model_dir / UNET)}
+def _lay_out_model(trained: Path, model_dir: Path, destination: Path) -> None:
+    """The base's files, but for the weights of the networks (folders) in ``trained``, which have its own."""
+    networks = {folder.name: {path.name for path in folder.iterdir()} for folder in trained.iterdir()}
     for path in sorted(model_dir.rglob("*")):
         inside = path.relative_to(model_dir)
-        is_weights = inside.parts[0] == UNET and (path.name in replaced or path.suffix == ".safetensors")
-        is_index = path.name == f"{WEIGHTS}.index.json"
         hidden = any(part.startswith(".") for part in inside.parts)
-        if path.is_file() and not hidden and not is_weights and not is_index:
+        own = networks.get(inside.parts[0])
+        # a merged network has the base's own files, and so its index
+        other = own is not None and (
+            path.suffix == ".safetensors" or (path.name.endswith(".index.json") and _is_one_file(own))
+        )
+        if path.is_file() and not hidden and not other:
             (destination / inside).parent.mkdir(parents=True, exist_ok=True)
             link(path, destination / inside)
-    (destination / UNET).mkdir(parents=True, exist_ok=True)
-    for path in sorted(unet.iterdir()):
-        link(path, destination / UNET / path.name)
-    index = model_dir / UNET / f"{WEIGHTS}.index.json"
-    if index.is_file() and not (unet / WEIGHTS).is_file():  # merged into the base's own files
-        link(index, destination / UNET / index.name)
+    for name, files in networks.items():
+        (destination / name).mkdir(parents=True, exist_ok=True)
+        for file in sorted(files):
+            link(trained / name / file, destination / name / file)
+
+
+def _is_one_file(names: set[str]) -> bool:
+    """Whether a network's weights are one file, which no index belongs to."""
+    return WEIGHTS in names or _TEXT_WEIGHTS in names

@@ -58,6 +58,7 @@ def test_a_resolution_and_the_learning_rate_of_lora_are_taken() -> None:
         ({"method": "lora", "lora": {"targets": ["q_proj"]}}, "lora.targets"),
         ({"engine": "deepspeed"}, "fsdp2"),
         ({"task": "dpo"}, "task dpo is of language models"),
+        ({"images": {"text_encoders": True}, "method": "full"}, "with full the UNet alone is trained"),
         ({"images": {"clip_model": "no/such/folder"}}, "there is no such folder"),
         ({"images": {"clip_model": str(Path(__file__).parent)}}, "no CLIP model lies there"),
         ({"model": "tiny-llama", "task": "text-to-image"}, "tiny-llama is none"),
@@ -66,6 +67,22 @@ def test_a_resolution_and_the_learning_rate_of_lora_are_taken() -> None:
 )
 def test_options_of_another_kind_of_model_are_refused(values: dict[str, Any], said: str) -> None:
     assert said in refusal(values)
+
+
+def test_text_encoders_that_are_trained_are_part_of_the_plan() -> None:
+    plans = [
+        pipeline.plan_run(
+            settings.build(TINY_RUN | {"method": method, "images": {"text_encoders": texts}}), HERE
+        )
+        for method, texts in (("lora", False), ("auto", True))
+    ]
+    assert plans[1].settings.method == "lora"
+    alone, beside = (run.plan.prediction.memory for run in plans)
+    assert alone is not None
+    assert beside is not None
+    texts = sum(count for name, count in find(TINY).frozen if name.startswith("text"))  # type: ignore[attr-defined]
+    assert dict(beside.categories)["text encoders"] == 4 * texts
+    assert dict(beside.categories)["adapters"] > dict(alone.categories)["adapters"]
 
 
 def test_a_moving_average_is_part_of_the_plan() -> None:

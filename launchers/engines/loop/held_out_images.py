@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,6 +14,7 @@ from launchers.dataset.measured import MAX_ROWS
 from launchers.engines.loop.images import QUARTERS, LatentBatch, NoiseSchedule, noise_errors, noisy_quarters
 from launchers.engines.loop.outcome import Outcome
 from launchers.engines.loop.sharding import Answering
+from launchers.engines.loop.unet import has_texts
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv
 from launchers.images.prepared import PreparedImages
@@ -71,15 +73,18 @@ class HeldOutImages:
         by_row = {row: picture for some in of_all for row, picture in (some or {}).items()}
         return tuple(picture for _, picture in sorted(by_row.items()))
 
-    def _picture(self, unet: nn.Module, vae: nn.Module, row: int) -> str:
+    def _picture(self, unet: Any, vae: nn.Module, row: int) -> str:
         """What the UNet makes of a caption now; the seed is the caption's number."""
         latent = self._latents.row(row)
+        text, summary = latent.text, latent.summary
+        if has_texts(unet):
+            text, summary = (each[0] for each in unet(tokens=latent.tokens[None].to(unet.device)))
         image = drawing.draw(
             unet,
             vae,
             self._job.model_dir,
-            text=latent.text,
-            summary=latent.summary,
+            text=text,
+            summary=summary,
             size=self._data.target(row),
             seed=row,
         )

@@ -23,6 +23,7 @@ from launchers.dataset.prepared import Prepared
 from launchers.dataset.seeding import random_stream
 from launchers.engines.loop.outcome import Outcome, StepCounts
 from launchers.engines.loop.sharding import Answering
+from launchers.engines.loop.unet import has_texts
 from launchers.images.prepared import PreparedImages
 from launchers.latents import Latent, Latents
 from launchers.settings import Settings
@@ -40,6 +41,8 @@ class LatentBatch:
     steps: torch.Tensor  # int64: how noisy, 0 to 999
     text: torch.Tensor  # [images, 77, width], zeros where the caption is left out
     summary: torch.Tensor  # [images, width], zeros there, too
+    captions: torch.Tensor  # int64 [images, 2, 77]: their tokens, for text encoders that are trained
+    kept: torch.Tensor  # [images]: 0 where the caption is left out, 1 elsewhere
     time_ids: torch.Tensor  # [images, 6]: original size, crop, target size
 
     @property
@@ -133,6 +136,8 @@ class TextToImage:
             steps=step[None],
             text=(latent.text.float() * keeps)[None],
             summary=(latent.summary.float() * keeps)[None],
+            captions=latent.tokens[None],
+            kept=torch.tensor([keeps]),
             time_ids=torch.tensor(pictures.time_ids(row), dtype=torch.float32)[None],
         )
 
@@ -146,13 +151,14 @@ class TextToImage:
 def noise_errors(unet: Any, batch: LatentBatch, schedule: NoiseSchedule) -> torch.Tensor:
     """[images]: each image's mean squared error of the noise, or of the velocity."""
     kind = unet.dtype if unet.dtype.is_floating_point else torch.float32
-    noisy = schedule.add(batch.clean, batch.noise, batch.steps)
-    found = unet(
-        noisy.to(kind),
-        batch.steps,
-        encoder_hidden_states=batch.text.to(kind),
-        added_cond_kwargs={"text_embeds": batch.summary.to(kind), "time_ids": batch.time_ids.to(kind)},
-    ).sample.float()
+    noisy, time_ids = schedule.add(batch.clean, batch.noise, batch.steps).to(kind), batch.time_ids.to(kind)
+    conditions: dict[str, Any]
+    if has_texts(unet):
+        conditions = {"tokens": batch.captions, "kept": batch.kept, "time_ids": time_ids}
+    else:
+        added = {"text_embeds": batch.summary.to(kind), "time_ids": time_ids}
+        conditions = {"encoder_hidden_states": batch.text.to(kind), "added_cond_kwargs": added}
+    found = unet(noisy, batch.steps, **conditions).sample.float()
     target = schedule.target(batch.clean, batch.noise, batch.steps)
     errors: torch.Tensor = (found - target).square().mean(dim=(1, 2, 3))
     return errors
@@ -175,6 +181,8 @@ def noisy_quarters(
         steps=torch.zeros(1, dtype=torch.int64),
         text=latent.text.float()[None],
         summary=latent.summary.float()[None],
+        captions=latent.tokens[None],
+        kept=torch.ones(1),
         time_ids=torch.tensor(time_ids, dtype=torch.float32)[None],
     )
     steps = (torch.arange(count) * 2 + 1) * schedule.count // (2 * count)

@@ -12,12 +12,17 @@ from launchers.gang.job import TrainJob
 from launchers.imports import collector_paused
 
 FOLDER = "unet"
-_BLOCKS = ("ResnetBlock2D", "BasicTransformerBlock")
+_BLOCKS = ("ResnetBlock2D", "BasicTransformerBlock", "CLIPEncoderLayer")
 
 
 def is_unet(network: Any) -> bool:
-    """Whether this is a UNet, divided or not."""
-    return type(network).__name__.endswith("UNet2DConditionModel")
+    """Whether this is a UNet, divided or not, alone or with text encoders."""
+    return type(network).__name__.endswith(("UNet2DConditionModel", "UNetWithTexts"))
+
+
+def has_texts(network: Any) -> bool:
+    """Whether this is a UNet with the text encoders that are trained with it, divided or not."""
+    return type(network).__name__.endswith("UNetWithTexts")
 
 
 def blocks(network: nn.Module) -> list[nn.Module]:
@@ -30,7 +35,8 @@ def load(job: TrainJob, dtype: torch.dtype) -> Any:
     with collector_paused():
         from diffusers import UNet2DConditionModel
 
-    return UNet2DConditionModel.from_pretrained(job.model_dir / FOLDER, torch_dtype=dtype)
+    network = UNet2DConditionModel.from_pretrained(job.model_dir / FOLDER, torch_dtype=dtype)
+    return _whole(network, job, dtype, weights=True)
 
 
 def build(job: TrainJob, dtype: torch.dtype) -> Any:
@@ -39,23 +45,35 @@ def build(job: TrainJob, dtype: torch.dtype) -> Any:
         from diffusers import UNet2DConditionModel
 
     configuration = UNet2DConditionModel.load_config(job.model_dir / FOLDER)
-    return UNet2DConditionModel.from_config(configuration).to(dtype)
+    return _whole(UNet2DConditionModel.from_config(configuration).to(dtype), job, dtype, weights=False)
+
+
+def _whole(network: Any, job: TrainJob, dtype: torch.dtype, *, weights: bool) -> Any:
+    """The UNet, with its text encoders where those are trained."""
+    if not job.settings.images.text_encoders:
+        return network
+    from launchers.engines.loop.text_encoders import with_texts
+
+    return with_texts(network, job, dtype, weights=weights)
 
 
 def add_adapters(network: Any, job: TrainJob) -> Any:
-    """The same UNet, frozen, with LoRA on both attentions of every block."""
+    """The same UNet, frozen, with LoRA on both attentions of every block; of text encoders with it, too."""
     from peft import LoraConfig
 
     lora = job.settings.lora
-    network.requires_grad_(False)
-    network.add_adapter(
-        LoraConfig(
-            r=lora.rank,
-            lora_alpha=int(lora.alpha) if lora.alpha.is_integer() else lora.alpha,
-            lora_dropout=lora.dropout,
-            init_lora_weights="gaussian",
-            use_rslora=lora.rslora,
-            target_modules=list(ADAPTED),
-        )
-    )
+    options: dict[str, Any] = {
+        "r": lora.rank,
+        "lora_alpha": int(lora.alpha) if lora.alpha.is_integer() else lora.alpha,
+        "lora_dropout": lora.dropout,
+        "init_lora_weights": "gaussian",
+        "use_rslora": lora.rslora,
+    }
+    unet = network.unet if has_texts(network) else network
+    unet.requires_grad_(False)
+    unet.add_adapter(LoraConfig(target_modules=list(ADAPTED), **options))
+    if has_texts(network):
+        from launchers.engines.loop import text_encoders
+
+        text_encoders.add_adapters(network, options)
     return network

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from safetensors.torch import save_file
 
 from launchers.engines import _merge, _pipeline_layout
 from launchers.engines._merge import Update
+from launchers.engines.loop import unet
 from launchers.engines.loop.sharding import TrainedModel
 from launchers.gang.job import TrainJob
 from launchers.sections import Lora
@@ -21,7 +23,10 @@ ADAPTER = "default"  # PEFT's name of the only one
 
 
 def save(model: TrainedModel, job: TrainJob, state: dict[str, Any] | None) -> None:
-    """On rank 0: output/model/unet, where the whole UNet is handed over; with LoRA output/adapter, too."""
+    """On rank 0: output/model/unet, where the whole UNet is handed over; with LoRA output/adapter, too.
+
+    Merged text encoders lie beside it.
+    """
     shutil.rmtree(job.output_dir, ignore_errors=True)
     whole = job.output_dir / "model" / _pipeline_layout.UNET
     if job.plan.method == "full":
@@ -29,10 +34,38 @@ def save(model: TrainedModel, job: TrainJob, state: dict[str, Any] | None) -> No
         trained = model.module.state_dict() if state is None else state
         save_file(_on_cpu(trained), whole / _pipeline_layout.WEIGHTS, metadata={"format": "pt"})
         return
-    tensors = _adapter_tensors(model.module, state)
-    save_adapter(tensors, model.module, job.settings.lora, job.output_dir / "adapter")
+    adapters = {
+        name: Adapter(_adapter_tensors(network, _part_of(state, name, model.module)), network.peft_config)
+        for name, network in networks_of(model.module).items()
+    }
+    save_adapters(adapters, job.settings.lora, job.output_dir / "adapter")
     if job.settings.merges(job.plan.method):
-        merge(tensors, job.settings.lora, job.model_dir / _pipeline_layout.UNET, whole)
+        for name, adapter in adapters.items():
+            target = job.output_dir / "model" / name
+            merge(adapter.tensors, job.settings.lora, job.model_dir / name, target)
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """LoRA of one network: its matrices by PEFT's names, such as "mid_block...to_q.lora_A.weight"."""
+
+    tensors: dict[str, torch.Tensor]
+    peft_config: Mapping[str, Any]
+
+
+def networks_of(module: Any) -> dict[str, Any]:
+    """The networks that are trained, by their folders' names."""
+    if not unet.has_texts(module):
+        return {_pipeline_layout.UNET: module}
+    return {name: getattr(module, name) for name in (_pipeline_layout.UNET, *_pipeline_layout.TEXTS)}
+
+
+def _part_of(state: dict[str, Any] | None, name: str, module: Any) -> dict[str, Any] | None:
+    """What of a whole state is one network's, by the names that it has there."""
+    if state is None or not unet.has_texts(module):
+        return state
+    prefix = f"{name}."
+    return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
 
 
 def _on_cpu(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -40,23 +73,29 @@ def _on_cpu(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _adapter_tensors(network: Any, state: dict[str, Any] | None) -> dict[str, torch.Tensor]:
-    """LoRA's matrices by PEFT's names, such as "mid_block...to_q.lora_A.weight"."""
     from peft.utils import get_peft_model_state_dict
 
     return _on_cpu(get_peft_model_state_dict(network, state_dict=state, adapter_name=ADAPTER))
 
 
-def save_adapter(tensors: dict[str, torch.Tensor], network: Any, lora: Lora, folder: Path) -> None:
-    """LoRA as diffusers reads it, and in kohya's format, which ComfyUI and A1111 read."""
+def save_adapters(adapters: Mapping[str, Adapter], lora: Lora, folder: Path) -> None:
+    """LoRA as diffusers reads it, and in kohya's format, which ComfyUI and A1111 read.
+
+    ``adapters``: by the networks' folders' names.
+    """
     from diffusers import StableDiffusionXLPipeline
     from diffusers.utils import convert_state_dict_to_diffusers, convert_state_dict_to_kohya
 
-    StableDiffusionXLPipeline.save_lora_weights(
-        str(folder),
-        unet_lora_layers=convert_state_dict_to_diffusers(tensors),
-        unet_lora_adapter_metadata=network.peft_config[ADAPTER].to_dict(),
-    )
-    named = {f"unet.{name}": tensor for name, tensor in tensors.items()}
+    options: dict[str, Any] = {}
+    for name, adapter in adapters.items():
+        options[f"{name}_lora_layers"] = convert_state_dict_to_diffusers(adapter.tensors)
+        options[f"{name}_lora_adapter_metadata"] = adapter.peft_config[ADAPTER].to_dict()
+    StableDiffusionXLPipeline.save_lora_weights(str(folder), **options)
+    named = {
+        f"{name}.{key}": tensor
+        for name, adapter in adapters.items()
+        for key, tensor in adapter.tensors.items()
+    }
     kohya = convert_state_dict_to_kohya(named)
     for name in [name for name in kohya if name.endswith(".alpha")]:
         kohya[name] = torch.tensor(scale_of(lora) * lora.rank)  # diffusers writes the rank, a scale of 1
@@ -69,7 +108,7 @@ def scale_of(lora: Lora) -> float:
 
 
 def merge(tensors: dict[str, torch.Tensor], lora: Lora, base: Path, destination: Path) -> None:
-    """The base's UNet plus LoRA, in the base's own files, names and types; sums are in fp32."""
+    """A base's network plus LoRA, in the base's own files, names and types; sums are in fp32."""
     layers = [name.removesuffix(".lora_A.weight") for name in tensors if name.endswith(".lora_A.weight")]
     updates = {
         f"{layer}.weight": Update(
@@ -85,6 +124,6 @@ def merge(tensors: dict[str, torch.Tensor], lora: Lora, base: Path, destination:
         update = updates.pop(name, None)
         return weight if update is None else update.applied_to(weight)
 
-    _merge.merge(_pipeline_layout.unet_files(base), destination, change)
+    _merge.merge(_pipeline_layout.weight_files(base), destination, change)
     if updates:
-        raise RuntimeError(f"the base's UNet has no {next(iter(updates))} to merge into")
+        raise RuntimeError(f"the base's {base.name} has no {next(iter(updates))} to merge into")

@@ -77,12 +77,14 @@ def _pipeline(folder: Path) -> Path:
     _write(
         folder / "text_encoder" / "config.json",
         clip
-        | {"hidden_size": 768, "num_hidden_layers": 12, "intermediate_size": 3072, "projection_dim": 768},
+        | {"hidden_size": 768, "num_hidden_layers": 12, "intermediate_size": 3072, "projection_dim": 768}
+        | {"num_attention_heads": 12, "hidden_act": "quick_gelu"},
     )
     _write(
         folder / "text_encoder_2" / "config.json",
         clip
-        | {"hidden_size": 1280, "num_hidden_layers": 32, "intermediate_size": 5120, "projection_dim": 1280},
+        | {"hidden_size": 1280, "num_hidden_layers": 32, "intermediate_size": 5120, "projection_dim": 1280}
+        | {"num_attention_heads": 20, "hidden_act": "gelu"},
     )
     channels = [128, 256, 512, 512]
     _write(folder / "vae" / "config.json", {"block_out_channels": channels, "layers_per_block": 2})

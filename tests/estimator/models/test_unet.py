@@ -91,7 +91,14 @@ def test_what_one_block_keeps_is_far_below_what_all_keep() -> None:
     assert 0 < unit < whole / 20
 
 
-def traced_bytes(width: int, height: int, size: int, adapters: Adapters | None, recomputed: bool) -> int:
+def traced_bytes(
+    width: int,
+    height: int,
+    size: int,
+    adapters: Adapters | None,
+    recomputed: bool,
+    texts_trained: bool = False,
+) -> int:
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -109,15 +116,45 @@ def traced_bytes(width: int, height: int, size: int, adapters: Adapters | None, 
                 kept.append(tensor)
             return tensor
 
-        added = {"text_embeds": torch.empty(1, 1280, dtype=kind), "time_ids": torch.empty(1, 6, dtype=kind)}
+        summary = torch.empty(1, 1280, dtype=kind, requires_grad=texts_trained)
+        added = {"text_embeds": summary, "time_ids": torch.empty(1, 6, dtype=kind)}
         with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
             unet(
                 torch.empty(1, 4, height, width, dtype=kind),
                 torch.empty(1, dtype=torch.int64),
-                torch.empty(1, 77, 2048, dtype=kind),
+                torch.empty(1, 77, 2048, dtype=kind, requires_grad=texts_trained),
                 added_cond_kwargs=added,
             )
     return sum(saved.values())
+
+
+# With gradients that go back to the text and to its summary
+TRACED_TO_TEXTS: dict[tuple[int, int, int, Adapters, bool], int] = {
+    (128, 128, BF16, LORA, False): 5_743_575_552,
+    (64, 96, BF16, LORA, False): 2_170_276_352,
+    (64, 64, BF16, LORA_FP32, False): 2_073_159_040,
+    (64, 64, BF16, LORA, True): 122_558_976,
+    (64, 64, BF16, LORA_FP32, True): 122_558_976,
+}
+
+
+@pytest.mark.parametrize("run", TRACED_TO_TEXTS)
+def test_trained_texts_let_gradients_pass_all_residual_blocks(
+    run: tuple[int, int, int, Adapters, bool],
+) -> None:
+    width, height, size, adapters, recomputed = run
+    found = SHAPE.saved_bytes(
+        width, height, size, adapters=adapters, recomputed=recomputed, texts_trained=True
+    )
+    assert found == TRACED_TO_TEXTS[run]
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.parametrize("run", TRACED_TO_TEXTS)
+def test_the_trace_to_the_texts_gives_the_same_again(run: tuple[int, int, int, Adapters, bool]) -> None:
+    pytest.importorskip("diffusers")
+    assert traced_bytes(*run, texts_trained=True) == TRACED_TO_TEXTS[run]
 
 
 def _unet(kind: Any, adapters: Adapters | None, *, recomputed: bool) -> Any:

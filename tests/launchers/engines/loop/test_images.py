@@ -239,6 +239,65 @@ def test_captions_are_left_out_of_the_asked_share_with_zeros(images: PreparedRun
         assert (batch.summary[~silent] != 0).any(dim=1).all()
 
 
+TEXTS: dict[str, Any] = {
+    "method": "lora",
+    "lora": {"rank": 4, "alpha": 8},
+    "images": {"text_encoders": True},
+    "evaluation": {"every_steps": 3, "generations": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def with_texts(images: PreparedRun) -> TrainJob:
+    """A finished run with LoRA on the UNet and on both text encoders, in one process."""
+    job = images.job("texts", settings=TEXTS, checkpoint_every=3)
+    runs.run(job)
+    return job
+
+
+def test_text_encoders_are_trained_and_handed_over_with_the_unet(
+    adapted: TrainJob, with_texts: TrainJob, tmp_path: Path
+) -> None:
+    from diffusers import StableDiffusionXLPipeline
+
+    found, unet_alone = losses_of(with_texts), losses_of(adapted)
+    assert found[0] == pytest.approx(unet_alone[0], abs=CLOSE), "LoRA begins as nothing"
+    assert found[-1] != pytest.approx(unet_alone[-1], abs=CLOSE)
+    engines.get("fsdp2").collect(with_texts, tmp_path)
+    merged = StableDiffusionXLPipeline.from_pretrained(tmp_path / "model")
+    alone = StableDiffusionXLPipeline.from_pretrained(with_texts.model_dir)
+    for name in ("text_encoder", "text_encoder_2"):
+        before, then = getattr(alone, name).state_dict(), getattr(merged, name).state_dict()
+        assert any(not torch.equal(before[key], weight) for key, weight in then.items())
+    alone.load_lora_weights(tmp_path / "adapter", weight_name=_pipeline_layout.LORA)
+    assert abs(picture(alone) - picture(merged)).max() < 1e-3
+    kohya = StableDiffusionXLPipeline.from_pretrained(with_texts.model_dir)
+    kohya.load_lora_weights(tmp_path / "adapter", weight_name=_pipeline_layout.KOHYA)
+    assert abs(picture(alone) - picture(kohya)).max() < 1e-3
+    names = load_file(tmp_path / "adapter" / _pipeline_layout.KOHYA)
+    assert {name.partition("_text_model")[0] for name in names if "_te" in name} == {"lora_te1", "lora_te2"}
+    held_out = PreparedImages(with_texts.held_out_dir)
+    _, after, drawn = image_evaluation.measure(
+        with_texts.model_dir, tmp_path / "model", held_out, rows=len(held_out), drawn=1, device="cpu"
+    )
+    assert after is not None
+    assert evaluations(with_texts)[-1].loss == pytest.approx(after.loss, abs=CLOSE)
+    newest = said(with_texts, Drawn)[-1]
+    assert abs(pixels(newest.pictures[0]).astype(int) - pixels(drawn[0].finetuned)).max() <= 2
+
+
+def test_text_encoders_go_on_exactly_and_train_alike_on_two_processes(
+    images: PreparedRun, with_texts: TrainJob, tmp_path: Path
+) -> None:
+    again = runs.resumed(with_texts, tmp_path / "again", 3)
+    runs.run(again)
+    assert losses_of(again) == losses_of(with_texts)[3:]
+    two = images.job("texts-two", settings=TEXTS, world=2)
+    runs.run(two)
+    assert losses_of(two) == pytest.approx(losses_of(with_texts), abs=CLOSE)
+    assert evaluations(two)[-1].loss == pytest.approx(evaluations(with_texts)[-1].loss, abs=CLOSE)
+
+
 EVALUATED: dict[str, Any] = {
     "images": {"ema_decay": 0.9},
     "evaluation": {"every_steps": 3, "generations": 2},

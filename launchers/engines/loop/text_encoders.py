@@ -1,0 +1,122 @@
+"""A UNet with its pipeline's text encoders, where those are trained too: it takes captions, not texts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from estimator.models.clip import TEXT_ADAPTED
+from launchers.gang.job import TrainJob
+from launchers.imports import collector_paused
+
+ENCODERS = ("text_encoder", "text_encoder_2")
+
+
+class UNetWithTexts(nn.Module):
+    """Stands where a UNet stands, and takes captions' tokens as well as what was made of them.
+
+    One module of all three, so that what divides models over ranks gathers the weights of each in its turn:
+    nothing inside is to be called but by this module's own call.
+    """
+
+    def __init__(self, unet: Any, text_encoder: Any, text_encoder_2: Any) -> None:
+        super().__init__()
+        self.unet, self.text_encoder, self.text_encoder_2 = unet, text_encoder, text_encoder_2
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The UNet's."""
+        found: torch.dtype = self.unet.dtype
+        return found
+
+    @property
+    def device(self) -> torch.device:
+        """The UNet's."""
+        found: torch.device = self.unet.device
+        return found
+
+    @property
+    def config(self) -> Any:
+        """The UNet's."""
+        return self.unet.config
+
+    @property
+    def add_embedding(self) -> Any:
+        """The UNet's: diffusers' pipeline looks at its width."""
+        return self.unet.add_embedding
+
+    def forward(
+        self,
+        sample: torch.Tensor | None = None,
+        timestep: torch.Tensor | None = None,
+        *arguments: Any,
+        tokens: torch.Tensor | None = None,
+        kept: torch.Tensor | None = None,
+        time_ids: torch.Tensor | None = None,
+        **options: Any,
+    ) -> Any:
+        """What the UNet predicts, or, without a sample, the texts of ``tokens``.
+
+        Parameters
+        ----------
+        tokens:
+            int64 [images, 2, 77], of both encoders; without, the UNet's own arguments are given.
+        kept:
+            [images]: 0 where the caption is left out, 1 elsewhere.
+        time_ids:
+            [images, 6].
+
+        Returns the UNet's output, or text [images, 77, width] and summary [images, width].
+        """
+        if tokens is None:
+            return self.unet(sample, timestep, *arguments, **options)
+        text, summary = encode(tokens.unbind(1), (self.text_encoder, self.text_encoder_2))
+        if sample is None:
+            return text, summary
+        if kept is not None:
+            text, summary = text * kept[:, None, None], summary * kept[:, None]
+        kind = sample.dtype
+        added = {"text_embeds": summary.to(kind), "time_ids": time_ids}
+        return self.unet(
+            sample, timestep, encoder_hidden_states=text.to(kind), added_cond_kwargs=added, **options
+        )
+
+
+def encode(tokens: tuple[torch.Tensor, ...], encoders: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both encoders' last hidden layer but one, side by side, and the last one's summary.
+
+    ``tokens``: int64 [captions, 77] for each encoder.
+    """
+    outputs = [encoder(ids, output_hidden_states=True) for ids, encoder in zip(tokens, encoders, strict=True)]
+    return torch.cat([output.hidden_states[-2] for output in outputs], dim=-1), outputs[-1][0]
+
+
+def with_texts(unet: Any, job: TrainJob, dtype: torch.dtype, *, weights: bool) -> UNetWithTexts:
+    """A job's UNet beside its text encoders, with their weights or with none."""
+    with collector_paused():
+        from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
+
+    found = []
+    for name, kind in zip(ENCODERS, (CLIPTextModel, CLIPTextModelWithProjection), strict=True):
+        folder = job.model_dir / name
+        if weights:
+            found.append(kind.from_pretrained(folder, dtype=dtype))
+        else:
+            found.append(kind(CLIPTextConfig.from_pretrained(folder)).to(dtype))
+    return UNetWithTexts(unet, *found)
+
+
+def add_adapters(network: UNetWithTexts, options: dict[str, Any]) -> None:
+    """LoRA on the queries, keys, values and results of both encoders; ``options`` are PEFT's.
+
+    But for the first encoder's last layer, of which nothing is used (:func:`encode`).
+    """
+    from peft import LoraConfig
+
+    for encoder, unused in ((network.text_encoder, 1), (network.text_encoder_2, 0)):
+        encoder.requires_grad_(False)
+        layers = list(range(encoder.config.num_hidden_layers - unused))
+        config = LoraConfig(target_modules=list(TEXT_ADAPTED), layers_to_transform=layers, **options)
+        encoder.add_adapter(config)
