@@ -25,6 +25,7 @@ from estimator.planning.places import WAITS
 from estimator.planning.planner import CannotFit
 from estimator.planning.report import render, render_cannot_fit
 from flows import finetune_artifacts, finetune_harness, rejection_launch, scorers
+from flows.commands import command_line
 from launchers import checks, hub_push, pipeline, settings, workdir
 from launchers.harness import tasks
 from launchers.sections import Resources
@@ -117,7 +118,7 @@ def run_flow(flow: type[Any]) -> None:
     except UserError as error:
         print(error, file=sys.stderr)
         raise SystemExit(USAGE) from None
-    main(flow)
+    main(flow, command_line)
 
 
 def settings_from(config: Mapping[str, Any], params: Mapping[str, Any]) -> Settings:
@@ -188,9 +189,8 @@ def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
 def _command(params: Mapping[str, Any]) -> str:
     """The command that these parameters come from, as the user would give it again."""
     if command() == "run":
-        return shlex.join(["python", *sys.argv])
-    words = ["python", "flows/finetune_flow.py", "run"]
-    return shlex.join([*words, *(["--model", params["model"]] if params.get("model") else [])])
+        return command_line(sys.argv[0], sys.argv[1:])
+    return shlex.join(["finetune", "run", *(["--model", params["model"]] if params.get("model") else [])])
 
 
 def _newest_checklist(backend: Backend, *, ignored: bool) -> Checked | None:

@@ -37,6 +37,8 @@ What is used, and why no public interface serves:
 * ``METAFLOW_EXIT_DISALLOW_RETRY``, ``system_context.retry_count``: a user's mistake is not worth a retry. The
   scheduler then ends with a line about the terminal step, so it is used only where a retry would follow, and
   ``MetaflowInternalError.headline`` is put into words that fit.
+* ``metaflow.cli``'s ``print_metaflow_exception`` and ``start.main``: a mistake is to end with 2 where nothing
+  was begun, while Metaflow ends with 1 whatever has happened; and help is to name the command that was typed.
 * ``NativeRuntime._logger``: on a terminal, the lines of training steps are renewed in place.
 * ``metaflow_config``: where steps run, and with what, where the user names nothing; for ``finetune doctor``
   which datastore and which metadata there are.
