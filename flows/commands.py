@@ -88,7 +88,7 @@ def flow(words: Words = None) -> None:
 
 
 def flow_words(command: str, words: Sequence[str]) -> tuple[str, list[str]]:
-    """The flow's file, and the words that it gets for those behind ``finetune run``, ``check`` or ``flow``."""
+    """The flow's file, and its words for those behind ``finetune run``, ``check`` or ``flow``."""
     if command in RUNS:
         return FLOWS[RUNS[command]], _run_words(words)
     named = bool(words) and words[0] in FLOWS
@@ -133,8 +133,8 @@ def _run_options(name: str) -> Iterator[str]:
     from metaflow import FlowSpec
 
     module = import_module(f"flows.{FLOWS[name].removesuffix('.py')}")
-    classes = [each for each in vars(module).values() if isinstance(each, type) and each is not FlowSpec]
-    (kind,) = (each for each in classes if issubclass(each, FlowSpec) and each.__module__ == module.__name__)
+    own: list[Any] = [each for each in vars(module).values() if isinstance(each, type)]
+    (kind,) = (each for each in own if issubclass(each, FlowSpec) and each.__module__ == module.__name__)
     for _, parameter in kind._get_parameters():
         if not parameter.IS_CONFIG_PARAMETER:
             yield f"--{parameter.name}"
