@@ -51,6 +51,7 @@ class LaunchMixin:
         kind = _metaflow.command()
         if kind in ("run", "resume", "deploy"):
             _metaflow.ensure_python()
+            _metaflow.leave_bytecode_out()
             if kind != "deploy":
                 _metaflow.end_with_jobs()
             elif deployer() == "airflow":

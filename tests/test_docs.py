@@ -797,6 +797,7 @@ ROOM_ARROWS = {
     "checklist": {"estimator", "launchers"},
     "decorators": {"estimator", "launchers"},
     "flows": {"checklist", "estimator", "launchers", "decorators"},
+    "metaflow_extensions": {"decorators", "estimator"},
 }
 
 
