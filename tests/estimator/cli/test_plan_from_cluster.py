@@ -132,7 +132,7 @@ def test_the_command_keeps_what_the_user_has_asked_for(tmp_path: Path) -> None:
         "lora.targets=[q_proj, v_proj]",
     }
     assert settings.build({}, [setting for _, setting in given]).lora.targets == ("q_proj", "v_proj")
-    flags = {command[n].removeprefix("--"): command[n + 1] for n in range(3, len(command) - 1, 2)}
+    flags = {command[n].removeprefix("--"): command[n + 1] for n in range(2, len(command) - 1, 2)}
     assert (flags["seq-len"], flags["global-batch-size"], flags["packing"]) == ("4096", "64", "true")
     assert {name.replace("-", "_") for name in flags} - {"with", "set"} <= set(finetune_launch.FLAGS)
 
@@ -183,7 +183,7 @@ def test_a_namespaces_quota_is_kept_and_named_where_it_is_too_small(tmp_path: Pa
     assert max(request["gpus_per_node"] for request in requests) <= 1
     with serving_api(api) as url:
         done = run(tmp_path, url, "--model", "llama-70b", "--method", "lora")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "ResourceQuota team allows 1 requests.nvidia.com/gpu" in done.stderr
 
 
