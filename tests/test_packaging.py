@@ -16,7 +16,6 @@ from email.parser import Parser
 from pathlib import Path
 
 import pytest
-import yaml
 from packaging.requirements import Requirement
 from packaging.version import Version
 
@@ -71,13 +70,22 @@ def test_an_extra_that_is_made_of_others_allows_what_they_all_allow(extra: str) 
                     assert all(each.specifier.contains(version) for each in asked), (name, version)
 
 
-def test_each_python_that_is_supported_is_classified_and_tested() -> None:
+def test_each_python_that_is_supported_is_classified() -> None:
     prefix = "Programming Language :: Python :: 3."
     named = [text.removeprefix(prefix) for text in PROJECT["classifiers"] if text.startswith(prefix)]
     assert f">=3.{named[0]},<3.{int(named[-1]) + 1}" == PROJECT["requires-python"]
-    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]
-    for job in ("fast", "slow"):
-        assert jobs[job]["strategy"]["matrix"]["version"] == [f"3.{minor}" for minor in named]
+
+
+def test_a_tag_of_another_version_is_refused() -> None:
+    def version(tag: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(ROOT / ".ci" / "version.py"), tag]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    own = PROJECT["version"]
+    assert version("").stdout == version(f"v{own}").stdout == f"version={own}\n"
+    other = version("v99.0.0")
+    assert other.returncode == 1
+    assert other.stderr == f"The tag is v99.0.0, and pyproject.toml has version {own}: it must be v{own}.\n"
 
 
 @dataclass

@@ -54,6 +54,16 @@ def test_what_no_change_waits_for_is_tested_every_night() -> None:
     assert yaml.safe_load(file.read_text())[True]["schedule"], "YAML reads `on` as true"
 
 
+def test_a_release_is_tried_from_its_wheel_and_published_without_a_stored_password() -> None:
+    file = ROOT / ".github" / "workflows" / "release.yml"
+    publish = jobs(file)["publish"]
+    assert publish["needs"] == ["build", "run"]
+    assert publish["permissions"] == {"contents": "write", "id-token": "write", "attestations": "write"}
+    assert "secrets." not in file.read_text()
+    assert "finetune run\n" in jobs(file)["run"]["steps"][-1]["run"]
+    assert not any("checkout" in step.get("uses", "") for step in jobs(file)["run"]["steps"]), "no source"
+
+
 def test_every_file_with_slow_tests_is_in_one_shard() -> None:
     shards = jobs(ROOT / ".github" / "workflows" / "ci.yml")["slow"]["strategy"]["matrix"]["shard"]
     places = [ROOT / place for shard in shards for place in shard.split()]
