@@ -97,6 +97,12 @@ def flow_words(command: str, words: Sequence[str]) -> tuple[str, list[str]]:
 
 def _run_words(words: Sequence[str]) -> list[str]:
     """A run with these options: those that Metaflow wants before ``run`` come first."""
+    before, after = _apart(words)
+    return [*before, "run", *after]
+
+
+def _apart(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What Metaflow takes before its command, wherever it stands among these words; and the others."""
     before: list[str] = []
     after: list[str] = []
     rest = iter(words)
@@ -107,7 +113,7 @@ def _run_words(words: Sequence[str]) -> list[str]:
             before += [word, *(value for _, value in zip(range(values), rest, strict=False))]
         else:
             after.append(word)
-    return [*before, "run", *after]
+    return before, after
 
 
 def command_line(script: str, words: Sequence[str]) -> str:
@@ -115,9 +121,10 @@ def command_line(script: str, words: Sequence[str]) -> str:
     name = next((name for name, file in FLOWS.items() if file == Path(script).name), None)
     if name is None:
         return join(["python", script, *words])  # a copy of a flow, under a name of the user's
-    if words and words[0] == "run" and name in RUNS.values():
-        (command,) = (command for command, flow in RUNS.items() if flow == name)
-        return join(["finetune", command, *words[1:]])
+    before, rest = _apart(words)
+    for command, flow in RUNS.items():
+        if flow == name and rest[:1] == ["run"]:
+            return join(["finetune", command, *before, *rest[1:]])
     return join(["finetune", "flow", *([] if name == DEFAULT else [name]), *words])
 
 

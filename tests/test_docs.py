@@ -50,7 +50,8 @@ from tests import image_plans  # noqa: E402
 from tests.conftest import write_images, write_pairs  # noqa: E402
 from tests.flows.conftest import FLOW, environment  # noqa: E402
 
-DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")]
+DOCUMENTS += [ROOT / "CODE_OF_CONDUCT.md"]
 DOCUMENTS += sorted((ROOT / "docs").glob("*.md"))
 SETUP = "python3 -m venv .venv && .venv/bin/pip install -q -e '{extra}' && .venv/bin/python {what}"
 RUN_COMMAND = SETUP.format(extra=".[train]", what="flows/finetune_flow.py run")

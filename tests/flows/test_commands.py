@@ -51,7 +51,9 @@ def test_what_metaflow_wants_before_its_command_may_stand_anywhere(words: str, e
     ("file", "words", "expected"),
     [
         ("finetune_flow.py", ["run", "--plan-only"], "finetune run --plan-only"),
+        ("finetune_flow.py", ["--quiet", "run", "--seed", "3"], "finetune run --quiet --seed 3"),
         ("finetune_flow.py", ["resume"], "finetune flow resume"),
+        ("finetune_flow.py", ["--quiet", "resume"], "finetune flow --quiet resume"),
         ("finetune_flow.py", [], "finetune flow"),
         ("checklist_flow.py", ["run"], "finetune check"),
         ("checklist_flow.py", ["card", "view", "a b"], "finetune flow checklist card view 'a b'"),

@@ -37,6 +37,17 @@ def test_a_workflow_may_only_read_unless_a_job_says_more(file: Path) -> None:
     assert yaml.safe_load(file.read_text())["permissions"] == {"contents": "read"}
 
 
+@pytest.mark.parametrize("name", ["bug", "estimate", "wish"])
+def test_an_issues_form_can_be_read_and_a_bugs_wants_what_doctor_says(name: str) -> None:
+    form = yaml.safe_load((ROOT / ".github" / "ISSUE_TEMPLATE" / f"{name}.yml").read_text())
+    assert form["name"]
+    assert form["description"]
+    asked = {field["id"]: field.get("validations", {}).get("required", False) for field in form["body"]}
+    assert len(asked) == len(form["body"])
+    assert any(asked.values())
+    assert asked.get("doctor", name != "bug"), "bug.yml"
+
+
 def test_every_change_is_tested_by_the_script_that_runs_the_readmes_command() -> None:
     ci = jobs(ROOT / ".github" / "workflows" / "ci.yml")
     assert ci["fast"]["steps"][-1] == {"run": "bash .ci/run fast"}
