@@ -15,7 +15,7 @@ from decorators._metaflow import command, compiles_only, main, resumed_artifact
 from decorators.backends import cluster_name, destination
 from estimator import hardware
 from estimator.calibration import Calibration
-from estimator.errors import Change, UserError, check_names, spelled_as
+from estimator.errors import MISTAKE, Change, UserError, check_names, spelled_as
 from estimator.hardware import local_machine
 from estimator.job import Job, Target
 from estimator.plan import Plan
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from flows.checklist_gate import Checked
 
 Backend = Literal["local", "kubernetes", "batch"]
-USAGE = 2  # the exit status of a command line that can't be read, as Metaflow's own
 
 # Where each flag of the flow goes in Settings. Anything else is reached by the YAML file and --set.
 FLAGS = {
@@ -117,7 +116,7 @@ def run_flow(flow: type[Any]) -> None:
         check_names(sys.argv[1:], FLOW)
     except UserError as error:
         print(error, file=sys.stderr)
-        raise SystemExit(USAGE) from None
+        raise SystemExit(MISTAKE) from None
     main(flow, command_line)
 
 

@@ -17,11 +17,10 @@ from decorators._metaflow.datastores import limit_datastore
 from decorators._metaflow.signals import end_with_jobs, was_interrupted
 from decorators._metaflow.terminal import renew_steps
 from decorators._metaflow.users import ensure_user
-from estimator.errors import UserError
+from estimator.errors import MISTAKE, UserError
 from launchers.cluster.hangup import outlive_shell
 
 _WHERE = ("--with", "--datastore", "--datastore-root", "--metadata", "--environment")
-MISTAKE = 2  # the exit status where nothing was begun, and something must be mended first; as click has it
 
 
 class FinetuneError(MetaflowException):  # type: ignore[misc]

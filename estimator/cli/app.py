@@ -13,10 +13,11 @@ import typer
 from typer.core import TyperGroup
 
 from estimator.changes import FINETUNE
-from estimator.errors import CannotFit, UserError, check_names
+from estimator.errors import MISTAKE, CannotFit, UserError, check_names
 
 # To add a command, add a line here and a file estimator/cli/NAME.py with a function NAME; one that knows
 # Metaflow lies among the flows.
+# The commands stand in --help as here, under the headings of GROUPS.
 COMMANDS = {
     "run": "Fine-tune a model, on this machine or with --with kubernetes, --with batch.",
     "check": "Is a cluster fit to train on? Tests its nodes and the network between them.",
@@ -31,6 +32,11 @@ COMMANDS = {
     "costs": "What runs have cost, by user, team or model.",
     "doctor": "What is installed, what would work here, and what mends the rest.",
 }
+GROUPS = {
+    "Run": ("run", "check", "flow"),
+    "Plan, with nothing run": ("plan", "estimate", "explain", "gpus", "models", "compare"),
+    "Look back, look around": ("runs", "costs", "doctor"),
+}
 ELSEWHERE = {
     "run": "flows.commands",
     "check": "flows.commands",
@@ -40,7 +46,6 @@ ELSEWHERE = {
     "doctor": "flows.finetune_doctor",
 }  # by name: nothing here knows Metaflow
 ANSWERED_NO = 1  # nothing fits
-MISTAKE = 2  # as typer has it for a command line that can't be read
 INTERRUPTED, PIPE_CLOSED = 130, 141  # as a shell reports a program ended by SIGINT, SIGPIPE
 
 
@@ -120,7 +125,8 @@ app = typer.Typer(
 
 
 @app.callback(
-    help="Fine-tune language models: plan (which GPUs, how many, how long, how much), run, measure, check."
+    help="Fine-tune language models: plan (which GPUs, how many, how long, how much), run, measure, check.",
+    epilog="Without Metaflow: python -m launchers trains under Slurm or PBS, python -m checklist checks.",
 )
 def finetune(
     version: Annotated[
@@ -139,7 +145,8 @@ def _stand_in_for(summary: str) -> Callable[[], None]:
 
 
 for _name, _summary in COMMANDS.items():
-    app.command(_name, help=_summary)(_stand_in_for(_summary))
+    _group = next(group for group, names in GROUPS.items() if _name in names)
+    app.command(_name, help=_summary, rich_help_panel=_group)(_stand_in_for(_summary))
 
 
 def main() -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from estimator import errors
+from metaflow_extensions.finetune import own_packages
 from metaflow_extensions.finetune.own_packages import ALL, MARK, ROOT, foreign
 
 FINETUNE = "from metaflow_extensions.finetune.command import main; main()"
@@ -39,6 +41,7 @@ def installed(tmp_path: Path) -> Path:
 
 def test_our_own_packages_are_known_as_ours() -> None:
     assert foreign() is None
+    assert own_packages.MISTAKE == errors.MISTAKE
     assert all(MARK in (ROOT / name / "__init__.py").read_text() for name in ALL)
 
 
