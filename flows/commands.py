@@ -66,7 +66,14 @@ class FlowCommand(TyperCommand):
         return super().shell_complete(ctx, incomplete)
 
 
+def _flow_names(incomplete: str) -> list[str]:
+    return [name for name in FLOWS if name.startswith(incomplete)]
+
+
 Words = Annotated[list[str] | None, typer.Argument(metavar="[OPTION]...")]
+FlowWords = Annotated[
+    list[str] | None, typer.Argument(metavar="[FLOW] [COMMAND] [OPTION]...", autocompletion=_flow_names)
+]
 
 
 def run(words: Words = None) -> None:
@@ -79,7 +86,7 @@ def check(words: Words = None) -> None:
     _become(*flow_words("check", words or ()))
 
 
-def flow(words: Words = None) -> None:
+def flow(words: FlowWords = None) -> None:
     """Any command of a flow: resume, card, logs, argo-workflows create.
 
     The first word may be the flow: finetune (as without it), linear, rejection or checklist.

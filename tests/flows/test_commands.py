@@ -128,6 +128,7 @@ def test_completion_knows_the_commands_and_the_options_of_the_flows(tmp_path: Pa
     assert complete("finetune run --mo") == {"--mode", "--model", "--monitor"}
     assert complete("finetune check --gpus-per") == {"--gpus-per-node"}
     assert complete("finetune plan --mod") == {"--model"}
+    assert complete("finetune flow lin") == {"linear"}
 
 
 @pytest.mark.slow
