@@ -129,8 +129,8 @@ def command_line(script: str, words: Sequence[str]) -> str:
     if name is None:
         return join(["python", script, *words])  # a copy of a flow, under a name of the user's
     before, rest = _apart(words)
-    for command, flow in RUNS.items():
-        if flow == name and rest[:1] == ["run"]:
+    for command, run_flow in RUNS.items():
+        if run_flow == name and rest[:1] == ["run"]:
             return join(["finetune", command, *before, *rest[1:]])
     return join(["finetune", "flow", *([] if name == DEFAULT else [name]), *words])
 
