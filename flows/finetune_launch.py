@@ -177,6 +177,7 @@ def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
             checks.check_installed(chosen.engine, chosen.method, liger=chosen.liger)
             tasks.check_installed(chosen)
             checks.check_disks(run.plan, [_work_disk()])
+            checks.check_output(chosen)
             finetune_artifacts.carry(run.model)
         else:
             model, staged = finetune_artifacts.stage(run.settings, run.model)
