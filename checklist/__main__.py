@@ -20,7 +20,7 @@ import typer
 
 from checklist.options import CommandOptions, Options, build, flags, help_of, type_of
 from checklist.run.rendezvous import NO_SECRET, Rendezvous, from_environment
-from estimator.errors import UserError
+from estimator.errors import MISTAKE, UserError
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from checklist.past_runs import History
     from checklist.result import Result
 
-COULD_NOT_RUN = 2
+COULD_NOT_RUN = MISTAKE
 INTERRUPTED = 128 + signal.SIGINT  # as shells say it; typer would end with 1, which is FAIL here
 NODE_NAME = "NODE_NAME"  # where a pod's downward API puts the node's name; the probes read it
 

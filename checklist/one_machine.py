@@ -36,5 +36,5 @@ def next_commands(run: Measurements) -> tuple[str, ...]:
     rendezvous = "--node-rank $NODE_RANK --master-addr $MASTER_ADDR --master-port 29500"
     return (
         f"torchrun --nnodes 2 {processes} {rendezvous} -m checklist --profile standard",
-        f"python flows/checklist_flow.py run --with kubernetes --nodes 2{gpus} --profile standard",
+        f"finetune check --with kubernetes --nodes 2{gpus} --profile standard",
     )

@@ -5,7 +5,7 @@ In a flow::
     @gpu_profile(plan=plan_from_parameters)                  # the whole request
     @gpu_profile(plan=plan_from_parameters, request="none")  # the plan, but no GPUs
 
-or, for any flow at all, ``run --with decorators.gpu_profile``: no plan, only measurement.
+or, for any flow at all, ``run --with gpu_profile``: no plan, only measurement.
 
 The plan is made once, where the run is launched, from the values that the flow's parameters have there.
 From there it travels in the environment variable ``FINETUNE_PLAN``: local tasks inherit it, containers
@@ -127,6 +127,7 @@ class gpu_profile(LaunchMixin, StepMutator, UserStepDecorator):  # type: ignore[
     def mutate(self, mutable_step: Any) -> None:
         """Called by Metaflow in every process that loads the flow; plans only where a run is launched."""
         self.external_init()  # Metaflow leaves this out for decorators given after --with
+        _metaflow.leave_bytecode_out()
         step = StepView(mutable_step)
         if self.role in _WITH_CARD:
             step.add_card(CARD_REFRESH_SECONDS)

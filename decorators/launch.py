@@ -23,7 +23,7 @@ from estimator.errors import UserError
 from estimator.plan import Request
 
 _DEPLOYED = (
-    "Deploy to Argo Workflows (argo-workflows create), or flows/finetune_linear_flow.py to Step Functions; "
+    "Deploy to Argo Workflows (argo-workflows create), or `finetune flow linear` to Step Functions; "
     "Airflow can start either, or a launcher's Job (infra/kubernetes/examples/launcher)."
 )
 T = TypeVar("T")
@@ -51,6 +51,7 @@ class LaunchMixin:
         kind = _metaflow.command()
         if kind in ("run", "resume", "deploy"):
             _metaflow.ensure_python()
+            _metaflow.leave_bytecode_out()
             if kind != "deploy":
                 _metaflow.end_with_jobs()
             elif deployer() == "airflow":
@@ -150,7 +151,7 @@ def check_deployable(step: StepView) -> None:
         raise FinetuneError(
             f"Step Functions can't run step {gangs[0]}: Metaflow has no @parallel there.",
             "Deploy to Argo Workflows (argo-workflows create), or deploy a flow for one node: "
-            "flows/finetune_linear_flow.py; for the checklist, see docs/checklist.md.",
+            "`finetune flow linear`; for the checklist, see docs/checklist.md.",
         )
     if not _has_region():
         raise FinetuneError(
@@ -164,7 +165,7 @@ def check_nodes(step: StepView, request: Request) -> None:
     if request.nodes > 1 and not any(other.has("parallel") for other in step.steps()):
         raise FinetuneError(
             f"The plan is for {request.nodes} nodes, and no step of this flow is @parallel.",
-            "Ask for one node (--nodes 1), or use a flow with such a step, as flows/finetune_flow.py.",
+            "Ask for one node (--nodes 1), or use a flow with such a step, as that of `finetune run`.",
         )
 
 

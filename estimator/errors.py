@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from estimator.plan import Plan
 
 
+MISTAKE = 2
+"""Exit status of a command that a UserError ends before anything is begun; click's for wrong options."""
+
+
 class UserError(Exception):
     """A mistake of the user's, or a state of the machine that the user can mend.
 
@@ -115,4 +119,4 @@ class CannotFit(UserError):  # noqa: N818 - it is an answer, with a plan in it, 
         return kind, texts, {**state, **more}  # type: ignore[dict-item]
 
 
-__all__ = ["CannotFit", "Change", "UserError", "check_names", "spelled_as"]
+__all__ = ["MISTAKE", "CannotFit", "Change", "UserError", "check_names", "spelled_as"]

@@ -27,6 +27,7 @@ from decorators.storage import datastore_root
 from flows import checklist_launch, checklist_steps
 from flows.checklist_card import draw
 from flows.checklist_launch import FlowOptions
+from flows.commands import command_line
 from flows.finetune_node import choose_ports
 from launchers.cluster.endpoint import NodeAddress, Secret
 from launchers.workdir import work_folder
@@ -178,7 +179,7 @@ class ChecklistFlow(FlowSpec):
             checklist_launch.result_file(options, here=self.run_config.local),
         )
         task = f"{current.run_id}/verdict"
-        print(f"card: python flows/checklist_flow.py card view {task} --id {CARD_ID}")
+        print(f"card: finetune flow checklist card view {task} --id {CARD_ID}")
         refusal = checklist_steps.explain_refusal(judged)
         if refusal is not None:
             raise final(refusal, NotFit)
@@ -208,4 +209,4 @@ class ChecklistFlow(FlowSpec):
 
 
 if __name__ == "__main__":
-    main(ChecklistFlow)
+    main(ChecklistFlow, command_line)

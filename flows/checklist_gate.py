@@ -58,7 +58,7 @@ class Checked:
         bad = f" Bad nodes: {', '.join(self.result.bad_nodes)}." if self.result.bad_nodes else ""
         advice = [" ".join(finding.advice) for finding in failed[:1]]
         remote = "" if backend == "local" else f" --with {backend}"
-        again = f"Then run the checklist again: python flows/checklist_flow.py run{remote}"
+        again = f"Then run the checklist again: finetune check{remote}"
         # resume takes no parameters; this is how Metaflow takes one from the environment
         anyway = f"{IGNORE_VARIABLE}=1 before the command" if resumes else "--ignore-checklist"
         return UserError(

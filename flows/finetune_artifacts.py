@@ -25,6 +25,7 @@ from estimator import models, remote
 from estimator.models import ModelRef, ModelSource
 from estimator.plan import GIB, Plan
 from estimator.setup import IMAGE_TASK
+from flows.commands import command_line
 from launchers import engines, model_card, pipeline
 from launchers.dataset import files, mixture, sources
 from launchers.dataset.stored import StoredRows
@@ -32,9 +33,6 @@ from launchers.images import pictures
 from launchers.model_card import Facts, cache_folder, slug
 from launchers.settings import Settings
 from launchers.store.bundles import fetch_files, get_bundle, has_bundle, put_bundle, sha256_of
-
-AGAIN = "python flows/{flow}_flow.py --config settings settings.yaml run"
-
 
 # What the launching process leaves for the tasks
 
@@ -229,7 +227,8 @@ def export(
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.parent.mkdir(parents=True, exist_ok=True)
     get_bundle(storage, output, temporary)
-    model_card.write_records(temporary, plan, settings, facts, model=model, again=AGAIN.format(flow=flow))
+    again = command_line(f"{flow}_flow.py", ["--config", "settings", "settings.yaml", "run"])
+    model_card.write_records(temporary, plan, settings, facts, model=model, again=again)
     shutil.rmtree(destination, ignore_errors=True)
     temporary.rename(destination)
     return str(engines.result_of(destination))

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from flows.doctor.line import Line
 
 DEFAULT_JOB = "local"  # the line that says whether it can run
-RUN = "python flows/finetune_flow.py run"
+RUN = "finetune run"
 _MARKS = {"ok": ("ok", "green"), "unknown": ("?", "yellow"), "no": ("no", "red")}
 
 

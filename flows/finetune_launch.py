@@ -15,7 +15,7 @@ from decorators._metaflow import command, compiles_only, main, resumed_artifact
 from decorators.backends import cluster_name, destination
 from estimator import hardware
 from estimator.calibration import Calibration
-from estimator.errors import Change, UserError, check_names, spelled_as
+from estimator.errors import MISTAKE, Change, UserError, check_names, spelled_as
 from estimator.hardware import local_machine
 from estimator.job import Job, Target
 from estimator.plan import Plan
@@ -25,6 +25,7 @@ from estimator.planning.places import WAITS
 from estimator.planning.planner import CannotFit
 from estimator.planning.report import render, render_cannot_fit
 from flows import finetune_artifacts, finetune_harness, rejection_launch, scorers
+from flows.commands import command_line
 from launchers import checks, hub_push, pipeline, settings, workdir
 from launchers.harness import tasks
 from launchers.sections import Resources
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from flows.checklist_gate import Checked
 
 Backend = Literal["local", "kubernetes", "batch"]
-USAGE = 2  # the exit status of a command line that can't be read, as Metaflow's own
 
 # Where each flag of the flow goes in Settings. Anything else is reached by the YAML file and --set.
 FLAGS = {
@@ -116,8 +116,8 @@ def run_flow(flow: type[Any]) -> None:
         check_names(sys.argv[1:], FLOW)
     except UserError as error:
         print(error, file=sys.stderr)
-        raise SystemExit(USAGE) from None
-    main(flow)
+        raise SystemExit(MISTAKE) from None
+    main(flow, command_line)
 
 
 def settings_from(config: Mapping[str, Any], params: Mapping[str, Any]) -> Settings:
@@ -177,6 +177,7 @@ def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
             checks.check_installed(chosen.engine, chosen.method, liger=chosen.liger)
             tasks.check_installed(chosen)
             checks.check_disks(run.plan, [_work_disk()])
+            checks.check_output(chosen)
             finetune_artifacts.carry(run.model)
         else:
             model, staged = finetune_artifacts.stage(run.settings, run.model)
@@ -188,9 +189,8 @@ def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
 def _command(params: Mapping[str, Any]) -> str:
     """The command that these parameters come from, as the user would give it again."""
     if command() == "run":
-        return shlex.join(["python", *sys.argv])
-    words = ["python", "flows/finetune_flow.py", "run"]
-    return shlex.join([*words, *(["--model", params["model"]] if params.get("model") else [])])
+        return command_line(sys.argv[0], sys.argv[1:])
+    return shlex.join(["finetune", "run", *(["--model", params["model"]] if params.get("model") else [])])
 
 
 def _newest_checklist(backend: Backend, *, ignored: bool) -> Checked | None:

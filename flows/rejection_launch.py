@@ -147,7 +147,7 @@ def check(settings: Settings) -> PlannedRejection:
                 Change("task", settings.task),
                 ": this flow trains on the answers that it keeps, with task sft.",
             ),
-            ("Leave ", Change("task"), " out, or use flows/finetune_flow.py."),
+            ("Leave ", Change("task"), " out, or use `finetune run`."),
         )
     scorer = scorer_of(score)
     if scorer.function is not None:

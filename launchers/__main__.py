@@ -18,7 +18,7 @@ from typing import Annotated
 
 import typer
 
-from estimator.errors import UserError, check_names
+from estimator.errors import MISTAKE, UserError, check_names
 from launchers import settings
 from launchers.cluster.allocation import Allocation, node_address
 from launchers.cluster.hangup import outlive_shell
@@ -30,7 +30,6 @@ from launchers.spelling import SET
 from launchers.workdir import work_folder
 
 FAILED = 1
-MISTAKE = 2  # as typer has it for wrong options
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: try again
 GOES_ON = "The same command goes on from the newest checkpoint."
 SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)

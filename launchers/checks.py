@@ -7,6 +7,7 @@ Each function raises UserError in two lines, spelled as the user has given it
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -173,6 +174,18 @@ def check_disks(plan: Plan, free_bytes: Iterable[tuple[str, int]]) -> None:
                 f"{needed / GIB:.1f} GiB there.",
                 "Free some space, or name another place: export FINETUNE_WORK_DIR=/a/larger/disk",
             )
+
+
+def check_output(settings: Settings) -> None:
+    """Raise UserError where the finished model can't be put into its folder on this machine."""
+    folder = Path(settings.output_dir).expanduser().absolute()
+    existing = next(place for place in (folder, *folder.parents) if place.exists())
+    if not (existing.is_dir() and os.access(existing, os.W_OK)):
+        why = "may not be written by you" if existing.is_dir() else "is a file"
+        raise UserError(
+            (Change("output_dir", settings.output_dir), f": {existing} {why}."),
+            ("Name another folder: ", Change("output_dir", "FOLDER")),
+        )
 
 
 def check_window(settings: Settings, total_steps: int) -> None:

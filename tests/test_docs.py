@@ -42,6 +42,7 @@ from estimator import models  # noqa: E402
 from estimator.errors import UserError  # noqa: E402
 from estimator.models import untried  # noqa: E402
 from flows import finetune_launch  # noqa: E402
+from flows.commands import RUNS, flow_words  # noqa: E402
 from launchers import engines, settings  # noqa: E402
 from launchers.dataset import preferences, rows  # noqa: E402
 from launchers.models import weights  # noqa: E402
@@ -49,7 +50,8 @@ from tests import image_plans  # noqa: E402
 from tests.conftest import write_images, write_pairs  # noqa: E402
 from tests.flows.conftest import FLOW, environment  # noqa: E402
 
-DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")]
+DOCUMENTS += [ROOT / "CODE_OF_CONDUCT.md"]
 DOCUMENTS += sorted((ROOT / "docs").glob("*.md"))
 SETUP = "python3 -m venv .venv && .venv/bin/pip install -q -e '{extra}' && .venv/bin/python {what}"
 RUN_COMMAND = SETUP.format(extra=".[train]", what="flows/finetune_flow.py run")
@@ -90,7 +92,7 @@ def settings_page() -> str:
         "`settings.yaml`.",
         "",
         "```bash",
-        "python flows/finetune_flow.py --config settings my.yaml run --lr 1e-5 --set lora.rank=16",
+        "finetune run --config settings my.yaml --lr 1e-5 --set lora.rank=16",
         "```",
         "",
         "```yaml",
@@ -397,20 +399,25 @@ def shell_lines() -> list[tuple[str, str]]:
     for path in DOCUMENTS:
         prose = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
         inline = re.findall(
-            r"`(python (?:flows/\w+_flow\.py|-m checklist) [^`]*|finetune [a-z]+ -[^`]*)`", prose
+            r"`(python -m checklist [^`]*|finetune (?:run|check|flow) [^`]+|finetune [a-z]+ -[^`]*)`", prose
         )
         found += [(str(path.relative_to(ROOT)), command) for command in inline]
     return found
 
 
-def flow_commands() -> list[tuple[str, list[str]]]:
-    """(where, words after finetune_flow.py)."""
+def flow_commands(file: str) -> list[tuple[str, list[str]]]:
+    """(where, words that the flow gets), by ``finetune run``, ``check`` or ``flow``, or by its file."""
     found = []
     for where, line in shell_lines():
         for part in line.split("&&"):
-            words = shlex.split(part)
-            if len(words) > 1 and words[1] == "flows/finetune_flow.py":
-                found.append((where, words[2:]))
+            program, *words = shlex.split(part.partition(" >")[0])
+            started: tuple[str, list[str]] | None = None
+            if program.endswith("finetune") and words[0] in (*RUNS, "flow"):
+                started = flow_words(words[0], words[1:])
+            elif program.endswith("python") and words[0].startswith("flows/"):
+                started = Path(words[0]).name, words[1:]
+            if started is not None and started[0] == file:
+                found.append((where, started[1]))
     return found
 
 
@@ -420,7 +427,8 @@ def estimator_commands() -> list[tuple[str, list[str]]]:
     found = []
     for where, line in shell_lines():
         words = shlex.split(line.partition(" >")[0])
-        if words[0].removeprefix(".venv/bin/") == "finetune" and not where.startswith(elsewhere):
+        ours = words[0].removeprefix(".venv/bin/") == "finetune" and words[1] not in (*RUNS, "flow")
+        if ours and not where.startswith(elsewhere):
             found.append((where, words[1:]))
     return found
 
@@ -529,16 +537,19 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_every_flow_command_is_one_that_the_command_line_takes(place: Path) -> None:
-    commands = flow_commands()
+    commands = flow_commands("finetune_flow.py")
     assert len(commands) > 30
     for where, words in commands:
         plain, options = parse(words)
-        subcommand = plain[:2] if plain[0] in ("card", "logs") else plain[:1]
-        known = help_text(*subcommand) + help_text()
+        known = help_text(*subcommand_of(plain)) + help_text()
         for option in options:
-            assert re.search(rf"{option}\b", known), f"{where}: {plain[0]} has no {option}"
-        if plain[0] == "run":
+            assert re.search(rf"{option}\b", known), f"{where}: {plain} has no {option}"
+        if plain[:1] == ["run"]:
             check_run(where, options, place)
+
+
+def subcommand_of(plain: list[str]) -> list[str]:
+    return plain[:2] if plain[0:1] in (["card"], ["logs"]) else plain[:1]
 
 
 def check_run(where: str, options: dict[str, list[str]], place: Path) -> None:
@@ -578,7 +589,7 @@ def test_every_command_of_the_estimator_runs(place: Path) -> None:
         said = f"{where}: finetune {shlex.join(words)}: {done.stderr}"
         theirs = {"--from-cluster", "--hardware", "--gpu"} & set(words) or "NAME" in words
         theirs = theirs or words[0] in ("runs", "costs")  # there are none here
-        assert done.returncode in ((0, 1) if theirs else (0,)), said
+        assert done.returncode in ((0, 1, 2) if theirs else (0,)), said
         assert "Traceback" not in done.stderr, said
 
 
@@ -608,30 +619,30 @@ def test_every_checklist_command_is_one_that_the_command_line_takes(place: Path)
 
 def test_every_command_of_the_checklist_flow_has_its_options() -> None:
     flow = FLOW.with_name("checklist_flow.py")
-    lines = [line for _, line in shell_lines() if "flows/checklist_flow.py" in line]
-    assert len(lines) > 4
-    for line in lines:
-        plain, options = parse(shlex.split(line)[2:])
-        known = help_text(*plain[:1], flow=flow) + help_text(flow=flow)
+    found = flow_commands(flow.name)
+    assert len(found) > 4
+    for line, words in found:
+        plain, options = parse(words)
+        known = help_text(*subcommand_of(plain), flow=flow) + help_text(flow=flow)
         for option in options:
             assert re.search(rf"{option}\b", known), f"{line}: there is no {option}"
 
 
 def test_every_command_of_the_rejection_flow_has_its_options() -> None:
     flow = FLOW.with_name("rejection_flow.py")
-    lines = [line for _, line in shell_lines() if "flows/rejection_flow.py" in line]
-    assert len(lines) > 2
-    for line in lines:
-        plain, options = parse(shlex.split(line)[2:])
-        known = help_text(*plain[:1], flow=flow) + help_text(flow=flow)
+    found = flow_commands(flow.name)
+    assert len(found) > 2
+    for line, words in found:
+        plain, options = parse(words)
+        known = help_text(*subcommand_of(plain), flow=flow) + help_text(flow=flow)
         for option in options:
             assert re.search(rf"{option}\b", known), f"{line}: there is no {option}"
 
 
 def test_the_checklist_commands_of_the_readme_are_those_that_other_tests_run() -> None:
-    """tests/flows/test_checklist_flow.py runs the first as it is, tests/checklist/test_main.py the second."""
-    lines = [line for where, line in shell_lines() if where.startswith("README") and "checklist" in line]
-    assert lines == ["python flows/checklist_flow.py run", "python -m checklist --json result.json"]
+    """tests/flows/test_commands.py runs the first, tests/checklist/test_main.py the second."""
+    lines = [line for where, line in shell_lines() if where.startswith("README") and "check" in line]
+    assert lines == ["finetune check", "python -m checklist --json result.json"]
 
 
 def test_other_shell_lines_are_of_known_programs() -> None:
@@ -787,6 +798,7 @@ ROOM_ARROWS = {
     "checklist": {"estimator", "launchers"},
     "decorators": {"estimator", "launchers"},
     "flows": {"checklist", "estimator", "launchers", "decorators"},
+    "metaflow_extensions": {"decorators", "estimator"},
 }
 
 

@@ -37,6 +37,9 @@ What is used, and why no public interface serves:
 * ``METAFLOW_EXIT_DISALLOW_RETRY``, ``system_context.retry_count``: a user's mistake is not worth a retry. The
   scheduler then ends with a line about the terminal step, so it is used only where a retry would follow, and
   ``MetaflowInternalError.headline`` is put into words that fit.
+* ``MetaflowCodeContentV1._module_files``: of an installed package Metaflow packs the compiled files, too.
+* ``metaflow.cli``'s ``print_metaflow_exception`` and ``start.main``: a mistake is to end with 2 where nothing
+  was begun, while Metaflow ends with 1 whatever has happened; and help is to name the command that was typed.
 * ``NativeRuntime._logger``: on a terminal, the lines of training steps are renewed in place.
 * ``metaflow_config``: where steps run, and with what, where the user names nothing; for ``finetune doctor``
   which datastore and which metadata there are.
@@ -49,6 +52,7 @@ What is used, and why no public interface serves:
 from decorators._metaflow.argo import tidy_workflows
 from decorators._metaflow.attempts import before_retry, outlived
 from decorators._metaflow.cards import card, make_in_process, push_card, standalone_page
+from decorators._metaflow.code_packages import leave_bytecode_out
 from decorators._metaflow.commands import (
     Backend,
     command,
@@ -122,6 +126,7 @@ __all__ = [
     "give_datastore_up",
     "in_container",
     "label_jobs",
+    "leave_bytecode_out",
     "leave_no_record",
     "limit_datastore",
     "local_node_command",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -9,20 +10,21 @@ from contextlib import contextmanager
 from typing import Any
 
 from metaflow.exception import METAFLOW_EXIT_DISALLOW_RETRY, MetaflowException, MetaflowInternalError
+from metaflow.parameters import flow_context
 from metaflow.system_context import ExecutionPhase, system_context
 
 from decorators._metaflow.datastores import limit_datastore
 from decorators._metaflow.signals import end_with_jobs, was_interrupted
 from decorators._metaflow.terminal import renew_steps
 from decorators._metaflow.users import ensure_user
-from estimator.errors import UserError
+from estimator.errors import MISTAKE, UserError
 from launchers.cluster.hangup import outlive_shell
 
 _WHERE = ("--with", "--datastore", "--datastore-root", "--metadata", "--environment")
 
 
 class FinetuneError(MetaflowException):  # type: ignore[misc]
-    """A user's mistake as Metaflow shows it: a headline and lines of text, no traceback, exit status 1."""
+    """A user's mistake as Metaflow shows it: a headline and lines of text, no traceback."""
 
     headline = "Can't go on"
 
@@ -71,18 +73,27 @@ def final(error: UserError, kind: type[FinetuneError] = FinetuneError) -> Finetu
 _in_main = False
 
 
-def resume_command(words: Sequence[str], run_id: str) -> str:
-    """The command that goes on with a run that ``words`` have started.
+CommandLine = Callable[[str, Sequence[str]], str]
+"""From a flow's file and its words to the command that a user would type."""
+
+
+def by_file(script: str, words: Sequence[str]) -> str:
+    """The command of a flow that is run by its file."""
+    return shlex.join(["python", script, *words])
+
+
+def resume_command(script: str, words: Sequence[str], run_id: str, command_line: CommandLine) -> str:
+    """The command that goes on with a run that these words of a flow have started.
 
     Metaflow takes parameters and configs from the run; where it is to run must be said again.
     """
-    given = iter(words[1:])
+    given = iter(words)
     where = []
     for word in given:
         name, _, value = word.partition("=")
         if name in _WHERE:
             where += [word] if value else [word, next(given, "")]
-    return shlex.join(["python", words[0], *where, "resume", "--origin-run-id", run_id])
+    return command_line(script, [*where, "resume", "--origin-run-id", run_id])
 
 
 _after_last_words: list[Callable[[], None]] = []
@@ -96,13 +107,16 @@ def after_last_words(do: Callable[[], None]) -> None:
         do()
 
 
-def main(flow: type[Any]) -> None:
+def main(flow: type[Any], command_line: CommandLine | None = None) -> None:
     """Run a flow's command line, as ``flow()`` does.
 
     Gives Metaflow a user's name where the machine has none, lets a run outlive its shell, ends its remote
-    jobs with it, shows the steps of a training in one line on a terminal, and ends a task that met a
-    UserError with the exit status that tells Metaflow's local scheduler not to retry it (Metaflow itself
-    always ends with 1).
+    jobs with it, and shows the steps of a training in one line on a terminal. Metaflow ends with 1 whatever
+    has happened; this ends with :data:`MISTAKE` where nothing was begun, and a task that met a UserError with
+    the status that tells Metaflow's local scheduler not to retry it.
+
+    ``command_line`` says how the flow is called, in its help and where a command is suggested; by default by
+    its file.
     """
     global _in_main
     _in_main = True
@@ -120,21 +134,49 @@ def main(flow: type[Any]) -> None:
     except UserError as error:
         say(error.problem)
         say(error.advice)
-        raise SystemExit(1) from None
+        raise SystemExit(MISTAKE) from None
+    shown = _enter_command_line(flow, command_line and command_line(sys.argv[0], ()))
     try:
         flow()
     except SystemExit as ended:
         if ended.code == 1 and _ended_by_user_error and _would_be_retried():
             raise SystemExit(METAFLOW_EXIT_DISALLOW_RETRY) from None
+        began = system_context.run_id or system_context.is_task or system_context.is_trampoline
+        if ended.code == 1 and shown and not began:
+            raise SystemExit(MISTAKE) from None
         raise
     finally:
         if close_line is not None:
             close_line()
         sys.stderr.flush()
         if launches and was_interrupted() and system_context.run_id:
-            say(f"To go on where it stood: {resume_command(sys.argv, str(system_context.run_id))}")
+            again = resume_command(
+                sys.argv[0], sys.argv[1:], str(system_context.run_id), command_line or by_file
+            )
+            say(f"To go on where it stood: {again}")
         for do in _after_last_words:
             do()
+
+
+def _enter_command_line(flow: type[Any], name: str | None) -> list[MetaflowException]:
+    """Let Metaflow's help call the flow's command ``name``, if it has one, instead of by its file.
+
+    Returns a list to which Metaflow will add what it shows as lines; a bug has a traceback instead.
+    """
+    with flow_context(flow):  # which options there are depends on the flow
+        from metaflow import cli
+
+    if name is not None:
+        cli.start.main = functools.partial(cli.start.main, prog_name=name)
+    shown: list[MetaflowException] = []
+    own = cli.print_metaflow_exception
+
+    def show(error: MetaflowException) -> None:
+        shown.append(error)
+        own(error)
+
+    cli.print_metaflow_exception = show
+    return shown
 
 
 def _would_be_retried() -> bool:

@@ -16,7 +16,7 @@ from decorators.past_runs import NeverRunError, runs_of
 from decorators.profile.calibration import finished
 from decorators.profile.measured import Measured
 from estimator.calibration import Finished, Store
-from estimator.errors import UserError
+from estimator.errors import MISTAKE, UserError
 from estimator.plan import Plan
 
 MOST_RUNS = 100  # of a flow that are looked at, the newest
@@ -67,9 +67,11 @@ def _of_task(task: Any) -> Finished | None:
 
 
 def main(words: list[str]) -> str:
-    """``python -m decorators.profile.finished_runs FLOW``."""
+    """Keep what a flow's runs have measured. Raises UserError for other words than the name of one flow."""
     if len(words) != 1:
-        raise SystemExit("usage: python -m decorators.profile.finished_runs FLOW")
+        raise UserError(
+            f"It takes one word, and got {len(words)}.", "python -m decorators.profile.finished_runs FLOW"
+        )
     store = Store()
     known = {run.run for run in store.read().finished}
     new = [run for run in collect(words[0]) if run.run not in known]
@@ -82,4 +84,5 @@ if __name__ == "__main__":
     try:
         sys.stdout.write(main(sys.argv[1:]) + "\n")
     except UserError as error:
-        sys.exit(str(error))
+        print(error, file=sys.stderr)
+        sys.exit(MISTAKE)

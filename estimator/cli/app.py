@@ -13,11 +13,15 @@ import typer
 from typer.core import TyperGroup
 
 from estimator.changes import FINETUNE
-from estimator.errors import CannotFit, UserError, check_names
+from estimator.errors import MISTAKE, CannotFit, UserError, check_names
 
-# To add a command, add a line here and a file estimator/cli/NAME.py with a function NAME; one that reads
-# Metaflow's runs lies among the flows.
+# To add a command, add a line here and a file estimator/cli/NAME.py with a function NAME; one that knows
+# Metaflow lies among the flows.
+# The commands stand in --help as here, under the headings of GROUPS.
 COMMANDS = {
+    "run": "Fine-tune a model, on this machine or with --with kubernetes, --with batch.",
+    "check": "Is a cluster fit to train on? Tests its nodes and the network between them.",
+    "flow": "Any command of a flow: resume, card view, logs, argo-workflows create.",
     "plan": "The best configurations for a model, from goals to a ranked list.",
     "estimate": "Memory, speed and price of one configuration.",
     "explain": "What the memory is made of, as bars: here, as SVG, as a page.",
@@ -28,11 +32,20 @@ COMMANDS = {
     "costs": "What runs have cost, by user, team or model.",
     "doctor": "What is installed, what would work here, and what mends the rest.",
 }
+GROUPS = {
+    "Run": ("run", "check", "flow"),
+    "Plan, with nothing run": ("plan", "estimate", "explain", "gpus", "models", "compare"),
+    "Look back, look around": ("runs", "costs", "doctor"),
+}
 ELSEWHERE = {
+    "run": "flows.commands",
+    "check": "flows.commands",
+    "flow": "flows.commands",
     "runs": "flows.finetune_runs",
     "costs": "flows.finetune_costs",
     "doctor": "flows.finetune_doctor",
 }  # by name: nothing here knows Metaflow
+ANSWERED_NO = 1  # nothing fits
 INTERRUPTED, PIPE_CLOSED = 130, 141  # as a shell reports a program ended by SIGINT, SIGPIPE
 
 
@@ -47,18 +60,20 @@ class Commands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Replace the stand-in of the command that was called by the command itself, from its module."""
         name, _, rest = super().resolve_command(ctx, args)
-        check_names(rest, FINETUNE)
-        return name, load(str(name)), rest
+        command = load(str(name))
+        if not command.ignore_unknown_options:  # else a flow reads them, by its own names
+            check_names(rest, FINETUNE)
+        return name, command, rest
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; mistakes are two lines and status 1, an interrupt and a closed pipe are silent."""
+        """Run the command; mistakes are two lines and status 2, an interrupt and a closed pipe are silent."""
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()
         except CannotFit as error:
-            _fail(_cannot_fit(error, ctx.meta["command"]))
+            _fail(_cannot_fit(error, ctx.meta["command"]), ANSWERED_NO)
         except UserError as error:
-            _fail(str(error))
+            _fail(str(error), MISTAKE)
         except KeyboardInterrupt:
             raise SystemExit(INTERRUPTED) from None
         except BrokenPipeError:
@@ -72,7 +87,8 @@ def load(name: str) -> Any:
     """The typer command of that name, from ``estimator/cli/NAME.py``, or from ``ELSEWHERE``."""
     module = importlib.import_module(ELSEWHERE.get(name, f"estimator.cli.{name}"))
     program = typer.Typer(add_completion=False)
-    program.command(name, help=_help(module, name))(getattr(module, name))
+    kind = getattr(module, "FlowCommand", None)
+    program.command(name, cls=kind, help=_help(module, name))(getattr(module, name))
     return typer.main.get_command(program)
 
 
@@ -86,10 +102,10 @@ def _cannot_fit(error: CannotFit, command: str) -> str:
     return render_cannot_fit(error, command)
 
 
-def _fail(text: str) -> None:
+def _fail(text: str, status: int) -> None:
     sys.stdout.flush()
     print(text, file=sys.stderr)
-    raise SystemExit(1)
+    raise SystemExit(status)
 
 
 def _version(requested: bool) -> None:
@@ -103,13 +119,15 @@ def _version(requested: bool) -> None:
 app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
-@app.callback(help="Plan fine-tuning: which GPUs, how many, how long, how much. Needs no GPU and no network.")
+@app.callback(
+    help="Fine-tune language models: plan (which GPUs, how many, how long, how much), run, measure, check.",
+    epilog="Without Metaflow: python -m launchers trains under Slurm or PBS, python -m checklist checks.",
+)
 def finetune(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")
@@ -127,7 +145,8 @@ def _stand_in_for(summary: str) -> Callable[[], None]:
 
 
 for _name, _summary in COMMANDS.items():
-    app.command(_name, help=_summary)(_stand_in_for(_summary))
+    _group = next(group for group, names in GROUPS.items() if _name in names)
+    app.command(_name, help=_summary, rich_help_panel=_group)(_stand_in_for(_summary))
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The command that runs a plan for a cluster, as ``flows/finetune_flow.py`` takes its options."""
+"""The command that runs a plan for a cluster, as ``finetune run`` takes its options."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from estimator.job import Job
     from estimator.plan import Plan
 
-FLOW = ("python", "flows/finetune_flow.py", "run")
+FLOW = ("finetune", "run")
 NAMESPACE_VARIABLE = "METAFLOW_KUBERNETES_NAMESPACE"  # of Metaflow's configuration
 DEFAULT_NAMESPACE = "default"  # Metaflow's
 DEFAULT_BATCH = 16  # of the flow's setting global_batch_size

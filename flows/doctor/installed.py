@@ -8,7 +8,6 @@ from importlib.metadata import PackageNotFoundError, metadata, requires, version
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
-from packaging.utils import canonicalize_name
 
 from flows.doctor.line import Line
 
@@ -64,19 +63,11 @@ def _requirements() -> list[Requirement]:
 
 
 def _of_extra(extra: str) -> Iterator[Requirement]:
-    """What an extra asks for on this Python and system, that of the extras in it among it."""
+    """What an extra asks for on this Python and system, beyond what the package itself asks for."""
     for item in _requirements():
-        if item.marker is None or item.marker.evaluate({"extra": ""}) or not _applies(item, extra):
-            continue
-        if canonicalize_name(item.name) == US:
-            for inner in sorted(item.extras):
-                yield from _of_extra(inner)
-        else:
+        marker = item.marker
+        if marker is not None and not marker.evaluate({"extra": ""}) and marker.evaluate({"extra": extra}):
             yield item
-
-
-def _applies(item: Requirement, extra: str) -> bool:
-    return item.marker is not None and item.marker.evaluate({"extra": extra})
 
 
 def _wrong(needed: list[Requirement]) -> list[str]:

@@ -259,7 +259,7 @@ def test_the_users_own_limits_stand_and_are_handed_on(home: Home) -> None:
 
 def test_a_limit_that_is_no_number_is_said_in_two_lines(home: Home) -> None:
     done = home.run("stores.py", "run", FINETUNE_DATASTORE_TIMEOUT="soon")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "FINETUNE_DATASTORE_TIMEOUT=soon: it is a number of minutes, and above 0." in done.stderr
     assert "Traceback" not in done.stderr
 

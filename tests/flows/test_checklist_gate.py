@@ -133,7 +133,7 @@ def test_a_failure_of_less_than_a_day_is_refused_with_finding_nodes_age_and_the_
     )
     assert error.problem.endswith(" Bad nodes: host-2.")
     *_, again, anyway = error.advice.splitlines()
-    assert again == "Then run the checklist again: python flows/checklist_flow.py run --with kubernetes"
+    assert again == "Then run the checklist again: finetune check --with kubernetes"
     assert anyway == "To train all the same: --ignore-checklist"
     resumed = checked(slow()).refusal("local", resumes=True)
     assert resumed is not None
@@ -315,7 +315,7 @@ def test_a_run_stops_at_a_failed_checklist_of_its_cluster_before_anything_is_sub
     leave(tmp_path, "prod", slow())
     for arguments in (("run",), ("run", "--plan-only")):
         stopped = finetune(tmp_path, *arguments, FINETUNE_CLUSTER="prod")
-        assert stopped.returncode == 1
+        assert stopped.returncode == 2
         assert "The checklist of this cluster failed 1 min ago" in stopped.stdout
         assert "Bad nodes: host-2." in stopped.stdout
         assert "Traceback" not in stopped.stdout
@@ -379,5 +379,5 @@ def test_the_real_checklist_flow_stops_the_real_training_flow(tmp_path: Path) ->
     )
     assert failed.returncode == 1, failed.stdout
     stopped = finetune(tmp_path, "run")
-    assert stopped.returncode == 1
+    assert stopped.returncode == 2
     assert "gemm_fp32 of all 2 ranks is below the floor" in stopped.stdout

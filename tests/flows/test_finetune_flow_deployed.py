@@ -161,7 +161,7 @@ def test_step_functions_refuse_several_nodes_before_aws_is_asked(home: Home) -> 
         AWS_SECRET_ACCESS_KEY="x",
     )
     said = done.stdout + done.stderr
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "Step Functions can't run step train_nodes: Metaflow has no @parallel there." in said
     assert "argo-workflows create" in said
     assert "Traceback" not in said
@@ -179,7 +179,7 @@ def test_airflow_is_refused_in_a_line(home: Home, flow: str) -> None:
         AWS_SECRET_ACCESS_KEY="x",
     )
     said = done.stdout + done.stderr
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "These flows can't be deployed to Airflow." in said
     assert "argo-workflows create" in said
     assert "Traceback" not in said
@@ -198,7 +198,7 @@ def test_step_functions_without_a_region_are_refused_before_aws_is_asked(home: H
         **SFN,
     )
     said = done.stdout + done.stderr
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "need an AWS region, and none is configured here." in said
     assert "AWS_DEFAULT_REGION" in said
     assert "Traceback" not in said
@@ -206,5 +206,5 @@ def test_step_functions_without_a_region_are_refused_before_aws_is_asked(home: H
 
 def test_a_flow_for_one_node_refuses_a_plan_for_two(home: Home) -> None:
     done = home.python(str(FLOWS / "finetune_linear_flow.py"), "run", "--nodes", "2")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "The plan is for 2 nodes, and no step of this flow is @parallel." in done.stdout + done.stderr

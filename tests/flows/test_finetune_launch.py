@@ -74,6 +74,17 @@ def test_a_disk_without_room_is_refused_with_the_way_out(monkeypatch: pytest.Mon
     assert "0.0 GiB free" in caught.value.problem
 
 
+def test_a_file_in_the_place_of_the_output_folder_is_refused_before_the_run(tmp_path: Path) -> None:
+    (tmp_path / "results").write_text("")
+    for folder in (tmp_path / "results", tmp_path / "results" / "mine"):
+        with pytest.raises(UserError) as caught:
+            finetune_launch.plan_from_parameters({**PARAMETERS, "output_dir": str(folder)}, "local")
+        assert str(caught.value) == (
+            f"--output-dir {folder}: {tmp_path / 'results'} is a file.\n"
+            "Name another folder: --output-dir FOLDER"
+        )
+
+
 def test_finished_runs_correct_the_plan_unless_told_not_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

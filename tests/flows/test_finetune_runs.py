@@ -61,7 +61,7 @@ def test_where_no_run_is_it_says_so_in_two_lines(tmp_path: Path) -> None:
     env = kept | {"METAFLOW_DEFAULT_DATASTORE": "local", "METAFLOW_DEFAULT_METADATA": "local"}
     for words in (("runs",), ("runs", "123"), ("costs",)):
         done = _finetune(*words, cwd=tmp_path, env=env)
-        assert done.returncode == 1
+        assert done.returncode == 2
         assert len(done.stderr.splitlines()) == 2, done.stderr
         assert "FinetuneFlow" in done.stderr
 

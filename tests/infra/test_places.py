@@ -174,7 +174,7 @@ RUNS = [
     (page, cluster, line)
     for page, cluster in PAGES
     for line in shell_lines(page)
-    if re.match(r"python flows/finetune_flow.py run --with kubernetes ", line) and "--plan-only" not in line
+    if line.startswith("finetune run --with kubernetes ") and "--plan-only" not in line
 ]
 
 
@@ -205,7 +205,7 @@ def placed(request: Request, plan: Plan | None, role: Role, nodes: list[Node]) -
 
 
 @pytest.mark.parametrize(
-    ("page", "cluster", "line"), RUNS, ids=[f"{page}: {line[40:]}" for page, _, line in RUNS]
+    ("page", "cluster", "line"), RUNS, ids=[f"{page}: {line[31:]}" for page, _, line in RUNS]
 )
 def test_a_pages_run_fits_the_pages_cluster(page: str, cluster: Any, line: str, planned: Any) -> None:
     nodes = cluster()
@@ -217,11 +217,7 @@ def test_a_pages_run_fits_the_pages_cluster(page: str, cluster: Any, line: str, 
 
 @pytest.mark.parametrize(("page", "cluster"), PAGES)
 def test_a_pages_checklist_fits_the_pages_cluster(page: str, cluster: Any) -> None:
-    lines = [
-        line
-        for line in shell_lines(page)
-        if line.startswith("python flows/checklist_flow.py run --with kubernetes")
-    ]
+    lines = [line for line in shell_lines(page) if line.startswith("finetune check --with kubernetes")]
     for line in lines:
         words = options_of(shlex.split(line))
         asked = {"nodes": int(words["nodes"]), "gpus_per_node": int(words["gpus-per-node"])}
@@ -272,7 +268,7 @@ def test_the_disks_of_batchs_pools_hold_the_pages_run(planned: Any) -> None:
     (line,) = [
         line
         for line in shell_lines("docs/aws.md")
-        if line.startswith("python flows/finetune_flow.py run --with batch") and "--plan-only" not in line
+        if line.startswith("finetune run --with batch") and "--plan-only" not in line
     ]
     plan = finetune_launch.plan_from_parameters(
         {**parameters_of(line), "from_catalogue": True, "cloud": "aws"}, "batch"

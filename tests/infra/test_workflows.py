@@ -37,6 +37,17 @@ def test_a_workflow_may_only_read_unless_a_job_says_more(file: Path) -> None:
     assert yaml.safe_load(file.read_text())["permissions"] == {"contents": "read"}
 
 
+@pytest.mark.parametrize("name", ["bug", "estimate", "wish"])
+def test_an_issues_form_can_be_read_and_a_bugs_wants_what_doctor_says(name: str) -> None:
+    form = yaml.safe_load((ROOT / ".github" / "ISSUE_TEMPLATE" / f"{name}.yml").read_text())
+    assert form["name"]
+    assert form["description"]
+    asked = {field["id"]: field.get("validations", {}).get("required", False) for field in form["body"]}
+    assert len(asked) == len(form["body"])
+    assert any(asked.values())
+    assert asked.get("doctor", name != "bug"), "bug.yml"
+
+
 def test_every_change_is_tested_by_the_script_that_runs_the_readmes_command() -> None:
     ci = jobs(ROOT / ".github" / "workflows" / "ci.yml")
     assert ci["fast"]["steps"][-1] == {"run": "bash .ci/run fast"}
@@ -52,6 +63,16 @@ def test_what_no_change_waits_for_is_tested_every_night() -> None:
     file = ROOT / ".github" / "workflows" / "nightly.yml"
     assert jobs(file)["all"]["steps"][-1] == {"run": "bash .ci/run nightly"}
     assert yaml.safe_load(file.read_text())[True]["schedule"], "YAML reads `on` as true"
+
+
+def test_a_release_is_tried_from_its_wheel_and_published_without_a_stored_password() -> None:
+    file = ROOT / ".github" / "workflows" / "release.yml"
+    publish = jobs(file)["publish"]
+    assert publish["needs"] == ["build", "run"]
+    assert publish["permissions"] == {"contents": "write", "id-token": "write", "attestations": "write"}
+    assert "secrets." not in file.read_text()
+    assert "finetune run\n" in jobs(file)["run"]["steps"][-1]["run"]
+    assert not any("checkout" in step.get("uses", "") for step in jobs(file)["run"]["steps"]), "no source"
 
 
 def test_every_file_with_slow_tests_is_in_one_shard() -> None:

@@ -32,6 +32,7 @@ from tests.lab.api import Json
 from tests.lab.control_plane import permissive_definition, wait_for
 from tests.lab.kubelet import Node
 from tests.lab.pod_spec import quantity
+from tests.metaflow_extensions.finetune.test_lazily import documented
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
@@ -215,6 +216,18 @@ def test_the_jobset_of_llama_70b_asks_for_what_was_planned_and_goes_with_ctrl_c(
 
 
 SCORE = "def share_of_e(prompt, answer):\n    return answer.lower().count('e') / max(len(answer), 1)\n"
+
+
+def test_a_flow_that_imports_gpu_profile_from_metaflow_takes_it_along(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    (tmp_path / "my_flow.py").write_text(documented())
+    launched = cluster.launch(
+        str(tmp_path / "my_flow"), tmp_path, "run", "--with=kubernetes:cpu=1,memory=2048"
+    )
+    assert launched.wait(LIMIT_S) == 0, launched.story()
+    assert launched.artifacts("MyFlow")["measured"].host_peak_bytes > 0
+    launched.nothing_left()
 
 
 @pytest.mark.nightly

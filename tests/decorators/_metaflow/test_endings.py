@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from decorators._metaflow.endings import resume_command
+from decorators._metaflow.endings import by_file, resume_command
 from tests.decorators.conftest import Home, wait_until
 
 
@@ -54,4 +54,4 @@ def test_an_interrupted_run_ends_with_the_command_that_goes_on(home: Home) -> No
     ],
 )
 def test_where_a_run_goes_is_said_again_when_it_goes_on(words: list[str], command: str) -> None:
-    assert resume_command(words, "7") == command
+    assert resume_command(words[0], words[1:], "7", by_file) == command

@@ -11,6 +11,7 @@ import pytest
 
 from decorators.profile import finished_runs
 from estimator.calibration import Store
+from estimator.errors import UserError
 from tests.decorators.conftest import Home
 
 
@@ -51,11 +52,11 @@ def test_earlier_runs_are_read_from_their_artifacts_once(home: Home, monkeypatch
 
 def test_a_flow_that_has_never_run_is_named_in_one_line(home: Home) -> None:
     read = home.python("-m", "decorators.profile.finished_runs", "NoSuchFlow")
-    assert read.returncode == 1
+    assert read.returncode == 2
     assert read.stderr.startswith("There is no flow NoSuchFlow")
     assert "Traceback" not in read.stderr
 
 
 def test_wrong_words_on_the_command_line_are_answered_with_its_use() -> None:
-    with pytest.raises(SystemExit, match=r"usage: python -m decorators\.profile\.finished_runs FLOW"):
+    with pytest.raises(UserError, match=r"python -m decorators\.profile\.finished_runs FLOW"):
         finished_runs.main([])

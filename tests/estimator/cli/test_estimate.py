@@ -60,7 +60,7 @@ def test_csv_has_one_row_whose_bytes_add_up() -> None:
 
 def test_json_and_csv_at_once_are_refused() -> None:
     done = run("--model", "llama-8b", "--json", "--csv")
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "--json and --csv" in done.stderr
 
 
@@ -135,7 +135,7 @@ WRONG: list[tuple[list[str], str]] = [
 def test_a_wrong_value_is_named_in_one_clear_line(words: list[str], line: str) -> None:
     model = [] if "--model" in words else ["--model", "llama-8b"]
     done = run(*model, *words)
-    assert done.exit_code == 1, done.output
+    assert done.exit_code == 2, done.output
     assert line in done.stderr.splitlines()[0]
     assert len(done.stderr.splitlines()) <= 3
     assert done.stdout == ""
@@ -145,7 +145,7 @@ def test_a_table_with_a_wrong_unit_is_named_by_its_cell(tmp_path: Path) -> None:
     table = tmp_path / "mine.csv"
     table.write_text("gpu,vendor,vram_GB\nMyGPU,nvidia,49152\n")
     done = run("--model", "llama-8b", "--gpu", "MyGPU", "--hardware", str(table))
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "49152" in done.stderr
 
 
@@ -171,7 +171,7 @@ def test_a_config_json_that_lacks_or_contradicts_is_named(
     } | change
     (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
     done = run("--model", str(tmp_path))
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert line in done.stderr
 
 
@@ -235,7 +235,7 @@ def test_exact_mode_stands_beside_the_formulas() -> None:
 
 def test_what_exact_mode_can_not_trace_is_said_before_torch_is_loaded() -> None:
     done = run("--model", "llama-8b", "--engine", "megatron", "--exact")
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "Exact mode can't trace this" in done.stderr
 
 
@@ -263,7 +263,7 @@ def test_measured_bandwidth_replaces_the_data_sheets() -> None:
 
 def test_a_name_of_several_gpus_lists_them_where_one_is_needed() -> None:
     done = run("--model", "llama-8b", "--gpu", "A100")
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "'A100' stands for 4 GPUs." in done.stderr
     assert "Name one of them: A100 SXM 80GB, A100 SXM 40GB, A100 PCIe 80GB, A100 PCIe 40GB." in done.stderr
     assert run("--model", "llama-8b", "--gpu", "A100", "--instance-type", "p4d.24xlarge").exit_code == 0

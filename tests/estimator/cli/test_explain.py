@@ -63,7 +63,7 @@ def test_values_that_are_not_possible_are_told_and_the_others_drawn() -> None:
 )
 def test_a_wrong_value_is_named_in_one_clear_line(words: list[str], line: str) -> None:
     done = run("--model", "llama-8b", *words)
-    assert done.exit_code == 1, done.output
+    assert done.exit_code == 2, done.output
     assert line in done.stderr.splitlines()[0]
     assert done.stdout == ""
 

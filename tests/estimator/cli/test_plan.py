@@ -68,18 +68,31 @@ def test_goals_reach_the_planner() -> None:
         ("--model llama-8b --global-batch-size 0", "global_batch_size = 0"),
         ("--model llama-8b --engine megatron --tp 3", "does not divide the 32 attention heads"),
         ("--model llama-8b --gpu H300", "There is no GPU 'H300'"),
-        ("--model llama-8b --tokens 1B --deadline-hours 0.001", "the fastest takes"),
-        ("--model llama-8b --tokens 1B --budget-usd 1", "the cheapest is $"),
         ("--model llama-8b --deadline-hours 1", "--tokens"),
         ("--model llama-8b --context here", "--context goes with --from-cluster"),
         ("--model llama-8b --json --csv", "two formats"),
         ("--model llama-8b --top 0", "top = 0"),
-        ("--model llama-70b --gpu L4 --gpus 1 --nodes 1", "% over"),
     ],
 )
 def test_a_mistake_is_told_in_a_line_without_a_traceback(text: str, words: str) -> None:
+    check_told(text, words, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("--model llama-8b --tokens 1B --deadline-hours 0.001", "the fastest takes"),
+        ("--model llama-8b --tokens 1B --budget-usd 1", "the cheapest is $"),
+        ("--model llama-70b --gpu L4 --gpus 1 --nodes 1", "% over"),
+    ],
+)
+def test_that_nothing_fits_is_an_answer_with_a_status_of_its_own(text: str, words: str) -> None:
+    check_told(text, words, 1)
+
+
+def check_told(text: str, words: str, status: int) -> None:
     result = run(text)
-    assert result.exit_code == 1
+    assert result.exit_code == status
     assert words in " ".join(result.stderr.split())
     assert "Traceback" not in result.stderr
     assert not result.stdout
@@ -133,7 +146,7 @@ def test_an_option_that_is_advised_is_one_that_finetune_takes(text: str, advised
 )
 def test_an_option_by_another_name_is_answered_with_ours(old: str, name: str) -> None:
     result = run(f"--model llama-8b {old}")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert result.stderr == f"There is no {re.split('[ =]', old)[0]}.\nDid you mean {name}?\n"
 
 

@@ -72,7 +72,7 @@ def test_what_the_cluster_can_not_hold_is_one_clear_answer(tmp_path: Path) -> No
 def test_a_cluster_without_gpus_is_told(tmp_path: Path) -> None:
     with serving_api(Api(nodes=[CPU_NODE])) as url:
         done = run(tmp_path, url, "--model", "llama-8b")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert "GPU" in done.stderr
 
@@ -82,9 +82,7 @@ def test_it_ends_with_the_command_that_runs_the_first_plan(tmp_path: Path) -> No
         tmp_path, Api(nodes=[eks_p5(1), eks_p5(2)]), "--model", "llama-8b", "--method", "lora", "--nodes=1"
     )
     last = text.strip().splitlines()[-1]
-    assert last.startswith(
-        "To run the first: python flows/finetune_flow.py run --with kubernetes --model llama-8b"
-    )
+    assert last.startswith("To run the first: finetune run --with kubernetes --model llama-8b")
     assert "--method lora" in last
     assert "--instance-type p5.48xlarge" in last
     assert "--nodes 1 --gpus " in last
@@ -134,7 +132,7 @@ def test_the_command_keeps_what_the_user_has_asked_for(tmp_path: Path) -> None:
         "lora.targets=[q_proj, v_proj]",
     }
     assert settings.build({}, [setting for _, setting in given]).lora.targets == ("q_proj", "v_proj")
-    flags = {command[n].removeprefix("--"): command[n + 1] for n in range(3, len(command) - 1, 2)}
+    flags = {command[n].removeprefix("--"): command[n + 1] for n in range(2, len(command) - 1, 2)}
     assert (flags["seq-len"], flags["global-batch-size"], flags["packing"]) == ("4096", "64", "true")
     assert {name.replace("-", "_") for name in flags} - {"with", "set"} <= set(finetune_launch.FLAGS)
 
@@ -185,7 +183,7 @@ def test_a_namespaces_quota_is_kept_and_named_where_it_is_too_small(tmp_path: Pa
     assert max(request["gpus_per_node"] for request in requests) <= 1
     with serving_api(api) as url:
         done = run(tmp_path, url, "--model", "llama-70b", "--method", "lora")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "ResourceQuota team allows 1 requests.nvidia.com/gpu" in done.stderr
 
 

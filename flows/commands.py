@@ -1,0 +1,158 @@
+"""finetune run, check, flow: the packaged flows from any folder, by Metaflow's own command line of each.
+
+The process is replaced by ``python FLOW.py WORDS...``: what starts, signals and resumes a run is Metaflow's,
+and the same as for who runs the files of a clone. Nothing here imports Metaflow but completion, which must.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from shlex import join
+from typing import Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperCommand, TyperOption
+
+DEFAULT = "finetune"
+FLOWS = {
+    DEFAULT: "finetune_flow.py",
+    "linear": "finetune_linear_flow.py",  # one node, for Step Functions
+    "rejection": "rejection_flow.py",
+    "checklist": "checklist_flow.py",
+}
+RUNS = {"run": DEFAULT, "check": "checklist"}  # finetune's command -> the flow that it runs
+# Options that Metaflow takes before its command, with the number of their values. A user of `finetune run`
+# knows of no such place, so that they may stand anywhere.
+BEFORE_COMMAND = {
+    "--config": 2,
+    "--config-value": 2,
+    "--datastore": 1,
+    "--datastore-root": 1,
+    "--environment": 1,
+    "--event-logger": 1,
+    "--metadata": 1,
+    "--mode": 1,
+    "--monitor": 1,
+    "--no-pylint": 0,
+    "--not-quiet": 0,
+    "--package-suffixes": 1,
+    "--pylint": 0,
+    "--quiet": 0,
+}
+
+
+class FlowCommand(TyperCommand):
+    """Hands every word on as it is; completes the options of the flow that it runs."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # --help is answered by the flow, which knows its options
+        super().__init__(*args, **{**kwargs, "add_help_option": False})
+        self.ignore_unknown_options = self.allow_interspersed_args = True
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Take the words unread: also ``--``, ``--help`` and values that look like options."""
+        ctx.params["words"] = list(args)
+        ctx.args = []
+        return []
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """The run's options, for ``finetune run`` and ``finetune check``."""
+        if self.name in RUNS:
+            names = sorted({*_run_options(RUNS[self.name]), *BEFORE_COMMAND})
+            self.params = [TyperOption(param_decls=[name]) for name in names]
+        return super().shell_complete(ctx, incomplete)
+
+
+def _flow_names(incomplete: str) -> list[str]:
+    return [name for name in FLOWS if name.startswith(incomplete)]
+
+
+Words = Annotated[list[str] | None, typer.Argument(metavar="[OPTION]...")]
+FlowWords = Annotated[
+    list[str] | None, typer.Argument(metavar="[FLOW] [COMMAND] [OPTION]...", autocompletion=_flow_names)
+]
+
+
+def run(words: Words = None) -> None:
+    """Fine-tune: plan, train, measure, evaluate, hand over. Takes every option of the flow's run."""
+    _become(*flow_words("run", words or ()))
+
+
+def check(words: Words = None) -> None:
+    """Test a cluster's nodes and the network between them. Takes every option of the flow's run."""
+    _become(*flow_words("check", words or ()))
+
+
+def flow(words: FlowWords = None) -> None:
+    """Any command of a flow: resume, card, logs, argo-workflows create.
+
+    The first word may be the flow: finetune (as without it), linear, rejection or checklist.
+    """
+    _become(*flow_words("flow", words or ()))
+
+
+def flow_words(command: str, words: Sequence[str]) -> tuple[str, list[str]]:
+    """The flow's file, and its words for those behind ``finetune run``, ``check`` or ``flow``."""
+    if command in RUNS:
+        return FLOWS[RUNS[command]], _run_words(words)
+    named = bool(words) and words[0] in FLOWS
+    return FLOWS[words[0] if named else DEFAULT], list(words[named:]) or ["--help"]
+
+
+def _run_words(words: Sequence[str]) -> list[str]:
+    """A run with these options: those that Metaflow wants before ``run`` come first."""
+    before, after = _apart(words)
+    return [*before, "run", *after]
+
+
+def _apart(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What Metaflow takes before its command, wherever it stands among these words; and the others."""
+    before: list[str] = []
+    after: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        name, given, _ = word.partition("=")
+        if name in BEFORE_COMMAND:
+            values = BEFORE_COMMAND[name] - bool(given)
+            before += [word, *(value for _, value in zip(range(values), rest, strict=False))]
+        else:
+            after.append(word)
+    return before, after
+
+
+def command_line(script: str, words: Sequence[str]) -> str:
+    """The ``finetune`` command that does the same as a flow's file with these words, as a shell takes it."""
+    name = next((name for name, file in FLOWS.items() if file == Path(script).name), None)
+    if name is None:
+        return join(["python", script, *words])  # a copy of a flow, under a name of the user's
+    before, rest = _apart(words)
+    for command, run_flow in RUNS.items():
+        if run_flow == name and rest[:1] == ["run"]:
+            return join(["finetune", command, *before, *rest[1:]])
+    return join(["finetune", "flow", *([] if name == DEFAULT else [name]), *words])
+
+
+def _become(file: str, words: Sequence[str]) -> NoReturn:
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, str(Path(__file__).with_name(file)), *words])  # noqa: S606
+
+
+def _run_options(name: str) -> Iterator[str]:
+    """Names of the options of a flow's ``run``: its parameters', and Metaflow's own."""
+    from importlib import import_module
+
+    from metaflow import FlowSpec
+
+    module = import_module(f"flows.{FLOWS[name].removesuffix('.py')}")
+    own: list[Any] = [each for each in vars(module).values() if isinstance(each, type)]
+    (kind,) = (each for each in own if issubclass(each, FlowSpec) and each.__module__ == module.__name__)
+    for _, parameter in kind._get_parameters():
+        if not parameter.IS_CONFIG_PARAMETER:
+            yield f"--{parameter.name}"
+    from metaflow.cli_components.run_cmds import run as command
+
+    for option in command.params:
+        yield from (text for text in option.opts if text.startswith("--"))

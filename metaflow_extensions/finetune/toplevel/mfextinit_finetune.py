@@ -1,0 +1,3 @@
+"""Tells Metaflow which module beside this one has the names that ``metaflow`` gets."""
+
+toplevel = "toplevel"

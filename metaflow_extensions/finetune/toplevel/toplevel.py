@@ -1,0 +1,13 @@
+"""What ``from metaflow import ...`` finds of this package: Metaflow copies every name here but modules."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from metaflow_extensions.finetune.lazily import current_profile, gpu_profile
+
+__mf_extensions__ = "finetune"  # with __version__ a part of the version that runs are tagged with
+try:
+    __version__ = version("metaflow-finetune")
+except PackageNotFoundError:  # a task's code package
+    __version__ = "packaged"
+del PackageNotFoundError, version
+__all__ = ["current_profile", "gpu_profile"]
