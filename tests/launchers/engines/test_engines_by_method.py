@@ -22,7 +22,12 @@ TASK_CELLS = [
     # That the loop packs: deepspeed/test_sharding.py, loop/test_families.py
     if (cell.task, cell.engine) not in (("pretrain", "deepspeed"), ("pretrain", "fsdp2"))
 ]
-COMMON = [cell for cell in CELLS if cell.method in ("full", "lora", "qlora nf4")]
+# The loop's tasks are compared with TRL's in loop/test_tasks.py
+LOOP = ("deepspeed", "fsdp2")
+COMMON = [
+    *(cell for cell in CELLS if cell.method in ("full", "lora", "qlora nf4")),
+    *(cell for cell in TASK_CELLS if cell.engine not in LOOP or cell.task == "dpo"),
+]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
@@ -42,7 +47,7 @@ def proved(folder: Path) -> Callable[[Cell], Proof]:
 @pytest.mark.parametrize(
     "cell",
     [
-        pytest.param(cell, marks=[] if cell in COMMON or cell in TASK_CELLS else [pytest.mark.nightly])
+        pytest.param(cell, marks=[] if cell in COMMON else [pytest.mark.nightly])
         for cell in [*CELLS, *TASK_CELLS]
     ],
     ids=lambda cell: cell.name,
