@@ -67,7 +67,17 @@ def fetch(
         "at_once": _at_once(job),
     }
     limit_s = job.settings.resources.hang_timeout_s
-    parts.fetch(of_all, request, address, store, work, on_cpu=device == "cpu", limit_s=limit_s)
+    on_cpu, gpus = device == "cpu", job.plan.layout.processes_per_node
+    parts.fetch(
+        of_all,
+        request,
+        address,
+        store,
+        work,
+        on_cpu=on_cpu,
+        limit_s=limit_s,
+        processes=1 if on_cpu else gpus,
+    )
     (work / NOISE).write_text(json.dumps(_noise(job.model_dir)))
     return work
 

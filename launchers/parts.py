@@ -1,7 +1,8 @@
 """What is computed once before training, by all nodes together, in parts that outlive any of them.
 
-Each node computes some of the parts, in a process of its own; a part that is there is not computed again,
-whichever run has left it: parts lie in the run's store, under a name of what they were computed of.
+Each node computes some of the parts, in a process of its own or one for each of its GPUs; a part that is
+there is not computed again, whichever run has left it: parts lie in the run's store, under a name of what
+they were computed of.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import socket
-import subprocess
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,7 @@ def fetch(
     *,
     on_cpu: bool,
     limit_s: float,
+    processes: int = 1,
 ) -> list[Path]:
     """Have all parts computed, by all nodes together; returns their files, in ``work``.
 
@@ -76,6 +78,8 @@ def fetch(
     limit_s:
         In which a part has to come, of this node or another; for the first part four times as long, as the
         model has to be loaded.
+    processes:
+        Of this node; several see one GPU each, one sees all.
 
     Raises UserError where the computation fails or does not get on, RankFailed where a signal has ended it.
     """
@@ -86,9 +90,11 @@ def fetch(
         print(f"{parts.name}: {found} of {len(mine)} parts are there already", flush=True)
     work.mkdir(parents=True, exist_ok=True)
     if missing:
-        values = {**request, "parts": missing, "count": parts.count, "out": str(work)}
-        (work / "request.json").write_text(json.dumps(values))
-        _compute(parts, missing, address.node, store, work, on_cpu=on_cpu, limit_s=limit_s)
+        shares = [missing[first::processes] for first in range(min(processes, len(missing)))]
+        for number, share in enumerate(shares):
+            values = {**request, "parts": share, "count": parts.count, "out": str(work)}
+            (work / f"request-{number}.json").write_text(json.dumps(values))
+        _compute(parts, shares, address.node, store, work, on_cpu=on_cpu, limit_s=limit_s)
     return _gathered(parts, store, work, limit_s=LOADING * limit_s)
 
 
@@ -108,32 +114,51 @@ def fingerprint(texts: Iterable[str], files: Iterable[Path]) -> str:
 
 
 def _compute(
-    parts: Parts, missing: list[int], node: int, store: Storage, work: Path, *, on_cpu: bool, limit_s: float
+    parts: Parts,
+    shares: list[list[int]],
+    node: int,
+    store: Storage,
+    work: Path,
+    *,
+    on_cpu: bool,
+    limit_s: float,
 ) -> None:
-    """Compute parts in a process of its own, and store each when it is there."""
-    log, heard, waiting = work / f"{parts.name}.log", time.monotonic(), list(missing)
-    with started(parts.module, work / "request.json", log, on_cpu=on_cpu) as process:
-        while waiting:
-            ended = process.poll() is not None
-            path = work / parts.file(waiting[0])
-            if path.is_file():
-                store.put_file(parts.key(waiting.pop(0)), path)
-                heard = time.monotonic()
-                done = len(missing) - len(waiting)
-                of_all = f"{done} of {len(missing)} parts of {parts.size} ({parts.count:,} in all)"
-                print(f"{parts.name}: {of_all}", flush=True)
-            elif ended and process.returncode < 0:
-                raise RankFailed(_killed(parts.name, node, process.returncode, tail(log, 30)))
-            elif ended:
-                why = tail(log, 1) or f"exit status {process.returncode}"
-                raise UserError(f"The {parts.name} could not be computed: {why}", f"Its log: {tail(log, 30)}")
-            elif time.monotonic() - heard > limit_s * (LOADING if waiting == missing else 1):
+    """Compute parts, each share in a process of its own, and store each part when it is there."""
+    of_all, done, heard = sum(map(len, shares)), 0, time.monotonic()
+    logs = [work / f"{parts.name}-{number}.log" for number in range(len(shares))]
+    with ExitStack() as stack:
+        waiting = []
+        for number, (share, log) in enumerate(zip(shares, logs, strict=True)):
+            request, gpu = work / f"request-{number}.json", number if len(shares) > 1 else None
+            process = stack.enter_context(started(parts.module, request, log, on_cpu=on_cpu, gpu=gpu))
+            waiting.append((process, log, list(share)))
+        while any(rest for *_, rest in waiting):
+            ended = [process.poll() is not None for process, *_ in waiting]
+            found = [rest for *_, rest in waiting if rest and (work / parts.file(rest[0])).is_file()]
+            for rest in found:
+                store.put_file(parts.key(rest[0]), work / parts.file(rest.pop(0)))
+                heard, done = time.monotonic(), done + 1
+                line = f"{done} of {of_all} parts of {parts.size} ({parts.count:,} in all)"
+                print(f"{parts.name}: {line}", flush=True)
+            if found:
+                continue
+            for is_over, (process, log, rest) in zip(ended, waiting, strict=True):
+                if is_over and rest:
+                    raise _failed(parts.name, node, process.returncode, log)
+            if time.monotonic() - heard > limit_s * (1 if done else LOADING):
                 raise UserError(
                     f"The {parts.name} has not got on for {limit_s} s.",
                     "Raise resources.hang_timeout_s if the model is that slow here.",
                 )
-            else:
-                _wait(process)
+            time.sleep(_LOOK_S)
+
+
+def _failed(name: str, node: int, status: int, log: Path) -> RankFailed | UserError:
+    """Why a process that has left parts out has ended: by a signal, or by what its log says."""
+    if status < 0:
+        return RankFailed(_killed(name, node, status, tail(log, 30)))
+    why = tail(log, 1) or f"exit status {status}"
+    return UserError(f"The {name} could not be computed: {why}", f"Its log: {tail(log, 30)}")
 
 
 def _killed(name: str, node: int, status: int, log: str) -> Failure:
@@ -146,13 +171,6 @@ def _killed(name: str, node: int, status: int, log: str) -> Failure:
         message=f"the process that computes the {name} was ended by {signal_name(-status)}",
         traceback=f"{LOG_END}log:\n{log}",
     )
-
-
-def _wait(process: subprocess.Popen[bytes]) -> None:
-    try:
-        process.wait(timeout=_LOOK_S)
-    except subprocess.TimeoutExpired:
-        return
 
 
 def _gathered(parts: Parts, store: Storage, work: Path, *, limit_s: float) -> list[Path]:

@@ -120,18 +120,28 @@ def is_loopback(host: str) -> bool:
 
 @contextlib.contextmanager
 def started(
-    module: str, request: Path, log: Path, *, on_cpu: bool, offline: bool = True, python: str | None = None
+    module: str,
+    request: Path,
+    log: Path,
+    *,
+    on_cpu: bool,
+    gpu: int | None = None,
+    offline: bool = True,
+    python: str | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """``python -m module request``, which ends with this process, and with the context.
 
-    ``log`` gets what it prints; ``on_cpu`` hides all GPUs from it, ``offline`` the Hugging Face Hub;
-    ``python``: another one than this. What it has started itself ends with the context, too.
+    ``log`` gets what it prints; ``on_cpu`` hides all GPUs from it, ``gpu`` all but that one of those that
+    this process sees, ``offline`` the Hugging Face Hub; ``python``: another one than this. What it has
+    started itself ends with the context, too.
     """
     extra = {"TOKENIZERS_PARALLELISM": "false", "OMP_WAIT_POLICY": "passive", "PYTHONUNBUFFERED": "1"}
     if offline:
         extra["HF_HUB_OFFLINE"] = "1"
     if on_cpu:
         extra["CUDA_VISIBLE_DEVICES"] = ""
+    elif gpu is not None:
+        extra["CUDA_VISIBLE_DEVICES"] = one_gpu(gpu, os.environ.get("CUDA_VISIBLE_DEVICES", ""))
     marker = uuid.uuid4().hex
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -147,6 +157,12 @@ def started(
             process.kill()
             process.wait()
             end_all(marker, grace_s=0)
+
+
+def one_gpu(number: int, visible: str) -> str:
+    """CUDA_VISIBLE_DEVICES of a process that is to see one GPU of those that are ``visible`` ("": all)."""
+    names = [name.strip() for name in visible.split(",") if name.strip()]
+    return names[number] if names else str(number)
 
 
 def start_agent(

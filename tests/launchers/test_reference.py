@@ -65,7 +65,7 @@ def test_every_pair_gets_its_figures_and_a_second_run_computes_nothing(
     again = reference.fetch(job, address(), store, tmp_path / "second")
     assert np.array_equal(np.load(again), np.load(file))
     assert "3 of 3 parts are there already" in capsys.readouterr().out
-    assert not (again.parent / "request.json").exists(), "no process was started"
+    assert not (again.parent / "request-0.json").exists(), "no process was started"
 
 
 def test_another_model_has_another_reference(tmp_path: Path, job: TrainJob) -> None:
@@ -99,9 +99,36 @@ def test_nodes_share_the_parts_and_both_get_all(tmp_path: Path, job: TrainJob) -
     for thread in threads:
         thread.join(120)
     assert np.array_equal(np.load(files[0]), np.load(files[1]))
-    requests = [(files[node].parent / "request.json").read_text() for node in (0, 1)]
+    requests = [(files[node].parent / "request-0.json").read_text() for node in (0, 1)]
     assert '"parts": [0, 2]' in requests[0]
     assert '"parts": [1]' in requests[1]
+
+
+def test_processes_of_a_node_share_its_parts(
+    tmp_path: Path, job: TrainJob, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, work = LocalStorage(tmp_path / "store"), tmp_path / "work"
+    work.mkdir()
+    request = {
+        "model_dir": str(job.model_dir),
+        "data_dir": str(job.data_dir),
+        "judged": False,
+        "device": "cpu",
+    }
+    of_all = parts.Parts(
+        name="reference",
+        module="launchers.reference",
+        fingerprint="x",
+        count=PAIRS,
+        size=reference.PART,
+        suffix=".npy",
+    )
+    options = {"on_cpu": True, "limit_s": 60.0, "processes": 2}
+    files = parts.fetch(of_all, request, address(), store, work, **options)
+    assert np.concatenate([np.load(file) for file in files]) == pytest.approx(expected(job), abs=1e-4)
+    assert "reference: 3 of 3 parts" in capsys.readouterr().out
+    shares = [json.loads((work / f"request-{number}.json").read_text())["parts"] for number in (0, 1)]
+    assert shares == [[0, 2], [1]]
 
 
 def test_after_kill_9_the_parts_that_are_there_are_not_computed_again(
@@ -132,7 +159,7 @@ def test_after_kill_9_the_parts_that_are_there_are_not_computed_again(
     assert np.load(file).shape == (PAIRS, 2)
     if caught:  # it was killed before it had done all
         assert "the reference was ended by SIGKILL (9)" in str(caught[0])
-        request = (file.parent / "request.json").read_text()
+        request = (file.parent / "request-0.json").read_text()
         assert len(json.loads(request)["parts"]) == 3 - kept
 
 

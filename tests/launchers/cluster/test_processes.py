@@ -112,3 +112,12 @@ def test_what_a_process_has_started_ends_with_it(tmp_path: Path, monkeypatch: py
             time.sleep(0.01)
         assert processes.is_running(int(told))
     assert not processes.is_running(int(told))
+
+
+@pytest.mark.parametrize(
+    ("number", "visible", "one"), [(1, "", "1"), (1, "4,5", "5"), (0, " GPU-ab , GPU-cd ", "GPU-ab")]
+)
+def test_a_process_for_one_gpu_sees_one_of_those_that_are_visible(
+    number: int, visible: str, one: str
+) -> None:
+    assert processes.one_gpu(number, visible) == one

@@ -180,7 +180,12 @@ print(json.dumps({"before": before, "peak": resident("VmHWM"), "linear": len(lin
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("engine", "method"), [("deepspeed", "lora"), ("torchtune", "lora"), ("torchtune", "qlora")]
+    ("engine", "method"),
+    [
+        ("deepspeed", "lora"),
+        ("torchtune", "lora"),
+        pytest.param("torchtune", "qlora", marks=pytest.mark.nightly),
+    ],
 )
 def test_a_merge_holds_less_than_one_and_a_half_files_of_the_base(
     tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, engine: str, method: str

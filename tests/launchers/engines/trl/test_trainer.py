@@ -29,6 +29,7 @@ def rewards(steps: list[Step]) -> list[float]:
     return [step.metrics["reward"] for step in steps if step.metrics is not None]
 
 
+@pytest.mark.nightly
 def test_the_reward_rises_over_thirty_steps(place: Path) -> None:
     job = toy.job(place, "full", "full", world=1, steps=STEPS)
     steps = runs.run(job)
