@@ -7,7 +7,8 @@ the run, whose headline says so, and the run counts for the history that later o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from checklist import one_machine
 from checklist.analysis.baseline import STEADY_NIGHTS, Record, baseline
@@ -273,15 +274,39 @@ def _records(context: JudgingContext, answers: Iterable[Judgement], verdict: Ver
             unix=context.finished_unix,
             verdict=_counts_as(answer.result, verdict),
             setting=context.setting,
-            op=op,
-            bytes=size,
-            value=value,
-            unit=unit,
+            op=item.op,
+            bytes=item.bytes,
+            value=item.value,
+            unit=item.unit,
             accepted=context.accept_baseline,
+            **_parts(answer, item.parts),
         )
         for answer in answers
-        for op, size, value, unit in answer.records
+        for item in answer.records
     )
+
+
+def _parts(answer: Judgement, parts: Mapping[str, float]) -> dict[str, Any]:
+    """Of a figure's parts those that didn't fail, and who of them has a warning.
+
+    A failure that names nobody may be of any of them.
+    """
+    graves: dict[str, set[str]] = {"FAIL": set(), "WARN": set()}
+    for fault in answer.findings:
+        names = {*fault.nodes, *fault.suspects}
+        if fault.verdict == "FAIL" and not names:
+            return {}
+        graves[fault.verdict] |= names
+    failed, warned = ({name for name in parts if _whose(name) & graves[grave]} for grave in ("FAIL", "WARN"))
+    return {
+        "parts": {name: value for name, value in parts.items() if name not in failed},
+        "warned": tuple(sorted(warned - failed)),
+    }
+
+
+def _whose(part: str) -> set[str]:
+    """The nodes of a part: a GPU's name begins with its node's, a pair's joins two."""
+    return {part, part.rpartition(" ")[0], *part.split(" > ")}
 
 
 def _counts_as(result: CheckResult | Skipped, run: Verdict) -> Verdict:

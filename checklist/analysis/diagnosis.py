@@ -7,6 +7,7 @@ before the slow pairs were measured again with nothing else running (pairs of on
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,20 +15,32 @@ from typing import Any, Literal
 
 import numpy as np
 
-from checklist.analysis.bottleneck import TAU, WITNESSES, Bounds, Flags, Floats, localise
+from checklist.analysis.bottleneck import (
+    TAU,
+    WITNESSES,
+    Bounds,
+    Flags,
+    Ints,
+    Samples,
+    localise,
+    samples_of,
+    uneven,
+)
+from checklist.analysis.paths import Paths
 from checklist.measurements import STRICT, Pair
 from checklist.round_robin import ALL_PAIRS_UP_TO
 
 RERUN_PARTNERS = 3  # pairs measured again for each slow direction of a node
 RERUNS = 2  # times that a pair must be slow alone: other jobs' traffic passes
 RERUNS_ABOVE = 3  # above 32 nodes: of so many pairs some meet passing traffic twice
-CONTROLS = 2  # good pairs measured again too: alone must be compared with alone
+CONTROLS = 2  # good pairs of each class measured again too: alone must be compared with alone
 PASSES = RERUNS_ABOVE + 1  # of pairs alone; the last is for suspects that others hid
 MOST_RERUNS = 96  # in one pass, one direction of one pair each; they run one after another
 
 FaultKind = Literal["node", "transmit", "receive", "link"]
 Status = Literal["suspect", "confirmed", "cleared"]
 Why = Literal["two-nodes", "no-good-pair", "too-few-witnesses"]
+Over = Literal["network", "nvlink"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +58,23 @@ class Fault:
     """Measured over what is due: the reference, or of a link the lower of its ends' bounds."""
     status: Status
     """"confirmed": still slow when measured alone; "cleared": only slow together with other pairs."""
+    slight: bool = False
+    """Between ``TAU`` and ``SLIGHT_TAU`` of what is due, and outside of this run's spread."""
+    over: Over = "network"
+    """"nvlink": between nodes of one NVLink domain."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnevenPath:
+    """A class of paths of which a few nodes' are far above the others' median."""
+
+    __pydantic_config__ = STRICT
+    path: str
+    fast: tuple[int, ...]
+    nodes: int
+    """All that have such paths."""
+    most_gbytes_per_s: float
+    reference_gbytes_per_s: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +84,11 @@ class Diagnosis:
     __pydantic_config__ = STRICT
     nodes: int
     reference_gbytes_per_s: float | None
-    basis: Literal["spec", "upper-quartile"]
+    """Of the class of paths with the most pairs."""
+    basis: Literal["spec", "median", "upper-quartile"]
+    """Of that; "upper-quartile" in results of earlier versions only."""
+    references: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Of each class of paths, GB/s."""
     transmit: tuple[float | None, ...]
     """The best that each node sent to anybody, GB/s; None: not measured."""
     receive: tuple[float | None, ...]
@@ -69,6 +103,8 @@ class Diagnosis:
     """Pairs (src, dst) to measure again, one at a time, before anyone is accused; () when that is settled."""
     crowded_rounds: tuple[int, ...]
     """Rounds in which most pairs were slower than their ends can be: they share something."""
+    uneven: tuple[UnevenPath, ...] = ()
+    """Where a few nodes are far above the others of their kind, or the others slow."""
 
     def with_status(self, status: Status) -> tuple[Fault, ...]:
         """The faults in that state."""
@@ -86,6 +122,7 @@ def diagnose(
     *,
     spec_gbytes_per_s: float | None = None,
     tau: float = TAU,
+    paths: Paths | None = None,
 ) -> Diagnosis:
     """Names what is slow among ``nodes`` nodes, from pairs each measured in one direction.
 
@@ -96,35 +133,74 @@ def diagnose(
     Parameters
     ----------
     spec_gbytes_per_s:
-        What one node's network should reach. None, or less than that: the upper quartile of what the nodes
-        reached; without a spec a cluster that is slow as a whole can't be seen.
+        What one node's network should reach. None, or less than that: the median of what the nodes reached;
+        without a spec a cluster that is slow as a whole can't be seen.
+    paths:
+        Which nodes and paths are alike. None: all of them.
     """
     measured = [pair for pair in pairs if pair.gbytes_per_s is not None or pair.error is not None]
     first = _best(pair for pair in measured if not pair.alone)
     alone = _Alone([pair for pair in measured if pair.alone], nodes)
     if not first:
         return _nothing(nodes)
-    bounds = localise(nodes, first, spec_gbytes_per_s, tau)
-    reference = _reference_alone(bounds, alone, spec_gbytes_per_s)
-    faults = _faults(bounds, alone, reference, tau)
-    undecided = [
-        pair for pair in _worst(bounds, bounds.undecided) if alone.best.get(pair, 0.0) < tau * reference
-    ]
+    paths = paths or Paths.alike(nodes)
+    samples = samples_of(first, spec_gbytes_per_s, paths)
+    bounds = localise(samples, tau)
+    due = _Due(bounds, alone, spec_gbytes_per_s)
+    faults = _faults(bounds, alone, due, tau)
+    undecided = [pair for pair in _worst(bounds, bounds.undecided) if due.share(pair) < tau]
     settled = alone.settled(undecided, 1)
-    again = _again(bounds, faults, [] if settled else undecided)
+    slight, slight_again = _slight(samples, bounds, alone, faults, set(undecided))
+    again = [*_again(bounds, faults, [] if settled else undecided), *slight_again]
     return Diagnosis(
         nodes=nodes,
-        reference_gbytes_per_s=bounds.reference,
-        basis="spec" if bounds.reference == spec_gbytes_per_s else "upper-quartile",
-        transmit=_known(bounds.tx),
-        receive=_known(bounds.rx),
-        faults=tuple(faults),
+        reference_gbytes_per_s=samples.main_reference,
+        basis="spec" if samples.main_reference == spec_gbytes_per_s else "median",
+        references={paths.words(number): value for number, value in samples.references.items()},
+        transmit=_best_of_sides(samples, samples.src),
+        receive=_best_of_sides(samples, samples.dst),
+        faults=(*faults, *slight),
         undecided=tuple(undecided),
         undecided_settled=settled,
         why=_why(bounds, nodes) if undecided else None,
-        again=tuple(again),
+        again=tuple(dict.fromkeys(again))[:MOST_RERUNS],
         crowded_rounds=bounds.crowded,
+        uneven=_uneven(bounds, paths),
     )
+
+
+def _uneven(bounds: Bounds, paths: Paths) -> tuple[UnevenPath, ...]:
+    references = bounds.samples.references
+    return tuple(
+        UnevenPath(
+            path=paths.words(one.number),
+            fast=one.fast,
+            nodes=one.nodes,
+            most_gbytes_per_s=one.most_gbytes_per_s,
+            reference_gbytes_per_s=references[one.number],
+        )
+        for one in uneven(bounds, paths)
+    )
+
+
+def _slight(
+    samples: Samples, bounds: Bounds, alone: _Alone, faults: list[Fault], undecided: set[tuple[int, int]]
+) -> tuple[list[Fault], list[tuple[int, int]]]:
+    """What is slow a little and not already told, and the pairs to measure again before that is said."""
+    tau = bounds.slight_tau
+    if tau is None:
+        return [], []
+    closer = localise(samples, tau)
+    told = {(fault.node, fault.src, fault.dst) for fault in faults if fault.status != "cleared"}
+    slow = {fault.node for fault in faults if fault.node is not None and fault.status != "cleared"}
+    found = [
+        dataclasses.replace(fault, slight=True)
+        for fault in _faults(closer, alone, _Due(closer, alone, None, typical=True), tau)
+        if (fault.node, fault.src, fault.dst) not in told
+        and not slow & {fault.src, fault.dst}
+        and (fault.src, fault.dst) not in undecided
+    ]
+    return [fault for fault in found if fault.status == "confirmed"], _again(closer, found, [])
 
 
 class _Alone:
@@ -135,13 +211,62 @@ class _Alone:
         self.best = {key: value for key, (value, _) in _best(pairs).items()}
         self.times = Counter((pair.src, pair.dst) for pair in pairs)
 
-    def reached(self, pairs: Iterable[tuple[int, int]]) -> float | None:
-        """The best of those pairs; None where none was measured."""
-        return max((self.best[pair] for pair in pairs if pair in self.best), default=None)
-
     def settled(self, pairs: Iterable[tuple[int, int]], needed: int) -> bool:
         """Whether so many of those pairs were measured often enough to accuse somebody."""
         return sum(self.times[pair] >= self.enough for pair in pairs) >= needed
+
+
+class _Due:
+    """What a pair should reach with nothing else running: what a good one of its class does then.
+
+    ``typical``: the median of those controls, and not the best of them; for what is slow a little.
+    """
+
+    def __init__(self, bounds: Bounds, alone: _Alone, spec: float | None, *, typical: bool = False) -> None:
+        samples = bounds.samples
+        self._alone, self._typical = alone, typical
+        columns = zip(
+            zip(samples.src.tolist(), samples.dst.tolist(), strict=True),
+            samples.classes.tolist(),
+            bounds.well.tolist(),
+            strict=True,
+        )
+        self._class, self._well = {}, set()
+        for pair, number, well in columns:
+            if pair in alone.best:
+                self._class[pair] = number
+                if well:
+                    self._well.add(pair)
+        self._references, self._spec = samples.references, spec or 0.0
+        self._by_class: dict[int, float] = {}
+
+    def share(self, pair: tuple[int, int]) -> float:
+        """What the pair reached alone, of what was due; 0: it was not measured alone."""
+        return self.of([pair]) or 0.0
+
+    def of(self, pairs: Iterable[tuple[int, int]]) -> float | None:
+        """The best share of those pairs, measured alone; None where none was."""
+        shares = [
+            self._alone.best[pair] / due
+            for pair in pairs
+            if pair in self._class and (due := self._due(self._class[pair])) > 0
+        ]
+        return max(shares, default=None)
+
+    def _due(self, number: int) -> float:
+        """Of a class, GB/s; without a good pair of it by those of others, else by the best of any."""
+        if number not in self._by_class:
+            reference = self._references[number]
+            same = [pair for pair in self._well if self._class[pair] == number]
+            controls = same or list(self._well) or list(self._class)
+            reached = [
+                self._alone.best[pair] / self._references[self._class[pair]]
+                for pair in controls
+                if self._references[self._class[pair]]
+            ]
+            scale = float(np.median(reached)) if self._typical else max(reached, default=1.0)
+            self._by_class[number] = max((scale or 1.0) * reference, self._spec)
+        return self._by_class[number]
 
 
 def _nothing(nodes: int) -> Diagnosis:
@@ -149,7 +274,7 @@ def _nothing(nodes: int) -> Diagnosis:
     return Diagnosis(
         nodes=nodes,
         reference_gbytes_per_s=None,
-        basis="upper-quartile",
+        basis="median",
         transmit=unknown,
         receive=unknown,
         faults=(),
@@ -175,8 +300,7 @@ def _best(pairs: Iterable[Pair]) -> dict[tuple[int, int], tuple[float, int]]:
 def _why(bounds: Bounds, nodes: int) -> Why:
     if nodes == 2:
         return "two-nodes"
-    good_pair = bounds.good_tx[bounds.src] & bounds.good_rx[bounds.dst] & ~bounds.slow_link
-    return "too-few-witnesses" if good_pair.any() else "no-good-pair"
+    return "too-few-witnesses" if bounds.well.any() else "no-good-pair"
 
 
 def _again(bounds: Bounds, faults: list[Fault], undecided: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -190,14 +314,26 @@ def _again(bounds: Bounds, faults: list[Fault], undecided: list[tuple[int, int]]
         if fault.node is None:
             there = (int(fault.src or 0), int(fault.dst or 0))
             chosen += [there, there[::-1]] if fault.both_ways else [there]
+            continue
+        side = fault.node + (bounds.samples.nodes if fault.over == "nvlink" else 0)
         if fault.kind in ("node", "transmit"):
-            chosen += _witnessed(bounds, fault.node, sends=True)
+            chosen += _witnessed(bounds, side, sends=True)
         if fault.kind in ("node", "receive"):
-            chosen += _witnessed(bounds, fault.node, sends=False)
+            chosen += _witnessed(bounds, side, sends=False)
     if not chosen:
         return []
-    controls = _some(bounds, _well(bounds), CONTROLS)
-    return list(dict.fromkeys([*controls, *chosen]))[:MOST_RERUNS]
+    return list(dict.fromkeys([*_controls(bounds, chosen), *chosen]))[:MOST_RERUNS]
+
+
+def _controls(bounds: Bounds, chosen: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Good pairs of the classes of the chosen ones."""
+    wanted = set(chosen)
+    pairs = zip(bounds.samples.src.tolist(), bounds.samples.dst.tolist(), strict=True)
+    number_of = zip(pairs, bounds.samples.classes.tolist(), strict=True)
+    classes = dict.fromkeys(number for pair, number in number_of if pair in wanted)
+    each = (_some(bounds, bounds.well & (bounds.samples.classes == number), CONTROLS) for number in classes)
+    found = [pair for pairs_of_class in each for pair in pairs_of_class]
+    return found or _some(bounds, bounds.well, CONTROLS)
 
 
 def _worst(bounds: Bounds, among: Flags) -> list[tuple[int, int]]:
@@ -205,47 +341,37 @@ def _worst(bounds: Bounds, among: Flags) -> list[tuple[int, int]]:
     return _some(bounds, among, int(among.sum()))[::-1]
 
 
-def _well(bounds: Bounds) -> Flags:
-    """Samples between two ends that are well, over a link that is."""
-    return bounds.good_tx[bounds.src] & bounds.good_rx[bounds.dst] & ~bounds.slow_link
-
-
-def _witnessed(bounds: Bounds, node: int | None, *, sends: bool) -> list[tuple[int, int]]:
-    """A few pairs that show how a node sends or receives: with others that are well, over links that are."""
-    own_samples = bounds.src == node if sends else bounds.dst == node
-    others = bounds.good_rx[bounds.dst] if sends else bounds.good_tx[bounds.src]
-    return _some(bounds, own_samples & others & ~bounds.slow_link, RERUN_PARTNERS)
+def _witnessed(bounds: Bounds, side: int, *, sends: bool) -> list[tuple[int, int]]:
+    """A few pairs that show how a side sends or receives: with others that are well, over links that are."""
+    samples = bounds.samples
+    own_samples = samples.sender == side if sends else samples.receiver == side
+    others = bounds.good_rx[samples.receiver] if sends else bounds.good_tx[samples.sender]
+    tells = samples.tells_sender if sends else samples.tells_receiver
+    return _some(bounds, own_samples & others & tells & ~bounds.slow_link, RERUN_PARTNERS)
 
 
 def _some(bounds: Bounds, among: Flags, count: int) -> list[tuple[int, int]]:
     """The fastest few of the flagged samples, as ordered pairs."""
+    samples = bounds.samples
     index = np.flatnonzero(among)
-    index = index[np.argsort(-bounds.value[index], kind="stable")][:count]
-    return list(zip(bounds.src[index].tolist(), bounds.dst[index].tolist(), strict=True))
+    index = index[np.argsort(-samples.share[index], kind="stable")][:count]
+    return list(zip(samples.src[index].tolist(), samples.dst[index].tolist(), strict=True))
 
 
-def _reference_alone(bounds: Bounds, alone: _Alone, spec: float | None) -> float:
-    """What a good pair reaches with nothing else running; without a good one, the best of any."""
-    well = _well(bounds)
-    controls = zip(bounds.src[well].tolist(), bounds.dst[well].tolist(), strict=True)
-    best = alone.reached(controls) or alone.reached(alone.best) or bounds.reference
-    return max(best, spec or 0.0)
-
-
-def _faults(bounds: Bounds, alone: _Alone, reference: float, tau: float) -> list[Fault]:
+def _faults(bounds: Bounds, alone: _Alone, due: _Due, tau: float) -> list[Fault]:
     sides: dict[tuple[int, Status], dict[str, float]] = {}
     for side, blamed, bound in (
         ("transmit", bounds.blamed_tx, bounds.tx),
         ("receive", bounds.blamed_rx, bounds.rx),
     ):
-        for node in np.flatnonzero(blamed).tolist():
-            seen = _witnessed(bounds, node, sends=side == "transmit")
-            reached = alone.reached(seen)
-            ratio = bound[node] / bounds.reference if reached is None else reached / reference
+        for place in np.flatnonzero(blamed).tolist():
+            seen = _witnessed(bounds, place, sends=side == "transmit")
+            reached = due.of(seen)
+            ratio = float(bound[place] if reached is None else reached)
             settled = alone.settled(seen, min(WITNESSES, len(seen)))
-            status = _status(float(ratio), tau, measured=reached is not None, settled=settled)
-            sides.setdefault((node, status), {})[side] = float(ratio)
-    return [*_nodes(sides), *_links(bounds, alone, reference, tau)]
+            status = _status(ratio, tau, measured=reached is not None, settled=settled)
+            sides.setdefault((place, status), {})[side] = ratio
+    return [*_nodes(sides, bounds.samples.nodes), *_links(bounds, alone, due, tau)]
 
 
 def _status(ratio: float, tau: float, *, measured: bool, settled: bool) -> Status:
@@ -255,35 +381,42 @@ def _status(ratio: float, tau: float, *, measured: bool, settled: bool) -> Statu
     return "confirmed" if settled else "suspect"
 
 
-def _nodes(sides: dict[tuple[int, Status], dict[str, float]]) -> list[Fault]:
+def _nodes(sides: dict[tuple[int, Status], dict[str, float]], nodes: int) -> list[Fault]:
     faults = []
-    for (node, status), ratios in sides.items():
+    for (place, status), ratios in sides.items():
         kind: Any = "node" if len(ratios) == 2 else next(iter(ratios))
-        faults.append(Fault(kind=kind, node=node, ratio=min(ratios.values()), status=status))
+        over: Over = "network" if place < nodes else "nvlink"
+        ratio = min(ratios.values())
+        faults.append(Fault(kind=kind, node=place % nodes, ratio=ratio, status=status, over=over))
     return faults
 
 
-def _links(bounds: Bounds, alone: _Alone, reference: float, tau: float) -> list[Fault]:
-    slow: dict[tuple[int, int], tuple[float, Status]] = {}
+def _links(bounds: Bounds, alone: _Alone, due: _Due, tau: float) -> list[Fault]:
+    samples = bounds.samples
+    slow: dict[tuple[int, int], tuple[float, Status, Over]] = {}
     for index in np.flatnonzero(bounds.slow_link).tolist():
-        pair = (int(bounds.src[index]), int(bounds.dst[index]))
-        reached = alone.reached([pair])
-        ratio = float(bounds.value[index] / bounds.due[index])
+        pair = (int(samples.src[index]), int(samples.dst[index]))
+        over: Over = "network" if samples.sender[index] < samples.nodes else "nvlink"
+        reached = due.of([pair])
+        ratio = float(samples.share[index] / bounds.due[index])
         if reached is not None:
-            ends = min(bounds.tx[pair[0]], bounds.rx[pair[1]]) / bounds.reference
-            ratio = reached / (min(1.0, float(ends)) * reference)
+            ratio = reached / float(bounds.ability[index])
         settled = alone.settled([pair], 1)
-        slow[pair] = (ratio, _status(ratio, tau, measured=reached is not None, settled=settled))
+        slow[pair] = (ratio, _status(ratio, tau, measured=reached is not None, settled=settled), over)
     faults = []
-    for (i, j), (ratio, status) in slow.items():
+    for (i, j), (ratio, status, over) in slow.items():
         back = slow.get((j, i))
         if back is None or back[1] != status:
-            faults.append(Fault(kind="link", src=i, dst=j, ratio=ratio, status=status))
+            faults.append(Fault(kind="link", src=i, dst=j, ratio=ratio, status=status, over=over))
         elif i < j:
             both = min(ratio, back[0])
-            faults.append(Fault(kind="link", src=i, dst=j, both_ways=True, ratio=both, status=status))
+            faults.append(
+                Fault(kind="link", src=i, dst=j, both_ways=True, ratio=both, status=status, over=over)
+            )
     return faults
 
 
-def _known(values: Sequence[float] | Floats) -> tuple[float | None, ...]:
-    return tuple(None if np.isnan(value) else float(value) for value in values)
+def _best_of_sides(samples: Samples, ends: Ints) -> tuple[float | None, ...]:
+    best = np.full(samples.nodes, np.nan)
+    np.fmax.at(best, ends, samples.value)
+    return tuple(None if np.isnan(value) else float(value) for value in best)

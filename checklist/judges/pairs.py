@@ -5,15 +5,18 @@ from __future__ import annotations
 import statistics
 from dataclasses import replace
 
+from checklist.analysis.baseline import OWN_NETWORK, OWN_PAIR, PartLimits
 from checklist.analysis.bottleneck import TAU
 from checklist.analysis.diagnosis import Diagnosis, Fault, diagnose
+from checklist.analysis.paths import ACROSS_LEAVES, WITHIN_LEAF
 from checklist.judges.advice import finding
-from checklist.judges.context import Judgement, JudgingContext, answer, no_verdict, skipped
-from checklist.judges.speed import Comparison, compare
+from checklist.judges.comparison import Comparison, compare
+from checklist.judges.context import Judgement, JudgingContext, Measured, answer, no_verdict, skipped
 from checklist.judges.thresholds import PAIR, Threshold
 from checklist.measurements import IDLE, PHASES, Hang
-from checklist.result import Figure, Finding
+from checklist.result import Figure, Finding, Gravity
 
+SENT, RECEIVED = "pair, sent", "pair, received"  # of the history: a node's best pair, by direction
 FEWEST_NODES = 4  # with fewer, all of them slow alike can't be told from all well
 CROWDED_SHARE = 0.5  # of the rounds; fewer may be another job's passing traffic
 
@@ -82,14 +85,19 @@ def _address(context: JudgingContext, node: int) -> str:
 def pairs(context: JudgingContext) -> Judgement:
     """FAIL for a node, direction or link that is slow also when it is measured alone, WARN for suspects.
 
+    Due is what paths of one class reach: within an NVLink domain, within a leaf, across leaves, between nodes
+    of the same kinds. WARN for what is slow a little, and where few of one kind are far above the others.
     Who is at fault is found by checklist/analysis/diagnosis.py; its findings go along as ``diagnosis``. The
-    median pair is compared with a floor and with its own past besides.
+    median pair is compared with a floor and with its own past besides, each node and pair with its own.
 
     Limits: the row ``pair`` of thresholds.csv (GB/s of one direction, of which the diagnosis asks for
     floor / ``TAU``);
-    ``TAU``, 0.8 of what is due (benchmarks/diagnosis.py); ``CROWDED_SHARE``, half of the rounds,
-    as fewer may be another job's passing traffic; for the past ``WARN_SHARE`` and ``FAIL_SHARE`` of
-    checklist/analysis/baseline.py; ``FEWEST_NODES``, 4, below which equals say nothing of all being slow.
+    ``TAU``, 0.8 of what is due (benchmarks/diagnosis.py), ``SLIGHT_TAU``, 0.92, for what is slow a little and
+    outside of the run's own spread, ``UNEVEN``, 1.1 times the median, of checklist/analysis/bottleneck.py;
+    ``CROWDED_SHARE``, half of the rounds, as fewer may be another job's passing traffic; for the past
+    ``WARN_SHARE`` and ``FAIL_SHARE``, of a node ``OWN_NETWORK`` (8 and 20 %), of a pair ``OWN_PAIR`` (8 %,
+    three times in a row, WARN) of checklist/analysis/baseline.py; ``FEWEST_NODES``, 4, below which equals say
+    nothing of all being slow.
 
     Can't tell: anything between nodes of one machine but that a pair failed; with two nodes, whether the
     sender, the receiver or the link is slow.
@@ -102,7 +110,8 @@ def pairs(context: JudgingContext) -> Judgement:
     threshold = None if context.local else context.threshold(PAIR, measured[0].bytes)
     # The table's floor is the lowest that is well; the diagnosis asks for tau of the spec
     spec = None if threshold is None else threshold.floor / TAU
-    diagnosis = diagnose(measured, max(context.measurements.nodes) + 1, spec_gbytes_per_s=spec)
+    count = max(context.measurements.nodes) + 1
+    diagnosis = diagnose(measured, count, spec_gbytes_per_s=spec, paths=context.paths)
     judge = _local_pairs if context.local else _networked_pairs
     return replace(judge(context, diagnosis, threshold), diagnosis=diagnosis)
 
@@ -122,7 +131,14 @@ def _local_pairs(context: JudgingContext, _: Diagnosis, threshold: Threshold | N
 
 def _networked_pairs(context: JudgingContext, diagnosis: Diagnosis, threshold: Threshold | None) -> Judgement:
     middle, comparison, figures = _median_pair(context, threshold)
-    records = [(PAIR, context.measurements.pairs[0].bytes, middle, "GB/s")]
+    size = context.measurements.pairs[0].bytes
+    kept = {SENT: _sides(context, diagnosis.transmit), RECEIVED: _sides(context, diagnosis.receive)}
+    kept[PAIR] = _best_by_pair(context)
+    records = [
+        Measured(op, size, middle if op == PAIR else min(parts.values()), "GB/s", parts)
+        for op, parts in kept.items()
+        if parts
+    ]
     findings = [*_faults(context, diagnosis), *_undecided(context, diagnosis), *_crowded(context, diagnosis)]
     cut = _unreached(context)
     if cut and not findings:
@@ -131,6 +147,7 @@ def _networked_pairs(context: JudgingContext, diagnosis: Diagnosis, threshold: T
     if comparison.level in ("WARN", "FAIL") and not findings:
         title = f"The median pair reaches {middle:.4g} GB/s, {comparison.words}."
         findings.append(finding("pairs", comparison.code, comparison.level, title))
+    findings = findings or _below_own_past(context, size, kept) or _uneven(context, diagnosis)
     if len(context.measurements.nodes) < FEWEST_NODES and comparison.level is None and not findings:
         why = "Measured, all alike; with fewer than 4 nodes there must be a threshold or a history to judge."
         return no_verdict(
@@ -153,6 +170,55 @@ def _median_pair(
     past = None if context.local else context.past(PAIR, size, middle)
     comparison = compare(middle, threshold, past=past)
     return middle, comparison, (comparison.figure("pairs, median", middle, "GB/s", size_bytes=size),)
+
+
+def _sides(context: JudgingContext, best: tuple[float | None, ...]) -> dict[str, float]:
+    """By node: the best that it sent to anybody, or received."""
+    return {context.name(node): value for node, value in enumerate(best) if value}
+
+
+def _best_by_pair(context: JudgingContext) -> dict[str, float]:
+    best: dict[str, float] = {}
+    for pair in context.measurements.pairs:
+        if pair.gbytes_per_s:
+            name = f"{context.name(pair.src)} > {context.name(pair.dst)}"
+            best[name] = max(pair.gbytes_per_s, best.get(name, 0.0))
+    return best
+
+
+def _below_own_past(
+    context: JudgingContext, size: int | None, kept: dict[str, dict[str, float]]
+) -> list[Finding]:
+    """Nodes whose best pair, and pairs that, are slower than they were themselves."""
+    findings = []
+    ways: tuple[tuple[str, str, PartLimits], ...] = (
+        (SENT, "sends", OWN_NETWORK),
+        (RECEIVED, "receives", OWN_NETWORK),
+        (PAIR, "reaches", OWN_PAIR),
+    )
+    for op, verb, limits in ways:
+        for name, past in context.worse_parts(op, size, kept[op], limits).items():
+            often = "" if limits.in_a_row == 1 else f", {limits.in_a_row} times in a row"
+            title = f"{name} {verb} {kept[op][name]:.4g} GB/s at best, {-past.change:.0%} worse than its own "
+            title += f"past, {past.median:.4g}{often}."
+            level: Gravity = "FAIL" if past.verdict == "FAIL" else "WARN"
+            ends = name.split(" > ")
+            blamed, suspects = (ends, []) if op != PAIR else ([], ends)
+            findings.append(finding("pairs", "below-history", level, title, nodes=blamed, suspects=suspects))
+    return findings
+
+
+def _uneven(context: JudgingContext, diagnosis: Diagnosis) -> list[Finding]:
+    """Nodes of one kind of which a few are faster, or the most slow; nobody can say which."""
+    findings = []
+    for one in diagnosis.uneven:
+        title = f"{len(one.fast)} of {one.nodes} nodes reach up to {one.most_gbytes_per_s:.4g} GB/s "
+        title += (
+            f"{one.path}, most of them {one.reference_gbytes_per_s:.4g}: some have a faster path, or most "
+        )
+        title += "are slow."
+        findings.append(finding("pairs", "uneven", "WARN", title, suspects=context.names(one.fast)))
+    return findings
 
 
 def _unreached(context: JudgingContext) -> set[tuple[int, int]]:
@@ -179,27 +245,33 @@ def _faults(context: JudgingContext, diagnosis: Diagnosis) -> list[Finding]:
 def _fault(context: JudgingContext, fault: Fault) -> Finding:
     share = f"{fault.ratio:.0%} of what it should be"
     sure = fault.status == "confirmed"
+    grave: Gravity = "WARN" if fault.slight else "FAIL"
+    nvlink = " over NVLink" if fault.over == "nvlink" else ""
     if fault.node is not None:
         name = context.name(fault.node)
         how = {"transmit": "sends slowly", "receive": "receives slowly"}.get(
             fault.kind, "is slow in both directions"
         )
-        title, code = f"{name} {how}: {share}.", f"slow-{fault.kind}"
+        title, code = f"{name} {how}{nvlink}: {share}.", f"slow-{fault.kind}"
         names: tuple[str, ...] = (name,)
     else:
         src, dst = context.name(int(fault.src or 0)), context.name(int(fault.dst or 0))
         arrow = "and" if fault.both_ways else "to"
-        title, code, names = f"The link from {src} {arrow} {dst} is slow: {share}.", "slow-link", (src, dst)
+        title, code, names = (
+            f"The link from {src} {arrow} {dst} is slow{nvlink}: {share}.",
+            "slow-link",
+            (src, dst),
+        )
         if fault.both_ways:
-            title = f"The link between {src} and {dst} is slow: {share}."
+            title = f"The link between {src} and {dst} is slow{nvlink}: {share}."
         if not fault.ratio:
             title = f"Nothing gets {'between' if fault.both_ways else 'from'} {src} {arrow} {dst}."
     if not sure:
         return finding("pairs", "slow-suspect", "WARN", f"{title} Not measured again alone.", suspects=names)
     if fault.node is None:
-        return finding("pairs", code, "FAIL", title, suspects=names, src=names[0], dst=names[1])
+        return finding("pairs", code, grave, title, suspects=names, src=names[0], dst=names[1])
     nic = next((fact.nic for fact in context.leaders if fact.node == fault.node), None)
-    return finding("pairs", code, "FAIL", title, nodes=names, nic=nic or "<interface>")
+    return finding("pairs", code, grave, title, nodes=names, nic=nic or "<interface>")
 
 
 def _undecided(context: JudgingContext, diagnosis: Diagnosis) -> list[Finding]:
@@ -232,10 +304,22 @@ def _undecided(context: JudgingContext, diagnosis: Diagnosis) -> list[Finding]:
 
 def _crowded(context: JudgingContext, diagnosis: Diagnosis) -> list[Finding]:
     rounds = {pair.round for pair in context.measurements.pairs if not pair.alone}
+    findings = _narrow_uplinks(diagnosis)
     if len(diagnosis.crowded_rounds) < max(1, CROWDED_SHARE * len(rounds)):
-        return []
+        return findings
     title = f"In {len(diagnosis.crowded_rounds)} of {len(rounds)} rounds most pairs slowed each other down."
-    return [finding("pairs", "crowded", "WARN", title)]
+    return [*findings, finding("pairs", "crowded", "WARN", title)]
+
+
+def _narrow_uplinks(diagnosis: Diagnosis) -> list[Finding]:
+    """Paths across leaves that carry far less than those within one, by nodes of the same kinds."""
+    findings = []
+    for words, within in diagnosis.references.items():
+        across = diagnosis.references.get(words.replace(WITHIN_LEAF, ACROSS_LEAVES), within)
+        if words.startswith(WITHIN_LEAF) and across < TAU * within:
+            title = f"Pairs across leaves reach {across:.4g} GB/s, those within a leaf {within:.4g}."
+            findings.append(finding("pairs", "crowded", "WARN", title))
+    return findings
 
 
 def hangs(context: JudgingContext) -> Judgement:

@@ -7,6 +7,7 @@ from typing import Any
 
 from checklist.analysis.baseline import Record
 from checklist.analysis.busbw import OPS, busbw
+from checklist.analysis.paths import Paths
 from checklist.measurements import (
     PHASES,
     Collective,
@@ -166,8 +167,9 @@ def with_pairs(run: Measurements, cluster: Cluster, *, again: bool = True) -> Me
     from checklist.analysis.diagnosis import PASSES, diagnose
 
     pairs = cluster.first_pass()
+    paths = Paths.of(run.facts, cluster.nodes)
     for _ in range(PASSES if again else 0):
-        pairs += cluster.second_pass(diagnose(pairs, cluster.nodes).again)
+        pairs += cluster.second_pass(diagnose(pairs, cluster.nodes, paths=paths).again)
     return dataclasses.replace(run, pairs=pairs)
 
 

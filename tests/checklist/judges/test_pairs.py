@@ -105,3 +105,40 @@ def test_a_hang_is_told_before_the_collective_that_failed_by_it() -> None:
     result = judge(dataclasses.replace(run, hangs=(hang,), collectives=(*run.collectives, failed)))
     assert [fault.check for fault in result.findings] == ["hangs", "correctness"]
     assert result.headline.startswith("Rank 9 (host-1) hung in all_gather")
+
+
+@pytest.mark.parametrize(
+    ("cluster", "code", "blamed"),
+    [
+        (Cluster(nodes=6, transmit={2: 0.86}, receive={2: 0.86}), "slow-node", ("host-2",)),
+        (Cluster(nodes=6, links={(1, 3): 0.86, (3, 1): 0.86}), "slow-link", ()),
+    ],
+)
+def test_what_is_slow_a_little_is_a_warning(cluster: Cluster, code: str, blamed: tuple[str, ...]) -> None:
+    result = judge(with_pairs(cpu_run(6), cluster))
+    assert [(fault.code, fault.verdict, fault.nodes) for fault in result.findings] == [(code, "WARN", blamed)]
+    assert (result.verdict, result.bad_nodes, len(result.healthy_nodes)) == ("WARN", (), 6)
+
+
+def test_two_nvlink_domains_of_four_nodes_pass() -> None:
+    run = cpu_run(8)
+    told = tuple(dataclasses.replace(fact, nvlink_domain=f"rack-{fact.node // 4}.0") for fact in run.facts)
+    racks = Cluster(nodes=8, path=lambda a, b: 400.0 if a // 4 == b // 4 else 45.0)
+    result = judge(with_pairs(dataclasses.replace(run, facts=told), racks))
+    assert (result.verdict, result.findings) == ("PASS", ())
+    assert result.diagnosis is not None
+    assert list(result.diagnosis.references) == ["between nodes", "within an NVLink domain"]
+
+
+def test_paths_across_leaves_that_carry_half_are_a_warning_about_the_network() -> None:
+    run = cpu_run(8)
+    told = tuple(dataclasses.replace(f, network_nodes=("spine", f"leaf-{f.node // 4}")) for f in run.facts)
+    leaves = Cluster(nodes=8, path=lambda a, b: 45.0 if a // 4 == b // 4 else 20.0)
+    (fault,) = judge(with_pairs(dataclasses.replace(run, facts=told), leaves)).findings
+    assert (fault.code, fault.verdict, fault.nodes, fault.suspects) == ("crowded", "WARN", (), ())
+
+
+def test_a_few_nodes_far_above_the_others_are_a_warning_and_make_nobody_slow() -> None:
+    few = Cluster(nodes=8, path=lambda a, b: 90.0 if {a, b} == {0, 1} else 45.0)
+    (fault,) = judge(with_pairs(cpu_run(8), few)).findings
+    assert (fault.code, fault.verdict, fault.suspects) == ("uneven", "WARN", ("host-0", "host-1"))
