@@ -7,7 +7,8 @@ the run, whose headline says so, and the run counts for the history that later o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from checklist import one_machine
@@ -16,7 +17,7 @@ from checklist.analysis.busbw import fit
 from checklist.analysis.recurrence import Look
 from checklist.analysis.soundness import sound, sound_records
 from checklist.checks import CHECKS, PROFILES, Check, Profile, clears, find
-from checklist.judges import facts, gpus, loss, network, pairs, speed, unsound, world
+from checklist.judges import coverage, facts, gpus, loss, network, pairs, speed, unsound, world
 from checklist.judges.context import Judgement, JudgingContext
 from checklist.judges.thresholds import Table, table
 from checklist.measurements import Measurements
@@ -62,6 +63,7 @@ def judge(
     history: Iterable[Record] = (),
     open_failures: Iterable[Standing] = (),
     looks: Iterable[Look] = (),
+    pairs_seen: Mapping[tuple[str, str], float] | None = None,
     accept_baseline: bool = False,
     system: str | None = None,
 ) -> Result:
@@ -79,6 +81,8 @@ def judge(
         What earlier runs have left open (:meth:`Result.open_failures`).
     looks:
         Of earlier runs, for what comes and goes (:mod:`checklist.analysis.recurrence`).
+    pairs_seen:
+        When earlier runs have measured a pair of nodes last, Unix time; for the age of what this one hasn't.
     accept_baseline:
         Compare with no past; it starts anew with this run.
     system:
@@ -90,15 +94,16 @@ def judge(
         table=thresholds or table(),
         history=sound_records(history),
         looks=tuple(looks),
+        pairs_seen=pairs_seen or {},
         accept_baseline=accept_baseline,
         system=system,
     )
     asked = tuple(checks)
-    answers = [unsound.told(context, JUDGES[check.name](context)) for check in asked]
+    answers = [coverage.told(context, unsound.told(context, JUDGES[check.name](context))) for check in asked]
     results = tuple(answer.result for answer in answers if isinstance(answer.result, CheckResult))
     findings = _sorted(fault for answer in answers for fault in answer.findings)
     profile = _profile(measurements)
-    standing = still_open(open_failures, results, profile)
+    standing = still_open(open_failures, results, profile, context.gpus)
     # A failure of nodes that are not here today is kept, but says nothing of the nodes that are
     concerned = [item for item in standing if not item.nodes or set(item.nodes) & set(context.all_names)]
     verdict = overall(results, concerned)
@@ -111,7 +116,7 @@ def judge(
         finished_unix=context.finished_unix,
         profile=profile,
         nodes=context.all_names,
-        healthy_nodes=_healthy(context, verdict, findings, concerned, bad),
+        healthy_nodes=_healthy(context, verdict, results, findings, concerned, bad),
         bad_nodes=tuple(sorted(bad)),
         checks=results,
         skipped=_skipped(asked, answers),
@@ -145,23 +150,60 @@ def overall(checks: Iterable[CheckResult], standing: Iterable[Standing] = ()) ->
 
 
 def still_open(
-    earlier: Iterable[Standing], checks: Iterable[CheckResult], profile: Profile
+    earlier: Iterable[Standing],
+    checks: Iterable[CheckResult],
+    profile: Profile,
+    gpus: Mapping[str, Collection[str]],
+    began_unix: float = math.inf,
 ) -> tuple[Standing, ...]:
-    """The earlier failures that this run has not cleared.
+    """The earlier failures that a run has not cleared; ``gpus``: the UUIDs that it has used, by node.
 
-    Only a PASS of the same check, asked at least as hard, on the nodes concerned clears one; on as many nodes
-    where it concerned the cluster as a whole.
+    What was found after ``began_unix``, when the run began, was found beside it, and it can't clear that.
+
+    Only the same check, asked at least as hard, clears one, and only where it has measured what had failed:
+    the nodes with as many GPUs, that very pair, that GPU (or another in its place), as many nodes where it
+    concerned the cluster as a whole. And it must have nothing against those nodes; against a cluster, nothing
+    at all.
     """
-    passed = {check.check: set(check.nodes) for check in checks if check.verdict == "PASS"}
+    given = {check.check: check for check in checks if check.verdict != "NO-VERDICT"}
+    covered = {name: _Covered(check) for name, check in given.items()}
 
     def cleared(item: Standing) -> bool:
-        if item.check not in CHECKS or item.check not in passed:
+        if item.check not in CHECKS or item.check not in covered or item.seen_unix > began_unix:
             return False
         check = find(item.check)
-        covered = set(item.nodes) <= passed[item.check] and len(passed[item.check]) >= item.over_nodes
-        return covered and clears(check, profile, check, item.profile)
+        if not clears(check, profile, check, item.profile):
+            return False
+        return covered[item.check].clears(item) and all(_again(item, gpus.get(n, ())) for n in item.nodes)
 
     return tuple(item for item in earlier if not cleared(item))
+
+
+class _Covered:
+    """What one check of a run speaks for."""
+
+    def __init__(self, check: CheckResult) -> None:
+        self.nodes = set(check.nodes)
+        self.passed = check.verdict == "PASS"
+        self.doubted = self.nodes if check.doubted is None else set(check.doubted)
+        self.links = None
+        if check.links is not None:
+            self.links = {frozenset((check.nodes[a], check.nodes[b])) for a, b in check.links}
+
+    def clears(self, item: Standing) -> bool:
+        """Whether it has looked at all that the failure is of, and found nothing."""
+        wanted = set(item.nodes)
+        if not wanted <= self.nodes or len(self.nodes) < item.over_nodes:
+            return False
+        if not self.passed and (not wanted or wanted & self.doubted):
+            return False
+        return self.links is None or all(frozenset(link) in self.links for link in item.links)
+
+
+def _again(item: Standing, present: Collection[str]) -> bool:
+    """Whether a GPU that had failed was there again, or is gone and its node has as many without it."""
+    there = sum(uuid in present for uuid in item.gpus)
+    return len(present) >= item.over_gpus and there in (0, len(item.gpus))
 
 
 def _profile(measurements: Measurements) -> Profile:
@@ -176,6 +218,7 @@ def _sorted(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 def _healthy(
     context: JudgingContext,
     verdict: Verdict,
+    checks: Iterable[CheckResult],
     findings: Iterable[Finding],
     standing: Iterable[Standing],
     bad: set[str],
@@ -191,6 +234,9 @@ def _healthy(
             doubtful |= set(fault.suspects)
             if not fault.nodes and not fault.suspects:
                 return ()  # something is wrong with the cluster, and it may be anybody's
+    for check in checks:
+        if check.check in DECISIVE and check.check not in ("ranks", "hangs"):
+            doubtful |= set(context.all_names) - set(check.nodes)  # nobody has looked at those
     for item in standing:
         if not item.nodes:
             return ()

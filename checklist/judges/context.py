@@ -63,6 +63,8 @@ class JudgingContext:
     history: tuple[Record, ...] = ()
     accept_baseline: bool = False
     """Whether the past is given up and starts anew with this run."""
+    pairs_seen: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    """When earlier runs have measured a pair of nodes last, Unix time."""
     looks: tuple[Look, ...] = ()
     """Earlier runs' looks for what comes and goes."""
     system: str | None = None
@@ -123,6 +125,15 @@ class JudgingContext:
     @property
     def all_names(self) -> tuple[str, ...]:
         return tuple(self._names[node] for node in sorted(self._names))
+
+    @property
+    def gpus(self) -> dict[str, tuple[str, ...]]:
+        """By node, the UUIDs of the GPUs that its ranks use."""
+        by_node: dict[str, tuple[str, ...]] = {}
+        for fact in self.facts:
+            name, own = self._names[fact.node], fact.gpu_uuids[fact.local_rank :][:1]
+            by_node[name] = (*by_node.get(name, ()), *own)
+        return by_node
 
     # ---- what figures are held against
 

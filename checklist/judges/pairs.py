@@ -55,7 +55,15 @@ def mesh(context: JudgingContext) -> Judgement:
         suspects = context.names(pair)
         code = "pair-cut" if cut else "mtu"
         findings.append(
-            finding("mesh", code, "FAIL", title, suspects=suspects, peer=_address(context, second))
+            finding(
+                "mesh",
+                code,
+                "FAIL",
+                title,
+                suspects=suspects,
+                links=[(suspects[0], suspects[1])],
+                peer=_address(context, second),
+            )
         )
     expected = len(nodes) * (len(nodes) - 1)
     if len({(probe.src, probe.dst) for probe in probes}) < expected and not findings:
@@ -269,7 +277,8 @@ def _fault(context: JudgingContext, fault: Fault) -> Finding:
     if not sure:
         return finding("pairs", "slow-suspect", "WARN", f"{title} Not measured again alone.", suspects=names)
     if fault.node is None:
-        return finding("pairs", code, grave, title, suspects=names, src=names[0], dst=names[1])
+        link = (names[0], names[1])
+        return finding("pairs", code, grave, title, suspects=names, links=[link], src=link[0], dst=link[1])
     nic = next((fact.nic for fact in context.leaders if fact.node == fault.node), None)
     return finding("pairs", code, grave, title, nodes=names, nic=nic or "<interface>")
 
@@ -297,6 +306,7 @@ def _undecided(context: JudgingContext, diagnosis: Diagnosis) -> list[Finding]:
             "FAIL" if diagnosis.undecided_settled else "WARN",
             title,
             suspects=involved,
+            links=dict.fromkeys((context.name(min(pair)), context.name(max(pair))) for pair in undecided),
             more=diagnosis.nodes + 1,
         )
     ]

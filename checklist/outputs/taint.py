@@ -138,7 +138,8 @@ def _failures(result: Result) -> dict[str, list[Standing]]:
 def _change(node: Node, result: Result, failures: list[Standing], how: How) -> NodeChange | None:
     """What is to be done with a node, given its failures that are open."""
     # What it was marked for before counts too, until it is cleared
-    before = still_open(node.reasons, result.checks, result.profile)
+    began = result.measurements.started_unix
+    before = still_open(node.reasons, result.checks, result.profile, result.gpus, began)
     reasons = (*before, *(item for item in failures if _key(item) not in {_key(old) for old in before}))
     if failures:
         same = node.marked and {_key(item) for item in reasons} == {_key(item) for item in node.reasons}

@@ -108,7 +108,9 @@ def cpu_run(nodes: int = 2, **changes: Any) -> Measurements:
                 for fact in run.facts
             ),
             "health": (),
-            "locals": (Local(rank=0, what="gemm_fp32", value=0.2, unit="TFLOPS"),),
+            "locals": tuple(
+                Local(rank=rank, what="gemm_fp32", value=0.2, unit="TFLOPS") for rank in range(nodes)
+            ),
             "transport": None,
             **changes,
         },
