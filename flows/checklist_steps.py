@@ -271,5 +271,8 @@ def explain_refusal(result: Result) -> UserError | None:
     advice = next((" ".join(finding.advice) for finding in result.findings if finding.advice), "")
     if not result.findings and result.standing:
         open_ones = ",".join(dict.fromkeys(item.check for item in result.standing))
-        advice = f"It clears when the same check, asked as hard, measures that again and finds nothing: --only {open_ones}"
+        advice = (
+            "It clears when the same check, as hard, measures that again and finds nothing: "
+            f"--only {open_ones}"
+        )
     return UserError(f"{result.verdict}: {result.headline}", advice)
