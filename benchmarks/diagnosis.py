@@ -245,7 +245,7 @@ def markdown(report: dict[str, Any]) -> str:
         [
             "# Who is at fault, simulated",
             "",
-            f"`{COMMAND}` {report['machine']['text']}; {report['seconds']:.0f} s.",
+            f"`{report['command']}` {report['machine']['text']}; {report['seconds']:.0f} s.",
             "",
             f"A faulty side or link keeps {LEFT:.0%} of its bandwidth. Noise: best of {REPETITIONS}",
             f"repetitions, each of which loses |N(0, 1)| x {SPREAD:.0%}.",
@@ -344,7 +344,9 @@ def main() -> None:
     chosen = parser.parse_args()
     start = time.perf_counter()
     rows = run(chosen.share, chosen.nodes)
-    report = {"command": COMMAND, "machine": describe(), "seconds": time.perf_counter() - start, "rows": rows}
+    command = COMMAND if chosen.share == 1 else f"{COMMAND} --share {chosen.share:g}"
+    seconds = time.perf_counter() - start
+    report = {"command": command, "machine": describe(), "seconds": seconds, "rows": rows}
     (chosen.out / "diagnosis.json").write_text(json.dumps(report, indent=1) + "\n")
     (chosen.out / "diagnosis.md").write_text(markdown(report))
 

@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from checklist import json_text
 from checklist.analysis.baseline import Record
 from checklist.analysis.diagnosis import Diagnosis
 from checklist.checks import Profile
@@ -193,6 +193,7 @@ class Result:
     next_commands: tuple[str, ...] = ()
     """What judges what a run on one machine can't."""
     measurements: Measurements
+    """Of large runs without what would make the file large (checklist/condensed.py); ``notes`` tell it."""
 
     @property
     def exit_code(self) -> int:
@@ -241,8 +242,8 @@ class Result:
 
 
 def to_json(result: Result) -> str:
-    """As JSON text, indented, with a newline at its end."""
-    return json.dumps(dataclasses.asdict(result), indent=1, allow_nan=False) + "\n"
+    """As JSON text with a newline at its end; see :mod:`checklist.json_text`."""
+    return json_text.text(result)
 
 
 def from_json(text: str) -> Result:
@@ -286,7 +287,7 @@ def schema() -> dict[str, Any]:
     """The JSON Schema of result.json, made from the classes."""
     from pydantic import TypeAdapter  # heavy to import
 
-    described = TypeAdapter(Result).json_schema(mode="serialization")
+    described = TypeAdapter(Result).json_schema(mode="validation")  # what is the default may be left out
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **described}
 
 

@@ -17,6 +17,7 @@ from checklist.analysis.busbw import fit
 from checklist.analysis.recurrence import Look
 from checklist.analysis.soundness import sound, sound_records
 from checklist.checks import CHECKS, PROFILES, Check, Profile, clears, find
+from checklist.condensed import condensed
 from checklist.judges import coverage, facts, gpus, loss, network, pairs, speed, unsound, world
 from checklist.judges.context import Judgement, JudgingContext
 from checklist.judges.thresholds import Table, table
@@ -110,7 +111,7 @@ def judge(
     records = _records(context, answers, verdict)
     bad = {name for fault in findings if fault.verdict == "FAIL" for name in fault.nodes}
     bad |= {name for item in standing if item.blamed for name in item.nodes}
-    return Result(
+    result = Result(
         verdict=verdict,
         headline=_headline(measurements, verdict, results, findings, concerned),
         finished_unix=context.finished_unix,
@@ -130,6 +131,7 @@ def judge(
         next_commands=one_machine.next_commands(measurements),
         measurements=measurements,
     )
+    return condensed(result)
 
 
 def overall(checks: Iterable[CheckResult], standing: Iterable[Standing] = ()) -> Verdict:
