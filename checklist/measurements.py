@@ -327,6 +327,8 @@ class Measurements:
     """What a reader should know of how it was measured."""
     unsound: tuple[Unsound, ...] = ()
     """What was told and can't be; none of it is among the others."""
+    hosts: dict[int, str] = field(default_factory=dict)
+    """What each node that has joined calls its host, by the control channel: also where it told no facts."""
 
     def phase(self, name: PhaseName) -> Phase | None:
         """How that phase went; None where it never began."""
@@ -352,7 +354,7 @@ class Measurements:
 
     def name_of(self, node: int) -> str:
         """What people call that node. All at once: ``names``."""
-        return self.names.get(node, f"node {node}")
+        return self.names.get(node) or self.hosts.get(node) or f"node {node}"
 
 
 def to_json(measurements: Measurements) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -162,7 +162,7 @@ def diagnose(
         faults=(*faults, *slight),
         undecided=tuple(undecided),
         undecided_settled=settled,
-        why=_why(bounds, nodes) if undecided else None,
+        why=_why(bounds) if undecided else None,
         again=tuple(dict.fromkeys(again))[:MOST_RERUNS],
         crowded_rounds=bounds.crowded,
         uneven=_uneven(bounds, paths),
@@ -201,6 +201,21 @@ def _slight(
         and (fault.src, fault.dst) not in undecided
     ]
     return [fault for fault in found if fault.status == "confirmed"], _again(closer, found, [])
+
+
+def without_lost(pairs: Iterable[Pair], lost: Collection[int]) -> tuple[Pair, ...]:
+    """The pairs without those that failed with a node that was lost, or beside one in the same round.
+
+    A request that is broken off by a lost node ends for all that take part in it; their links are no slower.
+    """
+    every, gone = tuple(pairs), set(lost)
+    failed = [pair for pair in every if pair.error is not None]
+    broken = {pair.round for pair in failed if gone & {pair.src, pair.dst}}
+    return tuple(
+        pair
+        for pair in every
+        if pair.error is None or not (gone & {pair.src, pair.dst} or pair.round in broken)
+    )
 
 
 class _Alone:
@@ -297,8 +312,8 @@ def _best(pairs: Iterable[Pair]) -> dict[tuple[int, int], tuple[float, int]]:
     return best
 
 
-def _why(bounds: Bounds, nodes: int) -> Why:
-    if nodes == 2:
+def _why(bounds: Bounds) -> Why:
+    if len(np.union1d(bounds.samples.src, bounds.samples.dst)) == 2:
         return "two-nodes"
     return "too-few-witnesses" if bounds.well.any() else "no-good-pair"
 

@@ -87,7 +87,7 @@ class JudgingContext:
             "setting": setting_of(run),
             "leaders": tuple(first[node] for node in sorted(first)),
             "nodes_by_rank": run.nodes_by_rank,
-            "paths": Paths.of(first.values(), max(first, default=-1) + 1),
+            "paths": Paths.of(first.values(), max((run.nodes_asked - 1, *first)) + 1),
             "_names": {n: f"{name} (node {n})" if same[name] > 1 else name for n, name in names.items()},
         }
         for name, value in told.items():
@@ -113,7 +113,7 @@ class JudgingContext:
 
     def name(self, node: int) -> str:
         """A node's name; with its number where two nodes call themselves the same."""
-        return self._names.get(node, f"node {node}")
+        return self._names.get(node) or self.measurements.hosts.get(node) or f"node {node}"
 
     def names(self, nodes: Iterable[int]) -> tuple[str, ...]:
         return tuple(self.name(node) for node in sorted(set(nodes)))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from dataclasses import replace
 
 from checklist.analysis.baseline import OWN_NETWORK, OWN_PAIR, PartLimits
 from checklist.analysis.bottleneck import TAU
-from checklist.analysis.diagnosis import Diagnosis, Fault, diagnose
+from checklist.analysis.diagnosis import Diagnosis, Fault, diagnose, without_lost
 from checklist.analysis.paths import ACROSS_LEAVES, WITHIN_LEAF
 from checklist.judges.advice import finding
 from checklist.judges.comparison import Comparison, compare
@@ -17,6 +18,11 @@ from checklist.measurements import IDLE, PHASES, Hang
 from checklist.result import Figure, Finding, Gravity
 
 SENT, RECEIVED = "pair, sent", "pair, received"  # of the history: a node's best pair, by direction
+_CUT = {
+    "both": ("node-unreachable", "is cut off: no other node reaches it, and it reaches none."),
+    "inbound": ("inbound-blocked", "reaches the others, and none reaches it: only inbound is blocked."),
+    "outbound": ("outbound-blocked", "is reached by the others, and reaches none: only outbound is blocked."),
+}
 FEWEST_NODES = 4  # with fewer, all of them slow alike can't be told from all well
 CROWDED_SHARE = 0.5  # of the rounds; fewer may be another job's passing traffic
 
@@ -24,8 +30,8 @@ CROWDED_SHARE = 0.5  # of the rounds; fewer may be another job's passing traffic
 def mesh(context: JudgingContext) -> Judgement:
     """FAIL for each pair of nodes that can't connect, or connects and stalls within 256 KB (an MTU).
 
-    A node that reaches nobody while others are well is at fault itself; of a single pair both ends are
-    suspects.
+    A node that reaches nobody while others are well, that nobody reaches, or that only sends is at fault
+    itself; of a single pair both ends are suspects.
 
     Limits: none here; a connection counts as cut after the control channel's ``Limits.connect``.
 
@@ -40,10 +46,11 @@ def mesh(context: JudgingContext) -> Judgement:
     bad = {(probe.src, probe.dst): probe for probe in probes if not probe.connected or probe.bulk_ok is False}
     findings: list[Finding] = []
     lost = _cut_off(set(bad), nodes)
-    for node in lost:
-        title = f"{context.name(node)} is cut off: no other node reaches it, and it reaches none."
-        findings.append(finding("mesh", "node-unreachable", "FAIL", title, nodes=[context.name(node)]))
-    for pair in sorted({(min(key), max(key)) for key in bad if not lost & set(key)}):
+    for node, way in lost.items():
+        code, words = _CUT[way]
+        name = context.name(node)
+        findings.append(finding("mesh", code, "FAIL", f"{name} {words}", nodes=[name]))
+    for pair in sorted({(min(key), max(key)) for key in bad if not lost.keys() & set(key)}):
         a, b = pair
         ways = [probe for key in (pair, pair[::-1]) if (probe := bad.get(key)) is not None]
         cut = any(not probe.connected for probe in ways)
@@ -74,14 +81,21 @@ def mesh(context: JudgingContext) -> Judgement:
     return answer("mesh", good, findings, nodes=context.all_names, figures=slowest)
 
 
-def _cut_off(bad: set[tuple[int, int]], nodes: tuple[int, ...]) -> set[int]:
-    """Nodes of which every pair is bad while others are well with each other."""
-    lost = {
-        node
-        for node in nodes
-        if all((node, other) in bad and (other, node) in bad for other in nodes if other != node)
+def _cut_off(bad: set[tuple[int, int]], nodes: tuple[int, ...]) -> dict[int, str]:
+    """Nodes of which every pair is bad, both ways or one, while others are well with each other."""
+    sent, received = Counter(src for src, _ in bad), Counter(dst for _, dst in bad)
+    others = len(nodes) - 1
+    ways = {
+        (True, True): "both",
+        (True, False): "outbound",
+        (False, True): "inbound",
     }
-    return lost if len(nodes) - len(lost) >= 2 else set()
+    lost = {
+        node: ways[sent[node] == others, received[node] == others]
+        for node in nodes
+        if others in (sent[node], received[node])
+    }
+    return lost if len(nodes) - len(lost) >= 2 else {}
 
 
 def _address(context: JudgingContext, node: int) -> str:
@@ -110,7 +124,8 @@ def pairs(context: JudgingContext) -> Judgement:
     Can't tell: anything between nodes of one machine but that a pair failed; with two nodes, whether the
     sender, the receiver or the link is slow.
     """
-    measured = context.measurements.pairs
+    lost = {hang.node for hang in context.measurements.hangs}
+    measured = without_lost(context.measurements.pairs, lost)
     if context.measurements.nodes_asked < 2:
         return skipped("pairs", "There is one node only.")
     if not measured or not context.measurements.nodes:
@@ -118,7 +133,7 @@ def pairs(context: JudgingContext) -> Judgement:
     threshold = None if context.local else context.threshold(PAIR, measured[0].bytes)
     # The table's floor is the lowest that is well; the diagnosis asks for tau of the spec
     spec = None if threshold is None else threshold.floor / TAU
-    count = max(context.measurements.nodes) + 1
+    count = len(context.paths.kinds)
     diagnosis = diagnose(measured, count, spec_gbytes_per_s=spec, paths=context.paths)
     judge = _local_pairs if context.local else _networked_pairs
     return replace(judge(context, diagnosis, threshold), diagnosis=diagnosis)
@@ -344,14 +359,14 @@ def hangs(context: JudgingContext) -> Judgement:
     findings = []
     for hang in context.measurements.hangs:
         if hang.kind != "taken":
-            name, title = context.name_of_rank(hang.rank), _hang_title(context, hang)
+            name, title = context.name(hang.node), _hang_title(context, hang)
             where = _where(hang)
             findings.append(
                 finding("hangs", hang.kind, "FAIL", title, nodes=[name], ranks=[hang.rank], where=where)
             )
     taken = [hang for hang in context.measurements.hangs if hang.kind == "taken"]
     if taken and not findings:
-        names = ", ".join(dict.fromkeys(context.name_of_rank(hang.rank) for hang in taken))
+        names = ", ".join(dict.fromkeys(context.name(hang.node) for hang in taken))
         reasons_text = (
             f"{names} was lost in {_where(taken[0])}, and its step with it: the cluster's events tell why."
         )
@@ -371,7 +386,7 @@ def hangs(context: JudgingContext) -> Judgement:
 
 
 def _hang_title(context: JudgingContext, hang: Hang) -> str:
-    name, where = context.name_of_rank(hang.rank), _where(hang)
+    name, where = context.name(hang.node), _where(hang)
     detail = f": {hang.detail}." if hang.detail else "."
     if hang.kind in ("died", "lost"):
         return f"Rank {hang.rank} ({name}) {'died' if hang.kind == 'died' else 'was lost'} in {where}{detail}"

@@ -90,6 +90,7 @@ class Conductor(Session):
             environment={key: value for key, value in sorted(os.environ.items()) if key.startswith(_TOLD)},
             notes=tuple(self.notes),
             unsound=tuple(got.unsound),
+            hosts=dict(sorted(self.hosts.items())),
         )
         return sound(told)
 
@@ -135,7 +136,9 @@ class Conductor(Session):
         while len(self.ranks) < self.rendezvous.world and time.monotonic() < deadline:
             if self.stopped.wait(0.05):
                 return
-        self.nodes = {rank: peer.node for rank, peer in self.hub.peers().items()}
+        peers = self.hub.peers()
+        self.nodes = {rank: peer.node for rank, peer in peers.items()}
+        self.hosts = {peer.node: peer.host for peer in peers.values()}
         missing = sorted(set(range(self.rendezvous.world)) - set(self.nodes))
         if missing:
             ranks = ", ".join(map(str, missing[:20]))
