@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from checklist import one_machine
-from checklist.analysis.baseline import STEADY_NIGHTS, Record, baseline
+from checklist.analysis.baseline import STEADY_NIGHTS, Record, baseline, part_of
 from checklist.analysis.busbw import fit
 from checklist.analysis.recurrence import Look
 from checklist.analysis.soundness import sound, sound_records
@@ -371,11 +371,17 @@ def _notes(context: JudgingContext, records: Iterable[Record]) -> tuple[str, ...
     """What this run has changed of what later ones are held against."""
     if context.accept_baseline:
         return ("The past of these figures is given up and starts anew with this run (--accept-baseline).",)
-    return tuple(
-        f"{record.op}: {STEADY_NIGHTS} steady nights at {after.median:.4g} {record.unit} are the new "
-        f"baseline, instead of {after.before:.4g}."
-        for record in records
-        if (after := baseline((*context.same(record), record))) is not None
-        and after.before is not None
-        and after.since_unix == record.unix
-    )
+    notes = []
+    for record in records:
+        same = (*context.same(record), record)
+        # A part that is on a new level has a warning until that counts
+        named = {record.op: same} | {f"{record.op} of {name}": part_of(same, name) for name in record.warned}
+        notes += [
+            f"{name}: {STEADY_NIGHTS} steady nights at {after.median:.4g} {record.unit} are the new "
+            f"baseline, instead of {after.before:.4g}."
+            for name, its in named.items()
+            if (after := baseline(its)) is not None
+            and after.before is not None
+            and after.since_unix == record.unix
+        ]
+    return tuple(notes)

@@ -41,10 +41,12 @@ def nights(
     return results
 
 
-def nights_of(place: Path, change: Callable[[int, Measurements], Measurements]) -> list[Result]:
-    """Eight nights of six nodes with a GPU each, each changed; by a file's history, without thresholds."""
+def nights_of(
+    place: Path, change: Callable[[int, Measurements], Measurements], count: int = 8
+) -> list[Result]:
+    """Nights of six nodes with a GPU each, each changed; by a file's history, without thresholds."""
     results = []
-    for night in range(8):
+    for night in range(count):
         run = change(night, gpu_run(6, 1, started_unix=night * DAY_S))
         past = past_runs.read(place)
         results.append(
@@ -79,6 +81,21 @@ def test_a_gpu_that_falls_behind_its_own_past_is_named_though_it_is_as_fast_as_i
         [("gemm", "FAIL", ("host-3",)), ("hbm", "FAIL", ("host-3",))],
     ]
     assert "worse than its own past" in results[5].findings[0].title
+
+
+def test_a_gpu_on_another_level_for_steady_nights_has_that_as_its_baseline(tmp_path: Path) -> None:
+    def change(night: int, run: Measurements) -> Measurements:
+        return of_rank(run, 3, 1.05 if night < 4 else 1.05 * 0.93)
+
+    results = nights_of(tmp_path / "h.jsonl", change, 4 + STEADY_NIGHTS + 2)
+    assert ["".join(verdict_of(result, "hbm")[0]) for result in results] == [
+        *"PPPP",
+        *("W" * STEADY_NIGHTS),
+        *"PP",
+    ]
+    told = {night: result.notes for night, result in enumerate(results) if result.notes}
+    assert list(told) == [3 + STEADY_NIGHTS]
+    assert "hbm_copy of host-3 GPU-3-0: 5 steady nights at 2783 GB/s are the new baseline" in told[8][1]
 
 
 def said(results: list[Result]) -> str:
