@@ -24,17 +24,12 @@ def condensed(result: Result) -> Result:
     """The result without what would make its file large. A note says what was left out."""
     run, notes = result.measurements, []
     if len(run.probes) > MOST_PROBES:
-        kept = _probes(run.probes)
         notes.append(
             f"Of {len(run.probes):,} connections those that failed are kept in the result, and the slowest."
         )
-        run = replace(run, probes=kept)
     if len(run.facts) > MOST_RANKS:
-        run = _ranks(run)
-        result = replace(
-            result,
-            checks=tuple(replace(check, figures=_figures(check.figures)) for check in result.checks),
-        )
+        checks = tuple(replace(check, figures=_figures(check.figures)) for check in result.checks)
+        result = replace(result, checks=checks)
         notes.append(
             f"Of {len(run.facts):,} ranks' figures the result keeps all that are no PASS and the "
             f"{MOST_FIGURES} lowest of each kind, without single samples; software and network interfaces "
@@ -42,7 +37,14 @@ def condensed(result: Result) -> Result:
         )
     if not notes:
         return result
-    return replace(result, measurements=run, notes=(*result.notes, *notes))
+    return replace(result, measurements=condensed_run(run), notes=(*result.notes, *notes))
+
+
+def condensed_run(run: Measurements) -> Measurements:
+    """The measurements alone; nothing can be judged by these any more."""
+    if len(run.probes) > MOST_PROBES:
+        run = replace(run, probes=_probes(run.probes))
+    return _ranks(run) if len(run.facts) > MOST_RANKS else run
 
 
 def _probes(probes: tuple[Probe, ...]) -> tuple[Probe, ...]:

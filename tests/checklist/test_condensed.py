@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 
 from checklist import past_runs, result
-from checklist.condensed import MOST_FIGURES
+from checklist.condensed import MOST_FIGURES, condensed_run
 from checklist.measurements import Local
 from checklist.outputs.figures import by_rank, of_check
 from checklist.verdict import judge
@@ -67,7 +68,12 @@ def test_it_is_read_back_as_it_was() -> None:
 
 def test_a_small_run_is_kept_whole() -> None:
     run = gpu_run(2)
-    assert judge(run).measurements == run
+    assert judge(run).measurements == condensed_run(run) == run
+
+
+def test_what_other_nodes_hear_of_a_large_run_that_is_judged_is_far_less() -> None:
+    sizes = [len(json.dumps(dataclasses.asdict(run))) for run in (RUN, condensed_run(RUN))]
+    assert sizes[1] < sizes[0] / 2
 
 
 def test_judging_256_machines_takes_seconds_and_not_minutes() -> None:
