@@ -23,8 +23,8 @@ from checklist.analysis.recurrence import Look
 from checklist.checks import Profile
 from checklist.judges.loss import look_of
 from checklist.measurements import STRICT, record
+from checklist.open_failures import still_open
 from checklist.result import CheckResult, Result, Standing, Verdict
-from checklist.verdict import still_open
 from estimator import json_lines
 from estimator.errors import UserError
 

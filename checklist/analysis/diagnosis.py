@@ -8,8 +8,7 @@ before the slow pairs were measured again with nothing else running (pairs of on
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -27,12 +26,10 @@ from checklist.analysis.bottleneck import (
     uneven,
 )
 from checklist.analysis.paths import Paths
+from checklist.analysis.second_pass import RERUNS_ABOVE, Alone, Due, best_of
 from checklist.measurements import STRICT, Pair
-from checklist.round_robin import ALL_PAIRS_UP_TO
 
 RERUN_PARTNERS = 3  # pairs measured again for each slow direction of a node
-RERUNS = 2  # times that a pair must be slow alone: other jobs' traffic passes
-RERUNS_ABOVE = 3  # above 32 nodes: of so many pairs some meet passing traffic twice
 CONTROLS = 2  # good pairs of each class measured again too: alone must be compared with alone
 PASSES = RERUNS_ABOVE + 1  # of pairs alone; the last is for suspects that others hid
 MOST_RERUNS = 96  # in one pass, one direction of one pair each; they run one after another
@@ -139,14 +136,14 @@ def diagnose(
         Which nodes and paths are alike. None: all of them.
     """
     measured = [pair for pair in pairs if pair.gbytes_per_s is not None or pair.error is not None]
-    first = _best(pair for pair in measured if not pair.alone)
-    alone = _Alone([pair for pair in measured if pair.alone], nodes)
+    first = best_of(pair for pair in measured if not pair.alone)
+    alone = Alone([pair for pair in measured if pair.alone], nodes)
     if not first:
         return _nothing(nodes)
     paths = paths or Paths.alike(nodes)
     samples = samples_of(first, spec_gbytes_per_s, paths)
     bounds = localise(samples, tau)
-    due = _Due(bounds, alone, spec_gbytes_per_s)
+    due = Due(bounds, alone, spec_gbytes_per_s)
     faults = _faults(bounds, alone, due, tau)
     undecided = [pair for pair in _worst(bounds, bounds.undecided) if due.share(pair) < tau]
     settled = alone.settled(undecided, 1)
@@ -184,7 +181,7 @@ def _uneven(bounds: Bounds, paths: Paths) -> tuple[UnevenPath, ...]:
 
 
 def _slight(
-    samples: Samples, bounds: Bounds, alone: _Alone, faults: list[Fault], undecided: set[tuple[int, int]]
+    samples: Samples, bounds: Bounds, alone: Alone, faults: list[Fault], undecided: set[tuple[int, int]]
 ) -> tuple[list[Fault], list[tuple[int, int]]]:
     """What is slow a little and not already told, and the pairs to measure again before that is said."""
     tau = bounds.slight_tau
@@ -195,7 +192,7 @@ def _slight(
     slow = {fault.node for fault in faults if fault.node is not None and fault.status != "cleared"}
     found = [
         dataclasses.replace(fault, slight=True)
-        for fault in _faults(closer, alone, _Due(closer, alone, None, typical=True), tau)
+        for fault in _faults(closer, alone, Due(closer, alone, None, typical=True), tau)
         if (fault.node, fault.src, fault.dst) not in told
         and not slow & {fault.src, fault.dst}
         and (fault.src, fault.dst) not in undecided
@@ -218,72 +215,6 @@ def without_lost(pairs: Iterable[Pair], lost: Collection[int]) -> tuple[Pair, ..
     )
 
 
-class _Alone:
-    """The second pass: the best of each ordered pair, and how often it was measured."""
-
-    def __init__(self, pairs: Sequence[Pair], nodes: int) -> None:
-        self.enough = RERUNS if nodes <= ALL_PAIRS_UP_TO else RERUNS_ABOVE
-        self.best = {key: value for key, (value, _) in _best(pairs).items()}
-        self.times = Counter((pair.src, pair.dst) for pair in pairs)
-
-    def settled(self, pairs: Iterable[tuple[int, int]], needed: int) -> bool:
-        """Whether so many of those pairs were measured often enough to accuse somebody."""
-        return sum(self.times[pair] >= self.enough for pair in pairs) >= needed
-
-
-class _Due:
-    """What a pair should reach with nothing else running: what a good one of its class does then.
-
-    ``typical``: the median of those controls, and not the best of them; for what is slow a little.
-    """
-
-    def __init__(self, bounds: Bounds, alone: _Alone, spec: float | None, *, typical: bool = False) -> None:
-        samples = bounds.samples
-        self._alone, self._typical = alone, typical
-        columns = zip(
-            zip(samples.src.tolist(), samples.dst.tolist(), strict=True),
-            samples.classes.tolist(),
-            bounds.well.tolist(),
-            strict=True,
-        )
-        self._class, self._well = {}, set()
-        for pair, number, well in columns:
-            if pair in alone.best:
-                self._class[pair] = number
-                if well:
-                    self._well.add(pair)
-        self._references, self._spec = samples.references, spec or 0.0
-        self._by_class: dict[int, float] = {}
-
-    def share(self, pair: tuple[int, int]) -> float:
-        """What the pair reached alone, of what was due; 0: it was not measured alone."""
-        return self.of([pair]) or 0.0
-
-    def of(self, pairs: Iterable[tuple[int, int]]) -> float | None:
-        """The best share of those pairs, measured alone; None where none was."""
-        shares = [
-            self._alone.best[pair] / due
-            for pair in pairs
-            if pair in self._class and (due := self._due(self._class[pair])) > 0
-        ]
-        return max(shares, default=None)
-
-    def _due(self, number: int) -> float:
-        """Of a class, GB/s; without a good pair of it by those of others, else by the best of any."""
-        if number not in self._by_class:
-            reference = self._references[number]
-            same = [pair for pair in self._well if self._class[pair] == number]
-            controls = same or list(self._well) or list(self._class)
-            reached = [
-                self._alone.best[pair] / self._references[self._class[pair]]
-                for pair in controls
-                if self._references[self._class[pair]]
-            ]
-            scale = float(np.median(reached)) if self._typical else max(reached, default=1.0)
-            self._by_class[number] = max((scale or 1.0) * reference, self._spec)
-        return self._by_class[number]
-
-
 def _nothing(nodes: int) -> Diagnosis:
     unknown = (None,) * nodes
     return Diagnosis(
@@ -299,17 +230,6 @@ def _nothing(nodes: int) -> Diagnosis:
         again=(),
         crowded_rounds=(),
     )
-
-
-def _best(pairs: Iterable[Pair]) -> dict[tuple[int, int], tuple[float, int]]:
-    """The best value of each ordered pair, and its round: whatever disturbs only makes it slower."""
-    best: dict[tuple[int, int], tuple[float, int]] = {}
-    for pair in pairs:
-        value = pair.gbytes_per_s or 0.0
-        key = (pair.src, pair.dst)
-        if key not in best or value > best[key][0]:
-            best[key] = (value, pair.round)
-    return best
 
 
 def _why(bounds: Bounds) -> Why:
@@ -373,7 +293,7 @@ def _some(bounds: Bounds, among: Flags, count: int) -> list[tuple[int, int]]:
     return list(zip(samples.src[index].tolist(), samples.dst[index].tolist(), strict=True))
 
 
-def _faults(bounds: Bounds, alone: _Alone, due: _Due, tau: float) -> list[Fault]:
+def _faults(bounds: Bounds, alone: Alone, due: Due, tau: float) -> list[Fault]:
     sides: dict[tuple[int, Status], dict[str, float]] = {}
     for side, blamed, bound in (
         ("transmit", bounds.blamed_tx, bounds.tx),
@@ -406,7 +326,7 @@ def _nodes(sides: dict[tuple[int, Status], dict[str, float]], nodes: int) -> lis
     return faults
 
 
-def _links(bounds: Bounds, alone: _Alone, due: _Due, tau: float) -> list[Fault]:
+def _links(bounds: Bounds, alone: Alone, due: Due, tau: float) -> list[Fault]:
     samples = bounds.samples
     slow: dict[tuple[int, int], tuple[float, Status, Over]] = {}
     for index in np.flatnonzero(bounds.slow_link).tolist():

@@ -1,9 +1,8 @@
-"""What pairs of nodes say: who reaches whom, who is slow with whom; and who did not come along at all."""
+"""What the bandwidths between pairs of nodes say: who is slow with whom, and slower than before."""
 
 from __future__ import annotations
 
 import statistics
-from collections import Counter
 from dataclasses import replace
 
 from checklist.analysis.baseline import OWN_NETWORK, OWN_PAIR, PartLimits
@@ -13,95 +12,13 @@ from checklist.analysis.paths import ACROSS_LEAVES, WITHIN_LEAF
 from checklist.judges.advice import finding
 from checklist.judges.comparison import Comparison, compare
 from checklist.judges.context import Judgement, JudgingContext, Measured, answer, no_verdict, skipped
+from checklist.judges.mesh import cut_off, unreached
 from checklist.judges.thresholds import PAIR, Threshold
-from checklist.measurements import IDLE, PHASES, Hang
 from checklist.result import Figure, Finding, Gravity
 
 SENT, RECEIVED = "pair, sent", "pair, received"  # of the history: a node's best pair, by direction
-_CUT = {
-    "both": ("node-unreachable", "is cut off: no other node reaches it, and it reaches none."),
-    "inbound": ("inbound-blocked", "reaches the others, and none reaches it: only inbound is blocked."),
-    "outbound": ("outbound-blocked", "is reached by the others, and reaches none: only outbound is blocked."),
-}
 FEWEST_NODES = 4  # with fewer, all of them slow alike can't be told from all well
 CROWDED_SHARE = 0.5  # of the rounds; fewer may be another job's passing traffic
-
-
-def mesh(context: JudgingContext) -> Judgement:
-    """FAIL for each pair of nodes that can't connect, or connects and stalls within 256 KB (an MTU).
-
-    A node that reaches nobody while others are well, that nobody reaches, or that only sends is at fault
-    itself; of a single pair both ends are suspects.
-
-    Limits: none here; a connection counts as cut after the control channel's ``Limits.connect``.
-
-    Can't tell: who drops the packets of a pair, the ends or something between them.
-    """
-    probes = context.measurements.probes
-    nodes = context.measurements.nodes
-    if context.measurements.nodes_asked < 2:
-        return skipped("mesh", "There is one node only.")
-    if not probes:
-        return context.unmeasured("mesh", "mesh")
-    bad = {(probe.src, probe.dst): probe for probe in probes if not probe.connected or probe.bulk_ok is False}
-    findings: list[Finding] = []
-    lost = _cut_off(set(bad), nodes)
-    for node, way in lost.items():
-        code, words = _CUT[way]
-        name = context.name(node)
-        findings.append(finding("mesh", code, "FAIL", f"{name} {words}", nodes=[name]))
-    for pair in sorted({(min(key), max(key)) for key in bad if not lost.keys() & set(key)}):
-        a, b = pair
-        ways = [probe for key in (pair, pair[::-1]) if (probe := bad.get(key)) is not None]
-        cut = any(not probe.connected for probe in ways)
-        arrow = "and" if len(ways) == 2 else "to"
-        first, second = (a, b) if ways[0].src == a else (b, a)
-        what = "can't connect" if cut else "connect, but 256 KB stall"
-        reason = f": {ways[0].error}" if ways[0].error else ""
-        title = f"{context.name(first)} {arrow} {context.name(second)} {what}{reason}."
-        suspects = context.names(pair)
-        code = "pair-cut" if cut else "mtu"
-        findings.append(
-            finding(
-                "mesh",
-                code,
-                "FAIL",
-                title,
-                suspects=suspects,
-                links=[(suspects[0], suspects[1])],
-                peer=_address(context, second),
-            )
-        )
-    expected = len(nodes) * (len(nodes) - 1)
-    if len({(probe.src, probe.dst) for probe in probes}) < expected and not findings:
-        return no_verdict("mesh", f"Only {len(probes)} of {expected} ordered pairs were tried.")
-    seconds = [probe.seconds for probe in probes if probe.seconds is not None]
-    slowest = [Figure(name="slowest", value=max(seconds), unit="s", verdict="NO-VERDICT")] if seconds else []
-    good = f"All {expected} ordered pairs connect and move 256 KB."
-    return answer("mesh", good, findings, nodes=context.all_names, figures=slowest)
-
-
-def _cut_off(bad: set[tuple[int, int]], nodes: tuple[int, ...]) -> dict[int, str]:
-    """Nodes of which every pair is bad, both ways or one, while others are well with each other."""
-    sent, received = Counter(src for src, _ in bad), Counter(dst for _, dst in bad)
-    others = len(nodes) - 1
-    ways = {
-        (True, True): "both",
-        (True, False): "outbound",
-        (False, True): "inbound",
-    }
-    lost = {
-        node: ways[sent[node] == others, received[node] == others]
-        for node in nodes
-        if others in (sent[node], received[node])
-    }
-    return lost if len(nodes) - len(lost) >= 2 else {}
-
-
-def _address(context: JudgingContext, node: int) -> str:
-    fact = next((fact for fact in context.leaders if fact.node == node), None)
-    usable = [text for text in (fact.addresses if fact else ()) if not text.startswith(("127.", "::1"))]
-    return usable[0] if usable else context.name(node)
 
 
 def pairs(context: JudgingContext) -> Judgement:
@@ -163,7 +80,7 @@ def _networked_pairs(context: JudgingContext, diagnosis: Diagnosis, threshold: T
         if parts
     ]
     findings = [*_faults(context, diagnosis), *_undecided(context, diagnosis), *_crowded(context, diagnosis)]
-    cut = _unreached(context)
+    cut = unreached(context)
     if cut and not findings:
         why = f"{len(cut)} pairs could not be measured, as check mesh tells; the others are in order."
         return no_verdict("pairs", why, measured=True, nodes=context.all_names, figures=figures)
@@ -244,18 +161,9 @@ def _uneven(context: JudgingContext, diagnosis: Diagnosis) -> list[Finding]:
     return findings
 
 
-def _unreached(context: JudgingContext) -> set[tuple[int, int]]:
-    """Ordered pairs that the mesh has found cut or stalled: its findings, which need no second one here."""
-    return {
-        (probe.src, probe.dst)
-        for probe in context.measurements.probes
-        if not probe.connected or probe.bulk_ok is False
-    }
-
-
 def _faults(context: JudgingContext, diagnosis: Diagnosis) -> list[Finding]:
-    cut = _unreached(context)
-    lost = _cut_off(cut, context.measurements.nodes)
+    cut = unreached(context)
+    lost = cut_off(cut, context.measurements.nodes)
     return [
         _fault(context, fault)
         for fault in diagnosis.faults
@@ -299,7 +207,7 @@ def _fault(context: JudgingContext, fault: Fault) -> Finding:
 
 
 def _undecided(context: JudgingContext, diagnosis: Diagnosis) -> list[Finding]:
-    cut = _unreached(context)
+    cut = unreached(context)
     undecided = [pair for pair in diagnosis.undecided if pair not in cut]
     if not undecided:
         return []
@@ -345,54 +253,3 @@ def _narrow_uplinks(diagnosis: Diagnosis) -> list[Finding]:
             title = f"Pairs across leaves reach {across:.4g} GB/s, those within a leaf {within:.4g}."
             findings.append(finding("pairs", "crowded", "WARN", title))
     return findings
-
-
-def hangs(context: JudgingContext) -> Judgement:
-    """FAIL for each rank that hung, died or was lost, as the control channel has seen it.
-
-    Limits: the profile's ``op_limit_s`` (checklist/effort.py), or --op-timeout, for one operation.
-
-    Can't tell: a fault of one's own from a node that its cluster took away with the whole step, nor who held
-    up a phase that ended early with nobody behind: both are NO-VERDICT. A run that leaves out phases covers
-    nobody, so that it clears no earlier hang.
-    """
-    findings = []
-    for hang in context.measurements.hangs:
-        if hang.kind != "taken":
-            name, title = context.name(hang.node), _hang_title(context, hang)
-            where = _where(hang)
-            findings.append(
-                finding("hangs", hang.kind, "FAIL", title, nodes=[name], ranks=[hang.rank], where=where)
-            )
-    taken = [hang for hang in context.measurements.hangs if hang.kind == "taken"]
-    if taken and not findings:
-        names = ", ".join(dict.fromkeys(context.name(hang.node) for hang in taken))
-        reasons_text = (
-            f"{names} was lost in {_where(taken[0])}, and its step with it: the cluster's events tell why."
-        )
-        return no_verdict("hangs", reasons_text)
-    failed = [phase for phase in context.measurements.phases if phase.status == "failed"]
-    if failed and not findings:
-        reasons: dict[str, list[str]] = {}
-        for phase in failed:
-            reasons.setdefault(phase.reason or "no reason known", []).append(phase.name)
-        reasons_text = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
-        return no_verdict("hangs", f"A phase ended early and nobody can be named: {reasons_text}.")
-    if not context.measurements.phases:
-        return no_verdict("hangs", "Not measured: no phase ran.")
-    # A run that leaves out phases can't clear a hang in one of them: it covers nobody
-    whole = {phase.name for phase in context.measurements.phases if phase.status == "done"} == set(PHASES)
-    return answer("hangs", "Every phase ended in time.", findings, nodes=context.all_names if whole else ())
-
-
-def _hang_title(context: JudgingContext, hang: Hang) -> str:
-    name, where = context.name(hang.node), _where(hang)
-    detail = f": {hang.detail}." if hang.detail else "."
-    if hang.kind in ("died", "lost"):
-        return f"Rank {hang.rank} ({name}) {'died' if hang.kind == 'died' else 'was lost'} in {where}{detail}"
-    step = "" if hang.sequence is None else f" after {hang.sequence} operations"
-    return f"Rank {hang.rank} ({name}) hung in {where}{step}; waited for {hang.waited_s:.0f} s{detail}"
-
-
-def _where(hang: Hang) -> str:
-    return f"phase {hang.phase}" if hang.op == IDLE else f"{hang.op} of phase {hang.phase}"

@@ -3,7 +3,7 @@
 A taint keeps pods away that don't tolerate it. A label does it the other way round, as selectors ask for
 equality: healthy nodes say fit=true, bad ones fit=false. Nothing is changed unless that is asked for. A node
 carries what it has failed as an annotation, and its mark is taken off only when a later run clears that
-(:func:`checklist.verdict.still_open`).
+(:func:`checklist.open_failures.still_open`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from checklist.measurements import record
+from checklist.open_failures import still_open
 from checklist.options import MOST_SHARE
 from checklist.result import Result, Standing
-from checklist.verdict import still_open
 from estimator.errors import UserError
 from estimator.hardware.cluster_api import (
     ApiRefusedError,
