@@ -147,8 +147,8 @@ def diagnose(
     faults = _faults(bounds, alone, due, tau)
     undecided = [pair for pair in _worst(bounds, bounds.undecided) if due.share(pair) < tau]
     settled = alone.settled(undecided, 1)
-    slight, slight_again = _slight(samples, bounds, alone, faults, set(undecided))
-    again = [*_again(bounds, faults, [] if settled else undecided), *slight_again]
+    slight, closer = _slight(samples, bounds, alone, faults, set(undecided))
+    told = [fault for fault in slight if fault.status == "confirmed"]
     return Diagnosis(
         nodes=nodes,
         reference_gbytes_per_s=samples.main_reference,
@@ -156,11 +156,11 @@ def diagnose(
         references={paths.words(number): value for number, value in samples.references.items()},
         transmit=_best_of_sides(samples, samples.src),
         receive=_best_of_sides(samples, samples.dst),
-        faults=(*faults, *slight),
+        faults=(*faults, *told),
         undecided=tuple(undecided),
         undecided_settled=settled,
         why=_why(bounds) if undecided else None,
-        again=tuple(dict.fromkeys(again))[:MOST_RERUNS],
+        again=_again([(bounds, faults), (closer, slight)], [] if settled else undecided),
         crowded_rounds=bounds.crowded,
         uneven=_uneven(bounds, paths),
     )
@@ -182,11 +182,11 @@ def _uneven(bounds: Bounds, paths: Paths) -> tuple[UnevenPath, ...]:
 
 def _slight(
     samples: Samples, bounds: Bounds, alone: Alone, faults: list[Fault], undecided: set[tuple[int, int]]
-) -> tuple[list[Fault], list[tuple[int, int]]]:
-    """What is slow a little and not already told, and the pairs to measure again before that is said."""
+) -> tuple[list[Fault], Bounds]:
+    """What is slow a little and not already told, in any state, by the bounds that come with it."""
     tau = bounds.slight_tau
     if tau is None:
-        return [], []
+        return [], bounds
     closer = localise(samples, tau)
     told = {(fault.node, fault.src, fault.dst) for fault in faults if fault.status != "cleared"}
     slow = {fault.node for fault in faults if fault.node is not None and fault.status != "cleared"}
@@ -197,7 +197,7 @@ def _slight(
         and not slow & {fault.src, fault.dst}
         and (fault.src, fault.dst) not in undecided
     ]
-    return [fault for fault in found if fault.status == "confirmed"], _again(closer, found, [])
+    return found, closer
 
 
 def without_lost(pairs: Iterable[Pair], lost: Collection[int]) -> tuple[Pair, ...]:
@@ -238,26 +238,39 @@ def _why(bounds: Bounds) -> Why:
     return "too-few-witnesses" if bounds.well.any() else "no-good-pair"
 
 
-def _again(bounds: Bounds, faults: list[Fault], undecided: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Ordered pairs to measure alone for what is suspect: nodes, then links, worst first; and controls."""
+def _again(
+    looks: list[tuple[Bounds, list[Fault]]], undecided: list[tuple[int, int]]
+) -> tuple[tuple[int, int], ...]:
+    """Ordered pairs to measure alone for what is suspect, and controls: nodes, then links, the worst first.
+
+    ``looks``: at what is slow, then at what is slow a little. In a large run more links have met passing
+    traffic than can be measured again; they must not keep a node from being looked at.
+    """
     chosen: list[tuple[int, int]] = []
     for pair in undecided[:RERUN_PARTNERS]:
         chosen += [pair, pair[::-1]]
-    for fault in sorted(faults, key=lambda fault: (fault.node is None, fault.ratio)):
-        if fault.status != "suspect":
-            continue
-        if fault.node is None:
-            there = (int(fault.src or 0), int(fault.dst or 0))
-            chosen += [there, there[::-1]] if fault.both_ways else [there]
-            continue
-        side = fault.node + (bounds.samples.nodes if fault.over == "nvlink" else 0)
-        if fault.kind in ("node", "transmit"):
-            chosen += _witnessed(bounds, side, sends=True)
-        if fault.kind in ("node", "receive"):
-            chosen += _witnessed(bounds, side, sends=False)
+    for of_nodes in (True, False):
+        for bounds, faults in looks:
+            for fault in sorted(faults, key=lambda fault: fault.ratio):
+                if fault.status == "suspect" and (fault.node is not None) == of_nodes:
+                    chosen += _pairs_for(bounds, fault)
     if not chosen:
-        return []
-    return list(dict.fromkeys([*_controls(bounds, chosen), *chosen]))[:MOST_RERUNS]
+        return ()
+    return tuple(dict.fromkeys([*_controls(looks[0][0], chosen), *chosen]))[:MOST_RERUNS]
+
+
+def _pairs_for(bounds: Bounds, fault: Fault) -> list[tuple[int, int]]:
+    """The pairs that show whether one suspect is at fault."""
+    if fault.node is None:
+        there = (int(fault.src or 0), int(fault.dst or 0))
+        return [there, there[::-1]] if fault.both_ways else [there]
+    side = fault.node + (bounds.samples.nodes if fault.over == "nvlink" else 0)
+    chosen = []
+    if fault.kind in ("node", "transmit"):
+        chosen += _witnessed(bounds, side, sends=True)
+    if fault.kind in ("node", "receive"):
+        chosen += _witnessed(bounds, side, sends=False)
+    return chosen
 
 
 def _controls(bounds: Bounds, chosen: list[tuple[int, int]]) -> list[tuple[int, int]]:
