@@ -31,8 +31,10 @@ KINDS = ("node", "transmit", "receive", "link")
 CASES = ("none", *KINDS, "two")
 NOISES = ("independent", "shared spine", "other jobs")
 LEFT = 0.6  # of a faulty side's or link's bandwidth
+SLIGHTLY_LEFT = 0.86  # of one that is slow a little, in the middle of what is WARN
 SPREAD = 0.05  # each repetition loses |N(0, 1)| times this
 REPETITIONS = 5  # the best counts
+LEAST_NODES = 4  # fewer have no spread of their own, so nobody is called slow a little
 POD = 4  # nodes for each switch in clusters up to 16 nodes; above, a quarter of them
 VISITS = 0.02  # how often another job's traffic passes through one measurement, alone or not
 CROWDED = 0.3  # how often a round finds the spine crowded
@@ -66,13 +68,17 @@ class Tally:
     """Trials with at least one confirmed fault that isn't one."""
     suspected_wrongly: int = 0
     """Trials in which the first pass alone would have accused somebody innocent."""
+    warned_wrongly: int = 0
+    """Trials with at least one confirmed fault "slow a little" that is of somebody innocent."""
+    warned: int = 0
+    """Faults that are named as slow a little."""
     undecided: int = 0
     """Trials in which slow pairs were left without a name."""
     again: list[int] = field(default_factory=list)
     wrong: Counter[str] = field(default_factory=Counter)
 
 
-def draw(random: np.random.Generator, nodes: int, case: str) -> Truth:
+def draw(random: np.random.Generator, nodes: int, case: str, left: float = LEFT) -> Truth:
     """Faults of different nodes; with too few nodes links may touch a slow one."""
     kinds = {"none": (), "two": tuple(random.choice(KINDS, 2))}.get(case, (case,))
     free = list(random.permutation(nodes))
@@ -84,14 +90,14 @@ def draw(random: np.random.Generator, nodes: int, case: str) -> Truth:
             ends = [free.pop() if free else None for _ in range(2)]
             others = [node for node in random.permutation(nodes) if node not in ends]
             a, b = sorted(int(end if end is not None else others.pop()) for end in ends)
-            links[a, b] = links[b, a] = LEFT
+            links[a, b] = links[b, a] = left
             names.add(("link", a, b))
             continue
         node = int(free.pop())
         if kind in ("node", "transmit"):
-            transmit[node] = LEFT
+            transmit[node] = left
         if kind in ("node", "receive"):
-            receive[node] = LEFT
+            receive[node] = left
         names.add((kind, node))
     return Truth(transmit, receive, links, frozenset(names))
 
@@ -153,23 +159,26 @@ def examine(
     return before, found, again, {pair for pairs in plan for pair in pairs}
 
 
-def names(found: Diagnosis, *statuses: str) -> set[Name]:
+def names(found: Diagnosis, status: str, *, slight: bool = False) -> set[Name]:
+    """What is in that state: the faults that fail, or those that are slow a little."""
     return {
         (fault.kind, fault.node)
         if fault.node is not None
         else ("link", *sorted((int(fault.src or 0), int(fault.dst or 0))))
         for fault in found.faults
-        if fault.status in statuses
+        if fault.status == status and fault.slight == slight
     }
 
 
-def tally(nodes: int, case: str, noise: str, trials: int, spec: float | None = None) -> Tally:
+def tally(
+    nodes: int, case: str, noise: str, trials: int, spec: float | None = None, left: float = LEFT
+) -> Tally:
     count = Tally()
     for trial in range(trials):
         random = np.random.default_rng([nodes, CASES.index(case), NOISES.index(noise), trial])
-        truth = draw(random, nodes, case)
+        truth = draw(random, nodes, case, left)
         before, after, again, paired = examine(random, truth, noise, trial, spec)
-        accused = names(after, "confirmed")
+        accused, warned = names(after, "confirmed"), names(after, "confirmed", slight=True)
         count.trials += 1
         count.exact += accused == truth.names
         count.faults += len(truth.names)
@@ -177,6 +186,8 @@ def tally(nodes: int, case: str, noise: str, trials: int, spec: float | None = N
         count.unseen_links += sum(name[0] == "link" and name[1:] not in paired for name in truth.names)
         count.accused_wrongly += bool(accused - truth.names)
         count.suspected_wrongly += bool(names(before, "suspect") - truth.names)
+        count.warned += len(warned & truth.names)
+        count.warned_wrongly += bool(warned - truth.names)
         count.undecided += bool(after.undecided)
         count.again.append(again)
         count.wrong.update(str(name[0]) for name in accused - truth.names)
@@ -200,6 +211,10 @@ def run(share: float, sizes: Iterable[int]) -> list[dict[str, Any]]:
                 count = tally(nodes, case, noise, trials_for(nodes, share), spec)
                 rows.append(_row(nodes, noise, case, spec, count))
                 print(rows[-1], flush=True)
+            for case in KINDS if nodes >= LEAST_NODES else ():
+                count = tally(nodes, case, noise, trials_for(nodes, share), left=SLIGHTLY_LEFT)
+                rows.append(_row(nodes, noise, f"{case}, a little", None, count))
+                print(rows[-1], flush=True)
     return rows
 
 
@@ -215,6 +230,8 @@ def _row(nodes: int, noise: str, case: str, spec: float | None, count: Tally) ->
         "found": count.found / count.faults if count.faults else None,
         "found_of_measured": count.found / seen if seen else None,
         "false_alarms": count.accused_wrongly / count.trials,
+        "warned_of_measured": count.warned / seen if seen else None,
+        "false_warnings": count.warned_wrongly / count.trials,
         "false_alarms_without_second_pass": count.suspected_wrongly / count.trials,
         "left_undecided": count.undecided / count.trials,
         "reruns_median": float(np.median(count.again)),
@@ -228,7 +245,7 @@ def markdown(report: dict[str, Any]) -> str:
         [
             "# Who is at fault, simulated",
             "",
-            f"`{COMMAND}` {report['machine']['text']}; {report['seconds']:.0f} s.",
+            f"`{report['command']}` {report['machine']['text']}; {report['seconds']:.0f} s.",
             "",
             f"A faulty side or link keeps {LEFT:.0%} of its bandwidth. Noise: best of {REPETITIONS}",
             f"repetitions, each of which loses |N(0, 1)| x {SPREAD:.0%}.",
@@ -253,6 +270,14 @@ def markdown(report: dict[str, Any]) -> str:
             "nothing been measured again alone. *Re-run*: measurements alone, no fault, median and most.",
             "",
             *_table(report["rows"], "false_alarms"),
+            "",
+            "## Slow a little",
+            "",
+            f"A faulty side or link keeps {SLIGHTLY_LEFT:.0%}: WARN. Share of those that were measured and",
+            "are named as what they are. *False alarms*: of these trials with something innocent that fails;",
+            "*false warnings*: the worst share of trials, of all cases, with something innocent that warns.",
+            "",
+            *_slight_table(report["rows"]),
             "",
             "Three nodes with two faults often look like one other fault: two slow links that share a node",
             "are that node's, whoever looks. Two slow ones of three set the reference themselves; with a",
@@ -283,6 +308,25 @@ def _table(rows: list[dict[str, Any]], value: str) -> list[str]:
     return lines
 
 
+def _slight_table(rows: list[dict[str, Any]]) -> list[str]:
+    heads = ["nodes", "noise", "trials", *KINDS, "false alarms", "false warnings"]
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    for nodes, noise in dict.fromkeys((row["nodes"], row["noise"]) for row in rows):
+        same = {row["faults"]: row for row in rows if (row["nodes"], row["noise"]) == (nodes, noise)}
+        slight = [same[f"{kind}, a little"] for kind in KINDS if f"{kind}, a little" in same]
+        if slight:
+            cells = [
+                nodes,
+                noise,
+                slight[0]["trials"],
+                *(_percent(row["warned_of_measured"]) for row in slight),
+            ]
+            cells.append(_percent(max(row["false_alarms"] for row in slight)))
+            cells.append(_percent(max(row["false_warnings"] for row in same.values())))
+            lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return lines
+
+
 def _three(rows: list[dict[str, Any]]) -> str:
     known = [row["left_undecided"] for row in rows if row["reference_known"]]
     return _percent(sum(known) / len(known)) if known else "(not run)"
@@ -300,7 +344,9 @@ def main() -> None:
     chosen = parser.parse_args()
     start = time.perf_counter()
     rows = run(chosen.share, chosen.nodes)
-    report = {"command": COMMAND, "machine": describe(), "seconds": time.perf_counter() - start, "rows": rows}
+    command = COMMAND if chosen.share == 1 else f"{COMMAND} --share {chosen.share:g}"
+    seconds = time.perf_counter() - start
+    report = {"command": command, "machine": describe(), "seconds": seconds, "rows": rows}
     (chosen.out / "diagnosis.json").write_text(json.dumps(report, indent=1) + "\n")
     (chosen.out / "diagnosis.md").write_text(markdown(report))
 

@@ -58,6 +58,15 @@ def _blames(kind: str) -> Callable[[Result], bool]:
     return lambda result: result.bad_nodes == ("h2",) and _kinds(result) == [kind]
 
 
+def _a_little(*nodes: str) -> Callable[[Result], bool]:
+    """WARN about those and nobody else."""
+    return lambda result: (
+        not result.bad_nodes
+        and result.verdict == "WARN"
+        and {n for f in result.findings for n in (*f.nodes, *f.suspects)} == {*nodes}
+    )
+
+
 def _suspects(check: str, *nodes: str) -> Callable[[Result], bool]:
     return lambda result: (
         not result.bad_nodes
@@ -135,6 +144,24 @@ CASES = (
         hosts=4,
         right=_suspects("pairs", "h1", "h3"),
         fault=lambda b: b.slow_link(1, 3, "40mbit"),
+    ),
+    Case(
+        name="host at 85 %",
+        hosts=4,
+        right=_a_little("h2"),
+        fault=lambda b: b.slow(2, "170mbit"),
+    ),
+    Case(
+        name="link at 85 %",
+        hosts=4,
+        right=_a_little("h1", "h3"),
+        fault=lambda b: b.slow_link(1, 3, "170mbit"),
+    ),
+    Case(
+        name="only inbound is blocked",
+        hosts=4,
+        right=lambda r: r.bad_nodes == ("h2",) and "only inbound is blocked" in r.headline,
+        fault=lambda b: b.block_inbound(2),
     ),
     Case(
         name="loses 3 % of its packets",

@@ -83,6 +83,8 @@ class Facts:
     placement_group: str | None = None
     network_nodes: tuple[str, ...] = ()
     """The network's own units that the host is in, the largest first, as node labels tell them."""
+    nvlink_domain: str | None = None
+    """Cluster and clique of NVLink between hosts (GB200 and the like), as NVML tells them; None: none."""
     resolves_own_hostname: bool | None = None
     hostname_address: str | None = None
     """What its own hostname resolves to."""
@@ -325,6 +327,8 @@ class Measurements:
     """What a reader should know of how it was measured."""
     unsound: tuple[Unsound, ...] = ()
     """What was told and can't be; none of it is among the others."""
+    hosts: dict[int, str] = field(default_factory=dict)
+    """What each node that has joined calls its host, by the control channel: also where it told no facts."""
 
     def phase(self, name: PhaseName) -> Phase | None:
         """How that phase went; None where it never began."""
@@ -335,14 +339,22 @@ class Measurements:
         """Nodes that have answered."""
         return tuple(sorted({fact.node for fact in self.facts}))
 
-    def node_of(self, rank: int) -> int | None:
-        """The node of a rank; None where the rank has said nothing."""
-        return next((fact.node for fact in self.facts if fact.rank == rank), None)
+    @property
+    def nodes_by_rank(self) -> dict[int, int]:
+        """The node of each rank that has said anything."""
+        return {fact.rank: fact.node for fact in self.facts}
+
+    @property
+    def names(self) -> dict[int, str]:
+        """What people call each node that has answered."""
+        names: dict[int, str] = {}
+        for fact in self.facts:
+            names.setdefault(fact.node, fact.node_name or fact.hostname)
+        return names
 
     def name_of(self, node: int) -> str:
-        """What people call that node."""
-        fact = next((fact for fact in self.facts if fact.node == node), None)
-        return f"node {node}" if fact is None else fact.node_name or fact.hostname
+        """What people call that node. All at once: ``names``."""
+        return self.names.get(node) or self.hosts.get(node) or f"node {node}"
 
 
 def to_json(measurements: Measurements) -> str:

@@ -13,7 +13,8 @@ import os
 import secrets
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 
 from checklist import result as results
@@ -22,12 +23,13 @@ from checklist.analysis.recurrence import Look
 from checklist.checks import Profile
 from checklist.judges.loss import look_of
 from checklist.measurements import STRICT, record
+from checklist.open_failures import still_open
 from checklist.result import CheckResult, Result, Standing, Verdict
-from checklist.verdict import still_open
 from estimator import json_lines
 from estimator.errors import UserError
 
 SCHEMA_VERSION = 1
+RUNS_OF_PAIRS = 100  # the newest, that tell when a pair of nodes was measured last
 MOST_RUNS = 1000  # the newest, that are looked back on; each run's failures are carried on by the next
 _BEGINNING = '{"version"'  # of a line that some version of this program has written
 
@@ -39,6 +41,8 @@ class PastRun:
     __pydantic_config__ = STRICT
     version: int = SCHEMA_VERSION
     finished_unix: float
+    started_unix: float | None = None
+    """None: by a version that didn't tell."""
     verdict: Verdict
     profile: Profile
     checks: tuple[CheckResult, ...]
@@ -50,6 +54,8 @@ class PastRun:
     records: tuple[Record, ...]
     look: Look | None = None
     """What it has seen of what comes and goes; None: it has not looked."""
+    gpus: dict[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
+    """By node, the UUIDs of the GPUs that it has used."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +65,8 @@ class History:
     records: tuple[Record, ...] = ()
     open_failures: tuple[Standing, ...] = ()
     looks: tuple[Look, ...] = ()
+    pairs_seen: dict[tuple[str, str], float] = field(default_factory=dict)
+    """When a pair of nodes was measured last, of the newest ``RUNS_OF_PAIRS`` runs, Unix time."""
     problems: tuple[str, ...] = ()
     """A line for each kind of earlier run that can't be read: its failures may be open, unknown to us."""
 
@@ -67,6 +75,7 @@ def run_of(result: Result) -> PastRun:
     """Reduce a result to what later runs are judged by."""
     return PastRun(
         finished_unix=result.finished_unix,
+        started_unix=result.measurements.started_unix,
         verdict=result.verdict,
         profile=result.profile,
         checks=tuple(dataclasses.replace(check, figures=()) for check in result.checks),
@@ -74,28 +83,62 @@ def run_of(result: Result) -> PastRun:
         failures=result.open_failures()[len(result.standing) :],
         records=result.records,
         look=look_of(result),
+        gpus=result.gpus,
     )
 
 
 def fold(runs: Iterable[PastRun], problems: Iterable[str] = ()) -> History:
     """Go through the runs in the order of their ends: each clears and adds failures.
 
-    So two runs at a time that each know nothing of the other's failures lose none. A failure that was found
-    again and again is one, since its first time.
+    What was found while a run went on isn't cleared by it, so two runs at a time lose none. A failure that
+    was found again and again is one, since its first time.
     """
     ordered = sorted(dict.fromkeys(runs), key=lambda run: run.finished_unix)[-MOST_RUNS:]
     standing = ordered[0].standing if ordered else ()
     for run in ordered:
-        kept = still_open(standing, run.checks, run.profile)
-        known = {_key(item) for item in kept}
-        standing = (*kept, *(item for item in run.failures if _key(item) not in known))
+        began = run.finished_unix if run.started_unix is None else run.started_unix
+        kept = still_open(standing, run.checks, run.profile, run.gpus, began)
+        standing = _with_new(kept, run.failures)
     records = tuple(item for run in ordered for item in run.records)
     looks = tuple(run.look for run in ordered if run.look is not None)
-    return History(records=records, open_failures=standing, looks=looks, problems=tuple(problems))
+    return History(
+        records=records,
+        open_failures=standing,
+        looks=looks,
+        pairs_seen=_pairs_seen(ordered[-RUNS_OF_PAIRS:]),
+        problems=tuple(problems),
+    )
+
+
+def _with_new(known: Iterable[Standing], failures: Iterable[Standing]) -> tuple[Standing, ...]:
+    """Open failures and a run's own; one that is there already stays from its first time, with new pairs."""
+    by_key = {_key(item): item for item in known}
+    for item in failures:
+        old = by_key.setdefault(_key(item), item)
+        links = tuple(dict.fromkeys((*old.links, *item.links)))
+        seen = max(old.seen_unix, item.seen_unix)
+        by_key[_key(item)] = dataclasses.replace(old, links=links, seen_unix=seen)
+    return tuple(by_key.values())
 
 
 def _key(item: Standing) -> tuple[object, ...]:
-    return item.check, item.profile, item.nodes, item.over_nodes, item.blamed
+    return item.check, item.profile, item.nodes, item.over_nodes, item.blamed, item.gpus
+
+
+def _pairs_seen(runs: Iterable[PastRun]) -> dict[tuple[str, str], float]:
+    """When each pair was measured last; all pairs of small runs."""
+    seen: dict[tuple[str, str], float] = {}
+    for run in runs:
+        for check in run.checks:
+            if check.check == "pairs" and check.coverage is not None:
+                nodes = check.nodes
+                places = combinations(range(len(nodes)), 2) if check.links is None else check.links
+                seen |= {_ordered(nodes[a], nodes[b]): run.finished_unix for a, b in places}
+    return seen
+
+
+def _ordered(a: str, b: str) -> tuple[str, str]:
+    return (a, b) if a < b else (b, a)
 
 
 # ---- kept in files

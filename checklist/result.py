@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from checklist import json_text
 from checklist.analysis.baseline import Record
 from checklist.analysis.diagnosis import Diagnosis
 from checklist.checks import Profile
@@ -21,6 +21,7 @@ SCHEMA_VERSION = 2
 SCHEMA_FILE = Path(__file__).with_name("result.schema.json")
 Verdict = Literal["PASS", "WARN", "FAIL", "NO-VERDICT"]
 Gravity = Literal["WARN", "FAIL"]  # of a finding
+MOST_LINKS = 64  # of one failure; so many are the cluster's as a whole
 EXIT_CODES: dict[Verdict, int] = {"PASS": 0, "WARN": 0, "FAIL": 1, "NO-VERDICT": 3}
 
 
@@ -40,6 +41,10 @@ class Finding:
     suspects: tuple[str, ...] = ()
     """Nodes of which at least one may be at fault, where it can't be told which."""
     ranks: tuple[int, ...] = ()
+    links: tuple[tuple[str, str], ...] = ()
+    """Pairs of nodes that it is about, where it is of what lies between them."""
+    gpus: tuple[str, ...] = ()
+    """UUIDs of the GPUs that it is about, where it is of single ones."""
     advice: tuple[str, ...] = ()
     """What to do, one or two lines."""
     command: str | None = None
@@ -66,6 +71,30 @@ class Figure:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Coverage:
+    """What of a check was measured."""
+
+    __pydantic_config__ = STRICT
+    what: Literal["GPUs", "ranks", "nodes", "pairs"]
+    measured: int
+    of: int
+    earlier: int = 0
+    """So many of the others were measured by earlier runs."""
+    oldest_days: float | None = None
+    """How long ago that was for the one that was not looked at for the longest time."""
+
+    @property
+    def words(self) -> str:
+        """As text, such as "240 of 4,950 pairs; 1,200 of the others up to 3 days ago, the rest never."."""
+        text = f"{self.measured:,} of {self.of:,} {self.what}"
+        never = self.of - self.measured - self.earlier
+        if self.oldest_days is not None:
+            rest = ", the rest never" if never else ""
+            text += f"; {self.earlier:,} of the others up to {self.oldest_days:.0f} days ago{rest}"
+        return f"{text}."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CheckResult:
     """The answer to one check."""
 
@@ -77,7 +106,12 @@ class CheckResult:
     measured: bool
     """False: NO-VERDICT because nothing was measured; true with NO-VERDICT: nothing to compare with."""
     nodes: tuple[str, ...] = ()
-    """Nodes that it was measured on."""
+    """Nodes that it was measured on, with all their ranks."""
+    coverage: Coverage | None = None
+    links: tuple[tuple[int, int], ...] | None = None
+    """Pairs that were measured both ways, as places in ``nodes``; None: all pairs of those."""
+    doubted: tuple[str, ...] | None = None
+    """Whom its findings name, and all nodes where one names nobody; None: by a version that didn't tell."""
     figures: tuple[Figure, ...] = ()
 
 
@@ -99,6 +133,8 @@ class Standing:
     profile: Profile
     """It was found with; only as hard a check clears it."""
     since_unix: float
+    seen_unix: float = 0.0
+    """When it was found last."""
     title: str
     nodes: tuple[str, ...] = ()
     """Whom a clearing check must cover; none: the cluster as a whole."""
@@ -106,6 +142,12 @@ class Standing:
     """How many nodes a clearing check must cover, whichever they are."""
     blamed: bool = False
     """Whether those nodes are at fault, and so bad ones."""
+    links: tuple[tuple[str, str], ...] = ()
+    """Pairs that a clearing check must have measured, too."""
+    gpus: tuple[str, ...] = ()
+    """UUIDs of GPUs that a clearing check must have measured, or must have found replaced."""
+    over_gpus: int = 0
+    """How many GPUs of that node a clearing check must cover."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,6 +193,7 @@ class Result:
     next_commands: tuple[str, ...] = ()
     """What judges what a run on one machine can't."""
     measurements: Measurements
+    """Of large runs without what would make the file large (checklist/condensed.py); ``notes`` tell it."""
 
     @property
     def exit_code(self) -> int:
@@ -163,7 +206,8 @@ class Result:
 
     def open_failures(self) -> tuple[Standing, ...]:
         """What a later run has to clear: this run's failures, and the earlier ones that still stand."""
-        new = []
+        new: list[Standing] = []
+        by_node = self.gpus if any(finding.gpus for finding in self.findings) else {}
         for finding in self.findings:
             if finding.verdict != "FAIL":
                 continue
@@ -171,19 +215,35 @@ class Result:
                 "check": finding.check,
                 "profile": self.profile,
                 "since_unix": self.finished_unix,
+                "seen_unix": self.finished_unix,
                 "title": finding.title,
             }
             # Each node by itself, so that one can be cleared without the other
-            new += [Standing(**common, nodes=(node,), blamed=True) for node in finding.nodes]
+            for node in finding.nodes:
+                own = tuple(uuid for uuid in finding.gpus if uuid in by_node.get(node, ()))
+                over = len(by_node[node]) if own else 0
+                new.append(Standing(**common, nodes=(node,), blamed=True, gpus=own, over_gpus=over))
             if not finding.nodes:
-                over = 0 if finding.suspects else len(self.nodes)
-                new.append(Standing(**common, nodes=finding.suspects, over_nodes=over))
+                few = len(finding.links) <= MOST_LINKS
+                over = 0 if finding.suspects and few else len(self.nodes)
+                links = finding.links if few else ()
+                new.append(Standing(**common, nodes=finding.suspects, over_nodes=over, links=links))
         return (*self.standing, *new)
+
+    @property
+    def gpus(self) -> dict[str, tuple[str, ...]]:
+        """By node, the UUIDs of the GPUs that ranks of this run have used."""
+        names = dict(zip(self.measurements.nodes, self.nodes, strict=True))
+        by_node: dict[str, tuple[str, ...]] = {}
+        for fact in self.measurements.facts:
+            own = fact.gpu_uuids[fact.local_rank :][:1]
+            by_node[names[fact.node]] = (*by_node.get(names[fact.node], ()), *own)
+        return by_node
 
 
 def to_json(result: Result) -> str:
-    """As JSON text, indented, with a newline at its end."""
-    return json.dumps(dataclasses.asdict(result), indent=1, allow_nan=False) + "\n"
+    """As JSON text with a newline at its end; see :mod:`checklist.json_text`."""
+    return json_text.text(result)
 
 
 def from_json(text: str) -> Result:
@@ -227,7 +287,7 @@ def schema() -> dict[str, Any]:
     """The JSON Schema of result.json, made from the classes."""
     from pydantic import TypeAdapter  # heavy to import
 
-    described = TypeAdapter(Result).json_schema(mode="serialization")
+    described = TypeAdapter(Result).json_schema(mode="validation")  # what is the default may be left out
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **described}
 
 

@@ -31,6 +31,11 @@ def rounds(nodes: int) -> tuple[Pairs, ...]:
     return tuple(every_round)
 
 
+def pairs_of(nodes: int) -> int:
+    """How many pairs of ``nodes`` the rounds to run have."""
+    return nodes * (nodes - 1) // 2 if nodes <= ALL_PAIRS_UP_TO else ROUNDS_ABOVE * (nodes // 2)
+
+
 def schedule(nodes: int, *, seed: int = 0, count: int | None = None) -> tuple[Pairs, ...]:
     """The rounds to run: all of them up to 32 nodes, above that some of them over a shuffled ring.
 

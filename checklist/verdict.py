@@ -7,18 +7,21 @@ the run, whose headline says so, and the run counts for the history that later o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from checklist import one_machine
-from checklist.analysis.baseline import STEADY_NIGHTS, Record, baseline
+from checklist.analysis.baseline import STEADY_NIGHTS, Record, baseline, part_of
 from checklist.analysis.busbw import fit
 from checklist.analysis.recurrence import Look
 from checklist.analysis.soundness import sound, sound_records
-from checklist.checks import CHECKS, PROFILES, Check, Profile, clears, find
-from checklist.judges import facts, gpus, loss, network, pairs, speed, unsound, world
+from checklist.checks import CHECKS, PROFILES, Check, Profile
+from checklist.condensed import condensed
+from checklist.judges import coverage, facts, gpus, hangs, loss, mesh, network, pairs, speed, unsound, world
 from checklist.judges.context import Judgement, JudgingContext
 from checklist.judges.thresholds import Table, table
 from checklist.measurements import Measurements
+from checklist.open_failures import still_open
 from checklist.result import CheckResult, Finding, FitResult, Result, Skipped, Standing, Verdict
 
 # Without these nobody can say that training would work; the others may be unknowable where it does
@@ -36,7 +39,7 @@ JUDGES: dict[str, Callable[[JudgingContext], Judgement]] = {
     "clock": facts.clock,
     "placement": facts.placement,
     "gpu-health": gpus.gpu_health,
-    "mesh": pairs.mesh,
+    "mesh": mesh.mesh,
     "gemm": speed.gemm,
     "hbm": speed.hbm,
     "host-copy": speed.host_copy,
@@ -49,7 +52,7 @@ JUDGES: dict[str, Callable[[JudgingContext], Judgement]] = {
     "transport": world.transport,
     "pairs": pairs.pairs,
     "loss": loss.loss,
-    "hangs": pairs.hangs,
+    "hangs": hangs.hangs,
 }
 
 
@@ -61,6 +64,7 @@ def judge(
     history: Iterable[Record] = (),
     open_failures: Iterable[Standing] = (),
     looks: Iterable[Look] = (),
+    pairs_seen: Mapping[tuple[str, str], float] | None = None,
     accept_baseline: bool = False,
     system: str | None = None,
 ) -> Result:
@@ -78,6 +82,8 @@ def judge(
         What earlier runs have left open (:meth:`Result.open_failures`).
     looks:
         Of earlier runs, for what comes and goes (:mod:`checklist.analysis.recurrence`).
+    pairs_seen:
+        When earlier runs have measured a pair of nodes last, Unix time; for the age of what this one hasn't.
     accept_baseline:
         Compare with no past; it starts anew with this run.
     system:
@@ -89,28 +95,29 @@ def judge(
         table=thresholds or table(),
         history=sound_records(history),
         looks=tuple(looks),
+        pairs_seen=pairs_seen or {},
         accept_baseline=accept_baseline,
         system=system,
     )
     asked = tuple(checks)
-    answers = [unsound.told(context, JUDGES[check.name](context)) for check in asked]
+    answers = [coverage.told(context, unsound.told(context, JUDGES[check.name](context))) for check in asked]
     results = tuple(answer.result for answer in answers if isinstance(answer.result, CheckResult))
     findings = _sorted(fault for answer in answers for fault in answer.findings)
     profile = _profile(measurements)
-    standing = still_open(open_failures, results, profile)
+    standing = still_open(open_failures, results, profile, context.gpus)
     # A failure of nodes that are not here today is kept, but says nothing of the nodes that are
     concerned = [item for item in standing if not item.nodes or set(item.nodes) & set(context.all_names)]
     verdict = overall(results, concerned)
     records = _records(context, answers, verdict)
     bad = {name for fault in findings if fault.verdict == "FAIL" for name in fault.nodes}
     bad |= {name for item in standing if item.blamed for name in item.nodes}
-    return Result(
+    result = Result(
         verdict=verdict,
         headline=_headline(measurements, verdict, results, findings, concerned),
         finished_unix=context.finished_unix,
         profile=profile,
         nodes=context.all_names,
-        healthy_nodes=_healthy(context, verdict, findings, concerned, bad),
+        healthy_nodes=_healthy(context, verdict, results, findings, concerned, bad),
         bad_nodes=tuple(sorted(bad)),
         checks=results,
         skipped=_skipped(asked, answers),
@@ -124,6 +131,7 @@ def judge(
         next_commands=one_machine.next_commands(measurements),
         measurements=measurements,
     )
+    return condensed(result)
 
 
 def overall(checks: Iterable[CheckResult], standing: Iterable[Standing] = ()) -> Verdict:
@@ -143,26 +151,6 @@ def overall(checks: Iterable[CheckResult], standing: Iterable[Standing] = ()) ->
     return "WARN" if "WARN" in verdicts else "PASS"
 
 
-def still_open(
-    earlier: Iterable[Standing], checks: Iterable[CheckResult], profile: Profile
-) -> tuple[Standing, ...]:
-    """The earlier failures that this run has not cleared.
-
-    Only a PASS of the same check, asked at least as hard, on the nodes concerned clears one; on as many nodes
-    where it concerned the cluster as a whole.
-    """
-    passed = {check.check: set(check.nodes) for check in checks if check.verdict == "PASS"}
-
-    def cleared(item: Standing) -> bool:
-        if item.check not in CHECKS or item.check not in passed:
-            return False
-        check = find(item.check)
-        covered = set(item.nodes) <= passed[item.check] and len(passed[item.check]) >= item.over_nodes
-        return covered and clears(check, profile, check, item.profile)
-
-    return tuple(item for item in earlier if not cleared(item))
-
-
 def _profile(measurements: Measurements) -> Profile:
     return next((profile for profile in PROFILES if profile == measurements.profile), PROFILES[0])
 
@@ -175,6 +163,7 @@ def _sorted(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 def _healthy(
     context: JudgingContext,
     verdict: Verdict,
+    checks: Iterable[CheckResult],
     findings: Iterable[Finding],
     standing: Iterable[Standing],
     bad: set[str],
@@ -190,6 +179,9 @@ def _healthy(
             doubtful |= set(fault.suspects)
             if not fault.nodes and not fault.suspects:
                 return ()  # something is wrong with the cluster, and it may be anybody's
+    for check in checks:
+        if check.check in DECISIVE and check.check not in ("ranks", "hangs"):
+            doubtful |= set(context.all_names) - set(check.nodes)  # nobody has looked at those
     for item in standing:
         if not item.nodes:
             return ()
@@ -273,15 +265,39 @@ def _records(context: JudgingContext, answers: Iterable[Judgement], verdict: Ver
             unix=context.finished_unix,
             verdict=_counts_as(answer.result, verdict),
             setting=context.setting,
-            op=op,
-            bytes=size,
-            value=value,
-            unit=unit,
+            op=item.op,
+            bytes=item.bytes,
+            value=item.value,
+            unit=item.unit,
             accepted=context.accept_baseline,
+            **_parts(answer, item.parts),
         )
         for answer in answers
-        for op, size, value, unit in answer.records
+        for item in answer.records
     )
+
+
+def _parts(answer: Judgement, parts: Mapping[str, float]) -> dict[str, Any]:
+    """Of a figure's parts those that didn't fail, and who of them has a warning.
+
+    A failure that names nobody may be of any of them.
+    """
+    graves: dict[str, set[str]] = {"FAIL": set(), "WARN": set()}
+    for fault in answer.findings:
+        names = {*fault.nodes, *fault.suspects}
+        if fault.verdict == "FAIL" and not names:
+            return {}
+        graves[fault.verdict] |= names
+    failed, warned = ({name for name in parts if _whose(name) & graves[grave]} for grave in ("FAIL", "WARN"))
+    return {
+        "parts": {name: value for name, value in parts.items() if name not in failed},
+        "warned": tuple(sorted(warned - failed)),
+    }
+
+
+def _whose(part: str) -> set[str]:
+    """The nodes of a part: a GPU's name begins with its node's, a pair's joins two."""
+    return {part, part.rpartition(" ")[0], *part.split(" > ")}
 
 
 def _counts_as(result: CheckResult | Skipped, run: Verdict) -> Verdict:
@@ -298,11 +314,17 @@ def _notes(context: JudgingContext, records: Iterable[Record]) -> tuple[str, ...
     """What this run has changed of what later ones are held against."""
     if context.accept_baseline:
         return ("The past of these figures is given up and starts anew with this run (--accept-baseline).",)
-    return tuple(
-        f"{record.op}: {STEADY_NIGHTS} steady nights at {after.median:.4g} {record.unit} are the new "
-        f"baseline, instead of {after.before:.4g}."
-        for record in records
-        if (after := baseline((*context.same(record), record))) is not None
-        and after.before is not None
-        and after.since_unix == record.unix
-    )
+    notes = []
+    for record in records:
+        same = (*context.same(record), record)
+        # A part that is on a new level has a warning until that counts
+        named = {record.op: same} | {f"{record.op} of {name}": part_of(same, name) for name in record.warned}
+        notes += [
+            f"{name}: {STEADY_NIGHTS} steady nights at {after.median:.4g} {record.unit} are the new "
+            f"baseline, instead of {after.before:.4g}."
+            for name, its in named.items()
+            if (after := baseline(its)) is not None
+            and after.before is not None
+            and after.since_unix == record.unix
+        ]
+    return tuple(notes)

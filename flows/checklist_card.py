@@ -135,19 +135,19 @@ def _pairs(result: Result) -> list[Block]:
     text = "### Every pair of nodes, each direction\n\nGB/s from the node of the row to that of the column."
     if left_out:
         text += f" {left_out} nodes that nothing was found against are left out."
-    names = [run.name_of(node) for node in shown]
+    names = [run.names[node] for node in shown]
     return [Text(markdown=text), Chart(spec=charts.heat_map(pair_cells(run, shown), names))]
 
 
 def pair_cells(run: Measurements, nodes: Sequence[int]) -> list[Cell]:
     """One cell for each ordered pair; what was measured with nothing else running goes before the rest."""
     best: dict[tuple[int, int], Cell] = {}
-    shown = set(nodes)
+    shown, names = set(nodes), run.names
     for pair in sorted(run.pairs, key=lambda pair: (pair.alone, pair.gbytes_per_s or 0.0)):
         if {pair.src, pair.dst} <= shown:
             best[pair.src, pair.dst] = Cell(
-                src=run.name_of(pair.src),
-                dst=run.name_of(pair.dst),
+                src=names.get(pair.src, f"node {pair.src}"),
+                dst=names.get(pair.dst, f"node {pair.dst}"),
                 gbytes_per_s=pair.gbytes_per_s,
                 note=pair.error or ("measured alone" if pair.alone else ""),
             )
@@ -160,8 +160,9 @@ def _nodes_to_show(result: Result) -> tuple[list[int], int]:
     if len(nodes) <= MOST_NODES:
         return nodes, 0
     named = {name for finding in result.findings for name in (*finding.nodes, *finding.suspects)}
-    first = [node for node in nodes if run.name_of(node) in named]
-    rest = [node for node in nodes if run.name_of(node) not in named]
+    names = run.names
+    first = [node for node in nodes if names[node] in named]
+    rest = [node for node in nodes if names[node] not in named]
     return sorted((first + rest)[:MOST_NODES]), len(nodes) - MOST_NODES
 
 

@@ -226,6 +226,7 @@ def judge_run(run_config: RunConfig, measured: Measurements, past: PastRuns) -> 
         history=past.history.records,
         open_failures=past.history.open_failures,
         looks=past.history.looks,
+        pairs_seen=past.history.pairs_seen,
         accept_baseline=run_config.options.accept_baseline,
         system=run_config.options.system,
     )
@@ -271,6 +272,7 @@ def explain_refusal(result: Result) -> UserError | None:
     if not result.findings and result.standing:
         open_ones = ",".join(dict.fromkeys(item.check for item in result.standing))
         advice = (
-            f"Only a PASS of the same check, asked as hard, of the same nodes clears it: --only {open_ones}"
+            "It clears when the same check, as hard, measures that again and finds nothing: "
+            f"--only {open_ones}"
         )
     return UserError(f"{result.verdict}: {result.headline}", advice)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from checklist.measurements import STRICT, Measurements
@@ -60,6 +60,28 @@ class Record:
     unit: str
     accepted: bool = False
     """Whether the past starts anew with it, as --accept-baseline says."""
+    parts: dict[str, float] = field(default_factory=dict, hash=False)
+    """The same figure by GPU, node or pair, but for those that failed."""
+    warned: tuple[str, ...] = ()
+    """Parts of which the run has said WARN; the others have passed, whatever it says of the whole."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartLimits:
+    """When one GPU, node or pair is worse than its own past."""
+
+    warn_share: float
+    fail_share: float | None
+    """None: it never fails by its past alone."""
+    in_a_row: int = 1
+    """So many runs of those that measured it must be worse, this one among them."""
+
+
+OWN_PAST = PartLimits(warn_share=WARN_SHARE, fail_share=FAIL_SHARE)
+# A node's network by its best pair, as within a run: bottleneck.SLIGHT_TAU and TAU
+OWN_NETWORK = PartLimits(warn_share=0.08, fail_share=0.2)
+# One pair meets passing traffic in 2 % of its measurements; among 1,000 pairs three times in a row is rare
+OWN_PAIR = PartLimits(warn_share=0.08, fail_share=None, in_a_row=3)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,14 +147,62 @@ def compare_with_past(
     5 % worse than its median is a warning, 10 % a failure, if it is outside of the baseline's own spread too.
     """
     same = [r for r in records if (r.setting, r.op, r.bytes) == (setting, op, size_bytes)]
-    against = baseline(same)
+    return _past(baseline(same), value, OWN_PAST, less_is_better=less_is_better)
+
+
+def worse_parts(same: Iterable[Record], values: Mapping[str, float], limits: PartLimits) -> dict[str, Past]:
+    """GPUs, nodes or pairs that are worse than the baseline of their own figures; more is better.
+
+    ``same`` are earlier runs' records of that figure, ``values`` this run's by part. None where it is more
+    than half of them: what has become slower then is common to all, and the figure of the whole tells it.
+    """
+    every = sorted(same, key=lambda record: record.unix)
+    most: dict[str, float] = {}
+    for record in every:
+        for name, value in record.parts.items():
+            most[name] = max(value, most.get(name, value))
+    worse = {}
+    for name, value in values.items():
+        # A median is no more than the most: without a look at each night most parts are cleared by that
+        if name not in most or value >= (1 - limits.warn_share) * most[name]:
+            continue
+        own = part_of(every, name)
+        latest = own[len(own) - limits.in_a_row + 1 :] if len(own) >= limits.in_a_row else None
+        if latest is None:
+            continue
+        against = baseline(own[: len(own) - len(latest)])
+        pasts = [_past(against, one, limits) for one in (*(record.value for record in latest), value)]
+        if (newest := pasts[-1]) and all(past and past.verdict != "PASS" for past in pasts):
+            worse[name] = newest
+    return worse if 2 * len(worse) <= len(values) else {}
+
+
+def part_of(same: Iterable[Record], name: str) -> list[Record]:
+    """The records of one part alone. A run in which it failed has none."""
+    return [
+        replace(
+            record,
+            value=record.parts[name],
+            verdict="WARN" if name in record.warned else "PASS",
+            parts={},
+            warned=(),
+        )
+        for record in same
+        if name in record.parts
+    ]
+
+
+def _past(
+    against: Baseline | None, value: float, limits: PartLimits, *, less_is_better: bool = False
+) -> Past | None:
     if against is None or len(against.values) < LEAST:
         return None
     worse = (value - against.median) if less_is_better else (against.median - value)
     change = -worse / against.median
     verdict: Literal["PASS", "WARN", "FAIL"] = "PASS"
-    if -change > SPREADS * against.sigma and -change > WARN_SHARE:
-        verdict = "FAIL" if -change > FAIL_SHARE else "WARN"
+    if -change > SPREADS * against.sigma and -change > limits.warn_share:
+        fails = limits.fail_share is not None and -change > limits.fail_share
+        verdict = "FAIL" if fails else "WARN"
     return Past(median=against.median, runs=len(against.values), change=change, verdict=verdict)
 
 

@@ -7,27 +7,37 @@ before the slow pairs were measured again with nothing else running (pairs of on
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+import dataclasses
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
-from checklist.analysis.bottleneck import TAU, WITNESSES, Bounds, Flags, Floats, localise
+from checklist.analysis.bottleneck import (
+    TAU,
+    WITNESSES,
+    Bounds,
+    Flags,
+    Ints,
+    Samples,
+    localise,
+    samples_of,
+    uneven,
+)
+from checklist.analysis.paths import Paths
+from checklist.analysis.second_pass import RERUNS_ABOVE, Alone, Due, best_of
 from checklist.measurements import STRICT, Pair
-from checklist.round_robin import ALL_PAIRS_UP_TO
 
 RERUN_PARTNERS = 3  # pairs measured again for each slow direction of a node
-RERUNS = 2  # times that a pair must be slow alone: other jobs' traffic passes
-RERUNS_ABOVE = 3  # above 32 nodes: of so many pairs some meet passing traffic twice
-CONTROLS = 2  # good pairs measured again too: alone must be compared with alone
+CONTROLS = 2  # good pairs of each class measured again too: alone must be compared with alone
 PASSES = RERUNS_ABOVE + 1  # of pairs alone; the last is for suspects that others hid
 MOST_RERUNS = 96  # in one pass, one direction of one pair each; they run one after another
 
 FaultKind = Literal["node", "transmit", "receive", "link"]
 Status = Literal["suspect", "confirmed", "cleared"]
 Why = Literal["two-nodes", "no-good-pair", "too-few-witnesses"]
+Over = Literal["network", "nvlink"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +55,23 @@ class Fault:
     """Measured over what is due: the reference, or of a link the lower of its ends' bounds."""
     status: Status
     """"confirmed": still slow when measured alone; "cleared": only slow together with other pairs."""
+    slight: bool = False
+    """Between ``TAU`` and ``SLIGHT_TAU`` of what is due, and outside of this run's spread."""
+    over: Over = "network"
+    """"nvlink": between nodes of one NVLink domain."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnevenPath:
+    """A class of paths of which a few nodes' are far above the others' median."""
+
+    __pydantic_config__ = STRICT
+    path: str
+    fast: tuple[int, ...]
+    nodes: int
+    """All that have such paths."""
+    most_gbytes_per_s: float
+    reference_gbytes_per_s: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +81,11 @@ class Diagnosis:
     __pydantic_config__ = STRICT
     nodes: int
     reference_gbytes_per_s: float | None
-    basis: Literal["spec", "upper-quartile"]
+    """Of the class of paths with the most pairs."""
+    basis: Literal["spec", "median", "upper-quartile"]
+    """Of that; "upper-quartile" in results of earlier versions only."""
+    references: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Of each class of paths, GB/s."""
     transmit: tuple[float | None, ...]
     """The best that each node sent to anybody, GB/s; None: not measured."""
     receive: tuple[float | None, ...]
@@ -69,6 +100,8 @@ class Diagnosis:
     """Pairs (src, dst) to measure again, one at a time, before anyone is accused; () when that is settled."""
     crowded_rounds: tuple[int, ...]
     """Rounds in which most pairs were slower than their ends can be: they share something."""
+    uneven: tuple[UnevenPath, ...] = ()
+    """Where a few nodes are far above the others of their kind, or the others slow."""
 
     def with_status(self, status: Status) -> tuple[Fault, ...]:
         """The faults in that state."""
@@ -86,6 +119,7 @@ def diagnose(
     *,
     spec_gbytes_per_s: float | None = None,
     tau: float = TAU,
+    paths: Paths | None = None,
 ) -> Diagnosis:
     """Names what is slow among ``nodes`` nodes, from pairs each measured in one direction.
 
@@ -96,52 +130,89 @@ def diagnose(
     Parameters
     ----------
     spec_gbytes_per_s:
-        What one node's network should reach. None, or less than that: the upper quartile of what the nodes
-        reached; without a spec a cluster that is slow as a whole can't be seen.
+        What one node's network should reach. None, or less than that: the median of what the nodes reached;
+        without a spec a cluster that is slow as a whole can't be seen.
+    paths:
+        Which nodes and paths are alike. None: all of them.
     """
     measured = [pair for pair in pairs if pair.gbytes_per_s is not None or pair.error is not None]
-    first = _best(pair for pair in measured if not pair.alone)
-    alone = _Alone([pair for pair in measured if pair.alone], nodes)
+    first = best_of(pair for pair in measured if not pair.alone)
+    alone = Alone([pair for pair in measured if pair.alone], nodes)
     if not first:
         return _nothing(nodes)
-    bounds = localise(nodes, first, spec_gbytes_per_s, tau)
-    reference = _reference_alone(bounds, alone, spec_gbytes_per_s)
-    faults = _faults(bounds, alone, reference, tau)
-    undecided = [
-        pair for pair in _worst(bounds, bounds.undecided) if alone.best.get(pair, 0.0) < tau * reference
-    ]
+    paths = paths or Paths.alike(nodes)
+    samples = samples_of(first, spec_gbytes_per_s, paths)
+    bounds = localise(samples, tau)
+    due = Due(bounds, alone, spec_gbytes_per_s)
+    faults = _faults(bounds, alone, due, tau)
+    undecided = [pair for pair in _worst(bounds, bounds.undecided) if due.share(pair) < tau]
     settled = alone.settled(undecided, 1)
-    again = _again(bounds, faults, [] if settled else undecided)
+    slight, closer = _slight(samples, bounds, alone, faults, set(undecided))
+    told = [fault for fault in slight if fault.status == "confirmed"]
     return Diagnosis(
         nodes=nodes,
-        reference_gbytes_per_s=bounds.reference,
-        basis="spec" if bounds.reference == spec_gbytes_per_s else "upper-quartile",
-        transmit=_known(bounds.tx),
-        receive=_known(bounds.rx),
-        faults=tuple(faults),
+        reference_gbytes_per_s=samples.main_reference,
+        basis="spec" if samples.main_reference == spec_gbytes_per_s else "median",
+        references={paths.words(number): value for number, value in samples.references.items()},
+        transmit=_best_of_sides(samples, samples.src),
+        receive=_best_of_sides(samples, samples.dst),
+        faults=(*faults, *told),
         undecided=tuple(undecided),
         undecided_settled=settled,
-        why=_why(bounds, nodes) if undecided else None,
-        again=tuple(again),
+        why=_why(bounds) if undecided else None,
+        again=_again([(bounds, faults), (closer, slight)], [] if settled else undecided),
         crowded_rounds=bounds.crowded,
+        uneven=_uneven(bounds, paths),
     )
 
 
-class _Alone:
-    """The second pass: the best of each ordered pair, and how often it was measured."""
+def _uneven(bounds: Bounds, paths: Paths) -> tuple[UnevenPath, ...]:
+    references = bounds.samples.references
+    return tuple(
+        UnevenPath(
+            path=paths.words(one.number),
+            fast=one.fast,
+            nodes=one.nodes,
+            most_gbytes_per_s=one.most_gbytes_per_s,
+            reference_gbytes_per_s=references[one.number],
+        )
+        for one in uneven(bounds, paths)
+    )
 
-    def __init__(self, pairs: Sequence[Pair], nodes: int) -> None:
-        self.enough = RERUNS if nodes <= ALL_PAIRS_UP_TO else RERUNS_ABOVE
-        self.best = {key: value for key, (value, _) in _best(pairs).items()}
-        self.times = Counter((pair.src, pair.dst) for pair in pairs)
 
-    def reached(self, pairs: Iterable[tuple[int, int]]) -> float | None:
-        """The best of those pairs; None where none was measured."""
-        return max((self.best[pair] for pair in pairs if pair in self.best), default=None)
+def _slight(
+    samples: Samples, bounds: Bounds, alone: Alone, faults: list[Fault], undecided: set[tuple[int, int]]
+) -> tuple[list[Fault], Bounds]:
+    """What is slow a little and not already told, in any state, by the bounds that come with it."""
+    tau = bounds.slight_tau
+    if tau is None:
+        return [], bounds
+    closer = localise(samples, tau)
+    told = {(fault.node, fault.src, fault.dst) for fault in faults if fault.status != "cleared"}
+    slow = {fault.node for fault in faults if fault.node is not None and fault.status != "cleared"}
+    found = [
+        dataclasses.replace(fault, slight=True)
+        for fault in _faults(closer, alone, Due(closer, alone, None, typical=True), tau)
+        if (fault.node, fault.src, fault.dst) not in told
+        and not slow & {fault.src, fault.dst}
+        and (fault.src, fault.dst) not in undecided
+    ]
+    return found, closer
 
-    def settled(self, pairs: Iterable[tuple[int, int]], needed: int) -> bool:
-        """Whether so many of those pairs were measured often enough to accuse somebody."""
-        return sum(self.times[pair] >= self.enough for pair in pairs) >= needed
+
+def without_lost(pairs: Iterable[Pair], lost: Collection[int]) -> tuple[Pair, ...]:
+    """The pairs without those that failed with a node that was lost, or beside one in the same round.
+
+    A request that is broken off by a lost node ends for all that take part in it; their links are no slower.
+    """
+    every, gone = tuple(pairs), set(lost)
+    failed = [pair for pair in every if pair.error is not None]
+    broken = {pair.round for pair in failed if gone & {pair.src, pair.dst}}
+    return tuple(
+        pair
+        for pair in every
+        if pair.error is None or not (gone & {pair.src, pair.dst} or pair.round in broken)
+    )
 
 
 def _nothing(nodes: int) -> Diagnosis:
@@ -149,7 +220,7 @@ def _nothing(nodes: int) -> Diagnosis:
     return Diagnosis(
         nodes=nodes,
         reference_gbytes_per_s=None,
-        basis="upper-quartile",
+        basis="median",
         transmit=unknown,
         receive=unknown,
         faults=(),
@@ -161,43 +232,56 @@ def _nothing(nodes: int) -> Diagnosis:
     )
 
 
-def _best(pairs: Iterable[Pair]) -> dict[tuple[int, int], tuple[float, int]]:
-    """The best value of each ordered pair, and its round: whatever disturbs only makes it slower."""
-    best: dict[tuple[int, int], tuple[float, int]] = {}
-    for pair in pairs:
-        value = pair.gbytes_per_s or 0.0
-        key = (pair.src, pair.dst)
-        if key not in best or value > best[key][0]:
-            best[key] = (value, pair.round)
-    return best
-
-
-def _why(bounds: Bounds, nodes: int) -> Why:
-    if nodes == 2:
+def _why(bounds: Bounds) -> Why:
+    if len(np.union1d(bounds.samples.src, bounds.samples.dst)) == 2:
         return "two-nodes"
-    good_pair = bounds.good_tx[bounds.src] & bounds.good_rx[bounds.dst] & ~bounds.slow_link
-    return "too-few-witnesses" if good_pair.any() else "no-good-pair"
+    return "too-few-witnesses" if bounds.well.any() else "no-good-pair"
 
 
-def _again(bounds: Bounds, faults: list[Fault], undecided: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Ordered pairs to measure alone for what is suspect: nodes, then links, worst first; and controls."""
+def _again(
+    looks: list[tuple[Bounds, list[Fault]]], undecided: list[tuple[int, int]]
+) -> tuple[tuple[int, int], ...]:
+    """Ordered pairs to measure alone for what is suspect, and controls: nodes, then links, the worst first.
+
+    ``looks``: at what is slow, then at what is slow a little. In a large run more links have met passing
+    traffic than can be measured again; they must not keep a node from being looked at.
+    """
     chosen: list[tuple[int, int]] = []
     for pair in undecided[:RERUN_PARTNERS]:
         chosen += [pair, pair[::-1]]
-    for fault in sorted(faults, key=lambda fault: (fault.node is None, fault.ratio)):
-        if fault.status != "suspect":
-            continue
-        if fault.node is None:
-            there = (int(fault.src or 0), int(fault.dst or 0))
-            chosen += [there, there[::-1]] if fault.both_ways else [there]
-        if fault.kind in ("node", "transmit"):
-            chosen += _witnessed(bounds, fault.node, sends=True)
-        if fault.kind in ("node", "receive"):
-            chosen += _witnessed(bounds, fault.node, sends=False)
+    for of_nodes in (True, False):
+        for bounds, faults in looks:
+            for fault in sorted(faults, key=lambda fault: fault.ratio):
+                if fault.status == "suspect" and (fault.node is not None) == of_nodes:
+                    chosen += _pairs_for(bounds, fault)
     if not chosen:
-        return []
-    controls = _some(bounds, _well(bounds), CONTROLS)
-    return list(dict.fromkeys([*controls, *chosen]))[:MOST_RERUNS]
+        return ()
+    return tuple(dict.fromkeys([*_controls(looks[0][0], chosen), *chosen]))[:MOST_RERUNS]
+
+
+def _pairs_for(bounds: Bounds, fault: Fault) -> list[tuple[int, int]]:
+    """The pairs that show whether one suspect is at fault."""
+    if fault.node is None:
+        there = (int(fault.src or 0), int(fault.dst or 0))
+        return [there, there[::-1]] if fault.both_ways else [there]
+    side = fault.node + (bounds.samples.nodes if fault.over == "nvlink" else 0)
+    chosen = []
+    if fault.kind in ("node", "transmit"):
+        chosen += _witnessed(bounds, side, sends=True)
+    if fault.kind in ("node", "receive"):
+        chosen += _witnessed(bounds, side, sends=False)
+    return chosen
+
+
+def _controls(bounds: Bounds, chosen: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Good pairs of the classes of the chosen ones."""
+    wanted = set(chosen)
+    pairs = zip(bounds.samples.src.tolist(), bounds.samples.dst.tolist(), strict=True)
+    number_of = zip(pairs, bounds.samples.classes.tolist(), strict=True)
+    classes = dict.fromkeys(number for pair, number in number_of if pair in wanted)
+    each = (_some(bounds, bounds.well & (bounds.samples.classes == number), CONTROLS) for number in classes)
+    found = [pair for pairs_of_class in each for pair in pairs_of_class]
+    return found or _some(bounds, bounds.well, CONTROLS)
 
 
 def _worst(bounds: Bounds, among: Flags) -> list[tuple[int, int]]:
@@ -205,47 +289,37 @@ def _worst(bounds: Bounds, among: Flags) -> list[tuple[int, int]]:
     return _some(bounds, among, int(among.sum()))[::-1]
 
 
-def _well(bounds: Bounds) -> Flags:
-    """Samples between two ends that are well, over a link that is."""
-    return bounds.good_tx[bounds.src] & bounds.good_rx[bounds.dst] & ~bounds.slow_link
-
-
-def _witnessed(bounds: Bounds, node: int | None, *, sends: bool) -> list[tuple[int, int]]:
-    """A few pairs that show how a node sends or receives: with others that are well, over links that are."""
-    own_samples = bounds.src == node if sends else bounds.dst == node
-    others = bounds.good_rx[bounds.dst] if sends else bounds.good_tx[bounds.src]
-    return _some(bounds, own_samples & others & ~bounds.slow_link, RERUN_PARTNERS)
+def _witnessed(bounds: Bounds, side: int, *, sends: bool) -> list[tuple[int, int]]:
+    """A few pairs that show how a side sends or receives: with others that are well, over links that are."""
+    samples = bounds.samples
+    own_samples = samples.sender == side if sends else samples.receiver == side
+    others = bounds.good_rx[samples.receiver] if sends else bounds.good_tx[samples.sender]
+    tells = samples.tells_sender if sends else samples.tells_receiver
+    return _some(bounds, own_samples & others & tells & ~bounds.slow_link, RERUN_PARTNERS)
 
 
 def _some(bounds: Bounds, among: Flags, count: int) -> list[tuple[int, int]]:
     """The fastest few of the flagged samples, as ordered pairs."""
+    samples = bounds.samples
     index = np.flatnonzero(among)
-    index = index[np.argsort(-bounds.value[index], kind="stable")][:count]
-    return list(zip(bounds.src[index].tolist(), bounds.dst[index].tolist(), strict=True))
+    index = index[np.argsort(-samples.share[index], kind="stable")][:count]
+    return list(zip(samples.src[index].tolist(), samples.dst[index].tolist(), strict=True))
 
 
-def _reference_alone(bounds: Bounds, alone: _Alone, spec: float | None) -> float:
-    """What a good pair reaches with nothing else running; without a good one, the best of any."""
-    well = _well(bounds)
-    controls = zip(bounds.src[well].tolist(), bounds.dst[well].tolist(), strict=True)
-    best = alone.reached(controls) or alone.reached(alone.best) or bounds.reference
-    return max(best, spec or 0.0)
-
-
-def _faults(bounds: Bounds, alone: _Alone, reference: float, tau: float) -> list[Fault]:
+def _faults(bounds: Bounds, alone: Alone, due: Due, tau: float) -> list[Fault]:
     sides: dict[tuple[int, Status], dict[str, float]] = {}
     for side, blamed, bound in (
         ("transmit", bounds.blamed_tx, bounds.tx),
         ("receive", bounds.blamed_rx, bounds.rx),
     ):
-        for node in np.flatnonzero(blamed).tolist():
-            seen = _witnessed(bounds, node, sends=side == "transmit")
-            reached = alone.reached(seen)
-            ratio = bound[node] / bounds.reference if reached is None else reached / reference
+        for place in np.flatnonzero(blamed).tolist():
+            seen = _witnessed(bounds, place, sends=side == "transmit")
+            reached = due.of(seen)
+            ratio = float(bound[place] if reached is None else reached)
             settled = alone.settled(seen, min(WITNESSES, len(seen)))
-            status = _status(float(ratio), tau, measured=reached is not None, settled=settled)
-            sides.setdefault((node, status), {})[side] = float(ratio)
-    return [*_nodes(sides), *_links(bounds, alone, reference, tau)]
+            status = _status(ratio, tau, measured=reached is not None, settled=settled)
+            sides.setdefault((place, status), {})[side] = ratio
+    return [*_nodes(sides, bounds.samples.nodes), *_links(bounds, alone, due, tau)]
 
 
 def _status(ratio: float, tau: float, *, measured: bool, settled: bool) -> Status:
@@ -255,35 +329,42 @@ def _status(ratio: float, tau: float, *, measured: bool, settled: bool) -> Statu
     return "confirmed" if settled else "suspect"
 
 
-def _nodes(sides: dict[tuple[int, Status], dict[str, float]]) -> list[Fault]:
+def _nodes(sides: dict[tuple[int, Status], dict[str, float]], nodes: int) -> list[Fault]:
     faults = []
-    for (node, status), ratios in sides.items():
+    for (place, status), ratios in sides.items():
         kind: Any = "node" if len(ratios) == 2 else next(iter(ratios))
-        faults.append(Fault(kind=kind, node=node, ratio=min(ratios.values()), status=status))
+        over: Over = "network" if place < nodes else "nvlink"
+        ratio = min(ratios.values())
+        faults.append(Fault(kind=kind, node=place % nodes, ratio=ratio, status=status, over=over))
     return faults
 
 
-def _links(bounds: Bounds, alone: _Alone, reference: float, tau: float) -> list[Fault]:
-    slow: dict[tuple[int, int], tuple[float, Status]] = {}
+def _links(bounds: Bounds, alone: Alone, due: Due, tau: float) -> list[Fault]:
+    samples = bounds.samples
+    slow: dict[tuple[int, int], tuple[float, Status, Over]] = {}
     for index in np.flatnonzero(bounds.slow_link).tolist():
-        pair = (int(bounds.src[index]), int(bounds.dst[index]))
-        reached = alone.reached([pair])
-        ratio = float(bounds.value[index] / bounds.due[index])
+        pair = (int(samples.src[index]), int(samples.dst[index]))
+        over: Over = "network" if samples.sender[index] < samples.nodes else "nvlink"
+        reached = due.of([pair])
+        ratio = float(samples.share[index] / bounds.due[index])
         if reached is not None:
-            ends = min(bounds.tx[pair[0]], bounds.rx[pair[1]]) / bounds.reference
-            ratio = reached / (min(1.0, float(ends)) * reference)
+            ratio = reached / float(bounds.ability[index])
         settled = alone.settled([pair], 1)
-        slow[pair] = (ratio, _status(ratio, tau, measured=reached is not None, settled=settled))
+        slow[pair] = (ratio, _status(ratio, tau, measured=reached is not None, settled=settled), over)
     faults = []
-    for (i, j), (ratio, status) in slow.items():
+    for (i, j), (ratio, status, over) in slow.items():
         back = slow.get((j, i))
         if back is None or back[1] != status:
-            faults.append(Fault(kind="link", src=i, dst=j, ratio=ratio, status=status))
+            faults.append(Fault(kind="link", src=i, dst=j, ratio=ratio, status=status, over=over))
         elif i < j:
             both = min(ratio, back[0])
-            faults.append(Fault(kind="link", src=i, dst=j, both_ways=True, ratio=both, status=status))
+            faults.append(
+                Fault(kind="link", src=i, dst=j, both_ways=True, ratio=both, status=status, over=over)
+            )
     return faults
 
 
-def _known(values: Sequence[float] | Floats) -> tuple[float | None, ...]:
-    return tuple(None if np.isnan(value) else float(value) for value in values)
+def _best_of_sides(samples: Samples, ends: Ints) -> tuple[float | None, ...]:
+    best = np.full(samples.nodes, np.nan)
+    np.fmax.at(best, ends, samples.value)
+    return tuple(None if np.isnan(value) else float(value) for value in best)

@@ -35,7 +35,7 @@ T = TypeVar("T")
 def sound(measurements: Measurements) -> Measurements:
     """The measurements without what can't be, each of which is named in ``unsound``."""
     run, found = measurements, list(measurements.unsound)
-    ceilings = Ceilings.of(run)
+    ceilings, nodes = Ceilings.of(run), run.nodes_by_rank
 
     def kept(items: Iterable[T], look: Callable[[T], tuple[T | None, Iterable[Unsound]]]) -> tuple[T, ...]:
         return _kept(items, look, found)
@@ -43,9 +43,9 @@ def sound(measurements: Measurements) -> Measurements:
     return replace(
         run,
         facts=kept(run.facts, _facts),
-        health=kept(run.health, lambda state: _health(state, run.node_of(state.rank))),
+        health=kept(run.health, lambda state: _health(state, nodes.get(state.rank))),
         probes=kept(run.probes, _probe),
-        locals=kept(run.locals, lambda local: _local(local, run.node_of(local.rank), ceilings)),
+        locals=kept(run.locals, lambda local: _local(local, nodes.get(local.rank), ceilings)),
         collectives=kept(run.collectives, lambda item: _collective(item, ceilings)),
         pairs=kept(run.pairs, lambda pair: _pair(pair, ceilings)),
         counters=kept(run.counters, _counters),

@@ -46,6 +46,7 @@ def finding(
     nodes: Iterable[str] = (),
     suspects: Iterable[str] = (),
     ranks: Iterable[int] = (),
+    links: Iterable[tuple[str, str]] = (),
     **known: object,
 ) -> Finding:
     """A finding with its advice. ``known`` fills the places of the texts; the others are shown as places."""
@@ -64,6 +65,7 @@ def finding(
         nodes=names,
         suspects=maybe,
         ranks=numbers,
+        links=tuple(links),
         advice=tuple(line.format_map(values) for line in advice.lines),
         command=None if advice.command is None else advice.command.format_map(values),
     )

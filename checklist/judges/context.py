@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from checklist.analysis.baseline import Past, Record, Setting, compare_with_past, setting_of
+from checklist.analysis.baseline import (
+    OWN_PAST,
+    PartLimits,
+    Past,
+    Record,
+    Setting,
+    compare_with_past,
+    setting_of,
+    worse_parts,
+)
 from checklist.analysis.diagnosis import Diagnosis
+from checklist.analysis.paths import Paths
 from checklist.analysis.recurrence import Look
 from checklist.judges.thresholds import Key, Table, Threshold
 from checklist.measurements import Facts, Measurements, PhaseName
@@ -18,7 +29,18 @@ from estimator.errors import UserError
 ORDER: tuple[Verdict, ...] = ("PASS", "NO-VERDICT", "WARN", "FAIL")  # from the best to the worst
 
 
-Records = list[tuple[str, int | None, float, str]]  # operation, bytes, value, unit
+class Measured(NamedTuple):
+    """A figure for the history of later runs."""
+
+    op: str
+    bytes: int | None
+    value: float
+    unit: str
+    parts: Mapping[str, float] = {}
+    """The same by GPU, node or pair, under names that stay from run to run."""
+
+
+Records = list[Measured]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,8 +49,7 @@ class Judgement:
 
     result: CheckResult | Skipped
     findings: tuple[Finding, ...] = ()
-    records: tuple[tuple[str, int | None, float, str], ...] = ()
-    """(operation, bytes, value, unit) for the history."""
+    records: tuple[Measured, ...] = ()
     diagnosis: Diagnosis | None = None
     """Who among the nodes is slow with whom, from the one judge that compares them pair by pair."""
 
@@ -42,14 +63,35 @@ class JudgingContext:
     history: tuple[Record, ...] = ()
     accept_baseline: bool = False
     """Whether the past is given up and starts anew with this run."""
+    pairs_seen: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    """When earlier runs have measured a pair of nodes last, Unix time."""
     looks: tuple[Look, ...] = ()
     """Earlier runs' looks for what comes and goes."""
     system: str | None = None
     """The user's name for this system, asked for first in the table of thresholds."""
     setting: Setting = field(init=False)
+    leaders: tuple[Facts, ...] = field(init=False)
+    """The facts of each node's first rank, by node."""
+    nodes_by_rank: dict[int, int] = field(init=False)
+    paths: Paths = field(init=False)
+    _names: dict[int, str] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "setting", setting_of(self.measurements))
+        run = self.measurements
+        first: dict[int, Facts] = {}
+        for fact in sorted(run.facts, key=lambda fact: fact.rank):
+            first.setdefault(fact.node, fact)
+        names = run.names
+        same = Counter(names.values())
+        told = {
+            "setting": setting_of(run),
+            "leaders": tuple(first[node] for node in sorted(first)),
+            "nodes_by_rank": run.nodes_by_rank,
+            "paths": Paths.of(first.values(), max((run.nodes_asked - 1, *first)) + 1),
+            "_names": {n: f"{name} (node {n})" if same[name] > 1 else name for n, name in names.items()},
+        }
+        for name, value in told.items():
+            object.__setattr__(self, name, value)
 
     # ---- who is who
 
@@ -69,40 +111,36 @@ class JudgingContext:
     def local(self) -> bool:
         return self.measurements.local
 
-    @property
-    def leaders(self) -> tuple[Facts, ...]:
-        """The facts of each node's first rank."""
-        first: dict[int, Facts] = {}
-        for fact in sorted(self.facts, key=lambda fact: fact.rank):
-            first.setdefault(fact.node, fact)
-        return tuple(first[node] for node in sorted(first))
-
     def name(self, node: int) -> str:
         """A node's name; with its number where two nodes call themselves the same."""
-        name = self.measurements.name_of(node)
-        same = Counter(self.measurements.name_of(other) for other in self.measurements.nodes)[name] > 1
-        return f"{name} (node {node})" if same else name
+        return self._names.get(node) or self.measurements.hosts.get(node) or f"node {node}"
 
     def names(self, nodes: Iterable[int]) -> tuple[str, ...]:
         return tuple(self.name(node) for node in sorted(set(nodes)))
 
     def name_of_rank(self, rank: int) -> str:
-        node = self.measurements.node_of(rank)
+        node = self.nodes_by_rank.get(rank)
         return f"rank {rank}" if node is None else self.name(node)
 
     @property
     def all_names(self) -> tuple[str, ...]:
-        return self.names(self.measurements.nodes)
+        return tuple(self._names[node] for node in sorted(self._names))
+
+    @property
+    def gpus(self) -> dict[str, tuple[str, ...]]:
+        """By node, the UUIDs of the GPUs that its ranks use."""
+        by_node: dict[str, tuple[str, ...]] = {}
+        for fact in self.facts:
+            name, own = self._names[fact.node], fact.gpu_uuids[fact.local_rank :][:1]
+            by_node[name] = (*by_node.get(name, ()), *own)
+        return by_node
 
     # ---- what figures are held against
 
-    @property
-    def systems(self) -> tuple[str, ...]:
-        """The names that thresholds may know this system by, the most telling first."""
-        names = [self.system, *(fact.instance_type for fact in self.leaders)]
-        for fact in self.leaders:
-            gpus = [hardware.find_gpu_by_nvml_name(name) for name in fact.gpu_names]
-            names += [gpu.name for gpu in gpus if gpu is not None]
+    def systems(self, instance_type: str | None, gpu_names: Iterable[str]) -> tuple[str, ...]:
+        """The names that thresholds may know such a machine or GPU by, the most telling first."""
+        gpus = [hardware.find_gpu_by_nvml_name(name) for name in dict.fromkeys(gpu_names)]
+        names = [self.system, instance_type, *(gpu.name for gpu in gpus if gpu is not None)]
         names += [f"TCP {rate:g} Gbit/s" for rate in self._socket_rates()]
         return tuple(dict.fromkeys(name for name in names if name))
 
@@ -117,8 +155,33 @@ class JudgingContext:
         return [min(rates)] if rates and len(rates) == len(self.leaders) else []
 
     def threshold(self, op: str, size_bytes: int | None, algorithm: str | None = None) -> Threshold | None:
+        """Of what all nodes do together: where they are of several kinds, the lowest of all of theirs.
+
+        None where one kind has none: that one may be the slower.
+        """
+        kinds = dict.fromkeys((fact.instance_type, fact.gpu_names) for fact in self.leaders)
+        rows = [self._row(self.systems(*kind), op, size_bytes, algorithm) for kind in kinds]
+        known = [row for row in rows if row is not None]
+        return min(known, key=lambda row: row.floor) if known and len(known) == len(rows) else None
+
+    def thresholds_by_rank(self, op: str) -> dict[int, Threshold]:
+        """Of a figure that each rank measures alone, by its own machine and its own GPU."""
+        rows: dict[tuple[str | None, tuple[str, ...]], Threshold | None] = {}
+        found = {}
+        for fact in self.facts:
+            kind = (fact.instance_type, fact.gpu_names[fact.local_rank :][:1])
+            if kind not in rows:
+                rows[kind] = self._row(self.systems(*kind), op, None)
+            row = rows[kind]
+            if row is not None:
+                found[fact.rank] = row
+        return found
+
+    def _row(
+        self, systems: tuple[str, ...], op: str, size_bytes: int | None, algorithm: str | None = None
+    ) -> Threshold | None:
         key = Key(
-            systems=self.systems,
+            systems=systems,
             op=op,
             bytes=size_bytes,
             algorithm=algorithm,
@@ -136,10 +199,21 @@ class JudgingContext:
             self.history, self.setting, op, size_bytes, value, less_is_better=less_is_better
         )
 
+    def worse_parts(
+        self, op: str, size_bytes: int | None, values: Mapping[str, float], limits: PartLimits = OWN_PAST
+    ) -> dict[str, Past]:
+        """GPUs, nodes or pairs whose figure is worse than their own past."""
+        if self.accept_baseline:
+            return {}
+        return worse_parts(self._of(self.setting, op, size_bytes), values, limits)
+
+    def _of(self, *key: object) -> tuple[Record, ...]:
+        """Earlier runs' records of one figure: setting, op, bytes."""
+        return tuple(one for one in self.history if (one.setting, one.op, one.bytes) == key)
+
     def same(self, record: Record) -> tuple[Record, ...]:
         """Earlier runs' records of the same figure."""
-        key = (record.setting, record.op, record.bytes)
-        return tuple(one for one in self.history if (one.setting, one.op, one.bytes) == key)
+        return self._of(record.setting, record.op, record.bytes)
 
     @property
     def machine_gpus(self) -> int | None:
@@ -187,7 +261,7 @@ def answer(
     *,
     nodes: Iterable[str] = (),
     figures: Iterable[Figure] = (),
-    records: Iterable[tuple[str, int | None, float, str]] = (),
+    records: Iterable[Measured] = (),
 ) -> Judgement:
     """PASS with ``good`` as the reason, or the worst finding."""
     given = tuple(findings)
@@ -208,7 +282,7 @@ def no_verdict(
     nodes: Iterable[str] = (),
     figures: Iterable[Figure] = (),
     findings: Iterable[Finding] = (),
-    records: Iterable[tuple[str, int | None, float, str]] = (),
+    records: Iterable[Measured] = (),
 ) -> Judgement:
     """NO-VERDICT: not measured, or measured with nothing to compare with."""
     result = CheckResult(

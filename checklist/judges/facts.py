@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import statistics
 from collections import Counter, defaultdict
 
 from checklist.judges.advice import finding
@@ -13,6 +14,7 @@ _GIB = 2**30
 LEAST_SHM = _GIB  # NCCL uses tens of MB for each rank, data loaders far more; 64 MB is Docker's default
 LEAST_MEMLOCK = _GIB
 UNLIMITED = -1
+_MOST_NAMES = 8  # in one title
 SKEW_WARN_S = 1.0  # logs of different nodes can't be put in order any more
 SKEW_FAIL_S = 900.0  # S3 refuses requests that are 15 minutes off
 ONE_EVERYWHERE = ("torch", "cuda", "nccl", "driver")  # a mix of these can hang; of others it only puzzles
@@ -22,7 +24,8 @@ TORCH_HANGS = ((2, 6, 0), (2, 7, 1))  # after the first, before the second: pyto
 def ranks(context: JudgingContext) -> Judgement:
     """FAIL where fewer ranks or nodes came than were asked for, or where two of them are one.
 
-    Two nodes are one if their kernels' boot ids are equal, two ranks if their GPUs' UUIDs are.
+    Two nodes are one if their kernels' boot ids are equal, two ranks if their GPUs' UUIDs are. WARN where the
+    nodes have unequal numbers of ranks.
 
     Limits: none; everything is counted.
 
@@ -32,7 +35,8 @@ def ranks(context: JudgingContext) -> Judgement:
     world = run.nodes_asked * run.gpus_per_node_asked
     if not context.facts:
         return context.unmeasured("ranks", "facts")
-    findings = [*_missing(context, world), *_shared_hosts(context), *_shared_gpus(context)]
+    findings = _missing(context, world) or _unequal(context)
+    findings += [*_shared_hosts(context), *_shared_gpus(context)]
     good = f"{len(context.facts)} ranks on {len(run.nodes)} nodes, as asked for."
     return answer("ranks", good, findings, nodes=context.all_names)
 
@@ -46,8 +50,35 @@ def _missing(context: JudgingContext, world: int) -> list[Finding]:
             f"{asked} nodes asked for, 1 seen ({context.all_names[0]}): the launcher started separate jobs."
         )
         return [finding("ranks", "ranks-separate", "FAIL", title)]
-    title = f"{world} ranks on {asked} nodes asked for, {len(context.facts)} on {seen} seen."
+    title = (
+        f"{world} ranks on {asked} nodes asked for, {len(context.facts)} on {seen} seen{_absent(context)}."
+    )
     return [finding("ranks", "ranks-missing", "FAIL", title)]
+
+
+def _absent(context: JudgingContext) -> str:
+    """The nodes that told nothing, by what the control channel knows of them."""
+    here = set(context.measurements.nodes)
+    absent = tuple(context.name(node) for node in range(context.measurements.nodes_asked) if node not in here)
+    return f"; without {_few(absent)}" if absent else ""
+
+
+def _unequal(context: JudgingContext) -> list[Finding]:
+    counts = Counter(fact.node for fact in context.facts)
+    if len(set(counts.values())) == 1:
+        return []
+    by_count: dict[int, list[int]] = defaultdict(list)
+    for node, count in sorted(counts.items()):
+        by_count[count].append(node)
+    usual = max(by_count, key=lambda count: len(by_count[count]))
+    odd = context.names(node for node, count in counts.items() if count != usual)
+    told = "; ".join(f"{count} on {_few(context.names(nodes))}" for count, nodes in sorted(by_count.items()))
+    return [finding("ranks", "ranks-unequal", "WARN", f"The nodes' ranks are unequal: {told}.", suspects=odd)]
+
+
+def _few(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more
 
 
 def _shared_hosts(context: JudgingContext) -> list[Finding]:
@@ -187,9 +218,10 @@ def memlock(context: JudgingContext) -> Judgement:
 
 
 def clock(context: JudgingContext) -> Judgement:
-    """WARN for a node whose clock is off rank 0's, FAIL where S3 would refuse its requests.
+    """WARN for a node whose clock is off the others', FAIL where S3 would refuse its requests.
 
-    What the round trip leaves open counts for the node.
+    The others' is the median of all clocks, of which rank 0's is one; of two nodes both are suspects. What
+    the round trip leaves open counts for the node.
 
     Limits: ``SKEW_WARN_S``, 1 s: logs can't be put in order any more; ``SKEW_FAIL_S``, 900 s: AWS refuses
     signatures that are 15 minutes off.
@@ -202,14 +234,23 @@ def clock(context: JudgingContext) -> Judgement:
     if len(offsets) < len(context.leaders):
         return context.unmeasured("clock", "facts")
     findings = []
+    if len(offsets) == 2:
+        usual = 0.0
+        offsets = offsets[1:]  # rank 0's own says nothing more
+    else:
+        usual = statistics.median_low(offset for _, offset in offsets)
     for fact, offset in offsets:
-        sure = abs(offset) - (fact.clock_offset_error_s or 0.0)
+        away = offset - usual
+        sure = abs(away) - (fact.clock_offset_error_s or 0.0)
         if sure > SKEW_WARN_S:
-            title = f"The clock of {context.name(fact.node)} is {offset:+.1f} s off rank 0's."
+            name = context.name(fact.node)
+            title, suspects = f"The clock of {name} is {away:+.1f} s off the others'.", [name]
+            if len(context.leaders) == 2:
+                suspects = [*context.all_names]
+                title = f"The clocks of {' and '.join(suspects)} are {abs(away):.1f} s apart."
             verdict: Gravity = "FAIL" if sure > SKEW_FAIL_S else "WARN"
-            suspects = [context.name(fact.node)]
             findings.append(finding("clock", "clock-skew", verdict, title, suspects=suspects))
-    most = max(abs(offset) for _, offset in offsets)
+    most = max(abs(offset - usual) for _, offset in offsets)
     return answer("clock", f"Within {most:.3f} s.", findings, nodes=context.all_names)
 
 

@@ -106,7 +106,9 @@ def _lasting(context: JudgingContext, lost: Loss) -> Finding:
     if lost.node is None:
         src, dst = (context.name(node) for node in lost.pairs[0])
         title = f"Packets are lost {where}: {symptom}."
-        return finding("loss", "loss-link", verdict, title, suspects=names, src=src, dst=dst)
+        return finding(
+            "loss", "loss-link", verdict, title, suspects=names, links=[(src, dst)], src=src, dst=dst
+        )
     title = f"Packets {where} are lost, with {len(lost.pairs)} other nodes: {symptom}."
     return finding("loss", "loss-node", verdict, title, nodes=names, nic=nic_of(context, lost.node))
 

@@ -9,12 +9,15 @@ from checklist.judges.context import Judgement, JudgingContext, answer, no_verdi
 from checklist.measurements import Facts
 from checklist.result import Finding, Gravity
 
+UNREACHABLE = ("127.", "169.254.", "::1", "fe80")  # loopback and link-local addresses begin so
+
 
 def interface(context: JudgingContext) -> Judgement:
     """FAIL for a node whose NCCL or gloo would take an interface that others can't reach.
 
-    That is one that is not there, is down or has a loopback or link-local address only. WARN where the
-    interfaces of the nodes are not alike in line rate or MTU.
+    That is one that is not there, is down or has a loopback or link-local address only. FAIL too for an
+    address that two hosts have on the interface that they use. WARN where the interfaces of the nodes are not
+    alike in line rate or MTU.
 
     Limits: none; addresses are told apart by their prefixes, rates and MTUs by being equal.
 
@@ -48,11 +51,40 @@ def interface(context: JudgingContext) -> Judgement:
                     best=others[0] if others else "<interface>",
                 )
             )
+    findings += _duplicates(context, known)
     findings = findings or _unlike_nics(context, known)
     if len(known) < len(context.leaders) and not findings:
         return no_verdict("interface", "It is not known which interface every node uses.")
     names = ", ".join(sorted({str(fact.nic) for fact in known}))
     return answer("interface", f"{names} on all nodes.", findings, nodes=context.all_names)
+
+
+def _duplicates(context: JudgingContext, known: list[Facts]) -> list[Finding]:
+    """Addresses that different hosts have on the interface that they use."""
+    holders: dict[str, list[Facts]] = defaultdict(list)
+    for fact in known:
+        own = next((nic.addresses for nic in fact.nics if nic.name == fact.nic), ())
+        for address in own:
+            if not address.startswith(UNREACHABLE):
+                holders[address].append(fact)
+    findings = []
+    for address, facts in holders.items():
+        hosts = {fact.boot_id or fact.node for fact in facts}  # two nodes of one host are another finding
+        if len(hosts) > 1:
+            names = context.names(fact.node for fact in facts)
+            title = f"Duplicate address: {' and '.join(names)} both have {address}."
+            findings.append(
+                finding(
+                    "interface",
+                    "address-duplicate",
+                    "FAIL",
+                    title,
+                    suspects=names,
+                    address=address,
+                    nic=facts[0].nic,
+                )
+            )
+    return findings
 
 
 def _unlike_nics(context: JudgingContext, known: list[Facts]) -> list[Finding]:
@@ -85,7 +117,7 @@ def _nic_fault(fact: Facts) -> str | None:
 
 
 def _nic_fault_of(addresses: tuple[str, ...]) -> str | None:
-    usable = [address for address in addresses if not address.startswith(("127.", "169.254.", "::1", "fe80"))]
+    usable = [address for address in addresses if not address.startswith(UNREACHABLE)]
     return None if usable else "which has no address that others can reach"
 
 

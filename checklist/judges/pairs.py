@@ -1,100 +1,48 @@
-"""What pairs of nodes say: who reaches whom, who is slow with whom; and who did not come along at all."""
+"""What the bandwidths between pairs of nodes say: who is slow with whom, and slower than before."""
 
 from __future__ import annotations
 
 import statistics
 from dataclasses import replace
 
+from checklist.analysis.baseline import OWN_NETWORK, OWN_PAIR, PartLimits
 from checklist.analysis.bottleneck import TAU
-from checklist.analysis.diagnosis import Diagnosis, Fault, diagnose
+from checklist.analysis.diagnosis import Diagnosis, Fault, diagnose, without_lost
+from checklist.analysis.paths import ACROSS_LEAVES, WITHIN_LEAF
 from checklist.judges.advice import finding
-from checklist.judges.context import Judgement, JudgingContext, answer, no_verdict, skipped
-from checklist.judges.speed import Comparison, compare
+from checklist.judges.comparison import Comparison, compare
+from checklist.judges.context import Judgement, JudgingContext, Measured, answer, no_verdict, skipped
+from checklist.judges.mesh import cut_off, unreached
 from checklist.judges.thresholds import PAIR, Threshold
-from checklist.measurements import IDLE, PHASES, Hang
-from checklist.result import Figure, Finding
+from checklist.result import Figure, Finding, Gravity
 
+SENT, RECEIVED = "pair, sent", "pair, received"  # of the history: a node's best pair, by direction
 FEWEST_NODES = 4  # with fewer, all of them slow alike can't be told from all well
 CROWDED_SHARE = 0.5  # of the rounds; fewer may be another job's passing traffic
-
-
-def mesh(context: JudgingContext) -> Judgement:
-    """FAIL for each pair of nodes that can't connect, or connects and stalls within 256 KB (an MTU).
-
-    A node that reaches nobody while others are well is at fault itself; of a single pair both ends are
-    suspects.
-
-    Limits: none here; a connection counts as cut after the control channel's ``Limits.connect``.
-
-    Can't tell: who drops the packets of a pair, the ends or something between them.
-    """
-    probes = context.measurements.probes
-    nodes = context.measurements.nodes
-    if context.measurements.nodes_asked < 2:
-        return skipped("mesh", "There is one node only.")
-    if not probes:
-        return context.unmeasured("mesh", "mesh")
-    bad = {(probe.src, probe.dst): probe for probe in probes if not probe.connected or probe.bulk_ok is False}
-    findings: list[Finding] = []
-    lost = _cut_off(set(bad), nodes)
-    for node in lost:
-        title = f"{context.name(node)} is cut off: no other node reaches it, and it reaches none."
-        findings.append(finding("mesh", "node-unreachable", "FAIL", title, nodes=[context.name(node)]))
-    for pair in sorted({(min(key), max(key)) for key in bad if not lost & set(key)}):
-        a, b = pair
-        ways = [probe for key in (pair, pair[::-1]) if (probe := bad.get(key)) is not None]
-        cut = any(not probe.connected for probe in ways)
-        arrow = "and" if len(ways) == 2 else "to"
-        first, second = (a, b) if ways[0].src == a else (b, a)
-        what = "can't connect" if cut else "connect, but 256 KB stall"
-        reason = f": {ways[0].error}" if ways[0].error else ""
-        title = f"{context.name(first)} {arrow} {context.name(second)} {what}{reason}."
-        suspects = context.names(pair)
-        code = "pair-cut" if cut else "mtu"
-        findings.append(
-            finding("mesh", code, "FAIL", title, suspects=suspects, peer=_address(context, second))
-        )
-    expected = len(nodes) * (len(nodes) - 1)
-    if len({(probe.src, probe.dst) for probe in probes}) < expected and not findings:
-        return no_verdict("mesh", f"Only {len(probes)} of {expected} ordered pairs were tried.")
-    seconds = [probe.seconds for probe in probes if probe.seconds is not None]
-    slowest = [Figure(name="slowest", value=max(seconds), unit="s", verdict="NO-VERDICT")] if seconds else []
-    good = f"All {expected} ordered pairs connect and move 256 KB."
-    return answer("mesh", good, findings, nodes=context.all_names, figures=slowest)
-
-
-def _cut_off(bad: set[tuple[int, int]], nodes: tuple[int, ...]) -> set[int]:
-    """Nodes of which every pair is bad while others are well with each other."""
-    lost = {
-        node
-        for node in nodes
-        if all((node, other) in bad and (other, node) in bad for other in nodes if other != node)
-    }
-    return lost if len(nodes) - len(lost) >= 2 else set()
-
-
-def _address(context: JudgingContext, node: int) -> str:
-    fact = next((fact for fact in context.leaders if fact.node == node), None)
-    usable = [text for text in (fact.addresses if fact else ()) if not text.startswith(("127.", "::1"))]
-    return usable[0] if usable else context.name(node)
 
 
 def pairs(context: JudgingContext) -> Judgement:
     """FAIL for a node, direction or link that is slow also when it is measured alone, WARN for suspects.
 
+    Due is what paths of one class reach: within an NVLink domain, within a leaf, across leaves, between nodes
+    of the same kinds. WARN for what is slow a little, and where few of one kind are far above the others.
     Who is at fault is found by checklist/analysis/diagnosis.py; its findings go along as ``diagnosis``. The
-    median pair is compared with a floor and with its own past besides.
+    median pair is compared with a floor and with its own past besides, each node and pair with its own.
 
     Limits: the row ``pair`` of thresholds.csv (GB/s of one direction, of which the diagnosis asks for
     floor / ``TAU``);
-    ``TAU``, 0.8 of what is due (benchmarks/diagnosis.py); ``CROWDED_SHARE``, half of the rounds,
-    as fewer may be another job's passing traffic; for the past ``WARN_SHARE`` and ``FAIL_SHARE`` of
-    checklist/analysis/baseline.py; ``FEWEST_NODES``, 4, below which equals say nothing of all being slow.
+    ``TAU``, 0.8 of what is due (benchmarks/diagnosis.py), ``SLIGHT_TAU``, 0.92, for what is slow a little and
+    outside of the run's own spread, ``UNEVEN``, 1.1 times the median, of checklist/analysis/bottleneck.py;
+    ``CROWDED_SHARE``, half of the rounds, as fewer may be another job's passing traffic; for the past
+    ``WARN_SHARE`` and ``FAIL_SHARE``, of a node ``OWN_NETWORK`` (8 and 20 %), of a pair ``OWN_PAIR`` (8 %,
+    three times in a row, WARN) of checklist/analysis/baseline.py; ``FEWEST_NODES``, 4, below which equals say
+    nothing of all being slow.
 
     Can't tell: anything between nodes of one machine but that a pair failed; with two nodes, whether the
     sender, the receiver or the link is slow.
     """
-    measured = context.measurements.pairs
+    lost = {hang.node for hang in context.measurements.hangs}
+    measured = without_lost(context.measurements.pairs, lost)
     if context.measurements.nodes_asked < 2:
         return skipped("pairs", "There is one node only.")
     if not measured or not context.measurements.nodes:
@@ -102,7 +50,8 @@ def pairs(context: JudgingContext) -> Judgement:
     threshold = None if context.local else context.threshold(PAIR, measured[0].bytes)
     # The table's floor is the lowest that is well; the diagnosis asks for tau of the spec
     spec = None if threshold is None else threshold.floor / TAU
-    diagnosis = diagnose(measured, max(context.measurements.nodes) + 1, spec_gbytes_per_s=spec)
+    count = len(context.paths.kinds)
+    diagnosis = diagnose(measured, count, spec_gbytes_per_s=spec, paths=context.paths)
     judge = _local_pairs if context.local else _networked_pairs
     return replace(judge(context, diagnosis, threshold), diagnosis=diagnosis)
 
@@ -122,15 +71,23 @@ def _local_pairs(context: JudgingContext, _: Diagnosis, threshold: Threshold | N
 
 def _networked_pairs(context: JudgingContext, diagnosis: Diagnosis, threshold: Threshold | None) -> Judgement:
     middle, comparison, figures = _median_pair(context, threshold)
-    records = [(PAIR, context.measurements.pairs[0].bytes, middle, "GB/s")]
+    size = context.measurements.pairs[0].bytes
+    kept = {SENT: _sides(context, diagnosis.transmit), RECEIVED: _sides(context, diagnosis.receive)}
+    kept[PAIR] = _best_by_pair(context)
+    records = [
+        Measured(op, size, middle if op == PAIR else min(parts.values()), "GB/s", parts)
+        for op, parts in kept.items()
+        if parts
+    ]
     findings = [*_faults(context, diagnosis), *_undecided(context, diagnosis), *_crowded(context, diagnosis)]
-    cut = _unreached(context)
+    cut = unreached(context)
     if cut and not findings:
         why = f"{len(cut)} pairs could not be measured, as check mesh tells; the others are in order."
         return no_verdict("pairs", why, measured=True, nodes=context.all_names, figures=figures)
     if comparison.level in ("WARN", "FAIL") and not findings:
         title = f"The median pair reaches {middle:.4g} GB/s, {comparison.words}."
         findings.append(finding("pairs", comparison.code, comparison.level, title))
+    findings = findings or _below_own_past(context, size, kept) or _uneven(context, diagnosis)
     if len(context.measurements.nodes) < FEWEST_NODES and comparison.level is None and not findings:
         why = "Measured, all alike; with fewer than 4 nodes there must be a threshold or a history to judge."
         return no_verdict(
@@ -155,18 +112,58 @@ def _median_pair(
     return middle, comparison, (comparison.figure("pairs, median", middle, "GB/s", size_bytes=size),)
 
 
-def _unreached(context: JudgingContext) -> set[tuple[int, int]]:
-    """Ordered pairs that the mesh has found cut or stalled: its findings, which need no second one here."""
-    return {
-        (probe.src, probe.dst)
-        for probe in context.measurements.probes
-        if not probe.connected or probe.bulk_ok is False
-    }
+def _sides(context: JudgingContext, best: tuple[float | None, ...]) -> dict[str, float]:
+    """By node: the best that it sent to anybody, or received."""
+    return {context.name(node): value for node, value in enumerate(best) if value}
+
+
+def _best_by_pair(context: JudgingContext) -> dict[str, float]:
+    best: dict[str, float] = {}
+    for pair in context.measurements.pairs:
+        if pair.gbytes_per_s:
+            name = f"{context.name(pair.src)} > {context.name(pair.dst)}"
+            best[name] = max(pair.gbytes_per_s, best.get(name, 0.0))
+    return best
+
+
+def _below_own_past(
+    context: JudgingContext, size: int | None, kept: dict[str, dict[str, float]]
+) -> list[Finding]:
+    """Nodes whose best pair, and pairs that, are slower than they were themselves."""
+    findings = []
+    ways: tuple[tuple[str, str, PartLimits], ...] = (
+        (SENT, "sends", OWN_NETWORK),
+        (RECEIVED, "receives", OWN_NETWORK),
+        (PAIR, "reaches", OWN_PAIR),
+    )
+    for op, verb, limits in ways:
+        for name, past in context.worse_parts(op, size, kept[op], limits).items():
+            often = "" if limits.in_a_row == 1 else f", {limits.in_a_row} times in a row"
+            title = f"{name} {verb} {kept[op][name]:.4g} GB/s at best, {-past.change:.0%} worse than its own "
+            title += f"past, {past.median:.4g}{often}."
+            level: Gravity = "FAIL" if past.verdict == "FAIL" else "WARN"
+            ends = name.split(" > ")
+            blamed, suspects = (ends, []) if op != PAIR else ([], ends)
+            findings.append(finding("pairs", "below-history", level, title, nodes=blamed, suspects=suspects))
+    return findings
+
+
+def _uneven(context: JudgingContext, diagnosis: Diagnosis) -> list[Finding]:
+    """Nodes of one kind of which a few are faster, or the most slow; nobody can say which."""
+    findings = []
+    for one in diagnosis.uneven:
+        title = f"{len(one.fast)} of {one.nodes} nodes reach up to {one.most_gbytes_per_s:.4g} GB/s "
+        title += (
+            f"{one.path}, most of them {one.reference_gbytes_per_s:.4g}: some have a faster path, or most "
+        )
+        title += "are slow."
+        findings.append(finding("pairs", "uneven", "WARN", title, suspects=context.names(one.fast)))
+    return findings
 
 
 def _faults(context: JudgingContext, diagnosis: Diagnosis) -> list[Finding]:
-    cut = _unreached(context)
-    lost = _cut_off(cut, context.measurements.nodes)
+    cut = unreached(context)
+    lost = cut_off(cut, context.measurements.nodes)
     return [
         _fault(context, fault)
         for fault in diagnosis.faults
@@ -179,31 +176,38 @@ def _faults(context: JudgingContext, diagnosis: Diagnosis) -> list[Finding]:
 def _fault(context: JudgingContext, fault: Fault) -> Finding:
     share = f"{fault.ratio:.0%} of what it should be"
     sure = fault.status == "confirmed"
+    grave: Gravity = "WARN" if fault.slight else "FAIL"
+    nvlink = " over NVLink" if fault.over == "nvlink" else ""
     if fault.node is not None:
         name = context.name(fault.node)
         how = {"transmit": "sends slowly", "receive": "receives slowly"}.get(
             fault.kind, "is slow in both directions"
         )
-        title, code = f"{name} {how}: {share}.", f"slow-{fault.kind}"
+        title, code = f"{name} {how}{nvlink}: {share}.", f"slow-{fault.kind}"
         names: tuple[str, ...] = (name,)
     else:
         src, dst = context.name(int(fault.src or 0)), context.name(int(fault.dst or 0))
         arrow = "and" if fault.both_ways else "to"
-        title, code, names = f"The link from {src} {arrow} {dst} is slow: {share}.", "slow-link", (src, dst)
+        title, code, names = (
+            f"The link from {src} {arrow} {dst} is slow{nvlink}: {share}.",
+            "slow-link",
+            (src, dst),
+        )
         if fault.both_ways:
-            title = f"The link between {src} and {dst} is slow: {share}."
+            title = f"The link between {src} and {dst} is slow{nvlink}: {share}."
         if not fault.ratio:
             title = f"Nothing gets {'between' if fault.both_ways else 'from'} {src} {arrow} {dst}."
     if not sure:
         return finding("pairs", "slow-suspect", "WARN", f"{title} Not measured again alone.", suspects=names)
     if fault.node is None:
-        return finding("pairs", code, "FAIL", title, suspects=names, src=names[0], dst=names[1])
+        link = (names[0], names[1])
+        return finding("pairs", code, grave, title, suspects=names, links=[link], src=link[0], dst=link[1])
     nic = next((fact.nic for fact in context.leaders if fact.node == fault.node), None)
-    return finding("pairs", code, "FAIL", title, nodes=names, nic=nic or "<interface>")
+    return finding("pairs", code, grave, title, nodes=names, nic=nic or "<interface>")
 
 
 def _undecided(context: JudgingContext, diagnosis: Diagnosis) -> list[Finding]:
-    cut = _unreached(context)
+    cut = unreached(context)
     undecided = [pair for pair in diagnosis.undecided if pair not in cut]
     if not undecided:
         return []
@@ -225,6 +229,7 @@ def _undecided(context: JudgingContext, diagnosis: Diagnosis) -> list[Finding]:
             "FAIL" if diagnosis.undecided_settled else "WARN",
             title,
             suspects=involved,
+            links=dict.fromkeys((context.name(min(pair)), context.name(max(pair))) for pair in undecided),
             more=diagnosis.nodes + 1,
         )
     ]
@@ -232,58 +237,19 @@ def _undecided(context: JudgingContext, diagnosis: Diagnosis) -> list[Finding]:
 
 def _crowded(context: JudgingContext, diagnosis: Diagnosis) -> list[Finding]:
     rounds = {pair.round for pair in context.measurements.pairs if not pair.alone}
+    findings = _narrow_uplinks(diagnosis)
     if len(diagnosis.crowded_rounds) < max(1, CROWDED_SHARE * len(rounds)):
-        return []
+        return findings
     title = f"In {len(diagnosis.crowded_rounds)} of {len(rounds)} rounds most pairs slowed each other down."
-    return [finding("pairs", "crowded", "WARN", title)]
+    return [*findings, finding("pairs", "crowded", "WARN", title)]
 
 
-def hangs(context: JudgingContext) -> Judgement:
-    """FAIL for each rank that hung, died or was lost, as the control channel has seen it.
-
-    Limits: the profile's ``op_limit_s`` (checklist/effort.py), or --op-timeout, for one operation.
-
-    Can't tell: a fault of one's own from a node that its cluster took away with the whole step, nor who held
-    up a phase that ended early with nobody behind: both are NO-VERDICT. A run that leaves out phases covers
-    nobody, so that it clears no earlier hang.
-    """
+def _narrow_uplinks(diagnosis: Diagnosis) -> list[Finding]:
+    """Paths across leaves that carry far less than those within one, by nodes of the same kinds."""
     findings = []
-    for hang in context.measurements.hangs:
-        if hang.kind != "taken":
-            name, title = context.name_of_rank(hang.rank), _hang_title(context, hang)
-            where = _where(hang)
-            findings.append(
-                finding("hangs", hang.kind, "FAIL", title, nodes=[name], ranks=[hang.rank], where=where)
-            )
-    taken = [hang for hang in context.measurements.hangs if hang.kind == "taken"]
-    if taken and not findings:
-        names = ", ".join(dict.fromkeys(context.name_of_rank(hang.rank) for hang in taken))
-        reasons_text = (
-            f"{names} was lost in {_where(taken[0])}, and its step with it: the cluster's events tell why."
-        )
-        return no_verdict("hangs", reasons_text)
-    failed = [phase for phase in context.measurements.phases if phase.status == "failed"]
-    if failed and not findings:
-        reasons: dict[str, list[str]] = {}
-        for phase in failed:
-            reasons.setdefault(phase.reason or "no reason known", []).append(phase.name)
-        reasons_text = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
-        return no_verdict("hangs", f"A phase ended early and nobody can be named: {reasons_text}.")
-    if not context.measurements.phases:
-        return no_verdict("hangs", "Not measured: no phase ran.")
-    # A run that leaves out phases can't clear a hang in one of them: it covers nobody
-    whole = {phase.name for phase in context.measurements.phases if phase.status == "done"} == set(PHASES)
-    return answer("hangs", "Every phase ended in time.", findings, nodes=context.all_names if whole else ())
-
-
-def _hang_title(context: JudgingContext, hang: Hang) -> str:
-    name, where = context.name_of_rank(hang.rank), _where(hang)
-    detail = f": {hang.detail}." if hang.detail else "."
-    if hang.kind in ("died", "lost"):
-        return f"Rank {hang.rank} ({name}) {'died' if hang.kind == 'died' else 'was lost'} in {where}{detail}"
-    step = "" if hang.sequence is None else f" after {hang.sequence} operations"
-    return f"Rank {hang.rank} ({name}) hung in {where}{step}; waited for {hang.waited_s:.0f} s{detail}"
-
-
-def _where(hang: Hang) -> str:
-    return f"phase {hang.phase}" if hang.op == IDLE else f"{hang.op} of phase {hang.phase}"
+    for words, within in diagnosis.references.items():
+        across = diagnosis.references.get(words.replace(WITHIN_LEAF, ACROSS_LEAVES), within)
+        if words.startswith(WITHIN_LEAF) and across < TAU * within:
+            title = f"Pairs across leaves reach {across:.4g} GB/s, those within a leaf {within:.4g}."
+            findings.append(finding("pairs", "crowded", "WARN", title))
+    return findings

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import statistics
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
-from checklist.analysis.baseline import Past
+from checklist.analysis.paths import peers_of
 from checklist.checks import LOCALS
 from checklist.judges.advice import finding
-from checklist.judges.context import Judgement, JudgingContext, Records, answer, no_verdict, skipped
+from checklist.judges.comparison import Level, compare, compare_with_history
+from checklist.judges.context import (
+    Judgement,
+    JudgingContext,
+    Measured,
+    Records,
+    answer,
+    no_verdict,
+    skipped,
+)
 from checklist.judges.thresholds import Threshold
-from checklist.measurements import NO_FOLDER, Local
-from checklist.result import Figure, Finding
+from checklist.measurements import NO_FOLDER, Facts, Local
+from checklist.result import Figure, Finding, Gravity
 
 PEERS = 4  # fewer values have no outlier
 OUTLIER = (
@@ -21,98 +30,10 @@ OUTLIER = (
 )  # modified z-score (Iglewicz and Hoaglin); alone it flags 8 to 12 % of healthy fleets of 4 to 8
 _Z_OF_MAD = 0.6745
 PEERS_WARN, PEERS_FAIL = 0.95, 0.90  # of the median, as with history
-Level = Literal["PASS", "WARN", "FAIL"]
-Basis = Literal["floor", "peers", "history", "none"]
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """A figure held against what it should be."""
-
-    level: Level | None = None
-    """None: there was nothing to compare it against."""
-    expected: float | None = None
-    basis: Basis = "none"
-    source: str | None = None
-    words: str = ""
-    """What is wrong, to follow the figure in a sentence."""
-
-    @property
-    def code(self) -> str:
-        """The code of the advice for such a figure (checklist/data/advice.yaml)."""
-        return {"floor": "below-floor", "peers": "straggler"}.get(self.basis, "below-history")
-
-    def figure(
-        self,
-        name: str,
-        value: float,
-        unit: str,
-        *,
-        size_bytes: int | None = None,
-        node: str | None = None,
-        rank: int | None = None,
-    ) -> Figure:
-        return Figure(
-            name=name,
-            value=value,
-            unit=unit,
-            verdict=self.level or "NO-VERDICT",
-            bytes=size_bytes,
-            node=node,
-            rank=rank,
-            expected=self.expected,
-            basis=self.basis,
-            source=self.source,
-        )
-
-
-def compare(
-    value: float,
-    threshold: Threshold | None = None,
-    beside: tuple[Level, float] | None = None,
-    past: Past | None = None,
-) -> Comparison:
-    """The first of floor, peers (verdict and median) and past that finds fault, else the first there is."""
-    comparisons = [
-        each
-        for each in (
-            _compare_with_floor(value, threshold),
-            _compare_with_peers(value, beside),
-            compare_with_history(past),
-        )
-        if each.level is not None
-    ]
-    at_fault = (each for each in comparisons if each.level != "PASS")
-    return next(at_fault, comparisons[0] if comparisons else Comparison())
-
-
-def _compare_with_floor(value: float, threshold: Threshold | None) -> Comparison:
-    if threshold is None:
-        return Comparison()
-    level: Level = "PASS"
-    words = ""
-    if value < threshold.floor:
-        level, words = "FAIL", f"below the floor {threshold.floor:g} ({threshold.kind})"
-    elif threshold.warn is not None and value < threshold.warn:
-        level, words = "WARN", f"below what is usual, {threshold.warn:g}"
-    return Comparison(level, threshold.floor, "floor", threshold.origin, words)
-
-
-def _compare_with_peers(value: float, beside: tuple[Level, float] | None) -> Comparison:
-    if beside is None:
-        return Comparison()
-    level, median = beside
-    return Comparison(
-        level, median, "peers", None, f"{1 - value / median:.0%} below its peers" if median else ""
-    )
-
-
-def compare_with_history(past: Past | None) -> Comparison:
-    """A figure held against its own past alone."""
-    if past is None:
-        return Comparison()
-    words = f"{-past.change:.0%} worse than its past, {past.median:.4g}"
-    return Comparison(past.verdict, past.median, "history", None, words)
+UNEVEN = 1.1  # from the slowest to the fastest of GPUs of one model: half of them may be slow
+EXTREMES = 20  # one of so many is left out at either end of that: large fleets have lawful outliers
+_UUID_LETTERS = 12  # "GPU-" and eight more tell the GPUs of a node apart
+GPU_ALONE = ("gemm", "hbm")  # checks of what is within a GPU; copies depend on sockets and bridges, too
 
 
 def peers(values: Sequence[float]) -> list[Literal["PASS", "WARN", "FAIL"]] | None:
@@ -140,9 +61,13 @@ def gemm(context: JudgingContext) -> Judgement:
 
     If all GPUs are below the floor, that is no single node's fault.
 
+    Peers are GPUs of one model, of one NVLink domain where that has enough of them; floors go by the rank.
+    WARN where those of one model are so uneven that half of them may be slow.
+
     Limits: the rows ``gemm_bf16``, ``gemm_fp8`` and ``gemm_fp32`` of thresholds.csv (TFLOPS); beside at least
-    ``PEERS`` others an ``OUTLIER`` below ``PEERS_WARN`` or ``PEERS_FAIL`` of their median; for the slowest
-    ``WARN_SHARE`` and ``FAIL_SHARE`` of checklist/analysis/baseline.py.
+    ``PEERS`` others an ``OUTLIER`` below ``PEERS_WARN`` or ``PEERS_FAIL`` of their median; ``UNEVEN``, 1.1
+    from the slowest to the fastest, without one of ``EXTREMES`` at either end; for the slowest, and for each
+    GPU by itself, ``WARN_SHARE`` and ``FAIL_SHARE`` of checklist/analysis/baseline.py.
 
     Can't tell: why. On CPUs it depends on what else runs: NO-VERDICT.
     """
@@ -152,11 +77,13 @@ def gemm(context: JudgingContext) -> Judgement:
 def hbm(context: JudgingContext) -> Judgement:
     """FAIL for a GPU whose memory copies are below the floor, its peers or the past; WARN for near it.
 
-    On CPUs host memory is measured instead (``memory_copy``), and not judged.
+    On CPUs host memory is measured instead (``memory_copy``), and not judged. Peers, floors by rank and WARN
+    for uneven GPUs are as in check gemm.
 
     Limits: the row ``hbm_copy`` of thresholds.csv (GB/s, read plus write); beside ``PEERS`` or more an
-    ``OUTLIER`` below ``PEERS_WARN`` or ``PEERS_FAIL`` of their median; for the slowest ``WARN_SHARE`` and
-    ``FAIL_SHARE`` of checklist/analysis/baseline.py.
+    ``OUTLIER`` below ``PEERS_WARN`` or ``PEERS_FAIL`` of their median; ``UNEVEN`` without one of
+    ``EXTREMES``; for the slowest, and for each GPU by itself, ``WARN_SHARE`` and ``FAIL_SHARE`` of
+    checklist/analysis/baseline.py.
 
     Can't tell: memory errors; check gpu-health asks the GPU for those.
     """
@@ -167,8 +94,9 @@ def host_copy(context: JudgingContext) -> Judgement:
     """FAIL for a GPU whose copies to or from pinned host memory are too slow; WARN for near it.
 
     Limits: the rows ``h2d`` and ``d2h`` of thresholds.csv (GB/s); beside at least ``PEERS`` others an
-    ``OUTLIER`` below ``PEERS_WARN`` or ``PEERS_FAIL`` of their median; for the slowest ``WARN_SHARE`` and
-    ``FAIL_SHARE`` of checklist/analysis/baseline.py.
+    ``OUTLIER`` below ``PEERS_WARN`` or ``PEERS_FAIL`` of their median; for the slowest, and for each GPU by
+    itself, ``WARN_SHARE`` and ``FAIL_SHARE`` of checklist/analysis/baseline.py. Uneven GPUs (``UNEVEN``,
+    ``EXTREMES``) are no finding here: sockets are not equally far.
 
     Can't tell: a narrow PCIe link from host memory that is far away (NUMA); check gpu-health counts lanes.
     """
@@ -179,8 +107,9 @@ def peer_copy(context: JudgingContext) -> Judgement:
     """FAIL for a GPU whose copies to another of its node are too slow; WARN for near it.
 
     Limits: the row ``peer_copy`` of thresholds.csv (GB/s); beside at least ``PEERS`` others an ``OUTLIER``
-    below ``PEERS_WARN`` or ``PEERS_FAIL`` of their median; for the slowest ``WARN_SHARE`` and ``FAIL_SHARE``
-    of checklist/analysis/baseline.py.
+    below ``PEERS_WARN`` or ``PEERS_FAIL`` of their median; for the slowest, and for each GPU by its slowest
+    peer, ``WARN_SHARE`` and ``FAIL_SHARE`` of checklist/analysis/baseline.py. Uneven GPUs (``UNEVEN``,
+    ``EXTREMES``) are no finding here: NVLink bridges join some of them only.
 
     Can't tell: which of the two GPUs is slow; NVLink from PCIe where no row knows the GPU.
     """
@@ -193,7 +122,7 @@ def storage(context: JudgingContext) -> Judgement:
     Limits: rows ``storage_write`` and ``storage_read`` that a user adds to thresholds.csv (GB/s); the shipped
     table has none, as no source gives one. For the slowest ``WARN_SHARE`` and ``FAIL_SHARE`` of
     checklist/analysis/baseline.py. Ranks are not compared with each other (``PEERS``, ``OUTLIER``,
-    ``PEERS_WARN``, ``PEERS_FAIL``): a file system is shared.
+    ``PEERS_WARN``, ``PEERS_FAIL``, ``UNEVEN``, ``EXTREMES``): a file system is shared.
 
     Can't tell: whose fault a failure is, so nodes are suspected only.
     """
@@ -206,7 +135,7 @@ def datastore(context: JudgingContext) -> Judgement:
     Limits: rows ``datastore_write`` and ``datastore_read`` that a user adds to thresholds.csv (GB/s); the
     shipped table has none, as no source gives one. For the slowest ``WARN_SHARE`` and ``FAIL_SHARE`` of
     checklist/analysis/baseline.py. Ranks are not compared with each other (``PEERS``, ``OUTLIER``,
-    ``PEERS_WARN``, ``PEERS_FAIL``): a store is shared.
+    ``PEERS_WARN``, ``PEERS_FAIL``, ``UNEVEN``, ``EXTREMES``): a store is shared.
 
     Can't tell: anything without a datastore to measure (NO-VERDICT); whose fault a failure is.
     """
@@ -231,9 +160,11 @@ def _judge_node(context: JudgingContext, check: str) -> Judgement:
         if same:
             figures += _judge_locals(context, check, same, findings)
             # The slowest: what a job over all of them feels, and what a single bad one moves
-            records.append((kind.name, None, min(float(local.value or 0) for local in same), kind.unit))
+            least = min(float(local.value or 0) for local in same)
+            parts = {} if stores or not context.cuda else _by_gpu(context, same)
+            records.append(Measured(kind.name, None, least, kind.unit, parts))
     nodes = context.names(
-        node for local in locals_ if (node := context.measurements.node_of(local.rank)) is not None
+        node for local in locals_ if (node := context.nodes_by_rank.get(local.rank)) is not None
     )
     # That storage could be written and read is an answer by itself, however fast it was
     if findings or stores or any(figure.basis != "none" for figure in figures):
@@ -296,38 +227,143 @@ def _does_not_apply(context: JudgingContext, check: str) -> str | None:
 def _judge_locals(
     context: JudgingContext, check: str, same: list[Local], findings: list[Finding]
 ) -> list[Figure]:
-    """One kind of figure over all ranks, and its slowest over time. Findings are added to ``found``."""
-    values = [float(local.value or 0) for local in same]
+    """One kind of figure over all ranks, each GPU and the slowest over time. Adds to ``findings``."""
     what, unit = same[0].what, same[0].unit
-    threshold = context.threshold(what, None)
+    floors = context.thresholds_by_rank(what)
     # A file system is shared, so that one rank's speed says little of its node
-    beside = peers(values) if context.cuda and check not in ("storage", "datastore") else None
-    median = statistics.median(values)
+    alone = context.cuda and check not in ("storage", "datastore")
+    beside = _beside_peers(context, same) if alone else {}
+    common = _all_below(check, same, floors, findings)
     figures = []
-    # If all are too slow, that is no single node's fault
-    common = threshold is not None and len(values) > 1 and max(values) < threshold.floor
-    if common and threshold is not None:
-        floor = f"the floor {threshold.floor:g} {unit} ({threshold.kind})"
-        title = f"{what} of all {len(same)} ranks is below {floor}; the fastest reaches {max(values):.4g}."
-        code = "peer-copy-slow" if check == "peer-copy" else "below-floor"
-        findings.append(finding(check, code, "FAIL", title))
     for index, local in enumerate(same):
-        value, name = values[index], context.name_of_rank(local.rank)
-        comparison = compare(value, threshold, None if beside is None else (beside[index], median))
+        value, name = float(local.value or 0), context.name_of_rank(local.rank)
+        comparison = compare(value, floors.get(local.rank), beside.get(index))
         figures.append(comparison.figure(what, value, unit, node=name, rank=local.rank))
-        if comparison.level in ("WARN", "FAIL") and not common:
+        if comparison.level in ("WARN", "FAIL") and floors.get(local.rank) not in common:
             peer = "" if local.peer is None else f" to rank {local.peer}"
             title = f"{what} of rank {local.rank}{peer} ({name}): {value:.4g} {unit}, {comparison.words}."
             code = "peer-copy-slow" if check == "peer-copy" else comparison.code
             findings.append(finding(check, code, comparison.level, title, nodes=[name], ranks=[local.rank]))
-    least = min(values)
-    past = compare_with_history(context.past(what, None, least) if context.cuda else None)
-    if past.level is not None:
-        figures.append(past.figure(f"{what}, slowest", least, unit))
-        blamed = any(figure.verdict in ("WARN", "FAIL") for figure in figures[:-1])
-        if past.level != "PASS" and not blamed:
-            rank = same[values.index(least)].rank
-            title = f"The slowest {what}, {least:.4g} {unit}, is {past.words}."
-            name = context.name_of_rank(rank)
-            findings.append(finding(check, past.code, past.level, title, suspects=[name], ranks=[rank]))
+    blamed = any(figure.verdict in ("WARN", "FAIL") for figure in figures)
+    if alone and not blamed:
+        blamed = _below_own_past(context, check, same, findings)
+    if alone and not blamed and check in GPU_ALONE:
+        findings += _uneven(context, check, same)
+    figures += _slowest_over_time(context, check, same, findings, blamed=blamed)
     return figures
+
+
+def _beside_peers(context: JudgingContext, same: list[Local]) -> dict[int, tuple[Level, float]]:
+    """By place in ``same``: the verdict beside its peers, and their median."""
+    facts = {fact.rank: fact for fact in context.facts}
+    groups: dict[tuple[str | None, str | None], list[int]] = defaultdict(list)
+    for index, local in enumerate(same):
+        model, domain = peers_of(facts[local.rank]) if local.rank in facts else (None, None)
+        groups[model, domain].append(index)
+    by_model: dict[str | None, list[int]] = defaultdict(list)
+    for (model, _), places in groups.items():
+        by_model[model] += places
+    beside: dict[int, tuple[Level, float]] = {}
+    for (model, _), places in groups.items():
+        # A domain that has too few of them to tell is compared with all of the model
+        wide = by_model[model] if len(places) < PEERS else places
+        values = [float(same[place].value or 0) for place in wide]
+        verdicts = peers(values)
+        if verdicts is not None:
+            levels, median = dict(zip(wide, verdicts, strict=True)), statistics.median(values)
+            beside |= {place: (levels[place], median) for place in places}
+    return beside
+
+
+def _all_below(
+    check: str, same: list[Local], floors: dict[int, Threshold], findings: list[Finding]
+) -> list[Threshold]:
+    """Floors that all ranks of a kind are below: that is no single node's fault."""
+    by_floor: dict[Threshold, list[float]] = defaultdict(list)
+    for local in same:
+        if local.rank in floors:
+            by_floor[floors[local.rank]].append(float(local.value or 0))
+    common = []
+    for threshold, values in by_floor.items():
+        if len(values) > 1 and max(values) < threshold.floor:
+            floor = f"the floor {threshold.floor:g} {same[0].unit} ({threshold.kind})"
+            whose = "" if len(by_floor) == 1 else f" of {threshold.system}"
+            title = (
+                f"{same[0].what} of all {len(values)} ranks{whose} is below {floor}; "
+                f"the fastest reaches {max(values):.4g}."
+            )
+            code = "peer-copy-slow" if check == "peer-copy" else "below-floor"
+            findings.append(finding(check, code, "FAIL", title))
+            common.append(threshold)
+    return common
+
+
+def _by_gpu(context: JudgingContext, same: list[Local]) -> dict[str, float]:
+    """Each GPU's figure by its name over time, the slowest of copies to several peers."""
+    names = {fact.rank: _gpu(context, fact) for fact in context.facts}
+    figures: dict[str, float] = {}
+    for local in same:
+        if local.rank in names:
+            name, value = names[local.rank], float(local.value or 0)
+            figures[name] = min(value, figures.get(name, value))
+    return figures
+
+
+def _gpu(context: JudgingContext, fact: Facts) -> str:
+    """A GPU's name over time: one that was put in for another begins a past of its own."""
+    known = fact.gpu_uuids[fact.local_rank :][:1]
+    return f"{context.name(fact.node)} {known[0][:_UUID_LETTERS] if known else f'GPU{fact.local_rank}'}"
+
+
+def _below_own_past(context: JudgingContext, check: str, same: list[Local], findings: list[Finding]) -> bool:
+    """GPUs that are slower than they were themselves; whether there are any."""
+    what, unit = same[0].what, same[0].unit
+    figures = _by_gpu(context, same)
+    worse = context.worse_parts(what, None, figures)
+    holders = {_gpu(context, fact): fact for fact in context.facts} if worse else {}
+    for name, past in worse.items():
+        fact = holders[name]
+        title = f"{what} of rank {fact.rank} ({name}): {figures[name]:.4g} {unit}, "
+        title += f"{-past.change:.0%} worse than its own past, {past.median:.4g}."
+        level: Gravity = "FAIL" if past.verdict == "FAIL" else "WARN"
+        nodes = [context.name(fact.node)]
+        findings.append(finding(check, "below-history", level, title, nodes=nodes, ranks=[fact.rank]))
+    return bool(worse)
+
+
+def _uneven(context: JudgingContext, check: str, same: list[Local]) -> list[Finding]:
+    """GPUs of one model in machines of one type that differ more than such GPUs do, with no outlier."""
+    types = {fact.rank: (peers_of(fact)[0], fact.instance_type) for fact in context.facts}
+    groups: dict[tuple[str | None, ...], list[Local]] = defaultdict(list)
+    for local in same:
+        groups[types.get(local.rank, (None, None))].append(local)
+    findings = []
+    for (model, _), ranks in groups.items():
+        values = sorted(float(local.value or 0) for local in ranks)
+        left_out = len(values) // EXTREMES
+        least, most = values[left_out], values[-1 - left_out]
+        if most <= UNEVEN * least:
+            continue
+        slow = [local.rank for local in ranks if float(local.value or 0) * UNEVEN < most]
+        title = f"{same[0].what} of {len(ranks)} ranks ({model}) is uneven: from {least:.4g} to {most:.4g} "
+        title += f"{same[0].unit}; {len(slow)} of them may be slow."
+        suspects = dict.fromkeys(context.name_of_rank(rank) for rank in slow)
+        findings.append(finding(check, "uneven", "WARN", title, suspects=suspects, ranks=slow))
+    return findings
+
+
+def _slowest_over_time(
+    context: JudgingContext, check: str, same: list[Local], findings: list[Finding], *, blamed: bool
+) -> list[Figure]:
+    """The slowest beside its past; a finding only where no rank is to blame already."""
+    what, unit = same[0].what, same[0].unit
+    slowest = min(same, key=lambda local: float(local.value or 0))
+    least = float(slowest.value or 0)
+    past = compare_with_history(context.past(what, None, least) if context.cuda else None)
+    if past.level is None:
+        return []
+    if past.level != "PASS" and not blamed:
+        title = f"The slowest {what}, {least:.4g} {unit}, is {past.words}."
+        name = context.name_of_rank(slowest.rank)
+        findings.append(finding(check, past.code, past.level, title, suspects=[name], ranks=[slowest.rank]))
+    return [past.figure(f"{what}, slowest", least, unit)]

@@ -8,8 +8,16 @@ from collections.abc import Sequence
 
 from checklist.analysis.busbw import OPS, SMALL_BYTES
 from checklist.judges.advice import finding
-from checklist.judges.context import Judgement, JudgingContext, Records, answer, no_verdict, skipped
-from checklist.judges.speed import compare, compare_with_history
+from checklist.judges.comparison import compare, compare_with_history
+from checklist.judges.context import (
+    Judgement,
+    JudgingContext,
+    Measured,
+    Records,
+    answer,
+    no_verdict,
+    skipped,
+)
 from checklist.measurements import Collective
 from checklist.result import Figure, Finding
 
@@ -135,7 +143,7 @@ def latency(context: JudgingContext) -> Judgement:
     records: Records = []
     for op, seconds in times.items():
         name, value = f"{op} latency", statistics.median(seconds)
-        records.append((name, None, value, "s"))
+        records.append(Measured(name, None, value, "s"))
         comparison = compare_with_history(
             None if context.local else context.past(name, None, value, less_is_better=True)
         )
@@ -170,7 +178,7 @@ def bandwidth(context: JudgingContext) -> Judgement:
             other.bytes for other in large if (other.op, other.dtype) == (item.op, item.dtype)
         )
         if largest:
-            records.append((name, item.bytes, value, "GB/s"))
+            records.append(Measured(name, item.bytes, value, "GB/s"))
         comparison = compare(
             value,
             None if context.local else context.threshold(item.op, item.bytes, item.algorithm),
@@ -192,10 +200,9 @@ def bandwidth(context: JudgingContext) -> Judgement:
 
 def _topology_suspect(context: JudgingContext) -> bool:
     """Whether NCCL was given a topology while the GPUs reach each other as fast as they should."""
-    floors = {local.what: context.threshold(local.what, None) for local in context.measurements.locals}
-    floor = floors.get("peer_copy")
+    floors = context.thresholds_by_rank("peer_copy")
     slow = any(
-        local.what == "peer_copy" and floor is not None and (local.value or 0) < floor.floor
+        local.what == "peer_copy" and local.rank in floors and (local.value or 0) < floors[local.rank].floor
         for local in context.measurements.locals
     )
     return _TOPOLOGY in context.measurements.environment and not slow

@@ -29,9 +29,11 @@ def by_rank(result: Result) -> tuple[Row, tuple[Row, ...]]:
         if local.value is not None:
             told[local.rank][local.what].append(local.value)
     kinds = [kind for kind in LOCALS.values() if any(kind.name in figures for figures in told.values())]
+    nodes, names = result.measurements.nodes_by_rank, result.measurements.names
     headers = ("rank", "node", *(f"{kind.name}, {kind.unit}" for kind in kinds))
     rows = tuple(
-        (str(rank), _node(result, rank), *(_cell(told[rank][k.name]) for k in kinds)) for rank in sorted(told)
+        (str(rank), names.get(nodes.get(rank, -1), ""), *(_cell(told[rank][k.name]) for k in kinds))
+        for rank in sorted(told)
     )
     return headers, rows
 
@@ -47,11 +49,6 @@ def amount(value: float, unit: str) -> str:
         if value < 1
         else f"{value:.3g} s"
     )
-
-
-def _node(result: Result, rank: int) -> str:
-    node = result.measurements.node_of(rank)
-    return "" if node is None else result.measurements.name_of(node)
 
 
 def _largest(same: Sequence[Figure]) -> list[Figure]:

@@ -3,7 +3,7 @@
 A taint keeps pods away that don't tolerate it. A label does it the other way round, as selectors ask for
 equality: healthy nodes say fit=true, bad ones fit=false. Nothing is changed unless that is asked for. A node
 carries what it has failed as an annotation, and its mark is taken off only when a later run clears that
-(:func:`checklist.verdict.still_open`).
+(:func:`checklist.open_failures.still_open`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from checklist.measurements import record
+from checklist.open_failures import still_open
 from checklist.options import MOST_SHARE
 from checklist.result import Result, Standing
-from checklist.verdict import still_open
 from estimator.errors import UserError
 from estimator.hardware.cluster_api import (
     ApiRefusedError,
@@ -138,7 +138,8 @@ def _failures(result: Result) -> dict[str, list[Standing]]:
 def _change(node: Node, result: Result, failures: list[Standing], how: How) -> NodeChange | None:
     """What is to be done with a node, given its failures that are open."""
     # What it was marked for before counts too, until it is cleared
-    before = still_open(node.reasons, result.checks, result.profile)
+    began = result.measurements.started_unix
+    before = still_open(node.reasons, result.checks, result.profile, result.gpus, began)
     reasons = (*before, *(item for item in failures if _key(item) not in {_key(old) for old in before}))
     if failures:
         same = node.marked and {_key(item) for item in reasons} == {_key(item) for item in node.reasons}

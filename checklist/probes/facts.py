@@ -50,6 +50,7 @@ def gather(context: Context, backend: str, route_to: str) -> dict[str, Any]:
         instance_type=place.instance_type,
         placement_group=place.placement_group,
         network_nodes=place.network_nodes,
+        nvlink_domain=seen.nvlink_domain,
         resolves_own_hostname=resolved is not None,
         hostname_address=resolved,
         efa_devices=_efa(),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -32,6 +34,7 @@ _RECOVERIES = {  # nvml.h, nvmlDeviceGpuRecoveryAction_t
     6: "bus reset",
     7: "system reboot",
 }
+_REGISTERED = 3  # nvml.h, NVML_GPU_FABRIC_STATE_COMPLETED
 _NVLINKS = 18  # the most that a GPU has (H100); those that are not there raise an error
 
 
@@ -42,6 +45,8 @@ class Seen:
     uuids: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     driver: str | None = None
+    nvlink_domain: str | None = None
+    """Of the first GPU; the others of a host are in the same."""
     busy: dict[str, int] | None = None
     """Processes on each GPU, by UUID."""
 
@@ -57,9 +62,10 @@ def look() -> Seen:
             uuids=uuids,
             names=tuple(_text(nvml.nvmlDeviceGetName(handle)) for handle in handles),
             driver=_text(nvml.nvmlSystemGetDriverVersion()),
+            nvlink_domain=_fabric(nvml, handles[0]) if handles else None,
             busy={
-                uuid: count
-                for uuid, handle in zip(uuids, handles, strict=True)
+                name: count
+                for name, handle in zip(uuids, handles, strict=True)
                 if (count := _others(nvml, handle))
             },
         )
@@ -123,6 +129,29 @@ def _recovery(nvml: Any, handle: Any) -> str | None:
         return None
     number = int(answer.value.uiVal)
     return _RECOVERIES.get(number, f"action {number}")
+
+
+def _fabric(nvml: Any, handle: Any) -> str | None:
+    """The NVLink domain that spans hosts, since r535; None where the GPU is in none."""
+
+    def ask() -> Any:
+        info = nvml.c_nvmlGpuFabricInfo_v2_t()
+        nvml.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))
+        return info
+
+    info = _optional(ask, nvml)
+    return None if info is None else domain_of(info)
+
+
+def domain_of(info: Any) -> str | None:
+    """Cluster and clique as NVML's nvmlGpuFabricInfo tells them; None: not registered, or within one host.
+
+    GPUs of an HGX board are registered too, with a cluster of zeros.
+    """
+    cluster = bytes(info.clusterUuid)
+    if info.state != _REGISTERED or info.status != 0 or not any(cluster):
+        return None
+    return f"{uuid.UUID(bytes=cluster)}.{info.cliqueId}"
 
 
 @contextlib.contextmanager

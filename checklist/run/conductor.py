@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from checklist.analysis.soundness import sound
+from checklist.condensed import condensed_run
 from checklist.measurements import (
     BROKEN_OFF,
     Hang,
@@ -53,8 +54,11 @@ class Conductor(Session):
                 self._phase(name)
                 self._show(BROKEN_OFF)
             measured = self.measurements()
-            status = None if self._conclude is None else self._conclude(measured)
-            end = End(measurements=to_dict(measured), status=status)
+            if self._conclude is None:
+                end = End(measurements=to_dict(measured))
+            else:  # it is judged, so that the others need not hear each of a million connections
+                status = self._conclude(measured)
+                end = End(measurements=to_dict(condensed_run(measured)), status=status)
         except UserError as error:
             end = End(error=error.problem, advice=error.advice)
         except Exception as error:  # noqa: BLE001 - others wait to be told, whatever it is
@@ -90,6 +94,7 @@ class Conductor(Session):
             environment={key: value for key, value in sorted(os.environ.items()) if key.startswith(_TOLD)},
             notes=tuple(self.notes),
             unsound=tuple(got.unsound),
+            hosts=dict(sorted(self.hosts.items())),
         )
         return sound(told)
 
@@ -135,7 +140,9 @@ class Conductor(Session):
         while len(self.ranks) < self.rendezvous.world and time.monotonic() < deadline:
             if self.stopped.wait(0.05):
                 return
-        self.nodes = {rank: peer.node for rank, peer in self.hub.peers().items()}
+        peers = self.hub.peers()
+        self.nodes = {rank: peer.node for rank, peer in peers.items()}
+        self.hosts = {peer.node: peer.host for peer in peers.values()}
         missing = sorted(set(range(self.rendezvous.world)) - set(self.nodes))
         if missing:
             ranks = ", ".join(map(str, missing[:20]))

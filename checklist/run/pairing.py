@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from checklist.analysis.ceilings import Ceilings
-from checklist.analysis.diagnosis import PASSES, diagnose
+from checklist.analysis.diagnosis import PASSES, diagnose, without_lost
 from checklist.analysis.packet_loss import suspects
+from checklist.analysis.paths import Paths
 from checklist.analysis.soundness import sound_pairs, unsound_times
 from checklist.measurements import Pair, Probe, Unsound, record
 from checklist.probes.pairs import summary
@@ -107,9 +108,11 @@ def pairs(run: Session) -> str | None:
     count = max(leaders) + 1
     sockets = run.backend != "nccl" and not run.rendezvous.simulated
     ceilings = Ceilings.by_facts(run.got.facts.values(), sockets=sockets)
+    paths = Paths.of(run.got.facts.values(), count)
     for _ in range(PASSES):
-        known = sound_pairs(run.got.pairs, ceilings)
-        again = tuple(dict.fromkeys((*diagnose(known, count).again, *suspects(known))))
+        lost = {hang.node for hang in run.hangs}
+        known = without_lost(sound_pairs(run.got.pairs, ceilings), lost)
+        again = tuple(dict.fromkeys((*diagnose(known, count, paths=paths).again, *suspects(known))))
         for src, dst in again:
             if time.monotonic() > run.phase_ends:
                 return "the time for the phase was over before the suspects were measured again"

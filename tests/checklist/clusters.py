@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,10 +21,12 @@ class Cluster:
     receive: Mapping[int, float] = field(default_factory=dict)
     links: Mapping[tuple[int, int], float] = field(default_factory=dict)
     cut: frozenset[tuple[int, int]] = frozenset()
+    path: Callable[[int, int], float] | None = None
+    """GB/s from one node to another where all are well; None: ``speed`` everywhere."""
 
     def truth(self, src: int, dst: int) -> float:
         share = min(self.transmit.get(src, 1.0), self.receive.get(dst, 1.0), self.links.get((src, dst), 1.0))
-        return self.speed * share
+        return (self.path(src, dst) if self.path else self.speed) * share
 
     def pair(self, src: int, dst: int, number: int, share: float = 1.0, *, alone: bool = False) -> Pair:
         if (src, dst) in self.cut:

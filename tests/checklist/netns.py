@@ -161,6 +161,10 @@ class Bed:
         for src, dst in ((a, b), (b, a)):
             self.on(src, "iptables", "-A", "OUTPUT", "-d", self.address(dst), "-j", "DROP")
 
+    def block_inbound(self, host: int) -> None:
+        """Nobody can connect to that host, and it can to all, as behind a firewall that only lets out."""
+        self.on(host, "iptables", "-A", "INPUT", "-i", "eth0", "-p", "tcp", "--syn", "-j", "DROP")
+
     def cut_at_first(self, src: int, dst: int, packets: int = 2) -> None:
         """So many packets that ask for a connection are lost, and then no more."""
         asks = ("-p", "tcp", "--syn", "-d", self.address(dst))

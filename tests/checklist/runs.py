@@ -7,6 +7,7 @@ from typing import Any
 
 from checklist.analysis.baseline import Record
 from checklist.analysis.busbw import OPS, busbw
+from checklist.analysis.paths import Paths
 from checklist.measurements import (
     PHASES,
     Collective,
@@ -107,7 +108,9 @@ def cpu_run(nodes: int = 2, **changes: Any) -> Measurements:
                 for fact in run.facts
             ),
             "health": (),
-            "locals": (Local(rank=0, what="gemm_fp32", value=0.2, unit="TFLOPS"),),
+            "locals": tuple(
+                Local(rank=rank, what="gemm_fp32", value=0.2, unit="TFLOPS") for rank in range(nodes)
+            ),
             "transport": None,
             **changes,
         },
@@ -166,8 +169,9 @@ def with_pairs(run: Measurements, cluster: Cluster, *, again: bool = True) -> Me
     from checklist.analysis.diagnosis import PASSES, diagnose
 
     pairs = cluster.first_pass()
+    paths = Paths.of(run.facts, cluster.nodes)
     for _ in range(PASSES if again else 0):
-        pairs += cluster.second_pass(diagnose(pairs, cluster.nodes).again)
+        pairs += cluster.second_pass(diagnose(pairs, cluster.nodes, paths=paths).again)
     return dataclasses.replace(run, pairs=pairs)
 
 

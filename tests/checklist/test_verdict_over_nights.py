@@ -9,9 +9,11 @@ from pathlib import Path
 from checklist import past_runs
 from checklist.analysis.baseline import DAY_S, STEADY_NIGHTS
 from checklist.judges.thresholds import Table
+from checklist.measurements import Measurements
 from checklist.result import Result
 from checklist.verdict import judge
-from tests.checklist.runs import gpu_run, spoil, verdict_of
+from tests.checklist.clusters import Cluster
+from tests.checklist.runs import gpu_run, spoil, verdict_of, with_pairs
 
 NIGHTS = 30
 
@@ -37,6 +39,63 @@ def nights(
         )
         past_runs.keep(results[-1], place)
     return results
+
+
+def nights_of(
+    place: Path, change: Callable[[int, Measurements], Measurements], count: int = 8
+) -> list[Result]:
+    """Nights of six nodes with a GPU each, each changed; by a file's history, without thresholds."""
+    results = []
+    for night in range(count):
+        run = change(night, gpu_run(6, 1, started_unix=night * DAY_S))
+        past = past_runs.read(place)
+        results.append(
+            judge(run, thresholds=Table(()), history=past.records, open_failures=past.open_failures)
+        )
+        past_runs.keep(results[-1], place)
+    return results
+
+
+def told(result: Result) -> list[tuple[str, str, tuple[str, ...]]]:
+    return [(fault.check, fault.verdict, fault.nodes or fault.suspects) for fault in result.findings]
+
+
+def of_rank(run: Measurements, rank: int, share: float) -> Measurements:
+    locals_ = [
+        dataclasses.replace(local, value=float(local.value or 0) * share) if local.rank == rank else local
+        for local in run.locals
+    ]
+    return dataclasses.replace(run, locals=tuple(locals_))
+
+
+def test_a_gpu_that_falls_behind_its_own_past_is_named_though_it_is_as_fast_as_its_peers(
+    tmp_path: Path,
+) -> None:
+    def change(night: int, run: Measurements) -> Measurements:
+        return of_rank(run, 3, 1.09 * (1.0 if night < 5 else 0.93 if night < 7 else 0.89))
+
+    results = nights_of(tmp_path / "h.jsonl", change)
+    assert [told(result) for result in results[3:]] == [
+        *([[]] * 2),
+        *([[("gemm", "WARN", ("host-3",)), ("hbm", "WARN", ("host-3",))]] * 2),
+        [("gemm", "FAIL", ("host-3",)), ("hbm", "FAIL", ("host-3",))],
+    ]
+    assert "worse than its own past" in results[5].findings[0].title
+
+
+def test_a_gpu_on_another_level_for_steady_nights_has_that_as_its_baseline(tmp_path: Path) -> None:
+    def change(night: int, run: Measurements) -> Measurements:
+        return of_rank(run, 3, 1.05 if night < 4 else 1.05 * 0.93)
+
+    results = nights_of(tmp_path / "h.jsonl", change, 4 + STEADY_NIGHTS + 2)
+    assert ["".join(verdict_of(result, "hbm")[0]) for result in results] == [
+        *"PPPP",
+        *("W" * STEADY_NIGHTS),
+        *"PP",
+    ]
+    told = {night: result.notes for night, result in enumerate(results) if result.notes}
+    assert list(told) == [3 + STEADY_NIGHTS]
+    assert "hbm_copy of host-3 GPU-3-0: 5 steady nights at 2783 GB/s are the new baseline" in told[8][1]
 
 
 def said(results: list[Result]) -> str:
@@ -81,3 +140,28 @@ def test_a_change_of_fifteen_percent_fails_until_somebody_accepts_it(tmp_path: P
 def test_steady_nights_say_nothing(tmp_path: Path) -> None:
     results = nights(tmp_path / "h.jsonl", lambda night: 1.0 + 0.004 * (night % 3))
     assert (said(results), {result.verdict for result in results}) == ("P" * NIGHTS, {"PASS"})
+
+
+def test_a_node_whose_network_falls_to_85_percent_of_its_own_past_warns(tmp_path: Path) -> None:
+    """It had a faster card than the others, so beside them it looks as well as they do."""
+
+    def change(night: int, run: Measurements) -> Measurements:
+        best = 54 if night < 6 else 54 * 0.85
+        return with_pairs(run, Cluster(nodes=6, path=lambda a, b: best if 2 in (a, b) else 45))
+
+    results = nights_of(tmp_path / "h.jsonl", change)
+    assert {result.verdict for result in results[:6]} == {"WARN"}, "uneven: one of a kind is faster"
+    assert [told(result) for result in results[6:]] == [[("pairs", "WARN", ("host-2",))] * 2] * 2
+    assert "host-2 sends" in results[6].findings[0].title
+
+
+def test_a_pair_that_falls_behind_its_own_past_warns_on_the_third_night(tmp_path: Path) -> None:
+    def change(night: int, run: Measurements) -> Measurements:
+        slow = {(1, 4): 0.7} if night == 3 else {(1, 4): 0.9} if night >= 5 else {}
+        fast = Cluster(nodes=6, speed=45, path=lambda a, b: 49 if (a, b) == (1, 4) else 45, links=slow)
+        return with_pairs(run, fast, again=night != 3)
+
+    results = nights_of(tmp_path / "h.jsonl", change)
+    assert told(results[5]) == told(results[6]) == []
+    assert told(results[7]) == [("pairs", "WARN", ("host-1", "host-4"))]
+    assert "3 times in a row" in results[7].headline

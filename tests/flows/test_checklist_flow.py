@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from checklist import result as results
+from checklist.measurements import Facts, record
 from checklist.options import help_of
 from checklist.probes.progress import Progress
 from checklist.verdict import judge
@@ -227,7 +228,9 @@ def test_a_step_that_is_lost_is_judged_by_what_its_nodes_had_measured(tmp_path: 
     assert found["verdict"] == "NO-VERDICT", run.output
     assert len(found["nodes"]) == 2, "the facts were measured by then"
     assert "A pod or container of the nodes' step did not come to its end" in found["headline"]
-    assert json.loads(kept[0].read_text())["facts"] == found["measurements"]["facts"]
+    measured, judged = json.loads(kept[0].read_text()), found["measurements"]
+    facts = [[record(Facts, fact) for fact in run_of["facts"]] for run_of in (measured, judged)]
+    assert facts[0] == facts[1]
     assert "Traceback" not in run.output
 
 

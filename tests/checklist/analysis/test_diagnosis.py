@@ -136,6 +136,29 @@ def test_a_cluster_that_is_slow_as_a_whole_is_seen_with_a_spec_and_blames_nobody
     assert (named(found), found.why, len(found.undecided)) == ([], "no-good-pair", 30)
 
 
+@pytest.mark.parametrize(
+    ("share", "said"), [(0.95, "nothing"), (0.9, "slight"), (0.85, "slight"), (0.75, "slow")]
+)
+@pytest.mark.parametrize("what", ["node", "link"])
+def test_between_80_and_92_percent_is_slow_a_little_and_above_is_nothing(
+    what: str, share: float, said: str
+) -> None:
+    sides = {2: share} if what == "node" else {}
+    links = {(1, 2): share, (2, 1): share} if what == "link" else {}
+    found = examine(Cluster(nodes=6, transmit=sides, receive=sides, links=links))
+    expected = [("node", 2) if what == "node" else ("link", 1, 2, True)]
+    assert named(found) == ([] if said == "nothing" else expected)
+    assert [fault.slight for fault in found.with_status("confirmed")] == [said == "slight"] * len(
+        named(found)
+    )
+
+
+def test_where_links_differ_by_themselves_nobody_is_slow_a_little() -> None:
+    wide = {(a, b): 0.86 + 0.14 * ((5 * a + 3 * b) % 7) / 6 for a in range(6) for b in range(6)}
+    found = examine(Cluster(nodes=6, links={**wide, (1, 2): 0.82}))
+    assert named(found) == []
+
+
 def test_pairs_that_are_slow_only_together_are_cleared_when_measured_alone() -> None:
     found = examine(Cluster(nodes=8), crowded=0.6)
     assert named(found) == []

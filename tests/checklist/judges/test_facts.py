@@ -42,3 +42,28 @@ def test_the_layers_of_the_network_that_the_nodes_share_are_told() -> None:
         "PASS",
         "All nodes are in us-east-1a and share 2 of 3 layers of the network.",
     )
+
+
+def test_a_clock_of_rank_0_that_is_off_is_named_and_not_the_others() -> None:
+    late = spoil(all_with(gpu_run(4), clock_offset_s=-1_800.0), 0, clock_offset_s=0.0)
+    (fault,) = judge(late).findings
+    assert (fault.verdict, fault.suspects) == ("FAIL", ("host-0",))
+    assert fault.title == "The clock of host-0 is +1800.0 s off the others'."
+
+
+def test_of_two_clocks_either_may_be_off() -> None:
+    (fault,) = judge(spoil(gpu_run(), 8, clock_offset_s=5.0)).findings
+    assert fault.title == "The clocks of host-0 and host-1 are 5.0 s apart."
+    assert fault.suspects == ("host-0", "host-1")
+
+
+def test_unequal_ranks_are_a_warning_about_the_odd_node() -> None:
+    run = gpu_run(3, 1)
+    more = dataclasses.replace(run.facts[2], rank=3, local_rank=1, gpu_uuids=("GPU-2-0", "GPU-2-1"))
+    (fault,) = [
+        fault
+        for fault in judge(dataclasses.replace(run, facts=(*run.facts, more))).findings
+        if fault.check == "ranks"
+    ]
+    assert (fault.code, fault.verdict, fault.suspects) == ("ranks-unequal", "WARN", ("host-2",))
+    assert fault.title == "The nodes' ranks are unequal: 1 on host-0, host-1; 2 on host-2."

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from checklist import result as results
 from checklist.measurements import Hang, Measurements, Nic, Phase
 from checklist.verdict import judge
 from tests.checklist.clusters import Cluster
@@ -76,9 +77,12 @@ def test_fewer_than_four_equal_nodes_have_no_peers(nodes: int, expected: str) ->
 
 
 def test_a_plain_socket_network_has_a_threshold_by_its_line_rate() -> None:
-    nic = (Nic(name="eth0", addresses=("10.0.0.1",), gbps=10.0, up=True),)
+    nic = Nic(name="eth0", gbps=10.0, up=True)
     run = cpu_run(4)
-    told = tuple(dataclasses.replace(fact, nics=nic, instance_type=None) for fact in run.facts)
+    told = tuple(
+        dataclasses.replace(f, nics=(dataclasses.replace(nic, addresses=f.addresses),), instance_type=None)
+        for f in run.facts
+    )
     slow = tuple(
         dataclasses.replace(pair, gbytes_per_s=0.5, bytes=GIB) for pair in Cluster(nodes=4).first_pass()
     )
@@ -105,3 +109,82 @@ def test_a_hang_is_told_before_the_collective_that_failed_by_it() -> None:
     result = judge(dataclasses.replace(run, hangs=(hang,), collectives=(*run.collectives, failed)))
     assert [fault.check for fault in result.findings] == ["hangs", "correctness"]
     assert result.headline.startswith("Rank 9 (host-1) hung in all_gather")
+
+
+@pytest.mark.parametrize(
+    ("cluster", "code", "blamed"),
+    [
+        (Cluster(nodes=6, transmit={2: 0.86}, receive={2: 0.86}), "slow-node", ("host-2",)),
+        (Cluster(nodes=6, links={(1, 3): 0.86, (3, 1): 0.86}), "slow-link", ()),
+    ],
+)
+def test_what_is_slow_a_little_is_a_warning(cluster: Cluster, code: str, blamed: tuple[str, ...]) -> None:
+    result = judge(with_pairs(cpu_run(6), cluster))
+    assert [(fault.code, fault.verdict, fault.nodes) for fault in result.findings] == [(code, "WARN", blamed)]
+    assert (result.verdict, result.bad_nodes, len(result.healthy_nodes)) == ("WARN", (), 6)
+
+
+def test_two_nvlink_domains_of_four_nodes_pass() -> None:
+    run = cpu_run(8)
+    told = tuple(dataclasses.replace(fact, nvlink_domain=f"rack-{fact.node // 4}.0") for fact in run.facts)
+    racks = Cluster(nodes=8, path=lambda a, b: 400.0 if a // 4 == b // 4 else 45.0)
+    result = judge(with_pairs(dataclasses.replace(run, facts=told), racks))
+    assert (result.verdict, result.findings) == ("PASS", ())
+    assert result.diagnosis is not None
+    assert list(result.diagnosis.references) == ["between nodes", "within an NVLink domain"]
+
+
+def test_paths_across_leaves_that_carry_half_are_a_warning_about_the_network() -> None:
+    run = cpu_run(8)
+    told = tuple(dataclasses.replace(f, network_nodes=("spine", f"leaf-{f.node // 4}")) for f in run.facts)
+    leaves = Cluster(nodes=8, path=lambda a, b: 45.0 if a // 4 == b // 4 else 20.0)
+    (fault,) = judge(with_pairs(dataclasses.replace(run, facts=told), leaves)).findings
+    assert (fault.code, fault.verdict, fault.nodes, fault.suspects) == ("crowded", "WARN", (), ())
+
+
+def test_a_few_nodes_far_above_the_others_are_a_warning_and_make_nobody_slow() -> None:
+    few = Cluster(nodes=8, path=lambda a, b: 90.0 if {a, b} == {0, 1} else 45.0)
+    (fault,) = judge(with_pairs(cpu_run(8), few)).findings
+    assert (fault.code, fault.verdict, fault.suspects) == ("uneven", "WARN", ("host-0", "host-1"))
+
+
+def test_a_node_that_only_sends_has_its_inbound_blocked_and_its_cable_is_no_matter() -> None:
+    inbound = tuple((other, 2) for other in range(5) if other != 2)
+    blocked = with_pairs(cpu_run(5, probes=mesh(5, cut=inbound)), Cluster(nodes=5, cut=frozenset(inbound)))
+    (fault,) = judge(blocked).findings
+    assert (fault.check, fault.code, fault.nodes) == ("mesh", "inbound-blocked", ("host-2",))
+    assert fault.title == "host-2 reaches the others, and none reaches it: only inbound is blocked."
+    outbound = tuple(pair[::-1] for pair in inbound)
+    assert codes(cpu_run(5, probes=mesh(5, cut=outbound))) == {"outbound-blocked": "FAIL"}
+
+
+def test_a_node_that_is_lost_makes_no_link_slow() -> None:
+    """It was killed in the first round: who was asked beside it got no answer either."""
+    run = cpu_run(6)
+    hang = Hang(rank=3, node=3, phase="pairs", op="send", sequence=1, waited_s=3.0, kind="lost")
+    first = {pair.round for pair in run.pairs if 3 in (pair.src, pair.dst)}
+    broken = min(first)
+    pairs = tuple(
+        dataclasses.replace(pair, gbytes_per_s=None, error="the node is gone")
+        if pair.round == broken or 3 in (pair.src, pair.dst)
+        else pair
+        for pair in run.pairs
+    )
+    result = judge(dataclasses.replace(run, pairs=pairs, hangs=(hang,)))
+    assert [(fault.code, fault.nodes) for fault in result.findings] == [("lost", ("host-3",))]
+
+
+def test_a_node_that_is_lost_before_its_facts_is_named_as_it_joined() -> None:
+    run = gpu_run(3, 1)
+    hang = Hang(rank=2, node=2, phase="facts", op="facts", sequence=None, waited_s=3.0, kind="lost")
+    left = dataclasses.replace(
+        run, facts=run.facts[:2], hangs=(hang,), hosts={0: "host-0", 1: "host-1", 2: "gpu-17"}
+    )
+    result = judge(left)
+    titles = [fault.title for fault in result.findings if fault.check in ("hangs", "ranks")]
+    assert titles == [
+        "Rank 2 (gpu-17) was lost in facts of phase facts.",
+        "3 ranks on 3 nodes asked for, 2 on 2 seen; without gpu-17.",
+    ]
+    assert result.bad_nodes == ("gpu-17",)
+    assert results.from_json(results.to_json(result)) == result

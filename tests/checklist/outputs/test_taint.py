@@ -90,13 +90,14 @@ def test_a_share_that_can_not_be_is_refused(api: Api) -> None:
 
 def test_a_mark_is_taken_off_only_by_a_later_pass_of_a_check_as_strong(api: Api) -> None:
     publish(slow(2), apply=True)
-    weaker = judge(gpu_run(8, profile="quick"))
-    without = judge(dataclasses.replace(gpu_run(8), pairs=()))
-    elsewhere = judge(gpu_run(2))
-    for result in (weaker, without, elsewhere):
+    weaker = judge(gpu_run(8, profile="quick", started_unix=2_000.0))
+    without = judge(gpu_run(8, pairs=(), started_unix=2_000.0))
+    elsewhere = judge(gpu_run(2, started_unix=2_000.0))
+    beside = judge(gpu_run(8))
+    for result in (weaker, without, elsewhere, beside):
         assert publish(result, apply=True) == ()
         assert api.marked() == ["host-2"]
-    lines = publish(judge(gpu_run(8, profile="deep")), apply=True)
+    lines = publish(judge(gpu_run(8, profile="deep", started_unix=2_000.0)), apply=True)
     assert lines == ("host-2: no longer marked (taint).",)
     assert api.marked() == []
     assert api.taints("host-2") == [OTHERS_TAINT]
@@ -115,9 +116,10 @@ def test_a_second_failure_is_added_to_the_first_and_both_must_be_cleared(api: Ap
     publish(broken, apply=True)
     kept = json.loads(api.nodes["host-2"]["metadata"]["annotations"][KEY])
     assert {item["check"] for item in kept} == {"pairs", "gemm", "hbm"}
-    publish(judge(dataclasses.replace(run, pairs=())), apply=True)
+    later = dataclasses.replace(run, started_unix=2_000.0)
+    publish(judge(dataclasses.replace(later, pairs=())), apply=True)
     assert api.marked() == ["host-2"], "the pairs have not been measured again"
-    publish(judge(run), apply=True)
+    publish(judge(later), apply=True)
     assert api.marked() == []
 
 
@@ -132,7 +134,7 @@ def test_labels_say_fit_of_healthy_nodes_for_selectors_that_ask_for_equality(api
     fit = {name: node["metadata"]["labels"].get(LABEL) for name, node in api.nodes.items()}
     assert fit == {f"host-{number}": "false" if number == 2 else "true" for number in range(8)}
     assert api.marked() == [], "no taint"
-    publish(judge(gpu_run(8)), apply=True, how="label")
+    publish(judge(gpu_run(8, started_unix=2_000.0)), apply=True, how="label")
     assert {node["metadata"]["labels"][LABEL] for node in api.nodes.values()} == {"true"}
 
 

@@ -90,16 +90,16 @@ def test_marks_need_the_role_of_infra_are_set_seen_by_training_and_taken_off(
         f"Kept out by their taint {KEY}: host-2.",
     )
 
-    publish(judge(gpu_run(8)), outputs)
+    publish(judge(gpu_run(8, started_unix=2_000.0)), outputs)
     assert ours(server) == []
     with monkeypatch.context() as patched:
         patched.setattr(taint.Cluster, "patch", after_others(server))
         (said,) = publish(SICK, outputs)
     assert (said.failed, len(ours(server))) == (False, 1), said.lines
     assert node(server)["metadata"]["labels"]["somebody"] == "else"
-    publish(judge(gpu_run(8)), outputs)
+    publish(judge(gpu_run(8, started_unix=2_000.0)), outputs)
     publish(SICK, Outputs(mark="label", apply=True))
     assert node(server)["metadata"]["labels"][LABEL] == "false"
     assert checklist_gate.exclude_nodes(checked, "kubernetes").labels == ((LABEL, "true"),)
-    publish(judge(gpu_run(8)), Outputs(mark="label", apply=True))
+    publish(judge(gpu_run(8, started_unix=2_000.0)), Outputs(mark="label", apply=True))
     assert {item.labels.get(LABEL) for item in taint.Cluster().nodes()} == {"true"}

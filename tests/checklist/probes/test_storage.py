@@ -195,8 +195,12 @@ def test_a_rank_that_stops_in_the_middle_of_a_file_is_named_and_its_file_is_gone
 
 
 def test_a_datastore_that_was_not_named_is_no_verdict_and_never_a_pass() -> None:
-    disk = Local(rank=0, what="storage_write", value=1.0, unit="GB/s", note="the page cache helped")
-    result = judge(gpu_run(locals=(*gpu_run().locals, disk)))
+    note = "the page cache helped"
+    disks = [
+        Local(rank=rank, what="storage_write", value=1.0, unit="GB/s", note=note)
+        for rank in (0, 8)  # each node's first
+    ]
+    result = judge(gpu_run(locals=(*gpu_run().locals, *disks)))
     store = result.check("datastore")
     assert store is not None
     assert (store.verdict, store.measured) == ("NO-VERDICT", False)

@@ -1,0 +1,122 @@
+"""What is alike in a cluster: ranks that are peers, and pairs of nodes whose paths are of one class.
+
+A figure is held against its like alone. Nodes are of a kind where their GPUs are of one model (without GPUs,
+where their machines are of one type). A path is within an NVLink domain, within a leaf of the network, or
+across leaves; with the kinds of its two ends that is its class.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from checklist.measurements import Facts
+
+ACROSS, LEAF, DOMAIN = range(3)  # from the widest path to the narrowest
+ACROSS_LEAVES, WITHIN_LEAF = "across leaves", "within a leaf"
+WORDS = (ACROSS_LEAVES, WITHIN_LEAF, "within an NVLink domain")
+Ints = NDArray[np.int64]
+T = TypeVar("T", bound=Hashable)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Paths:
+    """Each node's kind, leaf and NVLink domain, as numbers that are equal where those are; -1: unknown."""
+
+    kinds: tuple[int, ...]
+    leaves: tuple[int, ...]
+    domains: tuple[int, ...]
+    names: tuple[str, ...] = ("",)
+    """Of the kinds."""
+
+    @classmethod
+    def alike(cls, nodes: int) -> Paths:
+        """Those of nodes of which nothing is known: one kind, one class of path."""
+        return cls(kinds=(0,) * nodes, leaves=(-1,) * nodes, domains=(-1,) * nodes)
+
+    @classmethod
+    def of(cls, facts: Iterable[Facts], nodes: int) -> Paths:
+        """Those of ``nodes`` nodes, from the facts of each one's first rank.
+
+        A node that doesn't tell its kind is taken for one of the most common: a missing label must not make
+        it its own measure.
+        """
+        first: dict[int, Facts] = {}
+        for fact in sorted(facts, key=lambda fact: fact.rank):
+            first.setdefault(fact.node, fact)
+        told = [kind_of(first[node]) if node in first else None for node in range(nodes)]
+        usual = Counter(kind for kind in told if kind).most_common(1)
+        named = [kind or (usual[0][0] if usual else "") for kind in told]
+        kinds = tuple(dict.fromkeys(named))
+        leaf_of = _leaves(first)
+        return cls(
+            kinds=tuple(kinds.index(name) for name in named),
+            leaves=_numbers([leaf_of.get(node) for node in range(nodes)]),
+            domains=_numbers([first[node].nvlink_domain if node in first else None for node in range(nodes)]),
+            names=kinds or ("",),
+        )
+
+    def path(self, src: Ints, dst: Ints) -> Ints:
+        """ACROSS, LEAF or DOMAIN for each pair of nodes."""
+        leaves, domains = np.array(self.leaves), np.array(self.domains)
+        path = np.full(len(src), ACROSS, dtype=np.int64)
+        path[(leaves[src] == leaves[dst]) & (leaves[src] >= 0)] = LEAF
+        path[(domains[src] == domains[dst]) & (domains[src] >= 0)] = DOMAIN
+        return path
+
+    def classes(self, src: Ints, dst: Ints) -> Ints:
+        """A number for each pair, equal for pairs of one class, whichever end sends."""
+        kinds, count = np.array(self.kinds), len(self.names)
+        low, high = np.minimum(kinds[src], kinds[dst]), np.maximum(kinds[src], kinds[dst])
+        numbers: Ints = (self.path(src, dst) * count + low) * count + high
+        return numbers
+
+    def one_kind(self, number: int) -> bool:
+        """Whether both ends of that class's pairs are nodes of one kind."""
+        count = len(self.names)
+        return number // count % count == number % count
+
+    def words(self, number: int) -> str:
+        """A class in words."""
+        count = len(self.names)
+        path, low, high = number // count**2, number // count % count, number % count
+        path_words = WORDS[path] if path != ACROSS or self.have_leaves else "between nodes"
+        kinds = "" if count == 1 else f", {self.names[low]}"
+        return path_words + kinds + ("" if low == high else f" and {self.names[high]}")
+
+    @property
+    def have_leaves(self) -> bool:
+        """Whether the network's layers are known of some nodes."""
+        return any(leaf >= 0 for leaf in self.leaves)
+
+
+def kind_of(fact: Facts) -> str | None:
+    """What a node's figures depend on by its hardware: the GPU's model, without one the machine type."""
+    return fact.gpu_names[0] if fact.gpu_names else fact.instance_type
+
+
+def peers_of(fact: Facts) -> tuple[str | None, str | None]:
+    """What a rank's peers have in common with it: the model of its own GPU, and its NVLink domain."""
+    own = fact.gpu_names[fact.local_rank] if fact.local_rank < len(fact.gpu_names) else None
+    return own or kind_of(fact), fact.nvlink_domain
+
+
+def _leaves(first: dict[int, Facts]) -> dict[int, tuple[str, ...]]:
+    """By node the smallest unit of the network that any two of them share: below that is the host itself."""
+    known = {node: fact.network_nodes for node, fact in first.items() if fact.network_nodes}
+    depth = min((len(layers) for layers in known.values()), default=0)
+    for layers in range(depth, 0, -1):
+        units = {node: names[:layers] for node, names in known.items()}
+        if len(set(units.values())) < len(units):
+            return units
+    return {}
+
+
+def _numbers(names: Sequence[T | None]) -> tuple[int, ...]:
+    known = {name: number for number, name in enumerate(dict.fromkeys(n for n in names if n is not None))}
+    return tuple(-1 if name is None else known[name] for name in names)

@@ -1,0 +1,92 @@
+"""What was measured again with nothing else running, and what was due then."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from checklist.analysis.bottleneck import Bounds
+from checklist.measurements import Pair
+from checklist.round_robin import ALL_PAIRS_UP_TO
+
+RERUNS = 2  # times that a pair must be slow alone: other jobs' traffic passes
+RERUNS_ABOVE = 3  # above 32 nodes: of so many pairs some meet passing traffic twice
+
+
+class Alone:
+    """The second pass: the best of each ordered pair, and how often it was measured."""
+
+    def __init__(self, pairs: Sequence[Pair], nodes: int) -> None:
+        self.enough = RERUNS if nodes <= ALL_PAIRS_UP_TO else RERUNS_ABOVE
+        self.best = {key: value for key, (value, _) in best_of(pairs).items()}
+        self.times = Counter((pair.src, pair.dst) for pair in pairs)
+
+    def settled(self, pairs: Iterable[tuple[int, int]], needed: int) -> bool:
+        """Whether so many of those pairs were measured often enough to accuse somebody."""
+        return sum(self.times[pair] >= self.enough for pair in pairs) >= needed
+
+
+class Due:
+    """What a pair should reach with nothing else running: what a good one of its class does then.
+
+    ``typical``: the median of those controls, and not the best of them; for what is slow a little.
+    """
+
+    def __init__(self, bounds: Bounds, alone: Alone, spec: float | None, *, typical: bool = False) -> None:
+        samples = bounds.samples
+        self._alone, self._typical = alone, typical
+        columns = zip(
+            zip(samples.src.tolist(), samples.dst.tolist(), strict=True),
+            samples.classes.tolist(),
+            bounds.well.tolist(),
+            strict=True,
+        )
+        self._class, self._well = {}, set()
+        for pair, number, well in columns:
+            if pair in alone.best:
+                self._class[pair] = number
+                if well:
+                    self._well.add(pair)
+        self._references, self._spec = samples.references, spec or 0.0
+        self._by_class: dict[int, float] = {}
+
+    def share(self, pair: tuple[int, int]) -> float:
+        """What the pair reached alone, of what was due; 0: it was not measured alone."""
+        return self.of([pair]) or 0.0
+
+    def of(self, pairs: Iterable[tuple[int, int]]) -> float | None:
+        """The best share of those pairs, measured alone; None where none was."""
+        shares = [
+            self._alone.best[pair] / due
+            for pair in pairs
+            if pair in self._class and (due := self._due(self._class[pair])) > 0
+        ]
+        return max(shares, default=None)
+
+    def _due(self, number: int) -> float:
+        """Of a class, GB/s; without a good pair of it by those of others, else by the best of any."""
+        if number not in self._by_class:
+            reference = self._references[number]
+            same = [pair for pair in self._well if self._class[pair] == number]
+            controls = same or list(self._well) or list(self._class)
+            reached = [
+                self._alone.best[pair] / self._references[self._class[pair]]
+                for pair in controls
+                if self._references[self._class[pair]]
+            ]
+            scale = float(np.median(reached)) if self._typical else max(reached, default=1.0)
+            self._by_class[number] = max((scale or 1.0) * reference, self._spec)
+        return self._by_class[number]
+
+
+def best_of(pairs: Iterable[Pair]) -> dict[tuple[int, int], tuple[float, int]]:
+    """The best value of each ordered pair, and its round: whatever disturbs only makes it slower."""
+    best: dict[tuple[int, int], tuple[float, int]] = {}
+    for pair in pairs:
+        value = pair.gbytes_per_s or 0.0
+        key = (pair.src, pair.dst)
+        if key not in best or value > best[key][0]:
+            best[key] = (value, pair.round)
+    return best

@@ -1,0 +1,112 @@
+"""What of a large run goes into its result, so that the file stays below 20 MB at 1,024 nodes of 8 GPUs.
+
+Judged is all that was measured. Kept is all of what anything was found against, and of the rest what tells
+how the run was: nothing here changes a verdict, a figure or the history.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TypeVar
+
+from checklist.measurements import Facts, Local, Measurements, Probe
+from checklist.result import Figure, Result
+
+MOST_RANKS = 1024  # of more, what is the same for a node, or was well, is told once or not at all
+MOST_PROBES = 10_000  # connections, which are all of 100 nodes
+MOST_FIGURES = 64  # the lowest of each name, beside those that are no PASS
+T = TypeVar("T")
+
+
+def condensed(result: Result) -> Result:
+    """The result without what would make its file large. A note says what was left out."""
+    run, notes = result.measurements, []
+    if len(run.probes) > MOST_PROBES:
+        notes.append(
+            f"Of {len(run.probes):,} connections those that failed are kept in the result, and the slowest."
+        )
+    if len(run.facts) > MOST_RANKS:
+        checks = tuple(replace(check, figures=_figures(check.figures)) for check in result.checks)
+        result = replace(result, checks=checks)
+        notes.append(
+            f"Of {len(run.facts):,} ranks' figures the result keeps all that are no PASS and the "
+            f"{MOST_FIGURES} lowest of each kind, without single samples; software and network interfaces "
+            "of each node's first rank, and of others that differ."
+        )
+    if not notes:
+        return result
+    return replace(result, measurements=condensed_run(run), notes=(*result.notes, *notes))
+
+
+def condensed_run(run: Measurements) -> Measurements:
+    """The measurements alone; nothing can be judged by these any more."""
+    if len(run.probes) > MOST_PROBES:
+        run = replace(run, probes=_probes(run.probes))
+    return _ranks(run) if len(run.facts) > MOST_RANKS else run
+
+
+def _probes(probes: tuple[Probe, ...]) -> tuple[Probe, ...]:
+    slowest = sorted(probes, key=lambda probe: -(probe.seconds or 0.0))[: MOST_PROBES // 10]
+    failed = (probe for probe in probes if not probe.connected or probe.bulk_ok is False)
+    return tuple(dict.fromkeys((*failed, *slowest)))
+
+
+def _figures(figures: Iterable[Figure]) -> tuple[Figure, ...]:
+    by_name: dict[tuple[str, int | None], list[Figure]] = defaultdict(list)
+    for figure in figures:
+        by_name[figure.name, figure.bytes].append(figure)
+    kept: list[Figure] = []
+    for same in by_name.values():
+        low_first = sorted(same, key=lambda figure: figure.value)
+        # The highest beside the lowest, so that from which to which stays true
+        chosen = dict.fromkeys((*low_first[:MOST_FIGURES], low_first[-1]))
+        chosen |= dict.fromkeys(figure for figure in same if figure.verdict in ("WARN", "FAIL"))
+        kept += [figure for figure in same if figure in chosen]
+    return tuple(kept)
+
+
+def _ranks(run: Measurements) -> Measurements:
+    first: dict[int, Facts] = {}
+    for fact in sorted(run.facts, key=lambda fact: fact.rank):
+        first.setdefault(fact.node, fact)
+    after = {state.rank for state in run.health if state.when == "after"}
+    return replace(
+        run,
+        facts=tuple(_beside(fact, first[fact.node]) for fact in run.facts),
+        # What was before is the same after, or worse
+        health=tuple(state for state in run.health if state.when == "after" or state.rank not in after),
+        locals=_locals(run.locals),
+    )
+
+
+def _beside(fact: Facts, first: Facts) -> Facts:
+    """A rank's facts without those of its host that the node's first rank tells alike."""
+    if fact is first:
+        return fact
+    return replace(
+        fact,
+        nics=() if fact.nics == first.nics else fact.nics,
+        addresses=() if fact.addresses == first.addresses else fact.addresses,
+        versions={} if fact.versions == first.versions else fact.versions,
+        gpu_names=() if fact.gpu_names == first.gpu_names else fact.gpu_names,
+        ib_devices=None if fact.ib_devices == first.ib_devices else fact.ib_devices,
+        boot_id=None if fact.boot_id == first.boot_id else fact.boot_id,
+        nic_reason=None if fact.nic_reason == first.nic_reason else fact.nic_reason,
+        network_nodes=() if fact.network_nodes == first.network_nodes else fact.network_nodes,
+    )
+
+
+def _locals(every: Iterable[Local]) -> tuple[Local, ...]:
+    """One figure of each kind for each rank, of copies to several peers the slowest; and what failed."""
+    slowest: dict[tuple[int, str], Local] = {}
+    failed = []
+    for local in every:
+        if local.value is None:
+            failed.append(local)
+            continue
+        known = slowest.get((local.rank, local.what))
+        if known is None or local.value < (known.value or 0.0):
+            slowest[local.rank, local.what] = local
+    return (*(replace(local, samples=()) for local in slowest.values()), *failed)

@@ -1,0 +1,103 @@
+"""A figure held against what it should be: a floor, its peers, its own past."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from checklist.analysis.baseline import Past
+from checklist.judges.thresholds import Threshold
+from checklist.result import Figure
+
+Level = Literal["PASS", "WARN", "FAIL"]
+Basis = Literal["floor", "peers", "history", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A figure held against what it should be."""
+
+    level: Level | None = None
+    """None: there was nothing to compare it against."""
+    expected: float | None = None
+    basis: Basis = "none"
+    source: str | None = None
+    words: str = ""
+    """What is wrong, to follow the figure in a sentence."""
+
+    @property
+    def code(self) -> str:
+        """The code of the advice for such a figure (checklist/data/advice.yaml)."""
+        return {"floor": "below-floor", "peers": "straggler"}.get(self.basis, "below-history")
+
+    def figure(
+        self,
+        name: str,
+        value: float,
+        unit: str,
+        *,
+        size_bytes: int | None = None,
+        node: str | None = None,
+        rank: int | None = None,
+    ) -> Figure:
+        return Figure(
+            name=name,
+            value=value,
+            unit=unit,
+            verdict=self.level or "NO-VERDICT",
+            bytes=size_bytes,
+            node=node,
+            rank=rank,
+            expected=self.expected,
+            basis=self.basis,
+            source=self.source,
+        )
+
+
+def compare(
+    value: float,
+    threshold: Threshold | None = None,
+    beside: tuple[Level, float] | None = None,
+    past: Past | None = None,
+) -> Comparison:
+    """The first of floor, peers (verdict and median) and past that finds fault, else the first there is."""
+    comparisons = [
+        each
+        for each in (
+            _compare_with_floor(value, threshold),
+            _compare_with_peers(value, beside),
+            compare_with_history(past),
+        )
+        if each.level is not None
+    ]
+    at_fault = (each for each in comparisons if each.level != "PASS")
+    return next(at_fault, comparisons[0] if comparisons else Comparison())
+
+
+def _compare_with_floor(value: float, threshold: Threshold | None) -> Comparison:
+    if threshold is None:
+        return Comparison()
+    level: Level = "PASS"
+    words = ""
+    if value < threshold.floor:
+        level, words = "FAIL", f"below the floor {threshold.floor:g} ({threshold.kind})"
+    elif threshold.warn is not None and value < threshold.warn:
+        level, words = "WARN", f"below what is usual, {threshold.warn:g}"
+    return Comparison(level, threshold.floor, "floor", threshold.origin, words)
+
+
+def _compare_with_peers(value: float, beside: tuple[Level, float] | None) -> Comparison:
+    if beside is None:
+        return Comparison()
+    level, median = beside
+    return Comparison(
+        level, median, "peers", None, f"{1 - value / median:.0%} below its peers" if median else ""
+    )
+
+
+def compare_with_history(past: Past | None) -> Comparison:
+    """A figure held against its own past alone."""
+    if past is None:
+        return Comparison()
+    words = f"{-past.change:.0%} worse than its past, {past.median:.4g}"
+    return Comparison(past.verdict, past.median, "history", None, words)

@@ -1,0 +1,122 @@
+"""Pairs are held against those of the same class of path: kinds of nodes, leaves, NVLink domains."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+
+from checklist.analysis.diagnosis import PASSES, Diagnosis, diagnose
+from checklist.analysis.paths import Paths
+from checklist.measurements import Facts
+from tests.checklist.clusters import Cluster
+from tests.checklist.runs import facts
+
+NVLINK, NIC, SLOW_NIC = 400.0, 48.0, 12.0
+
+
+def told(nodes: int, change: Callable[[int], dict[str, object]]) -> list[Facts]:
+    return [dataclasses.replace(facts(node, 1), **change(node)) for node in range(nodes)]
+
+
+def domains_of(size: int, nodes: int = 8) -> Paths:
+    return Paths.of(told(nodes, lambda node: {"nvlink_domain": f"rack-{node // size}.0"}), nodes)
+
+
+def leaves_of(size: int, nodes: int = 8) -> Paths:
+    layers = told(nodes, lambda node: {"network_nodes": ("spine", f"leaf-{node // size}", f"host-{node}")})
+    return Paths.of(layers, nodes)
+
+
+def examine(cluster: Cluster, paths: Paths) -> Diagnosis:
+    pairs = cluster.first_pass()
+    for _ in range(PASSES + 1):
+        found = diagnose(pairs, cluster.nodes, paths=paths)
+        pairs += cluster.second_pass(found.again)
+    return found
+
+
+def racks(src: int, dst: int) -> float:
+    return NVLINK if src // 4 == dst // 4 else NIC
+
+
+def oversubscribed(src: int, dst: int) -> float:
+    return NIC if src // 4 == dst // 4 else NIC / 2
+
+
+def mixed(src: int, dst: int) -> float:
+    return SLOW_NIC if max(src, dst) >= 4 else NIC
+
+
+KINDS = Paths.of(told(8, lambda node: {"gpu_names": ("A100" if node >= 4 else "H100",)}), 8)
+CLUSTERS = pytest.mark.parametrize(
+    ("path", "paths"),
+    [(racks, domains_of(4)), (oversubscribed, leaves_of(4)), (mixed, KINDS)],
+    ids=["two NVLink domains", "two leaves", "two kinds"],
+)
+
+
+@CLUSTERS
+def test_a_healthy_cluster_of_unlike_paths_accuses_nobody(
+    path: Callable[[int, int], float], paths: Paths
+) -> None:
+    found = examine(Cluster(nodes=8, path=path), paths)
+    assert (found.faults, found.undecided, found.uneven) == ((), (), ())
+    assert len(found.references) > 1
+
+
+@CLUSTERS
+def test_a_slow_node_of_either_kind_is_named_there_too(
+    path: Callable[[int, int], float], paths: Paths
+) -> None:
+    for node in (1, 6):
+        best = max(path(node, other) for other in range(8) if other != node and path(node, other) < NVLINK)
+
+        def halved(src: int, dst: int, node: int = node, most: float = best / 2) -> float:
+            return min(path(src, dst), most) if node in (src, dst) else path(src, dst)
+
+        found = examine(Cluster(nodes=8, path=halved), paths)
+        assert {(fault.kind, fault.node) for fault in found.with_status("confirmed")} == {("node", node)}
+
+
+def test_a_network_card_that_is_slow_is_named_beside_nvlink_that_is_well() -> None:
+    def path(src: int, dst: int) -> float:
+        return racks(src, dst) if src // 4 == dst // 4 or 2 not in (src, dst) else NIC / 2
+
+    (fault,) = examine(Cluster(nodes=8, path=path), domains_of(4)).with_status("confirmed")
+    assert (fault.kind, fault.node, fault.over) == ("node", 2, "network")
+
+
+def test_nvlink_that_is_slow_is_named_beside_a_network_that_is_well() -> None:
+    def path(src: int, dst: int) -> float:
+        return racks(src, dst) * (0.5 if 2 in (src, dst) and src // 4 == dst // 4 else 1.0)
+
+    (fault,) = examine(Cluster(nodes=8, path=path), domains_of(4)).with_status("confirmed")
+    assert (fault.kind, fault.node, fault.over) == ("node", 2, "nvlink")
+
+
+@pytest.mark.parametrize("nodes", [6, 8, 16])
+def test_a_few_that_have_a_faster_path_make_nobody_slow(nodes: int) -> None:
+    fast = Cluster(nodes=nodes, path=lambda src, dst: NVLINK if {src, dst} == {0, 1} else NIC)
+    found = examine(fast, Paths.alike(nodes))
+    assert (found.faults, found.undecided) == ((), ())
+    ((one),) = found.uneven
+    assert (one.fast, one.nodes, one.path) == ((0, 1), nodes, "between nodes")
+
+
+def test_two_nodes_of_a_leaf_are_no_measure_of_themselves() -> None:
+    slow = Cluster(nodes=6, transmit={0: 0.85}, receive={0: 0.85})
+    layers = told(6, lambda node: {"network_nodes": ("spine", f"leaf-{node // 2}")})
+    (fault,) = examine(slow, Paths.of(layers, 6)).with_status("confirmed")
+    assert (fault.node, fault.slight) == (0, True)
+
+
+def test_a_leaf_is_the_smallest_unit_that_two_nodes_share() -> None:
+    assert leaves_of(4).leaves == (0, 0, 0, 0, 1, 1, 1, 1)
+    assert Paths.of(told(3, lambda node: {"network_nodes": (f"host-{node}",)}), 3).leaves == (-1, -1, -1)
+
+
+def test_a_node_that_does_not_tell_its_kind_is_one_of_the_most_common() -> None:
+    names = told(4, lambda node: {"gpu_names": () if node == 2 else ("H100",), "instance_type": None})
+    assert Paths.of(names, 4).kinds == (0, 0, 0, 0)

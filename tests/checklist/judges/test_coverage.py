@@ -1,0 +1,173 @@
+"""What was measured of what: too little is no verdict, and nothing is cleared by not looking."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from checklist import past_runs
+from checklist.analysis.baseline import DAY_S
+from checklist.measurements import Hang, Measurements, Pair
+from checklist.past_runs import run_of
+from checklist.result import Result
+from checklist.verdict import judge
+from tests.checklist.clusters import Cluster
+from tests.checklist.runs import cpu_run, gpu_run, verdict_of, with_pairs
+
+
+def without_ranks(run: Measurements, *ranks: int) -> Measurements:
+    """Their matrix products were not measured."""
+    left = tuple(x for x in run.locals if x.what != "gemm_bf16" or x.rank not in ranks)
+    return dataclasses.replace(run, locals=left)
+
+
+def without_pairs(run: Measurements, *links: tuple[int, int]) -> Measurements:
+    left = tuple(p for p in run.pairs if (min(p.src, p.dst), max(p.src, p.dst)) not in links)
+    return dataclasses.replace(run, pairs=left)
+
+
+def only_pair(run: Measurements, a: int, b: int) -> Measurements:
+    return dataclasses.replace(run, pairs=tuple(p for p in run.pairs if {p.src, p.dst} == {a, b}))
+
+
+def reason(result: Result, check: str) -> str:
+    found = result.check(check)
+    assert found is not None
+    return found.reason
+
+
+def open_after(*runs: Result) -> list[tuple[str, tuple[str, ...]]]:
+    return [(item.check, item.nodes) for item in past_runs.fold(map(run_of, runs)).open_failures]
+
+
+def test_one_rank_of_32_is_no_verdict_and_its_node_alone_was_looked_at() -> None:
+    result = judge(without_ranks(gpu_run(4), *range(1, 32)))
+    assert (result.verdict, verdict_of(result, "gemm")) == ("NO-VERDICT", "NO-VERDICT")
+    assert reason(result, "gemm") == "Too little was measured: 1 of 32 GPUs."
+    assert result.healthy_nodes == ()
+
+
+def test_a_few_that_are_missing_are_told_and_their_nodes_are_not_called_healthy() -> None:
+    result = judge(without_ranks(gpu_run(4), 9, 10))
+    assert (result.verdict, verdict_of(result, "gemm")) == ("PASS", "PASS")
+    assert reason(result, "gemm").endswith("as expected. Measured: 30 of 32 GPUs.")
+    assert result.healthy_nodes == ("host-0", "host-2", "host-3")
+
+
+def test_one_pair_of_six_is_no_verdict() -> None:
+    result = judge(only_pair(cpu_run(4), 0, 1))
+    assert (result.verdict, verdict_of(result, "pairs")) == ("NO-VERDICT", "NO-VERDICT")
+    assert reason(result, "pairs") == "Too little was measured: 1 of 6 pairs."
+
+
+def test_a_direction_that_is_missing_is_a_pair_that_is_missing() -> None:
+    run = cpu_run(4)
+    one_way = dataclasses.replace(run, pairs=tuple(p for p in run.pairs if (p.src, p.dst) != (2, 3)))
+    assert reason(judge(one_way), "pairs") == "Too little was measured: 5 of 6 pairs."
+
+
+def test_above_32_nodes_the_rounds_are_enough_and_the_rest_is_told_with_its_age() -> None:
+    first = judge(cpu_run(40))
+    assert (first.verdict, verdict_of(first, "pairs")) == ("PASS", "PASS")
+    assert reason(first, "pairs").endswith("Measured: 320 of 780 pairs.")
+
+    few = tuple(Pair(src=a, dst=b, round=0, gbytes_per_s=45.0) for a in (0, 1) for b in (2, 3, 4, 5))
+    other = (*few, *(dataclasses.replace(p, src=p.dst, dst=p.src) for p in few), *cpu_run(40).pairs)
+    past = past_runs.fold([run_of(judge(cpu_run(40, pairs=other))), run_of(first)])
+    later = judge(cpu_run(40, started_unix=1_000 + 3 * DAY_S), pairs_seen=past.pairs_seen)
+    unseen = len(past.pairs_seen) - 320
+    assert unseen > 0
+    words = f"320 of 780 pairs; {unseen} of the others up to 3 days ago, the rest never."
+    assert reason(later, "pairs").endswith(words)
+
+
+LINK = Cluster(nodes=6, speed=45, links={(1, 4): 0.3, (4, 1): 0.3})
+SICK = judge(with_pairs(cpu_run(6), LINK))
+
+
+def test_a_slow_link_is_cleared_only_by_a_run_that_has_measured_that_pair() -> None:
+    assert [(item.nodes, item.links) for item in SICK.open_failures()] == [
+        (("host-1", "host-4"), (("host-1", "host-4"),))
+    ]
+    blind = judge(without_pairs(cpu_run(6), (1, 4)), open_failures=SICK.open_failures())
+    assert (verdict_of(blind, "pairs"), blind.verdict) == ("PASS", "FAIL")
+    assert blind.open_failures() == SICK.open_failures()
+    seeing = judge(cpu_run(6), open_failures=SICK.open_failures())
+    assert (seeing.verdict, seeing.open_failures()) == ("PASS", ())
+
+
+def test_the_same_goes_for_runs_that_are_read_back() -> None:
+    blind = judge(without_pairs(cpu_run(6, started_unix=2_000), (1, 4)))
+    assert open_after(SICK, blind) == [("pairs", ("host-1", "host-4"))]
+    assert open_after(SICK, blind, judge(cpu_run(6, started_unix=3_000))) == []
+
+
+def test_a_node_that_is_well_again_is_cleared_though_another_fails_the_check() -> None:
+    def slow(node: int, at: float) -> Result:
+        run = gpu_run(6, started_unix=at)
+        return judge(with_pairs(run, Cluster(nodes=6, speed=45, transmit={node: 0.3}, receive={node: 0.3})))
+
+    assert open_after(slow(2, 1_000), slow(4, 2_000)) == [("pairs", ("host-4",))]
+
+
+def slow_gpu(gpus: int = 8, **changes: object) -> Measurements:
+    run = gpu_run(2, gpus, **changes)
+    slower = tuple(
+        dataclasses.replace(x, value=600.0) if (x.rank, x.what) == (3, "gemm_bf16") else x for x in run.locals
+    )
+    return dataclasses.replace(run, locals=slower)
+
+
+def with_gpu(run: Measurements, rank: int, uuid: str) -> Measurements:
+    """That run with another GPU in the place of a rank's."""
+    old = run.facts[rank].gpu_uuids[run.facts[rank].local_rank]
+    told = tuple(
+        dataclasses.replace(fact, gpu_uuids=tuple(uuid if one == old else one for one in fact.gpu_uuids))
+        for fact in run.facts
+    )
+    return dataclasses.replace(run, facts=told)
+
+
+def test_a_gpu_is_cleared_by_itself_or_by_being_replaced_and_not_by_the_others_of_its_node() -> None:
+    sick = judge(slow_gpu())
+    (item,) = sick.open_failures()
+    assert (item.nodes, item.gpus, item.over_gpus) == (("host-0",), ("GPU-0-3",), 8)
+
+    known = sick.open_failures()
+    without = judge(without_ranks(gpu_run(2), 3), open_failures=known)
+    assert (verdict_of(without, "gemm"), without.bad_nodes) == ("PASS", ("host-0",))
+    half = gpu_run(2, 4)
+    others = with_gpu(half, 3, "GPU-0-7")
+    assert judge(others, open_failures=known).bad_nodes == ("host-0",), "four of eight, without that one"
+    assert judge(gpu_run(2), open_failures=known).open_failures() == ()
+    assert judge(with_gpu(gpu_run(2), 3, "GPU-new"), open_failures=known).open_failures() == ()
+
+
+@pytest.mark.parametrize("check", ["pairs", "gemm"])
+def test_a_pass_of_too_little_clears_nothing(check: str) -> None:
+    slow_node = with_pairs(gpu_run(4), Cluster(nodes=4, transmit={0: 0.25}, receive={0: 0.25}))
+    known = judge(slow_node if check == "pairs" else slow_gpu()).open_failures()
+    little = gpu_run(4)
+    little = only_pair(little, 0, 1) if check == "pairs" else without_ranks(little, *range(8, 32))
+    assert judge(little, open_failures=known).open_failures() == known
+
+
+def test_an_open_failure_of_an_earlier_version_is_read_and_cleared_by_a_pass() -> None:
+    old = [
+        dataclasses.replace(item, links=(), gpus=(), over_gpus=0, seen_unix=0.0)
+        for item in judge(slow_gpu()).open_failures()
+    ]
+    assert judge(gpu_run(2), open_failures=old).open_failures() == ()
+
+
+def test_a_hang_stays_open_where_its_node_hangs_no_more_but_another_does() -> None:
+    def hang(rank: int) -> Measurements:
+        stuck = Hang(rank=rank, node=rank // 8, phase="pairs", op="send_recv", sequence=3, waited_s=30)
+        return dataclasses.replace(gpu_run(4), hangs=(stuck,))
+
+    known = judge(hang(9)).open_failures()
+    again = judge(hang(17), open_failures=known)
+    assert again.bad_nodes == ("host-2",), "every phase ran to its end with host-1"
+    cut = dataclasses.replace(hang(17), phases=gpu_run(4).phases[:2])
+    assert judge(cut, open_failures=known).bad_nodes == ("host-1", "host-2")

@@ -1,0 +1,47 @@
+"""Records as JSON text: a line for each simple record, nothing that is the default."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import pytest
+
+from checklist import json_text
+from checklist.measurements import Local, Measurements, Phase, record
+
+RUN = Measurements(
+    started_unix=0.0,
+    seconds=1.5,
+    profile="quick",
+    device="cpu",
+    backend="gloo",
+    nodes_asked=1,
+    gpus_per_node_asked=2,
+    locals=(
+        Local(rank=0, what="gemm_fp32", value=0.2, unit="TFLOPS"),
+        Local(rank=1, what="gemm_fp32", value=None, unit="TFLOPS", error='"no" memory'),
+    ),
+    phases=(Phase(name="node", status="done", seconds=0.0),),
+)
+
+
+def test_it_is_the_same_when_it_is_read() -> None:
+    assert record(Measurements, json.loads(json_text.text(RUN))) == RUN
+
+
+def test_each_simple_record_is_a_line_and_tells_no_default() -> None:
+    lines = json_text.text(RUN).splitlines()
+    assert '  {"rank": 0, "what": "gemm_fp32", "value": 0.2, "unit": "TFLOPS"},' in lines
+    assert '  {"name": "node", "status": "done"}' in lines
+    assert lines[1] == ' "version": 2,'
+
+
+def test_of_the_record_itself_all_fields_are_told() -> None:
+    assert json.loads(json_text.text(RUN)).keys() == {field.name for field in dataclasses.fields(RUN)}
+
+
+def test_what_is_no_number_is_refused() -> None:
+    with pytest.raises(ValueError, match="Out of range"):
+        json_text.text(dataclasses.replace(RUN, seconds=math.nan))
