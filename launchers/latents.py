@@ -31,6 +31,7 @@ from launchers.cluster.processes import PARENT, die_with_parent
 from launchers.dataset.prepared import Prepared
 from launchers.gang.job import TrainJob
 from launchers.images.prepared import PreparedImages
+from launchers.images.texts import encode
 from launchers.imports import collector_paused
 from launchers.store.bundles import Storage
 
@@ -193,8 +194,6 @@ class Encoders:
 
     def _texts(self, data: PreparedImages, rows: list[int]) -> dict[str, torch.Tensor]:
         import torch
-
-        from launchers.engines.loop.text_encoders import encode
 
         captions, tokenizers = [data.caption(row) for row in rows], self._tokenizers
         tokens = torch.stack([_tokens(tokenizer, captions) for tokenizer in tokenizers], dim=1)

@@ -9,6 +9,7 @@ from torch import nn
 
 from estimator.models.clip import TEXT_ADAPTED
 from launchers.gang.job import TrainJob
+from launchers.images.texts import encode
 from launchers.imports import collector_paused
 
 ENCODERS = ("text_encoder", "text_encoder_2")
@@ -84,15 +85,6 @@ class UNetWithTexts(nn.Module):
         )
 
 
-def encode(tokens: tuple[torch.Tensor, ...], encoders: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both encoders' last hidden layer but one, side by side, and the last one's summary.
-
-    ``tokens``: int64 [captions, 77] for each encoder.
-    """
-    outputs = [encoder(ids, output_hidden_states=True) for ids, encoder in zip(tokens, encoders, strict=True)]
-    return torch.cat([output.hidden_states[-2] for output in outputs], dim=-1), outputs[-1][0]
-
-
 def with_texts(unet: Any, job: TrainJob, dtype: torch.dtype, *, weights: bool) -> UNetWithTexts:
     """A job's UNet beside its text encoders, with their weights or with none."""
     with collector_paused():
@@ -111,7 +103,7 @@ def with_texts(unet: Any, job: TrainJob, dtype: torch.dtype, *, weights: bool) -
 def add_adapters(network: UNetWithTexts, options: dict[str, Any]) -> None:
     """LoRA on the queries, keys, values and results of both encoders; ``options`` are PEFT's.
 
-    But for the first encoder's last layer, of which nothing is used (:func:`encode`).
+    But for the first encoder's last layer, of which nothing is used (:func:`launchers.images.texts.encode`).
     """
     from peft import LoraConfig
 
