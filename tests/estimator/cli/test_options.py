@@ -67,6 +67,7 @@ CHANGES: dict[str, list[str]] = {
     "processes_per_node": ["--gpus", "4"],
     "keep_checkpoints": ["--keep-checkpoints", "5"],
     "average": ["--ema"],
+    "encoders": ["--encoders"],
 }
 
 

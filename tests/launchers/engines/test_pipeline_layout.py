@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from launchers.engines._pipeline_layout import KOHYA, LORA, WEIGHTS, lay_out, unet_files
+from launchers.engines._pipeline_layout import KOHYA, LORA, WEIGHTS, lay_out, weight_files
 
 PARTS = (
     "diffusion_pytorch_model-00001-of-00002.safetensors",
@@ -62,7 +62,7 @@ def test_a_unet_in_several_files_keeps_its_index_where_it_was_merged_into_them(t
     folder = written(tmp_path / "base", "model_index.json", *(f"unet/{name}" for name in PARTS))
     index = {"weight_map": {"one": PARTS[0], "two": PARTS[1]}}
     (folder / "unet" / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
-    assert [path.name for path in unet_files(folder / "unet")] == list(PARTS)
+    assert [path.name for path in weight_files(folder / "unet")] == list(PARTS)
     output = written(tmp_path / "output", *(f"model/unet/{name}" for name in PARTS))
     lay_out(output, folder, tmp_path / "out")
     found = files(tmp_path / "out" / "model")
@@ -74,3 +74,22 @@ def test_what_an_earlier_run_has_left_goes(tmp_path: Path) -> None:
     written(tmp_path / "out", "model/old.txt", "adapter/old.txt")
     lay_out(written(tmp_path / "output", f"adapter/{LORA}"), base(tmp_path / "base"), tmp_path / "out")
     assert set(files(tmp_path / "out")) == {f"adapter/{LORA}"}
+
+
+def test_merged_text_encoders_take_the_place_of_the_base_s(tmp_path: Path) -> None:
+    model = base(tmp_path / "base")
+    written(model, "text_encoder/config.json", "text_encoder/model.safetensors", "text_encoder_2/config.json")
+    written(model, "text_encoder_2/model-00001-of-00002.safetensors")
+    index = {"weight_map": {"a": "model-00001-of-00002.safetensors"}}
+    (model / "text_encoder_2" / "model.safetensors.index.json").write_text(json.dumps(index))
+    output = written(tmp_path / "output", f"model/unet/{WEIGHTS}", "model/text_encoder/model.safetensors")
+    written(output, "model/text_encoder_2/model-00001-of-00002.safetensors")
+    lay_out(output, model, tmp_path / "whole")
+    found = files(tmp_path / "whole" / "model")
+    assert found["text_encoder/model.safetensors"].startswith("output/")
+    assert found["text_encoder_2/model-00001-of-00002.safetensors"].startswith("output/")
+    assert json.loads(found["text_encoder_2/model.safetensors.index.json"]) == index, (
+        "the names are the base's"
+    )
+    assert found["text_encoder/config.json"] == "base/text_encoder/config.json"
+    assert found[f"vae/{WEIGHTS}"].startswith("base/")
