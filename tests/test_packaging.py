@@ -33,7 +33,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 MADE_OF = {
     "train": ("torchtune", "deepspeed", "fsdp2"),
-    "dev": ("train", "rl", "diffusion", "kubernetes", "aws", "prices", "trackers", "metrics"),
+    "dev": ("train", "rl", "diffusion", "kubernetes", "aws", "prices", "trackers", "metrics", "docs"),
 }
 NOT_SHIPPED = {".git", ".venv", ".venv-loop", "build", "dist", "finetuned", ".metaflow"}
 BUILD = """

@@ -1,0 +1,83 @@
+"""The documents as a site: built without a warning, whole, and complete without a network."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.flows.conftest import environment
+
+ROOT = Path(__file__).parents[2]
+TUTORIAL = ROOT / "docs" / "tutorial.md"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("mkdocs", reason="mkdocs-material is not installed: pip install -e '.[docs]'")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def pages(value: object) -> list[str]:
+    """All pages of a navigation, in order."""
+    if isinstance(value, str):
+        return [value]
+    items = value.values() if isinstance(value, dict) else value
+    return [page for item in items for page in pages(item)]  # type: ignore[attr-defined]
+
+
+def test_every_document_is_in_the_navigation_once() -> None:
+    config = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    assert sorted(pages(config["nav"])) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+
+
+def test_no_page_asks_another_host_for_anything_to_be_shown(site: Path) -> None:
+    built = list(site.rglob("*.html"))
+    assert len(built) > 30
+    for path in built:
+        shown = re.findall(r"<(?:script|img|link|iframe)\b[^>]*?(?:src|href)=\"([^\"]*)\"", path.read_text())
+        assert shown
+        assert [url for url in shown if re.match(r"(https?:)?//", url)] == [], path
+
+
+def test_links_that_leave_the_documents_lead_to_the_repository(site: Path) -> None:
+    page = (site / "estimator" / "index.html").read_text()
+    assert re.search(r'href="https://github.com/[^"]+/blob/main/benchmarks/results/estimators.md"', page)
+    assert 'href="../../' not in page.replace('href="../assets', "")
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.timeout(1500)
+def test_the_tutorial_s_commands_do_what_it_says(tmp_path: Path) -> None:
+    """All of them, one after the other, in an empty folder."""
+    said: dict[str, str] = {}
+    for block in re.findall(r"^```bash\n(.*?)^```$", TUTORIAL.read_text(), re.DOTALL | re.MULTILINE):
+        for command in block.splitlines():
+            scripts = str(Path(sys.executable).parent)
+            done = subprocess.run(
+                ["bash", "-c", command],
+                cwd=tmp_path,
+                env=environment(tmp_path) | {"PATH": f"{scripts}:{os.environ['PATH']}"},
+                capture_output=True,
+                text=True,
+                timeout=600,
+                check=False,
+            )
+            assert done.returncode == 0, f"{command}:\n{done.stdout}{done.stderr}"
+            said[command] = done.stdout + done.stderr
+    assert sum(text.count("Done!") for text in said.values()) >= 2
+    assert any("held-out loss" in text for text in said.values())
+    assert len((tmp_path / "train.html").read_text()) > 100_000
+    (first, *_) = (tmp_path / "finetuned").iterdir()
+    assert (first / "model" / "README.md").is_file()
+    assert len((tmp_path / "sums.jsonl").read_text().splitlines()) == 900
