@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -81,3 +82,25 @@ def test_the_tutorial_s_commands_do_what_it_says(tmp_path: Path) -> None:
     (first, *_) = (tmp_path / "finetuned").iterdir()
     assert (first / "model" / "README.md").is_file()
     assert len((tmp_path / "sums.jsonl").read_text().splitlines()) == 900
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+def test_the_notebook_s_cells_run_from_the_first_to_the_last(tmp_path: Path) -> None:
+    cells = json.loads((ROOT / "examples" / "plan_run_read.ipynb").read_text())["cells"]
+    code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    (tmp_path / "cells.py").write_text(code)
+    done = subprocess.run(
+        [sys.executable, "cells.py"],
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Plan: llama-8b, lora" in done.stdout
+    assert "successful FinetuneFlow/" in done.stdout
+    assert "held-out loss: " in done.stdout
