@@ -17,6 +17,7 @@ from metaflow import current, parallel, retry, step
 
 from decorators._metaflow import in_container
 from decorators.gpu_profile import gpu_profile
+from estimator.setup import IMAGE_TASK
 from flows import finetune_launch
 from flows.finetune_node import choose_ports
 from flows.finetune_steps import FinetuneSteps
@@ -32,6 +33,15 @@ class FinetuneFlow(FinetuneSteps):
         """Fetch the weights once for the cluster; tokenise the data once for all ranks."""
         self._prepare()
         self.topology = "many" if self.plan.layout.nodes > 1 else "one"
+        self.way = "encode" if self.used_settings.task == IMAGE_TASK else self.topology
+        self.next({"encode": self.encode, "one": self.train, "many": self.fan_out}, condition="way")
+
+    @gpu_profile(plan=finetune_launch.plan_from_parameters, request="encode")
+    @retry(times=2, minutes_between_retries=0)
+    @step
+    def encode(self) -> None:
+        """Compute the latents and texts of images once, on the GPUs of one node; what is there is kept."""
+        self._encode()
         self.next({"one": self.train, "many": self.fan_out}, condition="topology")
 
     @step

@@ -26,7 +26,7 @@ from estimator.models import ModelRef
 from estimator.plan import Plan
 from flows.finetune_artifacts import fetch_bundle, fetch_model
 from launchers import handover
-from launchers.cluster.endpoint import NodeAddress
+from launchers.cluster.endpoint import NodeAddress, Secret
 from launchers.cluster.processes import rank_log_tail
 from launchers.dataset.prepared import Prepared
 from launchers.engines.reward_head import as_trained
@@ -40,7 +40,7 @@ from launchers.report.telemetry import Event
 from launchers.report.window import Window
 from launchers.settings import Settings, flat
 from launchers.store.bundles import put_bundle
-from launchers.training import Attempt, train
+from launchers.training import Attempt, train, with_reference
 from launchers.trial import TrialResult
 
 CLUSTER_PORTS = tuple(range(29400, 29408))  # a pod has its own network, so these are free there
@@ -121,18 +121,8 @@ def train_on_node(
         What scores answers, on this machine: see flows/scorers.py.
     """
     profile = current_profile()
-    data_dir = fetch_bundle(store, data, work / "data")
-    prepared = Prepared(data_dir)
-    job = TrainJob(
-        plan=plan,
-        settings=settings,
-        model=model,
-        model_dir=as_trained(fetch_model(weights, work / "model"), settings, work),
-        data_dir=data_dir,
-        work_dir=work / "node",
-        total_steps=prepared.info.total_steps,
-        reward=reward,
-    )
+    job = _job(plan, settings, model, weights, data, store, work, reward=reward)
+    prepared = Prepared(job.data_dir)
     profile.expect(total_steps=job.total_steps, tokens_of_steps=tokens_of_steps(prepared))
     profile.describe(_settings_in_words(settings), lambda: rank_log_tail(job.logs_dir))
     attempt = _this_attempt(store, node=address.node, number=launch)
@@ -191,6 +181,50 @@ def train_on_node(
         windows=trained.windows,
         evaluations=trained.evaluations,
         exported=tuple(trained.exported),
+    )
+
+
+def encode_on_node(
+    *,
+    plan: Plan,
+    settings: Settings,
+    model: ModelRef,
+    weights: str,
+    data: str,
+    store: MetaflowStorage,
+    work: Path,
+) -> None:
+    """Compute latents and texts of a run's images on this machine alone; the nodes find them in ``store``.
+
+    The parameters are :func:`train_on_node`'s.
+    """
+    job = _job(plan, settings, model, weights, data, store, work)
+    alone = NodeAddress(node=0, nodes=1, main_host="127.0.0.1", ports=(), secret=Secret(""), run="encode")
+    with_reference(job, alone, store, work)
+
+
+def _job(
+    plan: Plan,
+    settings: Settings,
+    model: ModelRef,
+    weights: str,
+    data: str,
+    store: MetaflowStorage,
+    work: Path,
+    *,
+    reward: str | None = None,
+) -> TrainJob:
+    """What is to be trained, with weights and data on this machine."""
+    data_dir = fetch_bundle(store, data, work / "data")
+    return TrainJob(
+        plan=plan,
+        settings=settings,
+        model=model,
+        model_dir=as_trained(fetch_model(weights, work / "model"), settings, work),
+        data_dir=data_dir,
+        work_dir=work / "node",
+        total_steps=Prepared(data_dir).info.total_steps,
+        reward=reward,
     )
 
 

@@ -19,7 +19,7 @@ from decorators.gpu_profile import current_plan, current_profile, gpu_profile
 from decorators.storage import datastore
 from estimator.errors import spelled_as
 from flows import finetune_artifacts, finetune_harness, finetune_launch, scorers
-from flows.finetune_node import patience_s, train_on_node
+from flows.finetune_node import encode_on_node, patience_s, train_on_node
 from launchers import engines, hub_push, pipeline
 from launchers.cluster.endpoint import NodeAddress, Secret
 from launchers.dataset.preferences import Sample
@@ -231,6 +231,19 @@ class FinetuneSteps(FlowSpec):
         self.used_settings = pipeline.resolve_auto(
             self.used_settings, self.base_model.spec, info.total_steps, self.plan
         )
+
+    def _encode(self) -> None:
+        """Compute what a UNet is trained on, and store it where the nodes that train look for it."""
+        with task_folder("encode") as work:
+            encode_on_node(
+                plan=self.plan,
+                settings=self.used_settings,
+                model=self.base_model,
+                weights=self.model_reference,
+                data=self.data_key,
+                store=datastore(),
+                work=work,
+            )
 
     def _rows(self, work: Path) -> tuple[StoredRows, StoredRows | None]:
         """The rows that were read, and those of a held-out file of the user's own."""

@@ -113,14 +113,7 @@ def train(
         As :func:`launchers.gang.node.run_node` does.
     """
     launched = job.plan
-    learns_images = job.settings.task == IMAGE_TASK
-    if learns_images or reference.is_needed(job):
-        fetch = latents.fetch if learns_images else reference.fetch
-        job = replace(job, reference=fetch(job, address, store, work / "reference"))
-        if job.evaluates:
-            held_out = replace(job, data_dir=job.held_out_dir)
-            found = fetch(held_out, address, store, work / "held-out", max_rows=MAX_ROWS)
-            job = replace(job, held_out_reference=found)
+    job = with_reference(job, address, store, work)
     plans = Replanning(storage=store, prefix=attempt.plans) if attempt.plans is not None else None
     if job.settings.trial:
         job = replace(job, plan=_tried_plan(job, attempt, address, store, plans, on_trial))
@@ -179,6 +172,23 @@ def train(
         evaluations=tuple(listener.evaluations),
         exported_step=exported,
     )
+
+
+def with_reference(job: TrainJob, address: NodeAddress, store: Storage, work: Path) -> TrainJob:
+    """The job with what is computed once before it: by all nodes together, or found in ``store``.
+
+    Raises UserError and RankFailed as :func:`launchers.parts.fetch` does.
+    """
+    learns_images = job.settings.task == IMAGE_TASK
+    if not learns_images and not reference.is_needed(job):
+        return job
+    fetch = latents.fetch if learns_images else reference.fetch
+    job = replace(job, reference=fetch(job, address, store, work / "reference"))
+    if not job.evaluates:
+        return job
+    held_out = replace(job, data_dir=job.held_out_dir)
+    found = fetch(held_out, address, store, work / "held-out", max_rows=MAX_ROWS)
+    return replace(job, held_out_reference=found)
 
 
 def _plan_less(plans: Replanning, attempt: Attempt, job: TrainJob, address: NodeAddress) -> None:

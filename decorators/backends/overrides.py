@@ -32,7 +32,7 @@ _FIELDS = {  # a decorator's attribute: the request's field
     "shared_memory": "shared_memory_mib",
     "disk": "disk_mib",
 }
-Role = Literal["train", "evaluate", "generate", "score", "compare", "data", "none"]
+Role = Literal["train", "encode", "evaluate", "generate", "score", "compare", "data", "none"]
 _RESOURCES_DECIDE = ("gpu", "shared_memory")
 
 
@@ -80,6 +80,8 @@ def with_given(
 def request_for(plan: Plan, role: Role) -> Request:
     """What a step of that role asks for: the whole request to train, of the plan's other steps their own.
 
+    What is computed before training asks for one of its nodes, with all of its GPUs.
+
     A plan of a flow's own may say nothing of them: then a step that evaluates asks for one of the training
     nodes, and one that only handles files for their disk and no GPUs. Without a plan for generation its steps
     ask for what the evaluation asks for.
@@ -88,6 +90,8 @@ def request_for(plan: Plan, role: Role) -> Request:
     stage = plan.generation.stage(role) if plan.generation is not None else None
     if stage is not None and not stage.request.gpus_per_node and request.gpus_per_node:
         return dataclasses.replace(stage.request, node_labels=request.node_labels)
+    if role == "encode":
+        return dataclasses.replace(request, nodes=1)
     if role in ("evaluate", "generate", "score", "compare"):
         own = plan.evaluate or dataclasses.replace(request, nodes=1)
         own = own if stage is None else stage.request

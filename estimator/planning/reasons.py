@@ -92,7 +92,7 @@ def _latents(model: DiffusionSpec, candidate: Candidate) -> str:
     images = together * latents.image_bytes(model, layout.seq_len)
     needs = size(latents.network_bytes(model, on_gpu=on_gpu) + images)
     return (
-        f"latents and texts are computed once before training, on the same machines, {together} "
+        f"latents and texts are computed once before training, on one of its nodes, {together} "
         f"image{'s' if together > 1 else ''} at once: {needs}; training holds no VAE and no text encoder"
     )
 

@@ -25,7 +25,7 @@ def render(plan: Plan, width: int = 100, *, everything: bool = False) -> str:
     lines += _row("Where", _where(plan), width)
     lines += _row("Request", _request(plan), width)
     if plan.prepare is not None and plan.evaluate is not None:
-        lines += _row("Beside it", _steps(plan.prepare, plan.evaluate), width)
+        lines += _row("Beside it", _steps(plan, plan.prepare, plan.evaluate), width)
     lines += _row("Layout", _layout(plan), width)
     lines += _memory(plan, width)
     lines += _row("Speed", _speed(plan), width)
@@ -95,10 +95,12 @@ def _request(plan: Plan) -> str:
     )
 
 
-def _steps(prepare: Request, evaluate: Request) -> str:
-    """What the steps before and after training ask for."""
-    texts = []
-    for name, request in (("prepare", prepare), ("evaluate", evaluate)):
+def _steps(plan: Plan, prepare: Request, evaluate: Request) -> str:
+    """What the steps before and after training ask for; images are encoded on a node of the run's."""
+    texts, steps = [], [("prepare", prepare), ("evaluate", evaluate)]
+    if plan.task == IMAGE_TASK:
+        steps.insert(1, ("encode", plan.request))
+    for name, request in steps:
         gpus = f"{request.gpus_per_node}x {request.gpu}" if request.gpus_per_node else "no GPU"
         memory, disk = _mib(request.memory_mib), _mib(request.disk_mib)
         texts.append(f"{name} {gpus}, {request.cpu} CPU, {memory} memory, {disk} disk")

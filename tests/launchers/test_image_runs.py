@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ pytest.importorskip("PIL")
 
 from PIL import Image
 
+from decorators.backends.overrides import request_for
+from estimator import Target, render
 from estimator.errors import UserError
 from estimator.models import find
 from estimator.models.diffusion import TINY, positions_of
@@ -67,6 +70,15 @@ def test_a_resolution_and_the_learning_rate_of_lora_are_taken() -> None:
 )
 def test_options_of_another_kind_of_model_are_refused(values: dict[str, Any], said: str) -> None:
     assert said in refusal(values)
+
+
+def test_latents_are_planned_as_a_step_on_one_of_the_run_s_nodes() -> None:
+    chosen = settings.build({"model": "stable-diffusion-xl", "method": "lora", "resources": {"gpu": "L4"}})
+    plan = pipeline.plan_run(chosen, Target(kind="kubernetes")).plan
+    assert request_for(plan, "encode") == dataclasses.replace(plan.request, nodes=1)
+    assert "encode 1x L4, " in render(plan)
+    (line,) = (line for line in plan.why if line.startswith("latents and texts"))
+    assert "on one of its nodes, 6 images at once: 16.9 GiB" in line
 
 
 def test_text_encoders_that_are_trained_are_part_of_the_plan() -> None:
