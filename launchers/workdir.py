@@ -66,8 +66,8 @@ def _make_root() -> Path:
         base.mkdir(mode=0o700)
     _check_ours(base)
     base.chmod(0o700)
-    if stat.S_IMODE(base.lstat().st_mode) != 0o700:
-        raise _not_ours(base, "its file system keeps no permissions")
+    if base.lstat().st_mode & 0o077:
+        raise _not_ours(base, "its file system lets others in, whatever is asked for")
     return base
 
 

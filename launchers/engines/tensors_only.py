@@ -11,7 +11,7 @@ import pickle
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PosixPath
 from typing import Any
 
 import torch
@@ -42,11 +42,10 @@ _PLAIN: dict[tuple[str, str], Any] = {
         _StorageInfo,
         _get_layout,
         torch.Size,
-        type(Path()),
     )
-} | {
-    (module, "PosixPath"): type(Path()) for module in ("pathlib", "pathlib._local")
-}  # Python up to 3.12; 3.13
+}
+# Where Python 3.12 and those before it, and 3.13, have the class of paths
+_PLAIN |= {(module, "PosixPath"): PosixPath for module in ("pathlib", "pathlib._local")}
 
 
 @contextmanager
@@ -90,7 +89,7 @@ class _Reader(FileSystemReader):
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> metadata.Metadata:  # noqa: ARG002 - as torch calls it
         """What lies where. Raises UnpicklingError where the file would call what it has no need of."""
-        with self.fs.create_stream(self._get_metadata_path(kwargs.get("rank")), "rb") as file:
+        with (Path(self.path) / ".metadata").open("rb") as file:
             found: metadata.Metadata = _Unpickler(file).load()
         if found.storage_meta is None:
             found.storage_meta = metadata.StorageMeta()
