@@ -221,7 +221,7 @@ def _run_options(options: FlowOptions, datastore: str | None = None) -> Options:
     """What a node is given. The thresholds travel as text, with the launch."""
     return options.options(
         start_timeout=options.start_timeout,
-        directory=workdir.root(),
+        directory=workdir.place(),  # each node's user has another root in it
         datastore=datastore,
         thresholds=None,
     )

@@ -307,7 +307,8 @@ def _read_cluster(backend: Backend, resources: Resources) -> Cluster | None:
 
 
 def _work_disk() -> tuple[str, int]:
-    """The disk of the work folders on this machine, and what is free on it."""
+    """The disk of the work folders on this machine, and what is free on it; UserError where they can't."""
+    workdir.check_root()
     root = workdir.root()
     existing = next(folder for folder in (root, *root.parents) if folder.exists())
     return str(root), shutil.disk_usage(existing).free

@@ -1,7 +1,9 @@
 """Work folders, and a full disk in words.
 
-The work folders of running tasks lie below the machine's temporary folder (FINETUNE_WORK_DIR changes it).
-A task removes its own folder when it ends; what a killed task has left is removed by the next one.
+The work folders of running tasks lie in a folder of the user's alone, below the machine's temporary folder
+(FINETUNE_WORK_DIR changes it). That place may be everybody's, so nothing is written before it is known that
+the folder in it was made by this user and that nobody else can write there. A task removes its own folder
+when it ends; what a killed task has left is removed by the next one.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import os
 import re
 import shutil
 import socket
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -30,12 +33,64 @@ _TORN_WRITE = re.compile(
 ROOM = (
     "Free some space there, ask for a larger disk, or name another: export FINETUNE_WORK_DIR=/a/larger/disk"
 )
+PLACE = "Name another place: export FINETUNE_WORK_DIR=/a/folder/on/a/local/disk"
+
+
+def place() -> Path:
+    """The folder, perhaps of all users, in which each has a :func:`root` of his own."""
+    return Path(os.environ.get("FINETUNE_WORK_DIR") or tempfile.gettempdir())
 
 
 def root() -> Path:
-    """Where the work folders of this machine lie; each user's apart, as one can't write into another's."""
-    own = Path(tempfile.gettempdir()) / f"metaflow-finetune-{os.getuid()}"
-    return Path(os.environ.get("FINETUNE_WORK_DIR") or own)
+    """Where this user's work folders lie on this machine. It need not be there, nor be this user's."""
+    return place() / f"metaflow-finetune-{os.getuid()}"
+
+
+def check_root() -> None:
+    """Raise UserError where what lies in the place of :func:`root` is not this user's; makes nothing."""
+    base = root()
+    with _explained(base):
+        if os.path.lexists(base):
+            _check_ours(base)
+
+
+def _make_root() -> Path:
+    """Make :func:`root`, or see that it is this user's, and let nobody else in.
+
+    By its path: of a folder of the user's that lies among others' (with the sticky bit, as temporary folders
+    have it) nobody else can put anything in the place.
+    """
+    base = root()
+    base.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        base.mkdir(mode=0o700)
+    _check_ours(base)
+    base.chmod(0o700)
+    if base.lstat().st_mode & 0o077:
+        raise _not_ours(base, "its file system lets others in, whatever is asked for")
+    return base
+
+
+def _check_ours(base: Path) -> None:
+    found = base.lstat()
+    if stat.S_ISLNK(found.st_mode):
+        raise _not_ours(base, "it is a link")
+    if not stat.S_ISDIR(found.st_mode):
+        raise _not_ours(base, "it is no folder")
+    if found.st_uid != os.getuid():
+        raise _not_ours(base, f"it belongs to user {found.st_uid}, this is user {os.getuid()}")
+
+
+def _not_ours(base: Path, why: str) -> UserError:
+    return UserError(f"{base} can't be the place of work folders: {why}.", PLACE)
+
+
+@contextmanager
+def _explained(base: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"No work folder can be made in {base}: {error.strerror}.", PLACE) from None
 
 
 @contextmanager
@@ -44,17 +99,11 @@ def work_folder(run_id: str, step: str, task_id: str) -> Iterator[Path]:
 
     Raises UserError where none can be made, and instead of an OSError of a full disk while it is in use.
     """
-    base = root()
-    try:
-        base.mkdir(parents=True, exist_ok=True)
+    with _explained(root()):
+        base = _make_root()
         _sweep(base)
         folder = Path(tempfile.mkdtemp(prefix=f"{run_id}-{step}-{task_id}-", dir=base))
         owner = _own(folder)
-    except OSError as error:
-        raise UserError(
-            f"No work folder can be made in {base}: {error.strerror}.",
-            "Name another place: export FINETUNE_WORK_DIR=/a/folder/on/a/local/disk",
-        ) from None
     try:
         with owner, full_disk_explained(folder, ROOM):
             yield folder

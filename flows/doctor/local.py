@@ -10,8 +10,6 @@ from pathlib import Path
 from flows.doctor.line import Line
 from launchers import settings, workdir
 
-PLACE = "export FINETUNE_WORK_DIR=/a/folder/on/a/local/disk"
-
 
 def default_job() -> list[Line]:
     """Plans it as the flow does, which checks model, memory, packages and disk. Raises UserError."""
@@ -23,7 +21,7 @@ def default_job() -> list[Line]:
     work = workdir.root()
     why_not = not_writable(work)
     if why_not:
-        return [Line(check="local", state="no", found=f"work folder {work}: {why_not}", fix=PLACE)]
+        return [Line(check="local", state="no", found=f"work folder {work}: {why_not}", fix=workdir.PLACE)]
     gpus = plan.layout.processes_per_node if plan.layout.device == "cuda" else 0
     found = f"{plan.model}, {plan.method} with {plan.engine} on {f'{gpus} GPU(s)' if gpus else 'CPUs'}"
     return [Line(check="local", state="ok", found=found, needs=(plan.engine, "datastore", "metadata"))]

@@ -11,11 +11,13 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 import shutil
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 from estimator.errors import UserError
@@ -23,6 +25,8 @@ from launchers.workdir import is_disk_full
 
 MANIFEST = "manifest.json"
 _CHUNK_BYTES = 4 * 2**20
+_LONGEST_NAME = 255  # bytes of a file's or folder's name, on Linux's file systems
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class DamagedError(UserError):
@@ -130,7 +134,16 @@ class LocalStorage:
 class BundleFile:
     name: str  # path inside the folder, with slashes
     size: int  # bytes
-    sha256: str
+    sha256: str  # 64 hexadecimal digits
+
+    def __post_init__(self) -> None:
+        """Raise ValueError, in a clause, for what :func:`put_bundle` never writes into a manifest."""
+        if not isinstance(self.name, str) or not _stays_inside(self.name):
+            raise ValueError(f"its file name {self.name!r} is no path inside a folder")
+        if type(self.size) is not int or self.size < 0:
+            raise ValueError(f"the size of {self.name!r} is {self.size!r}")
+        if not isinstance(self.sha256, str) or not _SHA256.fullmatch(self.sha256):
+            raise ValueError(f"the SHA-256 of {self.name!r} is {self.sha256!r}")
 
     @property
     def key(self) -> str:
@@ -142,6 +155,14 @@ class BundleFile:
 class Manifest:
     files: tuple[BundleFile, ...]
 
+    def __post_init__(self) -> None:
+        """Raise ValueError, in a clause, where two files would lie in the same place."""
+        names = [file.name for file in self.files]
+        folders = {str(parent) for name in names for parent in PurePosixPath(name).parents}
+        for name, times in Counter(names).items():
+            if times > 1 or name in folders:
+                raise ValueError(f"its file name {name!r} stands for two things")
+
     @property
     def total_bytes(self) -> int:
         return sum(file.size for file in self.files)
@@ -152,6 +173,17 @@ class Manifest:
     @classmethod
     def from_json(cls, data: bytes) -> Manifest:
         return cls(files=tuple(BundleFile(**file) for file in json.loads(data)["files"]))
+
+
+def _stays_inside(name: str) -> bool:
+    """Whether this is the plain relative path of a file, however it is joined to a folder's."""
+    try:
+        parts = os.fsencode(name).split(b"/")
+    except UnicodeEncodeError:
+        return False
+    return b"\0" not in b"".join(parts) and all(
+        part not in (b"", b".", b"..") and len(part) <= _LONGEST_NAME for part in parts
+    )
 
 
 def sha256_of(path: Path) -> str:
@@ -197,11 +229,21 @@ def put_bundle(storage: Storage, key: str, folder: Path) -> Manifest:
 
 
 def read_manifest(storage: Storage, key: str) -> Manifest | None:
-    """The manifest of the bundle, or None when there is none or it can't be read."""
+    """The manifest of the bundle, or None when there is none or it can't be taken."""
     try:
-        return Manifest.from_json(storage.get_bytes(f"{key}/{MANIFEST}"))
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return _manifest(storage, key)
+    except (FileNotFoundError, DamagedError):
         return None
+
+
+def _manifest(storage: Storage, key: str) -> Manifest:
+    data = storage.get_bytes(f"{key}/{MANIFEST}")
+    try:
+        return Manifest.from_json(data)
+    except (LookupError, TypeError, RecursionError, UnicodeDecodeError, json.JSONDecodeError):
+        raise _damaged(storage, key, MANIFEST, "it is no list of files") from None
+    except ValueError as error:
+        raise _damaged(storage, key, MANIFEST, str(error)) from None
 
 
 def has_bundle(storage: Storage, key: str) -> bool:
@@ -233,12 +275,17 @@ def fetch_files(
 ) -> Manifest:
     """Fetch a bundle's files into ``folder`` beside what is there, each verified by size and SHA-256.
 
-    Only those whose name ``include`` accepts; the manifest that is returned lists these.
+    Only those whose name ``include`` accepts; the manifest that is returned lists these. Raises UserError,
+    before anything is written, for a manifest or a link in ``folder`` by which a file would lie elsewhere.
     """
-    manifest = read_manifest(storage, key)
-    if manifest is None:
-        raise UserError(f"There is no whole bundle at {storage.describe(key)}: its {MANIFEST} is missing.")
+    try:
+        manifest = _manifest(storage, key)
+    except FileNotFoundError:
+        raise UserError(
+            f"There is no whole bundle at {storage.describe(key)}: its {MANIFEST} is missing."
+        ) from None
     manifest = Manifest(files=tuple(file for file in manifest.files if include(file.name)))
+    _refuse_links(folder, manifest)
     folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free
     if manifest.total_bytes > free:
@@ -249,22 +296,38 @@ def fetch_files(
         try:
             storage.get_file(f"{key}/{file.key}", destination)
         except FileNotFoundError:
-            raise _damaged(storage, key, file, "it is missing") from None
+            raise _damaged(storage, key, file.name, "it is missing") from None
         except OSError as error:
             if not is_disk_full(error):
                 raise
             raise _too_small(folder, manifest, shutil.disk_usage(folder).free) from error
         size = destination.stat().st_size
         if size != file.size:
-            raise _damaged(storage, key, file, f"it has {size} bytes instead of {file.size}")
+            raise _damaged(storage, key, file.name, f"it has {size} bytes instead of {file.size}")
         if sha256_of(destination) != file.sha256:
-            raise _damaged(storage, key, file, "its SHA-256 differs")
+            raise _damaged(storage, key, file.name, "its SHA-256 differs")
     return manifest
 
 
-def _damaged(storage: Storage, key: str, file: BundleFile, what: str) -> DamagedError:
+def _refuse_links(folder: Path, manifest: Manifest) -> None:
+    """Raise UserError where a file would be written through a link that lies in the folder."""
+    places = {folder / path for file in manifest.files for path in _way_to(file.name)}
+    for place in sorted(places):
+        if place.is_symlink():
+            raise UserError(
+                f"{place} is a link: what is fetched into {folder} would lie elsewhere.",
+                "Remove it, or name another folder.",
+            )
+
+
+def _way_to(name: str) -> tuple[PurePosixPath, ...]:
+    path = PurePosixPath(name)
+    return path, *path.parents[:-1]
+
+
+def _damaged(storage: Storage, key: str, name: str, what: str) -> DamagedError:
     return DamagedError(
-        f"{file.name} of {storage.describe(key)} is damaged: {what}.",
+        f"{name} of {storage.describe(key)} is damaged: {what}.",
         "Remove that folder, so that it is made anew or an older one is used.",
     )
 

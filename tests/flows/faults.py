@@ -131,7 +131,7 @@ class Flow:
     def node(self, number: int) -> Node | None:
         """The training task of a node, once its rank has started."""
         work = Path(self._environment["FINETUNE_WORK_DIR"])
-        for folder in work.glob(f"{self._own_id()}-train-*"):
+        for folder in work.glob(f"*/{self._own_id()}-train-*"):
             with contextlib.suppress(OSError, ValueError, psutil.Error):
                 pid, created = (folder / "owner").read_text().split()
                 if abs(psutil.Process(int(pid)).create_time() - float(created)) < 1:

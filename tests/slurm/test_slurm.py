@@ -70,7 +70,7 @@ def test_two_nodes_train_and_hand_over_a_model_with_what_made_it(slurm: Lab, sha
         "node-0",
         "node-1",
     ]
-    assert not list((shared / "work").iterdir()), "nothing is left in the work folders"
+    assert not list((shared / "work").glob("*/*")), "nothing is left in the work folders"
 
     again = submit(slurm, shared, *arguments)
     assert slurm.wait_for(again, LIMIT_S) == ("FAILED", 2)

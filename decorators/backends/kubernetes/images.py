@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 
 import urllib3
 from urllib3.exceptions import HTTPError
@@ -21,6 +21,7 @@ TYPES = ", ".join(
         "application/vnd.docker.distribution.manifest.v2+json",
     )
 )
+_HERE = re.compile(r"(localhost|127\.0\.0\.1)(:|$)")  # registries that Docker, too, asks without TLS
 _PLAIN = re.compile(r"^(docker\.io/)?(library/)?python(:|$)")
 
 
@@ -52,7 +53,7 @@ def manifest_status(image: str, clock: Clock) -> int | None:
     404 is told only by registries that answer to anybody; others say 401 of what isn't there, too.
     """
     registry, name, reference = parts(image)
-    scheme = "http" if re.match(r"(localhost|127\.0\.0\.1)(:|$)", registry) else "https"
+    scheme = "http" if _HERE.match(registry) else "https"
     url = f"{scheme}://{registry}/v2/{name}/manifests/{reference}"
     with urllib3.PoolManager(retries=False) as pool:
         try:
@@ -60,7 +61,7 @@ def manifest_status(image: str, clock: Clock) -> int | None:
             challenge = answer.headers.get("WWW-Authenticate", "")
             if answer.status != 401 or not challenge.startswith("Bearer"):
                 return answer.status
-            token = _anonymous(pool, challenge, clock)
+            token = _anonymous(pool, challenge, clock, here=scheme == "http")
             if token is None:
                 return 401
             headers = {"Accept": TYPES, "Authorization": f"Bearer {token}"}
@@ -84,10 +85,20 @@ def parts(image: str) -> tuple[str, str, str]:
     return registry, name, digest if at else tag or "latest"
 
 
-def _anonymous(pool: urllib3.PoolManager, challenge: str, clock: Clock) -> str | None:
-    """A token that the registry gives to anybody; None where it doesn't."""
+def _anonymous(pool: urllib3.PoolManager, challenge: str, clock: Clock, *, here: bool) -> str | None:
+    """A token that the registry gives to anybody; None where it doesn't.
+
+    The registry names the place that gives it, the realm. It is asked by https alone; a registry on this
+    machine (``here``) may name one on this machine.
+    """
     parameters = dict(re.findall(r'(\w+)="([^"]*)"', challenge))
-    if "realm" not in parameters:
+    try:
+        realm = urlsplit(parameters.get("realm", ""))
+    except ValueError:
+        return None
+    if realm.scheme != "https" and not (
+        realm.scheme == "http" and here and _HERE.match(realm.hostname or "")
+    ):
         return None
     query = urlencode({key: parameters[key] for key in ("service", "scope") if key in parameters})
     answer = pool.request("GET", f"{parameters['realm']}?{query}", timeout=clock.left() or 0.01)

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from estimator.errors import UserError
 from launchers.engines.deepspeed.config import zero_stage
 from launchers.engines.loop import generators, quantised
+from launchers.engines.tensors_only import tensors_only
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv, checkpoint_part_done
 
@@ -125,7 +126,7 @@ def convert(job: TrainJob, env: RankEnv) -> Path:
 def _run_conversion(source: Path, destination: Path) -> str | None:
     """What ds_to_universal said if it failed. A process of its own: it works in a folder next to its
     output and holds a whole shard in memory, which is given back when it ends."""
-    command = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal"]
+    command = [sys.executable, "-m", "launchers.engines.deepspeed.conversion"]
     command += ["--input_folder", str(source), "--output_folder", str(destination), "--inject_missing_state"]
     command += ["--num_extract_workers", "1", "--num_merge_workers", "1"]
     try:
@@ -137,11 +138,21 @@ def _run_conversion(source: Path, destination: Path) -> str | None:
     return None if done.returncode == 0 else (done.stderr or f"exit status {done.returncode}")
 
 
+def plain_classes() -> tuple[Any, ...]:
+    """What DeepSpeed's files hold beside tensors and plain values; making one of these does nothing."""
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    return fragment_address, ZeroStageEnum, LossScaler, DynamicLossScaler
+
+
 def restore(engine: Any, job: TrainJob, env: RankEnv, converted: Path | None) -> None:
     """Bring weights, optimizer, schedule and generators back to where the checkpoint was written."""
     assert job.resume_dir is not None  # noqa: S101 - the caller has looked
     folder, tag = (job.resume_dir, TAG) if converted is None else (converted, UNIVERSAL_TAG)
-    loaded, _ = engine.load_checkpoint(str(folder), tag=tag, load_module_strict=job.plan.method == "full")
+    with tensors_only(job.resume_dir, plain_classes()):
+        loaded, _ = engine.load_checkpoint(str(folder), tag=tag, load_module_strict=job.plan.method == "full")
     if loaded is None:
         raise UserError(
             f"{folder}: DeepSpeed found no checkpoint in it.",

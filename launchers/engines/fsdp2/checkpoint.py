@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -27,6 +27,7 @@ from estimator.errors import UserError
 from launchers.engines.loop import generators, quantised
 from launchers.engines.loop.moving_average import MovingAverage
 from launchers.engines.loop.optimizer import peak_lr
+from launchers.engines.tensors_only import load_distributed
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv, checkpoint_part_done
 
@@ -87,7 +88,7 @@ def restore(network: nn.Module, steps: Optimizers, average: MovingAverage | None
     assert job.resume_dir is not None  # noqa: S101 - the caller has looked
     _check(job)
     state = _state(network, steps, average)
-    state_dict_loader.load(state, checkpoint_id=str(job.resume_dir / FILES))
+    load_distributed(state, job.resume_dir / FILES)
     set_model_state_dict(network, state["model"], options=StateDictOptions(strict=False))
     set_optimizer_state_dict(network, steps, state["optimizer"], options=_FLAT)
     for group in (group for each in steps for group in each.param_groups):

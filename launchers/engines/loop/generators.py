@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from launchers.engines.tensors_only import tensors_only
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv
 
@@ -37,7 +38,9 @@ def restore(folder: Path, env: RankEnv) -> None:
     path = _file(folder, env)
     if not path.is_file():
         return
-    _put_back(torch.load(path, weights_only=False))
+    with tensors_only(folder):
+        states = torch.load(path, weights_only=True)
+    _put_back(states)
 
 
 @contextlib.contextmanager
@@ -51,9 +54,12 @@ def kept() -> Iterator[None]:
 
 
 def _states() -> dict[str, Any]:
+    """As tensors and plain values: a file of these can be read without running what may stand in it."""
+    numpy = np.random.get_state(legacy=False)
+    keys = torch.from_numpy(numpy["state"]["key"].astype(np.int64))
     states: dict[str, Any] = {
         "torch": torch.get_rng_state(),
-        "numpy": np.random.get_state(),
+        "numpy": numpy | {"state": numpy["state"] | {"key": keys}},
         "python": random.getstate(),
     }
     if torch.cuda.is_available():
@@ -63,7 +69,9 @@ def _states() -> dict[str, Any]:
 
 def _put_back(states: dict[str, Any]) -> None:
     torch.set_rng_state(states["torch"])
-    np.random.set_state(states["numpy"])
+    numpy = states["numpy"]
+    keys = numpy["state"]["key"].numpy().astype(np.uint32)
+    np.random.set_state(numpy | {"state": numpy["state"] | {"key": keys}})
     random.setstate(states["python"])
     if "cuda" in states and torch.cuda.is_available():
         torch.cuda.set_rng_state(states["cuda"])

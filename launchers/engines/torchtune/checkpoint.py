@@ -19,10 +19,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict import _init_optim_state
+
+from launchers.engines.tensors_only import load_distributed, tensors_only
 
 Optimizers = list[torch.optim.Optimizer]
 
@@ -58,9 +60,7 @@ def load(folder: Path, model: torch.nn.Module, optimizers: Optimizers) -> None:
         for group, values in zip(optimizer.param_groups, groups, strict=True):
             group.update(values)
     tensors = _tensors(model, optimizers)
-    state_dict_loader.load(
-        tensors, storage_reader=FileSystemReader(folder), no_dist=not dist.is_initialized()
-    )
+    load_distributed(tensors, folder, no_dist=not dist.is_initialized())
     for name, states in _states(model, optimizers):
         for key in _numbers(states):
             states[key] = int(tensors[f"optimizer.{name}.{key}"])
@@ -71,7 +71,8 @@ def load_generators(folder: Path) -> bool:
     path = _rng_file(folder)
     if not path.is_file():
         return False
-    state = torch.load(path, weights_only=True)
+    with tensors_only(folder):
+        state = torch.load(path, weights_only=True)
     if state["world_size"] != _world_size():
         return False
     torch.set_rng_state(state["cpu"])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -120,6 +122,78 @@ def test_a_damaged_file_is_named_and_nothing_is_left(
     with pytest.raises(DamagedError, match=r"sub/a\.bin of .* is damaged"):
         get_bundle(storage, "b", tmp_path / "out")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "store"]
+
+
+SHA = "0" * 64
+GOOD = {"name": "model/a.bin", "size": 4, "sha256": SHA}
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        [{**GOOD, "name": "../../outside/pwn.py"}],
+        [{**GOOD, "name": "model/../../pwn.py"}],
+        [{**GOOD, "name": "{outside}/pwn.py"}],
+        [{**GOOD, "name": "//pwn.py"}],
+        [{**GOOD, "name": "./a.bin"}],
+        [{**GOOD, "name": ""}],
+        [{**GOOD, "name": "."}],
+        [{**GOOD, "name": "a\0b"}],
+        [{**GOOD, "name": "\ud800"}],
+        [{**GOOD, "name": "a" * 256}],
+        [{**GOOD, "name": ["a"]}],
+        [GOOD, GOOD],
+        [GOOD, {**GOOD, "name": "model"}],
+        [{**GOOD, "size": "4"}],
+        [{**GOOD, "size": -1}],
+        [{**GOOD, "sha256": "../" * 5 + "x"}],
+        [{**GOOD, "sha256": None}],
+        [{**GOOD, "mode": 0o777}],
+        ["model/a.bin"],
+        None,
+    ],
+)
+def test_a_crafted_manifest_is_refused_in_one_line_and_writes_nothing(
+    storage: LocalStorage, folder: Path, tmp_path: Path, files: Any
+) -> None:
+    """Beside files that are good: nothing of them is written, either."""
+    put_bundle(storage, "b", folder)
+    path = storage.root / "b" / "manifest.json"
+    good = json.loads(path.read_text())["files"]
+    text = json.dumps({"files": files if files is None else good + files})
+    path.write_text(text.replace("{outside}", str(tmp_path / "outside")))
+    before = tree(tmp_path)
+    out = tmp_path / "runs" / "1" / "out"
+    for fetch in (fetch_files, get_bundle):
+        with pytest.raises(DamagedError, match=r"^manifest\.json of .*store/b is damaged: ") as caught:
+            fetch(storage, "b", out)
+        assert "\n" not in caught.value.problem
+        assert "traceback" not in caught.value.problem.lower()
+    assert tree(tmp_path) == before
+    assert not out.exists()
+    assert not has_bundle(storage, "b")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "[" * 100_000, "\xff", '{"files": 7}'])
+def test_a_manifest_that_is_none_is_damaged(storage: LocalStorage, tmp_path: Path, text: str) -> None:
+    storage.put_bytes("b/manifest.json", text.encode("latin-1"))
+    with pytest.raises(DamagedError, match="it is no list of files"):
+        get_bundle(storage, "b", tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["sub", "sub/a.bin", "a.bin"])
+def test_nothing_is_fetched_through_a_link(
+    storage: LocalStorage, folder: Path, tmp_path: Path, name: str
+) -> None:
+    put_bundle(storage, "b", folder)
+    out, outside = tmp_path / "out", tmp_path / "outside"
+    outside.mkdir()
+    (out / name).parent.mkdir(parents=True)
+    (out / name).symlink_to(outside if name == "sub" else outside / "file")
+    with pytest.raises(UserError, match=f"{out / name} is a link"):
+        fetch_files(storage, "b", out)
+    assert not list(outside.iterdir())
+    assert list(tree(out)) == []
 
 
 def test_a_missing_bundle_is_said_to_be_missing(storage: LocalStorage, tmp_path: Path) -> None:

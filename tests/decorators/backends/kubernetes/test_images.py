@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
+from typing import ClassVar
 
 import pytest
 
@@ -12,6 +13,15 @@ from decorators.backends.findings import Findings
 from decorators.backends.kubernetes import images
 from estimator.hardware.cluster_api import Clock
 from tests.http_server import serving
+
+# Where the registry sends whoever asks for an image, without TLS; ELSEWHERE is another server
+_REALMS = {
+    "elsewhere": "http://ELSEWHERE/token",
+    "looks-like-here": "http://127.0.0.1:1@ELSEWHERE/token",
+    "another-scheme": "ftp://ELSEWHERE/token",
+    "broken": "http://[ELSEWHERE/token",
+    "no-realm": "",
+}
 
 
 class _Registry(BaseHTTPRequestHandler):
@@ -29,8 +39,9 @@ class _Registry(BaseHTTPRequestHandler):
     def do_HEAD(self) -> None:
         name = self.path.split("/")[2]
         host = self.headers["Host"]
-        challenge = f'Bearer realm="http://{host}/token",service="registry",scope="repository:{name}:pull"'
-        if name in ("token", "closed") and "Authorization" not in self.headers:
+        realm = _REALMS.get(name, f"http://{host}/token").replace("ELSEWHERE", _Elsewhere.address)
+        challenge = f'Bearer realm="{realm}",service="registry",scope="repository:{name}:pull"'
+        if name in ("token", "closed", *_REALMS) and "Authorization" not in self.headers:
             self._answer(401, WWW_Authenticate=challenge)
         elif name in ("open", "token"):
             self._answer(200 if self.path.endswith("/1") else 404)
@@ -42,6 +53,15 @@ class _Registry(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         pass
+
+
+class _Elsewhere(_Registry):
+    address = ""
+    asked: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        super().do_GET()
 
 
 @pytest.fixture
@@ -69,6 +89,18 @@ def _state(image: str | None, gpus: bool = False) -> tuple[str, str]:
 )
 def test_a_registry_is_believed_as_far_as_it_tells(registry: str, image: str, state: str) -> None:
     assert _state(f"{registry}/{image}")[0] == state
+
+
+@pytest.mark.parametrize("image", _REALMS)
+def test_nobody_is_asked_for_a_token_without_tls_but_this_machine(
+    registry: str, monkeypatch: pytest.MonkeyPatch, image: str
+) -> None:
+    with serving(_Elsewhere, "127.0.0.2") as url:
+        monkeypatch.setattr(_Elsewhere, "address", url.removeprefix("http://"))
+        state, found = _state(f"{registry}/{image}:1")
+    assert _Elsewhere.asked == []
+    assert state == "unknown"
+    assert "wants a login" in found
 
 
 def test_a_registry_that_does_not_answer_is_no_verdict() -> None:

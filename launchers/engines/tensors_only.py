@@ -1,0 +1,116 @@
+"""Reading the files of a checkpoint without running what may stand in them: tensors and plain values alone.
+
+torch's files are pickles, and a pickle may call anything. Whoever may write to the store of checkpoints would
+run code in every rank that goes on from one.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path, PosixPath
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import metadata, state_dict_loader
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, _StorageInfo
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
+from torch.serialization import _get_layout
+
+from estimator.errors import UserError
+
+# How torch and _Unpickler name what a pickle would call: "Unsupported global: GLOBAL os.system was not ..."
+_CALLED = re.compile(r"GLOBAL ([\w.]+)")
+# torch.load then takes weights_only for True, whatever its caller says, and libraries' callers say False
+_FORCED = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+# What .metadata is made of, beside torch's dtypes. None of it does anything when it is called.
+_PLAIN: dict[tuple[str, str], Any] = {
+    (made.__module__, made.__qualname__): made
+    for made in (
+        metadata.BytesStorageMetadata,
+        metadata.ChunkStorageMetadata,
+        metadata.Metadata,
+        metadata.MetadataIndex,
+        metadata.StorageMeta,
+        metadata.TensorProperties,
+        metadata.TensorStorageMetadata,
+        _MEM_FORMAT_ENCODING,
+        _StorageInfo,
+        _get_layout,
+        torch.Size,
+    )
+}
+# Where Python 3.12 and those before it, and 3.13, have the class of paths
+_PLAIN |= {(module, "PosixPath"): PosixPath for module in ("pathlib", "pathlib._local")}
+
+
+@contextmanager
+def tensors_only(folder: Path, classes: Sequence[Any] = ()) -> Iterator[None]:
+    """In here torch.load reads tensors, plain values and ``classes`` alone, whoever calls it.
+
+    Raises UserError for a file of ``folder`` that holds anything else.
+    """
+    before = os.environ.get(_FORCED)
+    os.environ[_FORCED] = "1"
+    try:
+        with torch.serialization.safe_globals(list(classes)):
+            yield
+    except pickle.UnpicklingError as error:
+        raise _refusal(folder, str(error)) from None
+    except CheckpointException as error:  # raised on every rank for the failures of all; no Exception
+        for failure, _ in error.failures.values():
+            if isinstance(failure, pickle.UnpicklingError):
+                raise _refusal(folder, str(failure)) from None
+        raise
+    finally:
+        if before is None:
+            del os.environ[_FORCED]
+        else:
+            os.environ[_FORCED] = before
+
+
+def load_distributed(state: dict[str, Any], folder: Path, *, no_dist: bool = False) -> None:
+    """Fill ``state`` in place from a checkpoint of torch's DCP (distributed checkpoint) in ``folder``.
+
+    Raises UserError for a file that holds more than tensors and plain values.
+    """
+    reader = _Reader(folder)
+    with tensors_only(folder):
+        reader.read_metadata()  # DCP itself would go on after a refusal, and say another
+        state_dict_loader.load(state, storage_reader=reader, no_dist=no_dist)
+
+
+class _Reader(FileSystemReader):
+    """Reads .metadata, a pickle for which DCP has no such option."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> metadata.Metadata:  # noqa: ARG002 - as torch calls it
+        """What lies where. Raises UnpicklingError where the file would call what it has no need of."""
+        with (Path(self.path) / ".metadata").open("rb") as file:
+            found: metadata.Metadata = _Unpickler(file).load()
+        if found.storage_meta is None:
+            found.storage_meta = metadata.StorageMeta()
+        found.storage_meta.load_id = self.load_id
+        return found
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in _PLAIN:
+            return _PLAIN[module, name]
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            return getattr(torch, name)
+        raise pickle.UnpicklingError(f"GLOBAL {module}.{name}")
+
+
+def _refusal(folder: Path, said: str) -> UserError:
+    called = _CALLED.search(said)
+    what = f"a file would call {called[1].rstrip('.')}" if called else "a file is broken, or no tensors' file"
+    return UserError(
+        f"The checkpoint in {folder} holds more than tensors and plain values, or is damaged: {what}. It is "
+        "not read, as that would run code of the file's.",
+        "Go on from a checkpoint of this version of the package, or start anew.",
+    )

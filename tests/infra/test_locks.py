@@ -1,0 +1,128 @@
+"""The locks are of what pyproject.toml and the lists ask for, whole, and name no place to get it from."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.infra.test_docker import REQUIREMENTS, ROOT, TEXT, asked
+
+LOCKS = sorted((REQUIREMENTS / "locked").glob("*.txt"))
+RENEW = "python .ci/locks.py"
+EXTRAS = {
+    "torchtune": ("torchtune", "kubernetes", "aws", "trackers"),
+    "deepspeed": ("deepspeed", "kubernetes", "aws", "trackers"),
+    "loop": ("deepspeed", "fsdp2", "eval"),
+    "launcher": ("kubernetes", "aws"),
+}
+# What runs of the packages that an image's Python can use
+HERE = {"python_version": "3.11", "python_full_version": "3.11.14", "sys_platform": "linux"}
+HERE |= {"platform_system": "Linux", "platform_machine": "x86_64", "os_name": "posix", "extra": ""}
+
+
+def locked(name: str) -> dict[str, str]:
+    """Package -> version of a lock."""
+    text = (REQUIREMENTS / "locked" / f"{name}.txt").read_text()
+    return {
+        canonicalize_name(found): version for found, version in re.findall(r"(?m)^(\S+)==(\S+) \\$", text)
+    }
+
+
+def listed(name: str) -> list[Requirement]:
+    """What a list asks for, with those that it includes."""
+    lines = (REQUIREMENTS / f"{name}.txt").read_text().splitlines()
+    found = [each for line in lines if line.startswith("-r ") for each in listed(line[3:].partition(".")[0])]
+    return found + [Requirement(line) for line in lines if line and line[0] not in "-#"]
+
+
+def outside(name: str, requirements: list[Requirement]) -> list[str]:
+    versions = locked(name)
+    return [
+        f"{requirement} ({versions.get(canonicalize_name(requirement.name), 'missing')})"
+        for requirement in requirements
+        if requirement.marker is None or requirement.marker.evaluate(HERE)
+        if versions.get(canonicalize_name(requirement.name), "") not in requirement.specifier
+    ]
+
+
+def test_every_list_but_the_common_one_has_its_lock() -> None:
+    lists = {file.name for file in REQUIREMENTS.glob("*.txt")} - {"common.txt"}
+    assert {file.name for file in LOCKS} == lists | {"launcher.txt"}
+
+
+@pytest.mark.parametrize("file", LOCKS, ids=lambda file: file.stem)
+def test_every_package_has_one_version_and_hashes_and_comes_from_nowhere_else(file: Path) -> None:
+    text = file.read_text()
+    assert RENEW in text
+    entry = re.compile(r"[a-z0-9][a-z0-9._-]*==[\w.!]+(?: \\\n    --hash=sha256:[0-9a-f]{64})+\n")
+    rest = re.sub(r"(?m)^#.*\n", "", text)
+    assert entry.sub("", rest) == "", "options, addresses, or a package without hashes"
+    names = re.findall(r"(?m)^([a-z0-9][^=\s]*)==", rest)
+    assert len(names) == len(set(names)) == len(locked(file.stem)) > 3
+
+
+@pytest.mark.parametrize("name", [file.stem for file in LOCKS if file.stem != "launcher"])
+def test_a_lock_is_of_its_lists_versions(name: str) -> None:
+    assert outside(name, listed(name)) == [], f"renew it: {RENEW}"
+
+
+@pytest.mark.parametrize("name", EXTRAS)
+def test_a_lock_is_within_the_projects_bounds(name: str) -> None:
+    assert outside(name, asked(*EXTRAS[name])) == [], f"renew it: {RENEW}"
+
+
+@pytest.mark.parametrize(
+    "pair", itertools.combinations(("torchtune", "deepspeed", "s3", "gs", "azure"), 2), ids="-".join
+)
+def test_what_is_installed_together_agrees(pair: tuple[str, str]) -> None:
+    one, other = map(locked, pair)
+    assert {
+        name: (one[name], other[name]) for name in one.keys() & other.keys() if one[name] != other[name]
+    } == {}
+
+
+def test_the_images_install_nothing_but_what_is_locked() -> None:
+    installs = re.findall(r"(?:uv )?pip install ((?:[^&\n]|\\\n)*)", TEXT)
+    assert len(installs) == 4
+    for words in installs:
+        assert "--require-hashes" in words or "--no-deps --editable ." in words
+    assert set(re.findall(r"source=infra/docker/requirements(\S*),target=/requirements", TEXT)) == {"/locked"}
+    assert "COPY infra/docker/requirements/locked/launcher.txt requirements.txt\n" in TEXT
+
+
+def test_without_uv_the_locks_stay_and_one_line_says_what_to_install() -> None:
+    before = {file: file.stat().st_mtime_ns for file in LOCKS}
+    command = [sys.executable, str(ROOT / ".ci" / "locks.py")]
+    done = subprocess.run(command, env={"PATH": "/nowhere"}, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (1, "uv is not installed: pip install uv\n")
+    assert {file: file.stat().st_mtime_ns for file in LOCKS} == before
+
+
+def test_every_lock_is_audited_each_week() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "audit.yml").read_text())
+    assert workflow[True]["schedule"], "YAML reads `on` as true"
+    job = workflow["jobs"]["locks"]
+    assert job["strategy"]["matrix"]["lock"] == [file.stem for file in LOCKS]
+    assert "infra/docker/requirements/locked/${{ matrix.lock }}.txt" in job["steps"][-1]["run"]
+
+
+def test_updates_are_looked_for_wherever_something_is_pinned() -> None:
+    updates = yaml.safe_load((ROOT / ".github" / "dependabot.yml").read_text())["updates"]
+    found = {(each["package-ecosystem"], each["directory"]) for each in updates}
+    assert found == {
+        ("github-actions", "/"),
+        ("docker", "/infra/docker"),
+        ("pip", "/infra/docker/requirements"),
+        ("terraform", "/infra/aws"),
+    }
+    for _, directory in found:
+        assert (ROOT / directory.lstrip("/")).is_dir()
+    assert all(each["schedule"]["interval"] == "weekly" for each in updates)

@@ -1,0 +1,82 @@
+"""A checkpoint's files are read as tensors and plain values; nothing that stands in them is run."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.distributed.checkpoint import state_dict_saver  # noqa: E402
+
+from estimator.errors import UserError  # noqa: E402
+from launchers.engines.tensors_only import load_distributed, tensors_only  # noqa: E402
+
+
+class Calls:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.mark),)  # a function with no trace
+
+
+@pytest.fixture
+def mark(tmp_path: Path) -> Path:
+    return tmp_path / "was-here"
+
+
+def refused(folder: Path, state: dict[str, Any], mark: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        load_distributed(state, folder, no_dist=True)
+    assert f"The checkpoint in {folder} holds more than tensors" in caught.value.problem
+    assert "a file would call posix.mkdir" in caught.value.problem
+    assert "\n" not in caught.value.problem
+    assert not mark.exists()
+
+
+def test_what_dcp_writes_is_read_back_bit_by_bit(tmp_path: Path) -> None:
+    values = {"weight": torch.randn(3, 5), "half": torch.randn(4).bfloat16(), "betas": (0.9, 0.99), "n": None}
+    state_dict_saver.save(values, checkpoint_id=str(tmp_path), no_dist=True)
+    found = {"weight": torch.zeros(3, 5), "half": torch.zeros(4).bfloat16(), "betas": (0.0,), "n": 1}
+    load_distributed(found, tmp_path, no_dist=True)
+    assert torch.equal(found["weight"], values["weight"])
+    assert torch.equal(found["half"], values["half"])
+    assert (found["betas"], found["n"]) == ((0.9, 0.99), None)
+
+
+def test_a_value_that_would_call_something_is_refused(tmp_path: Path, mark: Path) -> None:
+    state_dict_saver.save({"lr": Calls(mark)}, checkpoint_id=str(tmp_path / "c"), no_dist=True)
+    refused(tmp_path / "c", {"lr": 0.1}, mark)
+
+
+def test_a_map_of_the_tensors_that_would_call_something_is_refused(tmp_path: Path, mark: Path) -> None:
+    state_dict_saver.save({"lr": 0.1}, checkpoint_id=str(tmp_path / "c"), no_dist=True)
+    (tmp_path / "c" / ".metadata").write_bytes(pickle.dumps(Calls(mark)))
+    refused(tmp_path / "c", {"lr": 0.1}, mark)
+
+
+def test_a_caller_that_would_take_anything_gets_tensors_alone(tmp_path: Path, mark: Path) -> None:
+    """As DeepSpeed calls it. Outside of it, and afterwards, torch.load is as it was."""
+    torch.save({"state": Calls(mark)}, tmp_path / "states.pt")
+    with (
+        pytest.raises(UserError, match=r"a file would call posix\.mkdir"),
+        tensors_only(tmp_path),
+    ):
+        torch.load(tmp_path / "states.pt", weights_only=False)
+    assert not mark.exists()
+    torch.load(tmp_path / "states.pt", weights_only=False)
+    assert mark.exists()
+
+
+def test_a_broken_file_is_said_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "states.pt").write_bytes(b"no tensors")
+    with pytest.raises(UserError, match="or is damaged") as caught, tensors_only(tmp_path):
+        torch.load(tmp_path / "states.pt")
+    assert "\n" not in caught.value.problem
