@@ -19,7 +19,7 @@ from decorators.card.writer import write_blocks
 from decorators.gpu_profile import gpu_profile
 from decorators.storage import datastore
 from flows import finetune_artifacts, finetune_launch, rejection_card, rejection_node, scorers
-from flows.finetune_flow import FinetuneFlow
+from flows.finetune_nodes import NodesSteps
 from flows.finetune_steps import task_folder
 from launchers import engines
 from launchers.dataset.prepare import held_out_rows
@@ -32,7 +32,7 @@ from launchers.store.bundles import get_bundle
 CARD_ID = "rejection"
 
 
-class RejectionFlow(FinetuneFlow):
+class RejectionFlow(NodesSteps):
     """Train a language model on the best of its own answers, on this machine or on a cluster."""
 
     asked_score = Parameter(
@@ -174,7 +174,7 @@ class RejectionFlow(FinetuneFlow):
     def end(self) -> None:
         """Say what training on the best answers has done to the score, and where the model is."""
         print(self.comparison.text())
-        FinetuneFlow.end(self)
+        NodesSteps.end(self)
 
     def _score(
         self, name: str, prompts: list[Prompt], drawn: rejection_node.Drawn, work: Path

@@ -152,7 +152,7 @@ def test_credentials_that_the_datastore_does_not_take_are_named_before_anything_
     expired = faulty_proxy.Faults(expired=True)
     with faulty_proxy.before(lab.store.url, expired, address=lab.hub.address, inside=lab.hub.inside) as url:
         run = lab.start(tmp_path, "run", *where, METAFLOW_S3_ENDPOINT_URL=url)
-        assert run.end(END_S) == 1
+        assert run.end(END_S) == 2, "nothing was begun"
     assert "the AWS credentials have expired. Log in again" in " ".join(run.log.split())
     assert "Traceback" not in run.log
     assert run.jobs() == []

@@ -112,7 +112,7 @@ def test_a_model_that_cannot_fit_here_says_what_would_work(flow: Callable[..., F
 def test_the_commands_that_are_advised_work(flow: Callable[..., FlowRun], arguments: str) -> None:
     refused = flow("run", *shlex.split(arguments), "--plan-only", timeout=60)
     check_refused(refused, "These would work:")
-    offered = re.findall(r"^\s+python .*finetune_flow\.py'? (run .*)$", refused.output, re.MULTILINE)
+    offered = re.findall(r"^\s+finetune (run .*)$", refused.output, re.MULTILINE)
     assert len(offered) > 1
     for command in offered:
         words = shlex.split(command.partition(" --run-id-file")[0] + command.partition("run_id")[2])

@@ -204,7 +204,7 @@ def test_the_mean_score_rises_with_two_nodes_that_draw_what_one_draws(flow: Flow
         assert "Best answers" in page
         assert "Worst answers" in page
     page = (flow.home / "finetuned" / flow.run_id / "model" / "README.md").read_text()
-    assert "flows/rejection_flow.py" in page
+    assert "finetune flow rejection" in page
 
 
 @pytest.mark.nightly
