@@ -225,7 +225,7 @@ def write(rows: list[dict[str, Any]]) -> None:
         "",
         "`python -m benchmarks.diffusers_script SCRIPT`: tiny-sdxl, all of the UNet, the same latents,",
         f"texts, noise and time steps; {STEPS} steps of {BATCH} images.",
-        f"diffusers {diffusers.__version__}, torch {torch.__version__}, {facts['date']}, {facts['machine']}.",
+        f"diffusers {diffusers.__version__}, {facts['date']}, {facts['machine']['text']}.",
         "",
         "| Loss | first step, ours | the script's | last step, ours | the script's | largest difference |",
         "|---|---|---|---|---|---|",
