@@ -71,7 +71,7 @@ def test_outside_of_a_run_there_is_no_plan(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ({"request": "all"}, '"train", "evaluate", "generate", "score", "compare", "data", "none"'),
+        ({"request": "all"}, '"train", "encode", "evaluate", "generate", "score", "compare", "data", "none"'),
         ({"interval": 0}, "above 0 seconds"),
         ({"plans": 1}, "doesn't know plans"),
     ],
