@@ -98,10 +98,10 @@ class gpu_profile(LaunchMixin, StepMutator, UserStepDecorator):  # type: ignore[
         ``"kubernetes"`` or ``"batch"``. All steps of a flow share one function. Without it the step is
         only measured.
     request:
-        ``"train"``: ask for the planned hardware, show predicted beside measured. ``"evaluate"``: ask for
-        the fewest of its GPUs that hold the model; the plan predicts training only, so the card shows what
-        was measured. ``"encode"``: one of its nodes, with all of its GPUs. ``"data"``: the disk of weights and data, and no GPUs; no card.
-        ``"none"``: carry the plan, ask for nothing, make no card.
+        ``"train"``: ask for the planned hardware, show predicted beside measured. ``"encode"``: ask for one
+        of its nodes, with all of its GPUs; no card. ``"evaluate"``: ask for the fewest of its GPUs that hold
+        the model; the plan predicts training only, so the card shows what was measured. ``"data"``: the disk
+        of weights and data, and no GPUs; no card. ``"none"``: carry the plan, ask for nothing, make no card.
     interval:
         Seconds between two samples of the profiler; it takes fewer when sampling is dear.
     """
