@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import io
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +16,8 @@ INFERENCE_STEPS = 25
 SHOWN_PIXELS = 256  # of the longer side of a picture on a card
 
 
-@contextlib.contextmanager
-def decoder(model_dir: Path, device: torch.device) -> Iterator[Any]:
-    """A pipeline's VAE in fp32, as half precision overflows in it; it is gone afterwards.
+def decoder(model_dir: Path, device: torch.device) -> Any:
+    """A pipeline's VAE in fp32, as half precision overflows in it.
 
     It decodes large images in tiles, as it may have little room beside what is trained.
     """
@@ -29,7 +26,7 @@ def decoder(model_dir: Path, device: torch.device) -> Iterator[Any]:
 
     vae = AutoencoderKL.from_pretrained(model_dir / "vae").to(device).eval()
     vae.enable_tiling()
-    yield vae
+    return vae
 
 
 def draw(

@@ -61,11 +61,11 @@ class HeldOutImages:
 
     def draw(self, model: Answering, /) -> tuple[str, ...]:
         found: dict[int, str] = {}
-        with drawing.decoder(self._job.model_dir, model.device) as vae:
-            for row, counts in self._dealt(len(self.captions)):
-                picture = self._picture(model.module, vae, row)
-                if counts:
-                    found[row] = picture
+        vae = drawing.decoder(self._job.model_dir, model.device)
+        for row, counts in self._dealt(len(self.captions)):
+            picture = self._picture(model.module, vae, row)
+            if counts:
+                found[row] = picture
         of_all: list[dict[int, str] | None] = [found]
         if dist.is_initialized() and self._env.world_size > 1:
             of_all = [None] * self._env.world_size
