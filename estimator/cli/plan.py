@@ -219,9 +219,10 @@ def plan(
 ) -> None:
     """The best configurations for a model, from goals to a ranked list."""
     from estimator import calibration, hardware
-    from estimator.cli.plan_answer import row_of, show
+    from estimator.cli.plan_answer import show
     from estimator.planning.obstacles import explain
     from estimator.planning.planner import plans
+    from estimator.planning.rows import row_of
 
     output.one_format(json=as_json, csv=as_csv)
     found = hardware.catalogue(limits.hardware)
@@ -255,7 +256,6 @@ def plan(
 
 def _job(wanted: JobOptions) -> Job:
     from estimator import models
-    from estimator.cli.steps import length_of
     from estimator.job import Job
     from estimator.planning import images
 
@@ -265,7 +265,7 @@ def _job(wanted: JobOptions) -> Job:
         method=wanted.method,  # type: ignore[arg-type]
         engine=wanted.engine,  # type: ignore[arg-type]
         task=images.task_for(model, wanted.task),  # type: ignore[arg-type]
-        seq_len=length_of(model, wanted.seq_len, wanted.resolution),
+        seq_len=images.length_of(model, wanted.seq_len, wanted.resolution),
         global_batch_size=wanted.global_batch_size,
         micro_batch_size=wanted.micro_batch_size,
         optimizer=wanted.optimizer,  # type: ignore[arg-type]
@@ -357,8 +357,8 @@ def _cluster(limits: GoalOptions) -> Cluster | None:
             )
     if not limits.from_cluster:
         return None
-    from estimator.cli.run_command import DEFAULT_NAMESPACE, NAMESPACE_VARIABLE
     from estimator.hardware.inventory import PodRules, read_cluster
+    from estimator.planning.run_command import DEFAULT_NAMESPACE, NAMESPACE_VARIABLE
 
     namespace = limits.namespace or os.environ.get(NAMESPACE_VARIABLE) or DEFAULT_NAMESPACE
     cluster = read_cluster(limits.context, rules=PodRules(namespace=namespace))
@@ -371,7 +371,7 @@ def _command(plan: Plan, job: Job, model: str, limits: GoalOptions, goals: Goals
     """What runs the plan where it is for a cluster; the job's method is decided by then."""
     if goals.cluster is None:
         return None
-    from estimator.cli.run_command import run_command
+    from estimator.planning.run_command import run_command
 
     command = run_command(
         plan, job, model, goals.cluster, namespace=limits.namespace, hardware_file=limits.hardware

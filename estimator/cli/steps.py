@@ -9,11 +9,11 @@ from estimator.cli.defaults import EngineDefaults, defaults
 from estimator.cli.options import METHODS, SetupOptions
 from estimator.errors import UserError
 from estimator.memory import implementations
-from estimator.models.diffusion import DiffusionSpec, positions_of
+from estimator.models.diffusion import DiffusionSpec
 from estimator.models.spec import ModelSpec
 from estimator.planning import images
 from estimator.planning.engines import dense_mask
-from estimator.setup import DEFAULT_SEQ_LEN, Setup, drawn_answer
+from estimator.setup import Setup, drawn_answer
 
 
 def setup_from(options: SetupOptions, model: ModelSpec, gpus: int) -> Setup:
@@ -28,7 +28,7 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int) -> Setup:
     shard, replicate, sharding = _data_parallel(options, engine, gpus)
     sharded = shard > 1
     precision = "fp32" if options.device == "cpu" else engine.precision_of(sharded=sharded)
-    seq_len = length_of(model, options.seq_len, options.resolution)
+    seq_len = images.length_of(model, options.seq_len, options.resolution)
     packed = engine.fixed_length if options.packed is None else options.packed
     setup = Setup(
         model=model,
@@ -97,25 +97,6 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int) -> Setup:
     if setup.adapters:
         _ = setup.adapter_parameters  # refuses targets that the model lacks
     return setup
-
-
-def length_of(model: ModelSpec, seq_len: int | None, resolution: int | None) -> int:
-    """The sequence's length that options ask for: tokens, or an image's positions.
-
-    Raises UserError for what is of the other kind of model.
-    """
-    if not isinstance(model, DiffusionSpec):
-        if resolution is not None:
-            raise UserError(
-                f"--resolution {resolution}: {model.name} makes no images.", "Use --seq-len, or leave it out."
-            )
-        return min(DEFAULT_SEQ_LEN, model.max_seq_len) if seq_len is None else seq_len
-    if seq_len is not None:
-        raise UserError(
-            f"--seq-len {seq_len}: {model.name} makes images, which have no tokens.",
-            "Use --resolution, or leave it out.",
-        )
-    return positions_of(model.resolution if resolution is None else resolution)
 
 
 def _or(value: Any, otherwise: Any) -> Any:

@@ -16,6 +16,7 @@ from estimator.hardware.cluster_api import (
     UntrustedError,
 )
 from estimator.hardware.cluster_taints import taint_text
+from estimator.hardware.quantities import quantity
 
 TIMEOUT_S = 10
 PAGE = 500  # nodes in one answer, as kubectl asks for
@@ -117,6 +118,4 @@ def node_of(item: Any) -> Node:
 
 
 def _resources(table: Mapping[str, str] | None) -> dict[str, float]:
-    from kubernetes.utils import parse_quantity
-
-    return {name: float(parse_quantity(value)) for name, value in (table or {}).items()}
+    return {name: quantity(value) for name, value in (table or {}).items()}

@@ -8,6 +8,7 @@ from typing import Any
 
 from estimator.hardware.cluster_api import Json, NoKubernetesError
 from estimator.hardware.cluster_tables import Room
+from estimator.hardware.quantities import quantity
 
 ASKED_NODES = 4  # nodes that one selector finds are of one kind, and one question each is enough
 _STAYING = ("DaemonSet", "Node")  # who owns them; the kubelet's own static pods belong to the node
@@ -106,6 +107,4 @@ def _asked(container: Mapping[str, Any], resource: str) -> float:
 
 
 def _quantity(text: str | None) -> float:
-    from kubernetes.utils import parse_quantity
-
-    return float(parse_quantity(text)) if text else 0.0
+    return quantity(text) if text else 0.0

@@ -16,6 +16,7 @@ from estimator.hardware.catalogue import Instance
 from estimator.hardware.cluster_api import Json, found_at
 from estimator.hardware.cluster_tables import labels_of
 from estimator.hardware.cluster_taints import Toleration, fence, taint_text
+from estimator.hardware.quantities import quantity
 from estimator.plan import MIB, Request
 
 KARPENTER = "karpenter.sh"
@@ -335,9 +336,7 @@ def _group(name: str, now: int, most: int) -> NodeGroup:
 
 
 def _amounts(table: Mapping[str, Any] | None) -> tuple[tuple[str, float], ...]:
-    from kubernetes.utils import parse_quantity
-
-    return tuple((name, float(parse_quantity(value))) for name, value in (table or {}).items())
+    return tuple((name, quantity(value)) for name, value in (table or {}).items())
 
 
 __all__ = [

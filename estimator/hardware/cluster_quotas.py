@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from estimator.hardware.cluster_api import Json
 from estimator.hardware.cluster_priorities import usual_priority_class
+from estimator.hardware.quantities import quantity
 from estimator.plan import GIB
 
 PREFIX = "requests."
@@ -60,8 +61,6 @@ def read_quotas(get: Callable[..., Json], namespace: str, pod: QuotaPod) -> tupl
 
 
 def _lines(quota: Json) -> Iterator[Quota]:
-    from kubernetes.utils import parse_quantity
-
     status, spec = quota.get("status") or {}, quota.get("spec") or {}
     used = status.get("used") or {}
     for what, most in (status.get("hard") or spec.get("hard") or {}).items():
@@ -70,8 +69,8 @@ def _lines(quota: Json) -> Iterator[Quota]:
         yield Quota(
             name=quota["metadata"]["name"],
             what=what,
-            most=float(parse_quantity(most)),
-            used=float(parse_quantity(used.get(what, "0"))),
+            most=quantity(most),
+            used=quantity(used.get(what, "0")),
         )
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from estimator.changes import Change
+from estimator.errors import UserError
 from estimator.models import PROJECTIONS, DiffusionSpec, ModelSpec
+from estimator.models.diffusion import positions_of
 from estimator.models.unet import ADAPTED
 from estimator.planning.training import Training
-from estimator.setup import IMAGE_TASK
+from estimator.setup import DEFAULT_SEQ_LEN, IMAGE_TASK
 
 ENGINE = "fsdp2"
 METHODS = ("full", "lora")
@@ -15,6 +18,26 @@ OPTIMIZERS = ("adamw", "adamw8bit", "adafactor", "sgd")
 def task_for(model: ModelSpec, task: str) -> str:
     """The task that is meant: a pipeline that makes images learns from images, where no task is asked for."""
     return IMAGE_TASK if isinstance(model, DiffusionSpec) and task == "sft" else task
+
+
+def length_of(model: ModelSpec, seq_len: int | None, resolution: int | None) -> int:
+    """The sequence's length that is asked for: tokens, or an image's positions.
+
+    Raises UserError for what is of the other kind of model.
+    """
+    if not isinstance(model, DiffusionSpec):
+        if resolution is not None:
+            raise UserError(
+                (Change("resolution", resolution), f": {model.name} makes no images."),
+                ("Use ", Change("seq_len"), ", or leave it out."),
+            )
+        return min(DEFAULT_SEQ_LEN, model.max_seq_len) if seq_len is None else seq_len
+    if seq_len is not None:
+        raise UserError(
+            (Change("seq_len", seq_len), f": {model.name} makes images, which have no tokens."),
+            ("Use ", Change("resolution"), ", or leave it out."),
+        )
+    return positions_of(model.resolution if resolution is None else resolution)
 
 
 def unsupported(engine: str, model: ModelSpec, training: Training) -> str | None:

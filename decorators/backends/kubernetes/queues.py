@@ -10,6 +10,7 @@ from decorators.backends import tables
 from decorators.backends.kubernetes.nodes import Preflight
 from decorators.backends.kubernetes.rules import in_words
 from estimator.hardware.cluster_api import ApiRefusedError, Json
+from estimator.hardware.quantities import quantity
 
 KUEUE = "kueue.x-k8s.io"
 _Lent = Callable[[str, str], float]  # of a flavor and a resource
@@ -146,9 +147,7 @@ def _most(flavor: Json, lent: _Lent) -> dict[str, float]:
 
 
 def _amount(item: Json, kind: str, absent: float) -> float:
-    from kubernetes.utils import parse_quantity
-
-    return absent if item.get(kind) is None else float(parse_quantity(str(item[kind])))
+    return absent if item.get(kind) is None else quantity(str(item[kind]))
 
 
 def _short(flavor: str, most: Mapping[str, float], asked: Mapping[str, float]) -> str:

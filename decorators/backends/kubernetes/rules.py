@@ -15,6 +15,7 @@ from decorators.backends.kubernetes.scopes import quota_pod
 from decorators.backends.kubernetes.security import ENFORCE, option
 from estimator.hardware.cluster_api import Json
 from estimator.hardware.cluster_quotas import GPUS, Quota, read_quotas
+from estimator.hardware.quantities import quantity
 from estimator.plan import GIB
 
 SIZES = ("cpu", "memory", "ephemeral-storage")
@@ -115,9 +116,7 @@ def _limit_ranges(preflight: Preflight) -> list[Json]:
 
 
 def _numbers(item: Json, kind: str) -> dict[str, float]:
-    from kubernetes.utils import parse_quantity
-
-    return {name: float(parse_quantity(value)) for name, value in (item.get(kind) or {}).items()}
+    return {name: quantity(value) for name, value in (item.get(kind) or {}).items()}
 
 
 def pod_security(preflight: Preflight, *, pod: Mapping[str, float]) -> None:  # noqa: ARG001

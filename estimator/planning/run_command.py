@@ -30,18 +30,19 @@ def run_command(
     plan: Plan,
     job: Job,
     model: str,
-    cluster: Cluster,
+    cluster: Cluster | None,
     *,
     namespace: str | None = None,
     hardware_file: Path | None = None,
 ) -> str:
     """What takes this plan, as a shell does; a line without a command where the package can't run it.
 
-    ``model`` as the user has named it; ``namespace`` and ``hardware_file`` where the user has given them.
+    ``model`` as the user has named it; ``cluster``: None for one that has such nodes, open to the run's pods;
+    ``namespace`` and ``hardware_file`` where the user has given them.
     """
     if plan.planned_only is not None:
         return f"No command runs this plan: {plan.planned_only}."
-    taints = taints_of(plan, cluster)
+    taints = taints_of(plan, cluster) if cluster is not None else ()
     words = [*FLOW, *(shlex.split(opening(taints)) if taints else ("--with", "kubernetes"))]
     words += ["--model", model, "--method", plan.method, "--engine", plan.engine]
     words += ["--nodes", str(plan.request.nodes)]

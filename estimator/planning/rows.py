@@ -1,0 +1,43 @@
+"""A plan as a flat row, for CSV, JSON and tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from estimator.plan import Plan
+from estimator.planning.report import layout_words
+
+
+def row_of(rank: int, plan: Plan) -> dict[str, Any]:
+    """One plan as a flat row with sizes in bytes, prices in USD; None is not known."""
+    request, layout, prediction = plan.request, plan.layout, plan.prediction
+    price = None
+    if prediction.usd_per_hour is not None and prediction.tokens_per_second is not None:
+        price = prediction.usd_per_hour / 3600 / prediction.tokens_per_second * 1e6
+    return {
+        "rank": rank,
+        "model": plan.model,
+        "method": plan.method,
+        "engine": plan.engine,
+        "instance_type": request.instance_type,
+        "cloud": request.cloud,
+        "nodes": request.nodes,
+        "gpus_per_node": request.gpus_per_node,
+        "gpu": request.gpu,
+        "layout": layout_words(layout),
+        "micro_batch_size": layout.micro_batch_size,
+        "accumulation": layout.accumulation,
+        "activation_checkpointing": layout.activation_checkpointing,
+        "needs_bytes": prediction.memory.needs_bytes,
+        "needs_upper_bytes": prediction.memory.needs_range[1],
+        "shows_bytes": prediction.memory.shows_bytes,
+        "shows_upper_bytes": prediction.memory.shows_range[1],
+        "capacity_bytes": prediction.memory.capacity_bytes,
+        "tokens_per_second": prediction.tokens_per_second,
+        "hours": prediction.hours,
+        "usd_per_hour": prediction.usd_per_hour,
+        "usd": prediction.usd,
+        "usd_per_million_tokens": price,
+        "start_up_minutes": None if prediction.start_up is None else prediction.start_up.hours * 60,
+        "rarely_had": prediction.rarely_had,
+    }
