@@ -89,7 +89,7 @@ def suggestion_in_words(suggestion: Suggestion, spelling: Spelling) -> str:
 def command_with(command: Sequence[str], suggestion: Suggestion, spelling: Spelling) -> list[str]:
     """The words of a command line with the changes made in it, and what contradicts them left out."""
     changed = {change.option for change in suggestion}
-    dropped = {spelling.name(option) for option in (*changed, *_contradicting(suggestion))}
+    dropped = {spelling.name(option) for option in (*changed, *contradicting(suggestion))}
     kept: list[str] = []
     number = 0
     while number < len(command):
@@ -126,7 +126,8 @@ _CONTRADICTS = {
 }
 
 
-def _contradicting(changes: Iterable[Change]) -> set[str]:
+def contradicting(changes: Iterable[Change]) -> set[str]:
+    """Options that say something else than those that are changed, and are left out beside them."""
     given = {change.option for change in changes}
     return {other for option in given for other in _CONTRADICTS.get(option, ())} - given
 

@@ -18,6 +18,6 @@ def on_page_markdown(markdown: str, *, config: Any, **_: Any) -> str:
         if not path.exists():
             raise FileNotFoundError(f"a page links to ../{match[1]}, which is not there")
         kind = "tree" if path.is_dir() else "blob"
-        return f"]({config.repo_url.rstrip('/')}/{kind}/main/{match[1]}{match[2] or ''})"
+        return f"]({config.extra['repository']}/{kind}/main/{match[1]}{match[2] or ''})"
 
     return _LINK.sub(whole, markdown)

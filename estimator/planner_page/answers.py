@@ -1,0 +1,149 @@
+"""The page's question and its answer: plans with their bars, prices and commands, or why there is none."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from estimator import hardware, models
+from estimator.changes import FINETUNE, Suggestion, contradicting, suggestion_in_words
+from estimator.charts import appearance, ordered
+from estimator.errors import CannotFit, UserError
+from estimator.job import Job, Target
+from estimator.models import ModelSpec
+from estimator.plan import Plan
+from estimator.planner_page import fields, pasted
+from estimator.planning import images
+from estimator.planning.goals import Goals
+from estimator.planning.obstacles import explain
+from estimator.planning.planner import plans
+from estimator.planning.ranking import Ranking
+from estimator.planning.report import render
+from estimator.planning.rows import row_of
+from estimator.planning.run_command import DEFAULT_BATCH, run_command
+
+TOP = 5  # plans, as `finetune plan` shows
+WIDTH = 88  # columns of a plan in full
+ADDED = ("categories", "fits", "text", "run")  # of a plan, to its row
+_OF_JOB = (
+    *("global_batch_size", "lora_rank", "precision", "optimizer", "micro_batch_size"),
+    *("activation_checkpointing", "offload", "packing", "method", "engine"),
+)
+_OF_TARGET = ("nodes", "gpus", "gpu", "capacity")
+_OF_GOALS = ("tokens", "deadline_hours", "budget_usd", "prefer", "spot", "max_gpus")
+
+
+def answer(form: Mapping[str, str]) -> dict[str, Any]:
+    """Plans for what a form asks (texts by the names of ``fields.FIELDS``), as plain values.
+
+    ``command`` is the ``finetune plan`` that says the same. With ``plans``: a row each, with its memory by
+    category in bytes, and the command that runs it. Without a plan: ``problem``, ``advice`` and what would
+    work, each with the fields to change. Nothing is raised for what a form may say.
+    """
+    command = shlex.join(["finetune", "plan", *fields.words(form)])
+    try:
+        return {"command": command, **_planned(form)}
+    except UserError as error:
+        return {"command": command, **_refused(error)}
+
+
+def _planned(form: Mapping[str, str]) -> dict[str, Any]:
+    values = fields.read(form)
+    if "model" not in values and "config" not in values:
+        raise UserError("No model is chosen.", "Choose one of the list, or paste a config.json.")
+    name = fields.MY_MODEL if "config" in values else values["model"]
+    model = pasted.model(values["config"]) if "config" in values else _known(name)
+    job = Job(
+        model=model,
+        task=images.task_for(model, values.get("task", "sft")),  # type: ignore[arg-type]
+        seq_len=images.length_of(model, values.get("seq_len"), values.get("resolution")),
+        lora_targets=tuple(model.projections),
+        **{"method": "auto", "engine": "auto", "global_batch_size": DEFAULT_BATCH, **_some(values, _OF_JOB)},
+    )
+    cluster = pasted.cluster(values["cluster"]) if "cluster" in values else None
+    target = Target(kind="catalogue" if cluster is None else "kubernetes", **_some(values, _OF_TARGET))
+    goals = Goals(
+        clouds=values.get("cloud", ()),
+        instance_types=values.get("instance_type", ()),
+        cluster=cluster,
+        **_some(values, _OF_GOALS),
+    )
+    try:
+        ranking = plans(job, target, goals, TOP)
+    except UserError as error:
+        raise error if cluster is None else explain(error, job, target, cluster) from None
+    priced = [plan.request.instance_type or "" for plan in ranking.plans if plan.prediction.price_source]
+    return {
+        "order": ranking.order,
+        "plans": _shown(ranking, job, name, goals),
+        "rejected": [str(line) for line in ranking.rejected],
+        "notes": [*(cluster.notes if cluster else ()), *filter(None, [hardware.old_prices(priced)])],
+        "timed": ranking.best.prediction.tokens is not None,
+    }
+
+
+def _known(name: str) -> ModelSpec:
+    try:
+        return models.find(name)
+    except UserError as error:
+        raise UserError(error.problem, "Choose one of the list, or paste its config.json.") from None
+
+
+def _some(values: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: values[name] for name in names if name in values}
+
+
+def _shown(ranking: Ranking, job: Job, name: str, goals: Goals) -> list[dict[str, Any]]:
+    memories = [plan.prediction.memory for plan in ranking.plans]
+    categories = ordered(part for memory in memories for part, _ in memory.categories)
+    return [
+        row_of(rank, plan)
+        | {
+            "categories": _categories(plan, categories),
+            "fits": plan.prediction.memory.fits,
+            "text": render(plan, WIDTH, everything=True),
+            "run": run_command(plan, job, name, goals.cluster),
+        }
+        for rank, plan in enumerate(ranking.plans, 1)
+    ]
+
+
+def _categories(plan: Plan, order: tuple[str, ...]) -> list[dict[str, Any]]:
+    """What a GPU's memory goes to, in the order of the drawing, each with its colour and pattern."""
+    sizes = dict(plan.prediction.memory.categories)
+    shown = []
+    for name in order:
+        if sizes.get(name):
+            colour, pattern = appearance(name, order)
+            shown.append({"name": name, "bytes": sizes[name], "colour": colour, "pattern": pattern})
+    return shown
+
+
+def _refused(error: UserError) -> dict[str, Any]:
+    error.spell(FINETUNE)
+    refused: dict[str, Any] = {"problem": error.problem, "advice": error.advice, "suggestions": []}
+    if isinstance(error, CannotFit):
+        refused["suggestions"] = [
+            {"words": suggestion_in_words(suggestion, FINETUNE), "fields": changed}
+            for suggestion in error.suggestions
+            if (changed := _changed(suggestion)) is not None
+        ]
+    return refused
+
+
+def _changed(suggestion: Suggestion) -> dict[str, str] | None:
+    """The texts of the fields that a suggestion changes; None where the form lacks one."""
+    by_option = {field.option: field for field in fields.FIELDS}
+    left_out = [by_option.get(FINETUNE.name(option)) for option in contradicting(suggestion)]
+    changed = {field.name: "" for field in left_out if field is not None}
+    for change in suggestion:
+        field = by_option.get(FINETUNE.name(change.option))
+        if field is None:
+            return None
+        if isinstance(change.value, bool):
+            on = "on" if change.value else ""
+            changed[field.name] = on or ("off" if field.choices == fields.GIVEN else "")
+        else:
+            changed[field.name] = "" if change.value is None else str(change.value)
+    return changed

@@ -1,0 +1,169 @@
+"""The form: what can be chosen on the page, and how a field's text is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+from estimator import hardware, models, token_counts
+from estimator.changes import FINETUNE
+from estimator.errors import UserError
+from estimator.job import CAPACITIES, METHODS, OPTIMIZERS, PARALLEL_ENGINES, PRECISIONS
+from estimator.models import diffusion
+from estimator.planning.goals import PREFERENCES
+from estimator.setup import Task
+
+ENGINES = ("auto", "torchtune", "deepspeed", "fsdp2", "trl", *PARALLEL_ENGINES)
+GIVEN = ("on", "off")
+_MANY = "any; several with commas"
+
+Kind = Literal["text", "whole", "number", "tokens", "choice", "flag", "names", "document"]
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of the form. Its text is empty where nothing is chosen."""
+
+    name: str
+    label: str
+    kind: Kind = "text"
+    choices: tuple[str, ...] = ()
+    """All values of a ``choice``; suggestions of a ``text`` or of ``names``."""
+    hint: str = ""
+    """What an empty field stands for, or what belongs into it."""
+
+    @property
+    def option(self) -> str:
+        """Of ``finetune plan``; for a document, the option that stands for it in a command."""
+        return _DOCUMENTS.get(self.name) or FINETUNE.name(self.name)
+
+
+_DOCUMENTS = {"config": "--model", "cluster": "--from-cluster"}
+KUBECTL = "kubectl get nodes,pods -A -o json"
+
+GROUPS: Mapping[str, tuple[Field, ...]] = {
+    "What is trained": (
+        Field("model", "Model", "text", (*models.names(), *diffusion.MODELS), "llama-8b"),
+        Field("config", "Or a config.json", "document", (), "Paste that of a model in Hugging Face's layout"),
+        Field("task", "Task", "choice", get_args(Task), "sft"),
+        Field("method", "Method", "choice", METHODS, "auto"),
+        Field("seq_len", "Sequence length", "whole", (), "2048 tokens"),
+        Field("resolution", "Resolution, of images", "whole", (), "as published"),
+        Field("global_batch_size", "Batch of a step", "whole", (), "16 sequences"),
+        Field("lora_rank", "LoRA rank", "whole", (), "8"),
+    ),
+    "Where": (
+        Field("gpu", "GPU", "text", tuple(gpu.name for gpu in hardware.gpus()), "any"),
+        Field(
+            "instance_type", "Machine types", "names", tuple(one.name for one in hardware.instances()), _MANY
+        ),
+        Field("cloud", "Clouds", "names", tuple(hardware.clouds()), _MANY),
+        Field("nodes", "Machines", "whole", (), "as planned"),
+        Field("gpus", "GPUs of each", "whole", (), "as planned"),
+        Field("max_gpus", "GPUs in all, at most", "whole", (), "no limit"),
+        Field("capacity", "What can rarely be had", "choice", CAPACITIES, "usual: it comes last"),
+        Field("spot", "Spot machines", "flag"),
+        Field("cluster", "Your cluster", "document", (), f"Paste what `{KUBECTL}` prints; it stays here"),
+    ),
+    "Goals": (
+        Field("tokens", "Tokens to train on", "tokens", (), "250M, 1.5B"),
+        Field("deadline_hours", "Done within hours", "number", (), "no limit"),
+        Field("budget_usd", "For at most USD", "number", (), "no limit"),
+        Field("prefer", "What decides", "choice", PREFERENCES, "price"),
+    ),
+    "How": (
+        Field("engine", "Engine", "choice", ENGINES, "auto"),
+        Field("precision", "Precision", "choice", PRECISIONS, "auto"),
+        Field("optimizer", "Optimizer", "choice", OPTIMIZERS, "adamw"),
+        Field("micro_batch_size", "Batch of a pass", "whole", (), "as planned"),
+        Field("activation_checkpointing", "Checkpointing", "choice", GIVEN, "as planned"),
+        Field("offload", "Offload", "choice", ("none", "cpu"), "none"),
+        Field("packing", "Packing", "flag"),
+    ),
+}
+FIELDS = tuple(field for group in GROUPS.values() for field in group)
+OF_NAME: Mapping[str, Field] = {field.name: field for field in FIELDS}
+
+
+def as_values() -> list[dict[str, Any]]:
+    """The groups with their fields as plain values, for the page that draws them."""
+    return [
+        {"group": group, "fields": [asdict(field) | {"option": field.option} for field in members]}
+        for group, members in GROUPS.items()
+    ]
+
+
+def read(form: Mapping[str, str]) -> dict[str, Any]:
+    """The chosen values by the fields' names; a field without text is left out.
+
+    Raises UserError for a field that there is not, and for a text that is no such value.
+    """
+    values = {}
+    for name, text in form.items():
+        if name not in OF_NAME:
+            raise UserError(f"The form has no field {name}.", "Choose again, from an empty form.")
+        if text.strip():
+            values[name] = _value(OF_NAME[name], text.strip())
+    return values
+
+
+def words(form: Mapping[str, str]) -> list[str]:
+    """The options of ``finetune plan`` that say the same; a pasted model is the folder MY_MODEL."""
+    said: list[str] = []
+    for field in FIELDS:
+        text = form.get(field.name, "").strip()
+        if not text or (field.name == "model" and form.get("config", "").strip()):
+            continue
+        if field.name == "config":
+            said += [field.option, MY_MODEL]
+        elif field.kind in ("flag", "document"):
+            said.append(field.option)
+        elif field.kind == "names":
+            said += [word for name in _names(text) for word in (field.option, name)]
+        elif field.choices == GIVEN:
+            said.append(field.option if text == "on" else f"--no-{field.option.removeprefix('--')}")
+        else:
+            said += [field.option, text]
+    return said
+
+
+MY_MODEL = "./my-model"
+"""Where a command expects a model whose config.json was pasted."""
+
+
+def _value(field: Field, text: str) -> Any:
+    if field.kind == "whole":
+        return _whole(field, text)
+    if field.kind == "number":
+        return _number(field, text)
+    if field.kind == "tokens":
+        value = token_counts.parse(text)
+        if value is None:
+            raise UserError(f"{field.option} {text} is not a number of tokens.", "Write 250M, 1.5B or 1e9.")
+        return round(value)
+    if field.kind == "flag":
+        return text == "on"
+    if field.kind == "names":
+        return _names(text)
+    if field.choices == GIVEN:
+        return text == "on"
+    return text
+
+
+def _whole(field: Field, text: str) -> int:
+    plain = text.replace(",", "").replace("_", "")
+    if not plain.isascii() or not plain.isdigit() or int(plain) == 0:
+        raise UserError(f"{field.option} {text} is not a whole number above 0.", f"Mend {field.label}.")
+    return int(plain)
+
+
+def _number(field: Field, text: str) -> float:
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        raise UserError(f"{field.option} {text} is not a number.", f"Mend {field.label}.") from None
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())

@@ -1,0 +1,65 @@
+"""What is pasted into the page: a model's config.json, and a cluster's nodes as kubectl prints them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from estimator import hardware
+from estimator.errors import UserError
+from estimator.hardware.cluster import Cluster
+from estimator.hardware.cluster_nodes import node_of
+from estimator.hardware.cluster_pods import Usage, read_usage
+from estimator.hardware.inventory import ClusterState, PodRules, offered
+from estimator.models import ModelSpec, hf_config
+from estimator.planner_page.fields import KUBECTL
+
+_ENDED = ("Succeeded", "Failed")
+
+
+def model(text: str) -> ModelSpec:
+    """The model of a config.json's text. Raises UserError for what is none, or not supported."""
+    values = _json(text, "The pasted config.json", "Paste the whole file.")
+    if not isinstance(values, dict):
+        raise UserError("The pasted config.json is not a JSON object.", "Paste the whole file.")
+    return hf_config.to_spec(values, "pasted config.json")
+
+
+def cluster(text: str) -> Cluster:
+    """What the pasted nodes offer; with pods beside them, what those leave free.
+
+    Raises UserError for text that has no nodes in it.
+    """
+    found = _json(text, "The pasted nodes", f"Paste all that `{KUBECTL}` prints.")
+    items = found.get("items", [found]) if isinstance(found, dict) else found
+    by_kind: dict[str, list[Any]] = {"Node": [], "Pod": []}
+    for item in items if isinstance(items, list) else []:
+        if isinstance(item, dict) and item.get("kind") in by_kind:
+            by_kind[item["kind"]].append(item)
+    if not by_kind["Node"]:
+        raise UserError("There are no nodes in the pasted text.", f"Paste all that `{KUBECTL}` prints.")
+    usage = _usage(by_kind["Pod"]) if by_kind["Pod"] else None
+    untold = ["quotas", "what may add nodes"]
+    if usage is None:
+        untold.insert(0, "what is in use (paste the pods too)")
+    try:
+        nodes = tuple(node_of(item) for item in by_kind["Node"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"A pasted node is not whole: {error}.", f"Paste what `{KUBECTL}` prints.") from None
+    state = ClusterState(context="pasted", nodes=nodes, usage=usage, untold=tuple(untold))
+    return replace(offered(state, hardware.current(), PodRules()), name="the pasted cluster")
+
+
+def _usage(pods: Sequence[Mapping[str, Any]]) -> dict[str, Usage]:
+    """By node, as the API server would be asked for pods that have not ended."""
+    running = [pod for pod in pods if (pod.get("status") or {}).get("phase") not in _ENDED]
+    return read_usage(lambda _path, **_query: {"kind": "PodList", "items": running})
+
+
+def _json(text: str, what: str, advice: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise UserError(f"{what} is not JSON: {error}.", advice) from None

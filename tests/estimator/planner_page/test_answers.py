@@ -1,0 +1,169 @@
+"""What the planner's page is answered: the plans of `finetune plan`, or one line and what would work."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from estimator import hardware, models
+from estimator.cli.app import app, load
+from estimator.models.hf_config import to_spec
+from estimator.planner_page import answers, fields
+from tests.estimator.cli import test_plan_from_cluster as by_command
+from tests.estimator.hardware.test_from_cluster import CPU_NODE, eks_p5, gke_l4
+from tests.estimator.planner_page.forms import FORMS
+
+CONFIG = {
+    "model_type": "qwen2",
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_attention_heads": 28,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+}
+NO_GPUS = {"items": [{"kind": "Node", **CPU_NODE}]}
+
+
+def of_command(command: str) -> dict[str, Any]:
+    """What that command answers: its rows, or what it says where it has none."""
+    words = [*shlex.split(command)[1:], "--json", "--no-calibration"]
+    done = CliRunner().invoke(app, words, prog_name="finetune")
+    return {"rows": json.loads(done.stdout)["summary"]} if done.exit_code == 0 else {"said": done.stderr}
+
+
+def row_of(plan: dict[str, Any]) -> dict[str, Any]:
+    """Of a plan of the page what the command has, too."""
+    return {name: value for name, value in plan.items() if name not in answers.ADDED}
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: " ".join(map(str, form.values())))
+def test_the_answer_is_that_of_the_command_beside_it(form: dict[str, str]) -> None:
+    found, expected = answers.answer(form), of_command(answers.answer(form)["command"])
+    if "plans" in found:
+        assert [row_of(plan) for plan in found["plans"]] == expected["rows"]
+    else:
+        said = " ".join(expected["said"].split())
+        assert found["problem"] in said
+        assert len(found["suggestions"]) == said.count("finetune plan ")
+
+
+def test_half_of_those_questions_have_plans_and_some_have_none() -> None:
+    with_plans = sum("plans" in answers.answer(form) for form in FORMS)
+    assert len(FORMS) == 50
+    assert 30 <= with_plans <= 46
+
+
+def test_every_field_is_an_option_of_the_command_and_has_a_name_of_its_own() -> None:
+    command = load("plan")
+    assert isinstance(command, typer.core.TyperCommand)
+    options = {option for parameter in command.params for option in parameter.opts}
+    assert {field.option for field in fields.FIELDS} <= options
+    assert len(fields.OF_NAME) == len(fields.FIELDS)
+
+
+def test_the_bars_of_a_plan_are_what_it_needs() -> None:
+    for plan in answers.answer({"model": "llama-70b"})["plans"]:
+        assert sum(part["bytes"] for part in plan["categories"]) == plan["needs_bytes"]
+        looks = [(part["colour"], part["pattern"]) for part in plan["categories"]]
+        assert len(set(looks)) == len(looks)
+
+
+def test_what_would_work_works() -> None:
+    form = {"model": "llama-70b", "gpu": "L4", "nodes": "1", "gpus": "1"}
+    found = answers.answer(form)
+    assert "93 % over" in found["problem"]
+    assert len(found["suggestions"]) == 3
+    for suggestion in found["suggestions"]:
+        assert answers.answer(form | suggestion["fields"])["plans"], suggestion
+
+
+def test_a_pasted_config_is_the_model_of_a_folder_that_holds_it(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    found = answers.answer({"config": json.dumps(CONFIG), "method": "lora"})
+    command = found["command"].replace(fields.MY_MODEL, str(tmp_path))
+    named = [plan | {"model": str(tmp_path)} for plan in found["plans"]]
+    assert [row_of(plan) for plan in named] == of_command(command)["rows"]
+    assert found["plans"][0]["run"].startswith(f"finetune run --with kubernetes --model {fields.MY_MODEL} ")
+    assert to_spec(CONFIG, "x").parameters == models.find("qwen2.5-7b").parameters
+
+
+def test_pasted_nodes_are_planned_with_as_a_cluster_that_is_asked(tmp_path: Path) -> None:
+    nodes = [{"kind": "Node", **node} for node in (eks_p5(1), eks_p5(2), gke_l4(3), CPU_NODE)]
+    found = answers.answer({"model": "llama-70b", "method": "lora", "cluster": json.dumps({"items": nodes})})
+    asked = by_command.plans(tmp_path, nodes, "--model", "llama-70b", "--method", "lora", "--no-calibration")
+    for mine, theirs in zip(found["plans"], asked, strict=True):
+        for name in ("instance_type", "nodes", "gpus_per_node", "gpu"):
+            assert mine[name] == theirs[name]
+    assert any("what is in use (paste the pods too)" in note for note in found["notes"])
+    assert found["command"] == "finetune plan --model llama-70b --method lora --from-cluster"
+
+
+def test_a_plan_says_which_pasted_pods_it_waits_for() -> None:
+    nodes = [{"kind": "Node", **eks_p5(number)} for number in (1, 2)]
+    holder = {
+        "kind": "Pod",
+        "metadata": {"name": "other", "namespace": "team"},
+        "spec": {
+            "nodeName": "ip-10-0-0-1.ec2.internal",
+            "containers": [{"name": "c", "resources": {"requests": {"nvidia.com/gpu": "8"}}}],
+        },
+    }
+
+    def why(phase: str) -> str:
+        items = [*nodes, {**holder, "status": {"phase": phase}}]
+        form = {"model": "llama-70b", "method": "full", "cluster": json.dumps({"items": items})}
+        return str(answers.answer(form)["plans"][0]["text"])
+
+    assert "the run waits: 8 of these 16 H100 SXM are in use now, by team/other" in why("Running")
+    assert "the run waits" not in why("Succeeded")
+
+
+@pytest.mark.parametrize(
+    ("form", "problem"),
+    [
+        ({}, "No model is chosen"),
+        ({"model": "llama-9000b"}, "There is no model 'llama-9000b'"),
+        ({"model": "llama-8b", "seq_len": "long"}, "--seq-len long is not a whole number above 0"),
+        ({"model": "llama-8b", "nodes": "0"}, "--nodes 0 is not a whole number above 0"),
+        ({"model": "llama-8b", "nodes": "²"}, "--nodes ² is not a whole number above 0"),
+        ({"model": "llama-8b", "tokens": "many"}, "--tokens many is not a number of tokens"),
+        ({"model": "llama-8b", "budget_usd": "ten"}, "--budget-usd ten is not a number"),
+        ({"model": "llama-8b", "budget_usd": "nan"}, "must be a number above 0"),
+        ({"model": "llama-8b", "deadline_hours": "4"}, "says nothing without the amount of training"),
+        ({"model": "llama-8b", "gpu": "H9000"}, "H9000"),
+        ({"model": "llama-8b", "method": "magic"}, "magic"),
+        ({"model": "llama-8b", "colour": "red"}, "The form has no field colour"),
+        ({"model": "llama-8b", "resolution": "512"}, "--resolution 512: llama-8b makes no images"),
+        ({"config": "{"}, "The pasted config.json is not JSON"),
+        ({"config": "[]"}, "The pasted config.json is not a JSON object"),
+        ({"config": '{"model_type": "nothing"}'}, "which is not supported"),
+        ({"model": "llama-8b", "cluster": "{}"}, "There are no nodes in the pasted text"),
+        ({"model": "llama-8b", "cluster": "3"}, "There are no nodes in the pasted text"),
+        ({"model": "llama-8b", "cluster": '{"items": [{"kind": "Node"}]}'}, "A pasted node is not whole"),
+        (
+            {"model": "llama-8b", "cluster": json.dumps({"items": [{"kind": "Node", **CPU_NODE}]})},
+            "No machine of the pasted cluster",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line(form: dict[str, str], problem: str) -> None:
+    found = answers.answer(form)
+    assert problem in found["problem"]
+    assert "\n" not in found["problem"]
+    assert "plans" not in found
+
+
+def test_all_clouds_machines_and_gpus_of_the_catalogue_can_be_chosen() -> None:
+    assert set(fields.OF_NAME["cloud"].choices) == {item.cloud for item in hardware.instances()}
+    assert "H100 SXM" in fields.OF_NAME["gpu"].choices
+    assert json.loads(json.dumps(fields.as_values()))[0]["fields"][0]["name"] == "model"
