@@ -104,7 +104,7 @@ def prepare(place: Path, endpoint: str) -> Stack:
     """The stack in a folder of its own, beside the table of machines that it reads."""
     folder = place / "infra" / "aws"
     folder.mkdir(parents=True)
-    for file in STACK.glob("*.tf"):
+    for file in (*STACK.glob("*.tf"), STACK / ".terraform.lock.hcl"):
         shutil.copy(file, folder)
     (folder / "test_override.tf").write_text(OVERRIDE)
     mirror = f'provider_installation {{\n  filesystem_mirror {{\n    path = "{plugins()}"\n  }}\n}}\n'
@@ -113,6 +113,6 @@ def prepare(place: Path, endpoint: str) -> Stack:
     data.mkdir(parents=True)
     shutil.copy(ROOT / "estimator" / "data" / "instances.csv", data)
     stack = Stack(folder, endpoint)
-    done = stack.run("init", "-input=false", "-backend=false")
+    done = stack.run("init", "-input=false", "-backend=false", "-lockfile=readonly")
     assert done.status == 0, done.stderr
     return stack
