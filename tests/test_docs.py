@@ -30,7 +30,8 @@ import pytest
 import typer
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))  # as a script
+if __name__ == "__main__":
+    sys.path[0] = str(ROOT)  # not this file's folder, in which Metaflow would find its extensions' tests
 
 from benchmarks import examples, support_table  # noqa: E402
 from checklist.__main__ import app as checklist_command  # noqa: E402
@@ -46,7 +47,7 @@ from flows.commands import RUNS, flow_words  # noqa: E402
 from launchers import engines, settings  # noqa: E402
 from launchers.dataset import preferences, rows  # noqa: E402
 from launchers.models import weights  # noqa: E402
-from tests import image_plans  # noqa: E402
+from tests import image_plans, record_reference  # noqa: E402
 from tests.conftest import write_images, write_pairs  # noqa: E402
 from tests.flows.conftest import FLOW, environment  # noqa: E402
 
@@ -350,6 +351,7 @@ GENERATED = {
     "tasks": ("docs/tasks.md", proved_tasks),
     "proofs": ("docs/methods.md", proofs),
     "images": ("docs/images.md", image_plans.table),
+    "records": ("docs/artifacts.md", record_reference.tables),
 }
 
 

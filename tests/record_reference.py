@@ -1,0 +1,67 @@
+"""docs/artifacts.md: the records that a run leaves, field by field, from the comments beside their fields."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+RECORDS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "Plan": (
+        "estimator/plan.py",
+        (
+            *("Plan", "Request", "Layout", "Prediction", "MemoryEstimate", "StartUp", "Interruptions"),
+            *("Override", "LearningRate", "Generation", "Stage"),
+        ),
+    ),
+    "Measured": ("decorators/profile/measured.py", ("Measured", "GpuMeasured", "RankMeasured")),
+    "Metrics": ("launchers/report/metrics.py", ("Metrics",)),
+    "Outcome": ("flows/finetune_node.py", ("Outcome",)),
+    "EvaluationResult": ("launchers/evaluate.py", ("EvaluationResult", "Answer")),
+}
+
+
+def tables() -> str:
+    """A heading and a table for each record."""
+    parts = []
+    for heading, (file, names) in RECORDS.items():
+        source = (ROOT / file).read_text()
+        found = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)}
+        parts.append(f"## {heading}\n\nIn `{file}`.")
+        parts += [_record(found[name], source.splitlines(), 2 if name == heading else 3) for name in names]
+    return "\n\n".join(parts)
+
+
+def _record(record: ast.ClassDef, lines: list[str], level: int) -> str:
+    title = [] if level == 2 else [f"{'#' * level} {record.name}", ""]
+    rows = [
+        f"| `{field.target.id}` | `{_type(field)}` | {_comment(record, field, lines)} |"
+        for field in record.body
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+    ]
+    return "\n".join([*title, _docstring(record), "", "| Field | Type | |", "|---|---|---|", *rows])
+
+
+def _docstring(record: ast.ClassDef) -> str:
+    """Its first paragraphs, without Sphinx's marks."""
+    text = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", ast.get_docstring(record) or "")
+    return text.replace("``", "`")
+
+
+def _type(field: ast.AnnAssign) -> str:
+    return ast.unparse(field.annotation).replace("|", "\\|")
+
+
+def _comment(record: ast.ClassDef, field: ast.AnnAssign, lines: list[str]) -> str:
+    """What stands beside the field after "#", or below it as a string."""
+    place = record.body.index(field)
+    after = record.body[place + 1] if place + 1 < len(record.body) else None
+    if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+        return _plain(str(after.value.value))
+    _, _, comment = lines[(field.end_lineno or field.lineno) - 1].partition("  # ")
+    return _plain(comment)
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.replace("``", "`").replace("|", "\\|").split())
