@@ -1,3 +1,4 @@
+# shellcheck shell=sh
 # What NCCL needs on a site's network. Copy it, keep what is yours, and give its path:
 #     FINETUNE_NCCL_HOOK=/shared/nccl.sh sbatch ... infra/slurm/finetune.sbatch ...
 # The scripts read it before they start the nodes; what it exports, all ranks have.

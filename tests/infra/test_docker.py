@@ -104,11 +104,11 @@ def test_an_image_does_not_run_as_root(target: str) -> None:
     assert users[-1:] == ["1000:1000"]
 
 
-def test_every_image_it_builds_on_has_a_version() -> None:
+def test_every_image_it_builds_on_has_a_version_and_a_digest() -> None:
     named = re.findall(r"^FROM (\S+) AS", TEXT, re.MULTILINE)
     own = stages().keys()
-    for image in named:
-        assert image in own or re.search(r":\d+\.\d+", image), image
+    for image in [*named, TEXT.partition("syntax=")[2].split()[0]]:
+        assert image in own or re.search(r":\d+\.\d+[\w.-]*@sha256:[0-9a-f]{64}$", image), image
     (python,) = set(re.findall(r"(?:uv venv --python |FROM python:)(\d+\.\d+)", TEXT))
     assert f"tested on Python {python}" in (ROOT / "docs" / "pins.md").read_text()
 

@@ -1,0 +1,99 @@
+"""infra/docker/fetch_signed.sh: a real GnuPG, and a curl that takes files from a folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "infra" / "docker" / "fetch_signed.sh"
+CURL = """#!/usr/bin/env bash
+# Called with --output FILE URL at the end; the URL's last part is a file of PUBLISHED
+exec cp "$PUBLISHED/${@: -1:1}" "${@: -2:1}"
+"""
+pytestmark = pytest.mark.skipif(shutil.which("gpg") is None, reason="needs gpg")
+
+
+class Publisher:
+    """A folder with a file, its signature and a key, as a publisher has it."""
+
+    def __init__(self, place: Path) -> None:
+        self.place, self.folder = place, place / "published"
+        self.folder.mkdir()
+        (self.folder / "tool.tar.gz").write_bytes(b"what was published")
+        (place / "bin").mkdir()
+        (place / "bin" / "curl").write_text(CURL.replace("${@: -1:1}", '$(basename "${@: -1:1}")'))
+        (place / "bin" / "curl").chmod(0o755)
+        self.fingerprint = self.sign("somebody@example.org")
+
+    def _gpg(self, *words: str) -> str:
+        home = self.place / "keys"
+        home.mkdir(mode=0o700, exist_ok=True)
+        command = ["gpg", "--homedir", str(home), "--batch", "--yes", "--passphrase", "", *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+
+    def sign(self, who: str) -> str:
+        """Sign the file by a new key; its fingerprint."""
+        self._gpg("--quick-generate-key", who, "ed25519", "sign", "never")
+        listed = self._gpg("--with-colons", "--list-keys", who)
+        fingerprint = next(line.split(":")[9] for line in listed.splitlines() if line.startswith("fpr"))
+        file = self.folder / "tool.tar.gz"
+        self._gpg("--local-user", who, "--output", f"{file}.sig", "--detach-sign", str(file))
+        (self.folder / "tool.key").write_text(self._gpg("--armor", "--export", who))
+        return fingerprint
+
+    def fetched(self, fingerprint: str) -> subprocess.CompletedProcess[str]:
+        work = self.place / "work"
+        work.mkdir(exist_ok=True)
+        path = f"{self.place / 'bin'}:{os.environ['PATH']}"
+        words = ["https://example.org/tools", "tool.tar.gz", "tool.key", fingerprint]
+        return subprocess.run(
+            ["bash", str(SCRIPT), *words],
+            cwd=work,
+            env={**os.environ, "PATH": path, "PUBLISHED": str(self.folder)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+
+@pytest.fixture
+def publisher(tmp_path: Path) -> Iterator[Publisher]:
+    yield Publisher(tmp_path)
+    agent = ["gpgconf", "--homedir", str(tmp_path / "keys"), "--kill", "gpg-agent"]
+    subprocess.run(agent, timeout=60, check=True)
+
+
+def test_what_the_named_key_has_signed_is_left_there(publisher: Publisher) -> None:
+    done = publisher.fetched(publisher.fingerprint)
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in (publisher.place / "work").iterdir()] == ["tool.tar.gz"]
+    assert (publisher.place / "work" / "tool.tar.gz").read_bytes() == b"what was published"
+
+
+def test_what_was_changed_since_is_not(publisher: Publisher) -> None:
+    (publisher.folder / "tool.tar.gz").write_bytes(b"something else")
+    _refused(publisher)
+
+
+def test_nor_is_what_another_key_has_signed(publisher: Publisher) -> None:
+    publisher.sign("stranger@example.org")
+    _refused(publisher)
+
+
+def test_nor_is_what_nobody_has_signed(publisher: Publisher) -> None:
+    (publisher.folder / "tool.tar.gz.sig").write_bytes(b"")
+    _refused(publisher)
+
+
+def _refused(publisher: Publisher) -> None:
+    done = publisher.fetched(publisher.fingerprint)
+    assert done.returncode == 1
+    said = f"https://example.org/tools/tool.tar.gz has no signature of the key {publisher.fingerprint}."
+    assert said in done.stderr
+    assert list((publisher.place / "work").iterdir()) == []
