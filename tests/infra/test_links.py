@@ -1,0 +1,62 @@
+"""`.ci/links.py`: which links it finds, and what it says of pages that are gone."""
+
+from __future__ import annotations
+
+import importlib.util
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+
+import pytest
+
+from tests.http_server import serving
+
+FILE = Path(__file__).parents[2] / ".ci" / "links.py"
+spec = importlib.util.spec_from_file_location("links", FILE)
+assert spec is not None
+assert spec.loader is not None
+script = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(script)
+
+
+class Host(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response({"/there": 200, "/refused": 403}.get(self.path, 404))
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+def test_links_of_documents_are_found_once_without_examples_and_code(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "README.md").write_text(
+        "[a](https://a.org/x#part), bare https://b.org/y. And `https://code.org`, [own](docs/a.md),\n"
+        "[no](https://example.com/z), http://localhost:8000/, (https://c.org/w)\n"
+    )
+    (tmp_path / "docs" / "a.md").write_text("[a again](https://a.org/x)")
+    assert script.links(tmp_path) == {
+        "https://a.org/x": ["README.md", "docs/a.md"],
+        "https://b.org/y": ["README.md"],
+    }
+
+
+def test_a_page_that_is_gone_is_named_with_its_document(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(Host) as url:
+        found = {f"{url}/{page}": ["README.md"] for page in ("there", "refused", "moved")}
+        assert script.main(found) == 1
+        said = capsys.readouterr().out
+        assert f"gone: {url}/moved (status 404), in README.md" in said
+        assert f"not sure: {url}/refused (status 403), in README.md" in said
+        assert f"{url}/there" not in said
+        assert "3 pages of other hosts, 1 of them gone" in said
+        assert script.main({f"{url}/refused": ["README.md"]}) == 0
+
+
+def test_a_host_that_nobody_knows_is_gone_and_a_closed_port_is_not_sure() -> None:
+    assert script.ask("http://no-such-host.invalid/")[0] is True
+    gone, problem = script.ask("http://127.0.0.1:9/")
+    assert (gone, bool(problem)) == (False, True)
+
+
+def test_the_documents_link_to_other_hosts() -> None:
+    assert len(script.links()) >= 25
