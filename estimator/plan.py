@@ -213,6 +213,8 @@ class Prediction:
     rarely_had: str = ""  # why such machines can rarely be had on demand; "": they usually can
     checkpoint_bytes: int | None = None  # of one node
     interruptions: Interruptions | None = None  # None: not on spot nodes, or nobody knows how often
+    step_collectives: tuple[tuple[str, float], ...] = ()
+    """Seconds of its collectives by kind, those that computing hides too: throughput.Parts.collectives."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from decorators.card.blocks import Block, Chart, Grid, Text, safe
+from decorators.card.blocks import Block, Chart, Grid, Text, breaking, safe
 from decorators.card.charts import SCHEMA
 from launchers.dataset.prompts import Prompt
 from launchers.rejection.answers import Answers
@@ -13,7 +13,7 @@ from launchers.rejection.selection import Distribution, Overview, Selection
 
 LONGEST = 300  # characters of an answer or a prompt in a table
 EXAMPLES = 5  # prompts whose answers the card of the generation shows
-_DRAWN, _KEPT = "#bab0ac", "#54a24b"
+_COLOURS = {"drawn": "#bab0ac", "kept": "#54a24b"}
 
 
 def draw_answers(
@@ -22,16 +22,19 @@ def draw_answers(
     """The card of the generation: what was drawn, and all answers to the first prompts."""
     shown = {prompt.index: prompt.shown for prompt in prompts}
     first = sorted(answers, key=lambda each: each.index)[:EXAMPLES]
-    rows = tuple(
-        (cell(shown[each.index]) if not place else "", cell(answer.text), str(answer.tokens))
+    rows = [
+        row
         for each in first
-        for place, answer in enumerate(each.answers)
-    )
+        for row in (
+            ("prompt", cell(shown[each.index])),
+            *((f"{answer.tokens} tokens", cell(answer.text)) for answer in each.answers),
+        )
+    ]
     return [
         Text(markdown="## Answers drawn"),
         Grid(headers=("", ""), rows=tuple(facts)),
         Text(markdown="### The first prompts"),
-        Grid(headers=("prompt", "answer", "tokens"), rows=rows),
+        Grid(headers=("", ""), rows=tuple(rows)),
     ]
 
 
@@ -84,22 +87,30 @@ def histogram(distributions: dict[str, Distribution]) -> dict[str, Any]:
                 "field": "which",
                 "type": "nominal",
                 "title": None,
-                "scale": {"domain": ["drawn", "kept"], "range": [_DRAWN, _KEPT]},
+                "scale": {"domain": list(distributions), "range": [_COLOURS[name] for name in distributions]},
             },
         },
     }
 
 
 def cell(text: str) -> str:
-    """A text as a cell of a table: in one line, shortened."""
+    """A text as a cell of a table that may be narrow: in one line, shortened."""
     flat = " ".join(text.split()) or "(no text)"
-    return flat if len(flat) <= LONGEST else f"{flat[: LONGEST - 4]} ..."
+    short = flat if len(flat) <= LONGEST else f"{flat[: LONGEST - 4]} ..."
+    return breaking(short)
 
 
 def _examples(seen: Overview) -> list[Block]:
     blocks: list[Block] = []
     for title, examples in (("Best answers", seen.best), ("Worst answers", seen.worst)):
-        rows = tuple((f"{each.score:.4g}", cell(each.prompt), cell(each.answer)) for each in examples)
-        grid = Grid(headers=("score", "prompt", "answer"), rows=rows)
-        blocks += [Text(markdown=f"### {title}"), grid]
+        # Two columns, which a narrow page has room for
+        rows = [
+            row
+            for each in examples
+            for row in (("prompt", cell(each.prompt)), (f"{each.score:.4g}", cell(each.answer)))
+        ]
+        blocks += [
+            Text(markdown=f"### {title}, each with its score"),
+            Grid(headers=("", ""), rows=tuple(rows)),
+        ]
     return blocks

@@ -20,6 +20,7 @@ _ALIKE = str.maketrans(
         "\\": "\N{SET MINUS}",
     }
 )
+_LONG_WORD = re.compile(r"\S{24}(?=\S)")
 _LIKE_UNDERSCORE = "\N{MODIFIER LETTER LOW MACRON}"
 
 
@@ -66,6 +67,11 @@ def size(value: float | None) -> str:
     if value < GIB:
         return f"{value / 2**20:,.0f} MiB"
     return f"{value / GIB:,.1f} GiB" if value < 100 * GIB else f"{value / GIB:,.0f} GiB"
+
+
+def breaking(text: str) -> str:
+    """A text whose long words may break, in a cell that may be narrow."""
+    return _LONG_WORD.sub(lambda word: word[0] + MAY_BREAK, text)
 
 
 def safe(text: str) -> str:

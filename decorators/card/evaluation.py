@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from decorators.card.blocks import MAY_BREAK, UNKNOWN, Block, Chart, Grid, Picture, Text
+from decorators.card.blocks import UNKNOWN, Block, Chart, Grid, Picture, Text, breaking
 from decorators.card.charts import PAIR_WIDTH, SCHEMA
 from estimator.setup import IMAGE_TASK
 from launchers.evaluate import EvaluationResult
@@ -20,7 +20,6 @@ _CHAT_SIGNS = re.compile(r"<\|[\w ]{1,40}\|>|</?s>|<bos>|<eos>|<end_of_turn>")  
 _SPEAKER = re.compile(  # Llama's, ChatML's, Gemma's
     r"(?:<\|start_header_id\|>|<\|im_start\|>|<start_of_turn>)\s*(\w+)\s*(?:<\|end_header_id\|>)?"
 )
-_LONG_WORD = re.compile(r"\S{24}(?=\S)")
 
 
 def evaluation_blocks(result: EvaluationResult) -> list[Block]:
@@ -86,7 +85,7 @@ def _shown(text: str) -> str:
     text = _SPEAKER.sub(r" \1: ", text)
     text = " ".join(_CHAT_SIGNS.sub(" ", text).split()).removesuffix(" assistant:").removesuffix(" model:")
     cut = text[:_SHOWN_CHARS] + ("..." if len(text) > _SHOWN_CHARS else "")
-    return _LONG_WORD.sub(lambda word: word[0] + MAY_BREAK, cut) or "(nothing)"
+    return breaking(cut) or "(nothing)"
 
 
 def _figures(result: EvaluationResult) -> Grid:

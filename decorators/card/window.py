@@ -8,7 +8,7 @@ from decorators.card import charts
 from decorators.card.blocks import MAY_BREAK, Block, Chart, Grid, Log, Text, safe
 from decorators.card.charts import MeasuredPart
 from estimator.plan import Plan
-from launchers.report.window import Window, compare, milliseconds
+from launchers.report.window import Window, collectives, compare, milliseconds
 
 NOT_PREDICTED = "not predicted"
 _BREAKS = re.compile(r"(_|::)(?=\w)")
@@ -35,13 +35,22 @@ def window_blocks(window: Window, plan: Plan | None) -> list[Block]:
         )
         for each in window.split.operators
     )
-    hidden = ", ".join(f"{kind} {milliseconds(seconds)}" for kind, seconds in window.split.hidden)
-    blocks: list[Block] = [
-        Text(markdown=f"### Profiled: {safe(window.steps)}, rank {window.rank}"),
-        *_of_step(rows),
-    ]
-    if hidden:
-        blocks.append(Text(markdown=f"Collectives behind other work, which cost nothing: {safe(hidden)}"))
+    blocks: list[Block] = [Text(markdown=f"### Profiled: {safe(window.steps)}, rank {window.rank}")]
+    if prediction is not None and not prediction.step_parts:
+        blocks.append(Text(markdown="The plan predicts no times for this device."))
+    blocks.append(_by_kind("share", rows))
+    moved = tuple(
+        (
+            _BREAKS.sub(rf"\1{MAY_BREAK}", each.kind),
+            NOT_PREDICTED if each.predicted is None else milliseconds(each.predicted),
+            "" if each.measured is None else milliseconds(each.measured),
+            milliseconds(each.hidden) if each.hidden else "",
+        )
+        for each in collectives(window, prediction)
+    )
+    if moved:
+        blocks.append(Text(markdown="**Collectives**; what is hidden runs behind other work, at no cost"))
+        blocks.append(_by_kind("hidden", moved))
     blocks.append(Text(markdown="**The dearest operators**"))
     blocks.append(Grid(headers=("operator", "a step", "share", "calls"), rows=operators))
     if window.memory:
@@ -60,14 +69,12 @@ def window_blocks(window: Window, plan: Plan | None) -> list[Block]:
     return blocks
 
 
-def _of_step(rows: tuple[tuple[str, str, str, str], ...]) -> list[Block]:
-    """The table by kind; without a column where nothing was predicted, as on a CPU."""
-    headers = ("a step", "predicted", "measured", "share")
+def _by_kind(last: str, rows: tuple[tuple[str, str, str, str], ...]) -> Grid:
+    """A table of a step's times by kind; without a column where nothing was predicted, as on a CPU."""
     if any(row[1] != NOT_PREDICTED for row in rows):
-        return [Grid(headers=headers, rows=rows)]
+        return Grid(headers=("a step", "predicted", "measured", last), rows=rows)
     measured = tuple((kind, *figures) for kind, _, *figures in rows)
-    alone = Grid(headers=(headers[0], *headers[2:]), rows=measured)
-    return [Text(markdown="The plan predicts no times for this device."), alone]
+    return Grid(headers=("a step", "measured", last), rows=measured)
 
 
 def _calls(calls: float) -> str:

@@ -67,6 +67,7 @@ def assemble(
             start_up=candidate.start_up,
             step_parts=candidate.speed.parts.kinds if candidate.speed.parts else (),
             step_kernels=candidate.speed.parts.of_compute if candidate.speed.parts else (),
+            step_collectives=candidate.speed.parts.collectives if candidate.speed.parts else (),
             rarely_had=why_rare(place),
             checkpoint_bytes=candidate.checkpoint_bytes,
             interruptions=interruptions,

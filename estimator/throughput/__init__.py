@@ -17,7 +17,13 @@ from estimator.hardware.catalogue import Gpu
 from estimator.memory.generation import drawn_batch
 from estimator.models import DiffusionSpec
 from estimator.setup import Setup
-from estimator.throughput.communication import Links, MeasuredBandwidth, communication_seconds, links
+from estimator.throughput.communication import (
+    Links,
+    MeasuredBandwidth,
+    collective_seconds,
+    communication_seconds,
+    links,
+)
 from estimator.throughput.efficiency import (
     Efficiency,
     basis_of,
@@ -87,6 +93,7 @@ class Parts:
     optimizer: float
     generation: float = 0.0  # of the answers that are drawn first, and their scoring
     kernel_times: KernelTimes
+    collectives: tuple[tuple[str, float], ...] = ()  # all of them by kind, those that computing hides too
 
     @property
     def total(self) -> float:
@@ -244,6 +251,7 @@ def step(setup: Setup, load: Work, gpu: Gpu, wires: Links, table: Efficiency) ->
         bubble=micro * (setup.pipeline - 1) / setup.virtual_stages,
         optimizer=optimizer_seconds(setup, load, gpu, table),
         kernel_times=computing.times(setup.accumulation),
+        collectives=collective_seconds(setup, times),
     )
 
 

@@ -131,6 +131,7 @@ class Volumes:
     """Bytes that one process sends for one micro batch, or, ``*_step``, for one optimizer step."""
 
     gather: float  # weights gathered and gradients reduced for each micro batch where weights are sharded
+    reduced: float  # of ``gather``, the gradients
     gather_step: float  # gradients and weights once a step: DDP, ZeRO 1 and 2, replicas of sharded groups
     replicas_step: float  # gradients between the replicas of a sharded group
     tensor: float
@@ -162,12 +163,12 @@ def volumes(setup: Setup) -> Volumes:
     tokens = float(setup.tokens)
     repeats = 1 if setup.checkpointing == "full" else 0
     stage = -(-model.layers // setup.pipeline)
-    gather = gather_step = replicas = 0.0
+    gather = reduced = gather_step = replicas = 0.0
     if setup.sharding == "fsdp" or setup.zero_stage == 3:
-        gather = (2 * stored + trained) * rank_share
+        gather, reduced = (2 * stored + trained) * rank_share, trained * rank_share
         replicas = 2 * trained * rank_share / setup.shard
     elif setup.sharding == "shard_grad_op":
-        gather = (stored + trained) * rank_share
+        gather, reduced = (stored + trained) * rank_share, trained * rank_share
         replicas = 2 * trained * rank_share / setup.shard
     else:
         gather_step = 2 * trained * rank_share
@@ -182,6 +183,7 @@ def volumes(setup: Setup) -> Volumes:
         expert = (4 + 2 * repeats) * width * model.experts_per_token * with_experts / setup.tensor
     return Volumes(
         gather=gather,
+        reduced=reduced,
         gather_step=gather_step,
         replicas_step=replicas,
         tensor=tensor,
@@ -193,12 +195,26 @@ def volumes(setup: Setup) -> Volumes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Times:
-    """Seconds of communication: of one micro batch, and ``once`` of one optimizer step."""
+    """Seconds of communication: of one micro batch, and ``*_step`` of one optimizer step."""
 
     tensor: float  # between products that wait for it
     expert: float
-    behind: float  # what runs behind computing: weights, gradients, the ring's keys, pipeline stages
-    once: float
+    context: float
+    gather: float
+    reduced: float  # of ``gather``, for the gradients
+    pipeline: float
+    gather_step: float
+    replicas_step: float
+
+    @property
+    def behind(self) -> float:
+        """Of a micro batch, behind computing: the ring's keys, weights and gradients, pipeline stages."""
+        return self.context + self.gather + self.pipeline
+
+    @property
+    def once(self) -> float:
+        """Of a step, behind its last backward pass."""
+        return self.gather_step + self.replicas_step
 
 
 def communication_seconds(setup: Setup, wires: Links) -> Times | None:
@@ -208,21 +224,37 @@ def communication_seconds(setup: Setup, wires: Links) -> Times | None:
     """
     volume = volumes(setup)
     tensor, shard = setup.tensor, setup.shard
-    times = [
-        wires.ring(volume.tensor, tensor),
-        wires.exchange(volume.expert, setup.expert, tensor, max(setup.model.experts_per_token, 1)),
-        wires.ring(volume.context, setup.context, tensor),
-        wires.ring(volume.gather, shard, tensor),
-        wires.exchange(volume.pipeline, setup.pipeline, setup.world_size // setup.pipeline),
-        wires.ring(volume.gather_step, shard * setup.replicate, tensor),
-        wires.ring(volume.replicas_step, setup.replicate, tensor * shard),
-    ]
-    seconds = [value for value in times if value is not None]
-    if len(seconds) < len(times):
+    times = {
+        "tensor": wires.ring(volume.tensor, tensor),
+        "expert": wires.exchange(volume.expert, setup.expert, tensor, max(setup.model.experts_per_token, 1)),
+        "context": wires.ring(volume.context, setup.context, tensor),
+        "gather": wires.ring(volume.gather, shard, tensor),
+        "pipeline": wires.exchange(volume.pipeline, setup.pipeline, setup.world_size // setup.pipeline),
+        "gather_step": wires.ring(volume.gather_step, shard * setup.replicate, tensor),
+        "replicas_step": wires.ring(volume.replicas_step, setup.replicate, tensor * shard),
+    }
+    known = {name: seconds for name, seconds in times.items() if seconds is not None}
+    if len(known) < len(times):
         return None
-    return Times(
-        tensor=seconds[0],
-        expert=seconds[1],
-        behind=seconds[2] + seconds[3] + seconds[4],
-        once=seconds[5] + seconds[6],
-    )
+    reduced = known["gather"] * volume.reduced / volume.gather if volume.gather else 0.0
+    return Times(reduced=reduced, **known)
+
+
+def collective_seconds(setup: Setup, times: Times) -> tuple[tuple[str, float], ...]:
+    """The seconds of a step's collectives by kind, whether computing hides them or not.
+
+    They add up to all of ``times``. Gradients of ZeRO-1 and ZeRO-2 are counted as an all_reduce, as DeepSpeed
+    does it by default (runtime/zero/config.py, use_multi_rank_bucket_allreduce), of the volume of
+    :func:`volumes`; tensor parallelism as with sequence parallelism.
+    """
+    micro = setup.accumulation
+    # ZeRO-1 and ZeRO-2 gather the updated weights after they have reduced the gradients
+    gathered = times.gather_step / 2 if setup.zero_stage in (1, 2) else 0.0
+    found = {
+        "all_gather": (times.gather - times.reduced + times.tensor / 2) * micro + gathered,
+        "reduce_scatter": (times.reduced + times.tensor / 2) * micro,
+        "all_reduce": times.gather_step - gathered + times.replicas_step,
+        "all_to_all": times.expert * micro,
+        "send and receive": (times.context + times.pipeline) * micro,
+    }
+    return tuple((kind, seconds) for kind, seconds in found.items() if seconds)

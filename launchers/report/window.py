@@ -149,6 +149,35 @@ def compare(window: Window, prediction: Prediction | None) -> list[tuple[str, fl
     return rows
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Collectives:
+    """One kind of collective in the mean step, in seconds; None: not predicted, or not there."""
+
+    kind: str
+    predicted: float | None
+    measured: float | None  # whether it was waited for or not
+    hidden: float  # of what was measured, behind other work
+
+
+def collectives(window: Window, prediction: Prediction | None) -> list[Collectives]:
+    """All collectives by kind, those too that run behind other work, in the order of KINDS."""
+    predicted = dict(prediction.step_collectives) if prediction else {}
+    exposed, hidden = dict(window.split.seconds), dict(window.split.hidden)
+    rows = []
+    for kind in PARTS[EXPOSED]:
+        measured = exposed.get(kind, 0.0) + hidden.get(kind, 0.0)
+        if measured or kind in predicted:
+            rows.append(
+                Collectives(
+                    kind=kind,
+                    predicted=predicted.get(kind),
+                    measured=measured or None,
+                    hidden=hidden.get(kind, 0.0),
+                )
+            )
+    return rows
+
+
 def lines(window: Window, prediction: Prediction | None) -> list[str]:
     """The window in a few lines of text, for a terminal."""
     split = window.split

@@ -41,15 +41,14 @@ def test_the_card_of_a_selection_has_both_histograms_and_the_extremes() -> None:
     assert ("kept answers that were cut at the longest length", "8") in facts.rows
     assert isinstance(best, Grid)
     assert isinstance(worst, Grid)
-    assert best.rows[0] == ("7.5", "question 7", "answer 1")
-    assert worst.rows[0] == ("-7", "question 7", "answer 2")
+    assert best.rows[:2] == (("prompt", "question 7"), ("7.5", "answer 1"))
+    assert worst.rows[:2] == (("prompt", "question 7"), ("-7", "answer 2"))
 
 
 def test_the_cards_before_it_show_answers_and_scores() -> None:
     first = rejection_card.draw_answers([("prompts", "8")], PROMPTS, ANSWERS)[-1]
     assert isinstance(first, Grid)
-    assert first.rows[0] == ("question 0", "answer 0", "3")
-    assert first.rows[1] == ("", "answer 1", "3")
+    assert first.rows[:3] == (("prompt", "question 0"), ("3 tokens", "answer 0"), ("3 tokens", "answer 1"))
     blocks = rejection_card.draw_scores("mine.py:f", overview(PROMPTS, ANSWERS, SCORES))
     assert isinstance(blocks[0], Text)
     assert "Scores of 24 answers" in blocks[0].markdown

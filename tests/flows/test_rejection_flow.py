@@ -20,10 +20,11 @@ import pytest
 from flows.rejection_node import answers_in, batch_limit
 from launchers.models import tiny_llama
 from launchers.rejection import answers as rows
-from launchers.rejection.answers import Scores
+from launchers.rejection.answers import Answers, Scores
 from launchers.rejection.generation import GenerationRequest, generate
 from launchers.rejection.scoring import load_function
-from launchers.rejection.selection import Kept, select
+from launchers.rejection.selection import select
+from launchers.settings import Settings
 from tests.conftest import write_sums
 from tests.flows.conftest import READ_ARTIFACTS, environment, left_behind
 
@@ -149,9 +150,9 @@ def flow(tmp_path: Path) -> Iterator[Flow]:
         process.kill()
 
 
-def kept_of_one_node(found: dict[str, Any], home: Path) -> list[Kept]:
-    """What is kept where one process here draws all answers, as that run's plan and settings say."""
-    prompts, settings = found["prompts"], found["used_settings"]
+def scored_here(found: dict[str, Any], home: Path) -> tuple[list[Answers], list[Scores]]:
+    """What one process here draws by transformers, as that run's plan and settings say, and its scores."""
+    prompts, settings = found["prompts"], by_transformers(found["used_settings"])
     (home / "again").mkdir()
     model = tiny_llama.make(home / "again" / "model")
     rows.write_rows(home / "again" / "prompts.jsonl", prompts)
@@ -173,7 +174,13 @@ def kept_of_one_node(found: dict[str, Any], home: Path) -> list[Kept]:
         Scores(index=each.index, scores=tuple(function(shown[each.index], a.text) for a in each.answers))
         for each in drawn
     ]
-    return select(prompts, drawn, scores, settings.rejection)[0]
+    return drawn, scores
+
+
+def by_transformers(settings: Settings) -> Settings:
+    """The same settings with the generator that is there without vLLM."""
+    drawing = {"generator": "transformers", "generator_python": None}
+    return settings.model_copy(update={"rejection": settings.rejection.model_copy(update=drawing)})
 
 
 def test_the_mean_score_rises_with_two_nodes_that_draw_what_one_draws(flow: Flow) -> None:
@@ -198,7 +205,8 @@ def test_the_mean_score_rises_with_two_nodes_that_draw_what_one_draws(flow: Flow
     assert comparison.after > comparison.before + 0.01
     assert comparison.text() in flow.log
     assert "Answers drawn" in flow.card("generate")
-    assert kept_of_one_node(found, flow.home) == found["kept"]
+    drawn, scores = scored_here(found, flow.home)
+    assert select(found["prompts"], drawn, scores, found["used_settings"].rejection)[0] == found["kept"]
     for step in ("score", "select"):
         page = flow.card(step)
         assert "Best answers" in page
@@ -231,6 +239,27 @@ def test_what_was_finished_before_kill_9_is_not_done_again(flow: Flow) -> None:
     assert f"scores: {len(earlier)} of {SHARDS} shards are there already" in flow.log
     assert sorted([*earlier, *flow.finished("scores")]) == [str(shard) for shard in range(1, SHARDS + 1)]
     assert flow.artifacts()["selection"].overview.drawn.answers == 240
+
+
+@pytest.mark.nightly
+def test_answers_that_vllm_draws_by_another_python_are_kept_by_score_and_compared(flow: Flow) -> None:
+    python = os.environ.get("VLLM_PYTHON")  # of an environment that .ci/run makes
+    if python is None:
+        pytest.skip("VLLM_PYTHON names no Python that has vLLM (docs/rejection.md#vllm)")
+    drawn = ("prompts=60", "max_new_tokens=16", "generator=vllm", f"generator_python={python}")
+    options = [f"--set=rejection.{each}" for each in drawn]
+    short = ["--epochs=1", "--set=evaluation.fraction=0.2", "--set=evaluation.generations=0"]
+    assert flow.run("run", "--score=functions.py:share_of_e", *options, *short) == 0, flow.log
+    found = flow.artifacts()
+    selection, comparison = found["selection"], found["comparison"]
+    assert selection.overview.drawn.answers == 240
+    assert selection.kept.mean > selection.overview.drawn.mean + 0.02
+    # transformers draws others, of the same model: their mean score is near
+    _, scores = scored_here(found, flow.home)
+    theirs = [score for each in scores for score in each.scores]
+    assert selection.overview.drawn.mean == pytest.approx(sum(theirs) / len(theirs), abs=0.02)
+    assert comparison.prompts == 12
+    assert comparison.text() in flow.log
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import dataclasses
 
 from decorators.card.blocks import MAY_BREAK, Chart, Grid, Log, Text
 from decorators.card.window import window_blocks
+from launchers.report.window import milliseconds
 from tests.decorators.backends.plans import planned
 from tests.launchers.report.test_window import example
 
@@ -14,7 +15,7 @@ def test_the_step_by_kind_stands_beside_what_was_predicted() -> None:
     plan = planned("llama-8b", "lora", "H100", 1)
     assert plan.prediction.step_parts, "speed is known"
     blocks = window_blocks(example(), plan)
-    kinds, operators = (block for block in blocks if isinstance(block, Grid))
+    kinds, moved, operators = (block for block in blocks if isinstance(block, Grid))
     rows = {row[0]: row[1:] for row in kinds.rows}
     assert rows["forward and backward"][0].endswith(("ms", "s"))
     assert rows["forward and backward"][1:] == ("300.0 ms", "75.0%")
@@ -24,9 +25,21 @@ def test_the_step_by_kind_stands_beside_what_was_predicted() -> None:
     assert (name.replace(MAY_BREAK, ""), *figures) == ("aten::mm", "200.0 ms", "50.0%", "12")
     said = "\n".join(block.markdown for block in blocks if isinstance(block, Text))
     assert "Profiled: steps 3 to 5, rank 0" in said
-    assert "all_gather 200.0 ms" in said.replace("\N{MODIFIER LETTER LOW MACRON}", "_")
+    assert moved.headers == ("a step", "measured", "hidden"), "of one GPU none is predicted"
+    assert moved.rows == ((f"all_{MAY_BREAK}gather", "230.0 ms", "200.0 ms"),)
     assert "t.json.gz" in [block.text for block in blocks if isinstance(block, Log)], "to be copied as it is"
     assert [block for block in blocks if isinstance(block, Chart)]
+
+
+def test_collectives_stand_beside_their_own_predictions() -> None:
+    plan = planned("llama-8b", "full", "H100", 2)
+    predicted = dict(plan.prediction.step_collectives)
+    assert set(predicted) == {"all_gather", "reduce_scatter"}
+    moved = [block for block in window_blocks(example(), plan) if isinstance(block, Grid)][1]
+    assert moved.headers == ("a step", "predicted", "measured", "hidden")
+    reduced, gathered = moved.rows
+    assert gathered[1:] == (milliseconds(predicted["all_gather"]), "230.0 ms", "200.0 ms")
+    assert reduced[1:] == (milliseconds(predicted["reduce_scatter"]), "", "")
 
 
 def test_without_a_plan_what_was_measured_is_shown() -> None:

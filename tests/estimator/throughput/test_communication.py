@@ -1,6 +1,7 @@
 """Communication: bytes by kind of parallelism, and the time that links take for them."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -8,7 +9,14 @@ from estimator import hardware
 from estimator.errors import UserError
 from estimator.models import find
 from estimator.setup import Setup
-from estimator.throughput.communication import Links, MeasuredBandwidth, communication_seconds, links, volumes
+from estimator.throughput.communication import (
+    Links,
+    MeasuredBandwidth,
+    collective_seconds,
+    communication_seconds,
+    links,
+    volumes,
+)
 
 H100 = hardware.gpu("H100 SXM")
 LLAMA = find("llama-8b")
@@ -141,3 +149,42 @@ def test_what_was_measured_replaces_the_datasheet_link_by_link() -> None:
 def test_a_measured_bandwidth_must_be_above_0(value: float) -> None:
     with pytest.raises(UserError, match="inter_node_gbytes_per_s"):
         MeasuredBandwidth(inter_node_gbytes_per_s=value, source="", date="")
+
+
+@pytest.mark.parametrize(
+    ("options", "kinds"),
+    [
+        ({"sharding": "fsdp", "shard": 8}, ["all_gather", "reduce_scatter"]),
+        ({"sharding": "fsdp", "shard": 8, "replicate": 2}, ["all_gather", "reduce_scatter", "all_reduce"]),
+        ({"sharding": "zero2", "shard": 8, "engine": "deepspeed"}, ["all_gather", "all_reduce"]),
+        ({"sharding": "ddp", "replicate": 8}, ["all_reduce"]),
+        (
+            {"sharding": "fsdp", "shard": 2, "tensor": 2, "context": 2, "pipeline": 2},
+            ["all_gather", "reduce_scatter", "send and receive"],
+        ),
+        ({"sharding": "none"}, []),
+    ],
+)
+def test_collectives_by_kind_add_up_to_all_communication_of_a_step(
+    options: dict[str, Any], kinds: list[str]
+) -> None:
+    setup = Setup(model=LLAMA, accumulation=4, **options)
+    times = communication_seconds(setup, FAST)
+    assert times is not None
+    found = collective_seconds(setup, times)
+    assert [kind for kind, _ in found] == kinds
+    whole = (times.tensor + times.expert + times.behind) * 4 + times.once
+    assert sum(seconds for _, seconds in found) == pytest.approx(whole)
+    assert all(seconds > 0 for _, seconds in found)
+
+
+def test_weights_take_two_thirds_of_the_time_where_all_are_trained_and_nearly_all_of_adapters() -> None:
+    shares = {}
+    for method in ("full", "lora"):
+        setup = Setup(model=LLAMA, method=method, sharding="fsdp", shard=8)
+        times = communication_seconds(setup, FAST)
+        assert times is not None
+        found = dict(collective_seconds(setup, times))
+        shares[method] = found["all_gather"] / sum(found.values())
+    assert shares["full"] == pytest.approx(2 / 3)
+    assert shares["lora"] > 0.98

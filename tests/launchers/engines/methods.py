@@ -162,13 +162,20 @@ def _job(folder: Path, cell: Cell) -> TrainJob:
 
 
 def learns(cell: Cell) -> bool:
-    """Whether GRPO is to learn something: by all weights in one process, which the toy's 30 steps do for."""
-    return cell.method == "full" and cell.nodes == 1
+    """Whether GRPO is to learn something: by all weights, which the toy's 30 steps do for."""
+    return cell.method == "full"
 
 
 def _drawing_job(folder: Path, cell: Cell, steps: int, checkpoint: int) -> TrainJob:
-    name = f"{cell.name}/node-0"
-    return toy.job(folder, name, cell.method, world=cell.nodes, steps=steps, checkpoint_every=checkpoint)
+    return toy.job(
+        folder,
+        f"{cell.name}/node-0",
+        cell.method,
+        world=cell.nodes,
+        steps=steps,
+        answers=toy.ANSWERS * cell.nodes,  # two prompts a node
+        checkpoint_every=checkpoint,
+    )
 
 
 def problems(proof: Proof, one: Proof, folder: Path) -> list[str]:

@@ -13,7 +13,16 @@ import pytest
 from estimator import Job, Target, plan
 from estimator.models import find
 from launchers.report import window
-from launchers.report.window import Operator, Split, Window, compare, lines, read_trace, split
+from launchers.report.window import (
+    Operator,
+    Split,
+    Window,
+    collectives,
+    compare,
+    lines,
+    read_trace,
+    split,
+)
 
 Event = dict[str, Any]
 
@@ -169,6 +178,16 @@ def test_what_is_predicted_together_is_compared_together() -> None:
         "attention 100.0 ms (predicted 60.0 ms), all_gather 30.0 ms, optimizer 50.0 ms (predicted 40.0 ms), "
         "idle 20.0 ms"
     )
+
+
+def test_collectives_are_compared_with_what_they_take_in_all_also_hidden() -> None:
+    plain = plan(Job(model=find("llama-8b"), method="lora"), Target(kind="kubernetes", gpu="H100")).prediction
+    predicted = dataclasses.replace(plain, step_collectives=(("all_gather", 0.25), ("reduce_scatter", 0.1)))
+    reduced, gathered = collectives(example(), predicted)
+    assert (gathered.kind, gathered.predicted, gathered.hidden) == ("all_gather", 0.25, 0.2)
+    assert gathered.measured == pytest.approx(0.23)
+    assert (reduced.kind, reduced.predicted, reduced.measured) == ("reduce_scatter", 0.1, None)
+    assert [each.predicted for each in collectives(example(), None)] == [None]
 
 
 def test_a_window_goes_through_json_and_a_trace_through_gzip(tmp_path: Path) -> None:

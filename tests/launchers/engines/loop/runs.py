@@ -245,6 +245,13 @@ def losses(found: list[telemetry.Step]) -> list[float]:
     return [step.loss for step in found if step.loss is not None]
 
 
+def held_out_losses(job: TrainJob) -> dict[int, float]:
+    """By step, as rank 0 has evaluated the model while it trained."""
+    events = telemetry.Follower(job.telemetry_dir).poll()
+    found = [event for event in events if isinstance(event, telemetry.Evaluated) and event.rank == 0]
+    return {event.step: event.loss for event in found if event.loss is not None}
+
+
 def resumed(job: TrainJob, work: Path, step: int, **layout: Any) -> TrainJob:
     """The job as it goes on from its checkpoint after ``step`` steps."""
     plan = dataclasses.replace(job.plan, layout=dataclasses.replace(job.plan.layout, **layout))

@@ -38,11 +38,13 @@ def test_loss_and_gradients_are_those_of_the_models_own_code() -> None:
 @pytest.mark.parametrize(
     ("engine", "sharding", "method"), [("deepspeed", "zero3", "full"), ("fsdp2", "fsdp", "lora")]
 )
-def test_a_run_of_two_processes_learns_as_it_does_without_them(
+def test_a_run_of_two_processes_learns_and_is_evaluated_as_it_is_without_them(
     tmp_path: Path, engine: str, sharding: str, method: str
 ) -> None:
     model = runs.make_model(tmp_path / "model")
     data = runs.make_data(tmp_path / "data", runs.documents(2), batch=2, steps=2)
+    # Of three rows one process has less to do than the other
+    runs.make_data(data / "heldout", runs.documents(3, seed=5), batch=1, steps=3)
     jobs = {
         liger: runs.make_job(
             tmp_path / str(liger),
@@ -52,7 +54,7 @@ def test_a_run_of_two_processes_learns_as_it_does_without_them(
             micro=1,
             engine=engine,
             sharding=sharding,
-            settings={"method": method, "liger": liger},
+            settings={"method": method, "liger": liger, "evaluation": {"every_steps": 1}},
         )
         for liger in (False, True)
     }
@@ -80,3 +82,6 @@ def test_a_run_of_two_processes_learns_as_it_does_without_them(
             process.kill()
     plain = runs.losses(runs.run(jobs[False]))
     assert runs.losses(runs.steps(jobs[True])) == pytest.approx(plain, rel=1e-5)
+    found, expected = (runs.held_out_losses(jobs[liger]) for liger in (True, False))
+    assert list(found) == [1, 2]
+    assert found == pytest.approx(expected, rel=1e-5)

@@ -30,9 +30,20 @@ def make(folder: Path) -> None:
 
 
 def job(
-    folder: Path, name: str, method: str, *, world: int, steps: int, of: int | None = None, **more: Any
+    folder: Path,
+    name: str,
+    method: str,
+    *,
+    world: int,
+    steps: int,
+    of: int | None = None,
+    answers: int = ANSWERS,
+    **more: Any,
 ) -> TrainJob:
-    """A job of ``steps`` steps, of a run of ``of``; its data are those of all such runs."""
+    """A job of ``steps`` steps with so many answers in each, of a run of ``of``.
+
+    Its data are those of all such runs.
+    """
     values = {
         "task": "grpo",
         "method": method,
@@ -40,7 +51,7 @@ def job(
         "seq_len": 64,
         "max_steps": of or steps,
         "epochs": 100,
-        "global_batch_size": ANSWERS,
+        "global_batch_size": answers,
         "optimizer": {"lr": 4e-3 if method == "full" else 1e-2},
         "schedule": {"name": "constant", "warmup_steps": 0},
         "rl": {
@@ -52,7 +63,7 @@ def job(
         "lora": {"rank": 16, "alpha": 32},
     }
     settings = Settings.model_validate(values)
-    data = folder / f"data-{of or steps}"
+    data = folder / f"data-{of or steps}-{answers}"
     if not data.is_dir():
         rows = [prompts.parse({"prompt": f"Say something about number {number}."}) for number in range(16)]
         prepare.prepare(rows, folder / "model", settings, 64, data)
@@ -62,7 +73,7 @@ def job(
         data,
         steps=steps,
         world=world,
-        micro=ANSWERS // world // world,  # one forward pass of one process, two of each of two
+        micro=answers // world // world,  # one forward pass of one process, two of each of two
         accumulation=world,
         engine="trl",
         sharding="ddp" if world > 1 else "none",
