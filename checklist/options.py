@@ -97,6 +97,8 @@ class CheckOptions(_Model):
     """A CSV file of your own thresholds, above the shipped ones."""
     system: Text = None
     """What the thresholds call this system, where its machine type and GPU don't tell."""
+    suspects: Names = ()
+    """Nodes to look at first, and alone, with commas: such as one that held up a training."""
     accept_baseline: bool = False
     """Compare with no past: the figures' past starts anew with this run."""
 

@@ -17,6 +17,7 @@ from checklist.round_robin import schedule
 from checklist.run import sweep
 from checklist.run.requests import Outcome
 from checklist.run.session import Session
+from checklist.suspects import first_pairs
 
 _PAIR_REPETITIONS = 5
 _SECOND_LOOK_S = 15.0  # at pairs that the mesh found cut; one of them takes as long as a connection may
@@ -98,7 +99,8 @@ def pairs(run: Session) -> str | None:
     if len(leaders) < 2:
         raise PhaseSkipped(f"it takes two nodes, and {len(leaders)} can be reached")
     order = sorted(leaders)
-    number, problem = 0, None
+    problem = _suspects(run, order)
+    number = 2 * len(run.got.pairs)
     for one in schedule(len(order), seed=run.options.seed):
         couples = [(order[a], order[b]) for a, b in one]
         if time.monotonic() > run.phase_ends:
@@ -120,6 +122,16 @@ def pairs(run: Session) -> str | None:
             number += 1
         if not again:
             break
+    return problem
+
+
+def _suspects(run: Session, order: Sequence[int]) -> str | None:
+    """Those who were suspected before the run, first and alone."""
+    names = {fact.node: (fact.node_name, fact.hostname) for fact in run.got.facts.values()}
+    suspects = {node for node in order if set(names.get(node, ())) & set(run.options.suspects)}
+    problem = None
+    for number, couple in enumerate(first_pairs(suspects, order)):
+        problem = _round(run, [couple], number, alone=True) or problem
     return problem
 
 
