@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from checklist.result import Result
-from decorators.storage import MetaflowStorage, datastore
+from decorators.storage import datastore
 from launchers.report.stragglers import words
 from launchers.report.telemetry import Straggling
+from launchers.store.bundles import Storage
 
 MOST = 256  # that are read
 
@@ -32,19 +33,19 @@ class Suspicion:
     key: str = ""  # where it lies; as read
 
 
-def leave(event: Straggling, *, cluster: str, run: str, on_gpus: bool) -> None:
+def leave(event: Straggling, *, cluster: str, run: str, on_gpus: bool, store: Storage | None = None) -> None:
     """Keep it for the next checklist. Never raises: a training doesn't end for that."""
     if event.over:
         return
     one = Suspicion(node=event.host, run=run, words=words(event, on_gpus=on_gpus), at=event.at)
-    key = f"{_folder(cluster)}{run}-{event.rank:05d}.json"
+    key = f"{_folder(cluster)}/{run}-{event.rank:05d}.json"
     try:
-        datastore(shared=True).put_bytes(key, json.dumps(dataclasses.asdict(one)).encode())
+        (store or datastore(shared=True)).put_bytes(key, json.dumps(dataclasses.asdict(one)).encode())
     except Exception as error:  # noqa: BLE001 - whatever a datastore may answer with
         print(f"The next checklist will not hear of it: {type(error).__name__}: {error}", file=sys.stderr)
 
 
-def read(cluster: str, store: MetaflowStorage | None = None) -> tuple[Suspicion, ...]:
+def read(cluster: str, store: Storage | None = None) -> tuple[Suspicion, ...]:
     """What runs on this cluster have left, the oldest first. What can't be read is told in a line."""
     found = []
     try:
@@ -62,16 +63,16 @@ def notes(suspicions: Iterable[Suspicion]) -> tuple[str, ...]:
     return tuple(f"Training {each.run} said: {each.words}." for each in suspicions)
 
 
-def settle(suspicions: Iterable[Suspicion], result: Result) -> None:
+def settle(suspicions: Iterable[Suspicion], result: Result, store: Storage | None = None) -> None:
     """Take away those of nodes that this checklist has measured; what it found is its own to keep open."""
     measured = set(result.suspects_measured)
     keys = [each.key for each in suspicions if each.node in measured]
     if keys:
         try:
-            datastore(shared=True).delete(keys)
+            (store or datastore(shared=True)).delete(keys)
         except Exception as error:  # noqa: BLE001 - they are looked at once more
             print(f"Suspicions that are settled can't be removed: {type(error).__name__}: {error}")
 
 
 def _folder(cluster: str) -> str:
-    return f"suspicions/{quote(cluster, safe='')}/"
+    return f"suspicions/{quote(cluster, safe='')}"

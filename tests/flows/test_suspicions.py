@@ -14,13 +14,18 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from checklist.verdict import judge
+from flows import suspicions
+from launchers.report.telemetry import Straggling
+from launchers.store.bundles import LocalStorage
+from tests.checklist.clusters import Cluster
+from tests.checklist.runs import gpu_run, with_pairs
 from tests.conftest import write_sums
 from tests.flows.conftest import FLOW, environment, left_behind, start_flow
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 SOON = 20  # steps
 STOPPED_S, RUNS_S = 0.5, 0.1
@@ -73,6 +78,29 @@ def _flow(home: Path, flow: Path, *arguments: str) -> str:
     return done.stdout
 
 
+def _late(rank: int, host: str, **changes: Any) -> Straggling:
+    values = {"local_rank": 0, "node": rank, "since": 3, "step": 20, "share": 0.4, "whole_node": True}
+    return Straggling(**{"rank": rank, "host": host, **values, **changes})
+
+
+def test_what_trainings_have_left_is_read_until_a_checklist_has_measured_the_node(tmp_path: Path) -> None:
+    store = LocalStorage(tmp_path)
+    for rank in (1, 2):
+        one = _late(rank, f"host-{rank}")
+        suspicions.leave(one, cluster="kubernetes:a.b:6443", run="7", on_gpus=True, store=store)
+    suspicions.leave(_late(3, "host-3", over=True), cluster="kubernetes:a.b:6443", run="7", on_gpus=True)
+    assert suspicions.read("kubernetes:a.b", store) == ()
+    left = suspicions.read("kubernetes:a.b:6443", store)
+    assert [each.node for each in left] == ["host-1", "host-2"]
+    line = "Training 7 said: node 1 (host-1) is late: the others wait for it 40% of each step, since step 3."
+    assert suspicions.notes(left)[0] == line
+    healthy = with_pairs(gpu_run(8), Cluster(nodes=8, speed=45))
+    suspicions.settle(left, judge(healthy, suspects=("host-1",)), store)
+    assert [each.node for each in suspicions.read("kubernetes:a.b:6443", store)] == ["host-2"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("engine", ["fsdp2", pytest.param("torchtune", marks=pytest.mark.nightly)])
 def test_a_slowed_rank_is_named_within_20_steps_and_the_next_checklist_hears_of_it(
     tmp_path: Path, engine: str
