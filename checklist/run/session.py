@@ -53,7 +53,7 @@ class Session(Requests):
         self.unusable: dict[int, str] = {}  # by rank: why its backend can't talk to others
         self.device, self.backend = "cpu", "gloo"
         self.scratch = secrets.token_hex(6)  # in the name of whatever is written and removed again
-        self._begin_unix, self._begin = time.time(), time.monotonic()
+        self.began_unix, self._begin = time.time(), time.monotonic()
 
     @property
     def leaders(self) -> dict[int, int]:

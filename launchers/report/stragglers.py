@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -110,7 +111,7 @@ def lags(of_step: Mapping[int, Pace]) -> dict[int, float]:
 
 
 def _certain(values: Sequence[float]) -> bool:
-    return mean(values) > CERTAIN * stdev(values) / len(values) ** 0.5
+    return bool(mean(values) > CERTAIN * stdev(values) / math.sqrt(len(values)))
 
 
 def _is_enough(steps: Iterable[tuple[int, float, float]]) -> bool:
