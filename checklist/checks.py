@@ -69,6 +69,12 @@ CHECKS: dict[str, Check] = {
             loaded=True,
             tells="matrix products as fast as the GPU's and its peers'",
         ),
+        Check(
+            name="corruption",
+            phase="node",
+            loaded=True,
+            tells="the same matrix product has the same bits each time and on all ranks",
+        ),
         Check(name="hbm", phase="node", loaded=True, tells="the GPU's memory is as fast as its peers'"),
         Check(name="host-copy", phase="node", loaded=True, tells="copies between host and GPU"),
         Check(

@@ -18,7 +18,20 @@ from checklist.analysis.recurrence import Look
 from checklist.analysis.soundness import sound, sound_records
 from checklist.checks import CHECKS, PROFILES, Check, Profile
 from checklist.condensed import condensed
-from checklist.judges import coverage, facts, gpus, hangs, loss, mesh, network, pairs, speed, unsound, world
+from checklist.judges import (
+    corruption,
+    coverage,
+    facts,
+    gpus,
+    hangs,
+    loss,
+    mesh,
+    network,
+    pairs,
+    speed,
+    unsound,
+    world,
+)
 from checklist.judges.context import Judgement, JudgingContext
 from checklist.judges.thresholds import Table, table
 from checklist.measurements import Measurements
@@ -42,6 +55,7 @@ JUDGES: dict[str, Callable[[JudgingContext], Judgement]] = {
     "gpu-health": gpus.gpu_health,
     "mesh": mesh.mesh,
     "gemm": speed.gemm,
+    "corruption": corruption.corruption,
     "hbm": speed.hbm,
     "host-copy": speed.host_copy,
     "peer-copy": speed.peer_copy,

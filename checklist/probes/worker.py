@@ -53,7 +53,7 @@ def run(context: Context, answers: Answers, command: Message) -> None:
 
 def _commands() -> dict[str, Callable[..., Any]]:
     # Each module is imported when its first command comes: some need torch.
-    from checklist.probes import counters, facts, gpus, mesh, node, pairs, screen, storage, world
+    from checklist.probes import corruption, counters, facts, gpus, mesh, node, pairs, screen, storage, world
 
     return {
         "facts": facts.gather,
@@ -62,6 +62,7 @@ def _commands() -> dict[str, Callable[..., Any]]:
         "listen": mesh.listen,
         "reach": mesh.reach,
         "local": node.measure,
+        "repeat": corruption.repeat,
         "remove": storage.remove,
         "store": world.store,
         "join": world.join,

@@ -16,6 +16,7 @@ from checklist.measurements import (
     Pair,
     Phase,
     Probe,
+    Repeated,
     Transport,
     Unsound,
 )
@@ -33,6 +34,7 @@ class Collected:
     health: list[GpuHealth] = field(default_factory=list)
     probes: list[Probe] = field(default_factory=list)
     locals: list[Local] = field(default_factory=list)
+    repeated: list[Repeated] = field(default_factory=list)
     collectives: list[Collective] = field(default_factory=list)
     pairs: list[Pair] = field(default_factory=list)
     counters: list[Counters] = field(default_factory=list)
