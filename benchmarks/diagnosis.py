@@ -1,6 +1,7 @@
 """How often the diagnosis names the right node, direction or link, and how often an innocent one.
 
     python -m benchmarks.diagnosis    # a few minutes; writes benchmarks/results/diagnosis.*
+    python -m benchmarks.diagnosis --first-night    # minutes; benchmarks/results/first_night.*
 
 Simulated clusters go through the very functions that a run uses: the rounds of pairs, the first diagnosis,
 the second pass of the suspects, the final diagnosis. Nothing here was measured on a network.
@@ -21,8 +22,10 @@ import numpy as np
 
 from benchmarks.machine import describe
 from checklist.analysis.diagnosis import PASSES, Diagnosis, diagnose
+from checklist.analysis.screening import more_rounds, rates, slow_pairs
 from checklist.measurements import Pair
-from checklist.round_robin import ALL_PAIRS_UP_TO, ROUNDS_ABOVE, schedule
+from checklist.round_robin import ALL_PAIRS_UP_TO, MORE_ROUNDS, ROUNDS_ABOVE, Pairs, schedule
+from checklist.run.pairing import SCREEN_PASSES
 
 RESULTS = Path(__file__).parent / "results"
 COMMAND = "python -m benchmarks.diagnosis"
@@ -36,6 +39,9 @@ SPREAD = 0.05  # each repetition loses |N(0, 1)| times this
 REPETITIONS = 5  # the best counts
 LEAST_NODES = 4  # fewer have no spread of their own, so nobody is called slow a little
 POD = 4  # nodes for each switch in clusters up to 16 nodes; above, a quarter of them
+FIRST_NIGHTS = ((64, 200), (256, 60), (1024, 10))  # nodes, and trials with a slow link
+COLLISIONS = (0.02, 0.2)  # of all measurements of a screening
+SCREEN_SPREAD = 0.1  # while all send
 VISITS = 0.02  # how often another job's traffic passes through one measurement, alone or not
 CROWDED = 0.3  # how often a round finds the spine crowded
 CROWDED_LEFT = (0.4, 1.0)  # what is left then: of all pairs of a round alike, or of the one measurement
@@ -133,12 +139,75 @@ def measure(
     return made
 
 
+def screened(random: np.random.Generator, truth: Truth, collisions: float) -> tuple[Pairs, ...]:
+    """The rounds after a screening in which that share of all messages has others in its way."""
+    nodes = len(truth.transmit)
+    value = np.minimum(truth.transmit[:, None], truth.receive[None, :])
+    for (src, dst), left in truth.links.items():
+        value[src, dst] = min(value[src, dst], left)
+    place = np.arange(nodes)
+    distances = np.arange(1, nodes)
+    to, back = ((place[:, None] + sign * distances[None, :]) % nodes for sign in (1, -1))
+    best = np.full((nodes, nodes - 1), np.inf)
+    for _ in range(SCREEN_PASSES):
+        loaded = value * np.clip(1 - np.abs(random.normal(0, SCREEN_SPREAD, value.shape)), 0.01, None)
+        hit = random.random(value.shape) < collisions
+        seconds = 1 / np.where(hit, loaded * random.uniform(*CROWDED_LEFT, value.shape), loaded)
+        # A node sees the end of a turn: of what it sends and of what it receives
+        best = np.minimum(best, np.maximum(seconds[place[:, None], to], seconds[back, place[:, None]]))
+    return more_rounds(slow_pairs(rates(best, 10**9)))
+
+
+def first_night(nodes: int, collisions: float, left: float | None, trials: int) -> dict[str, Any]:
+    """How a link that has so much left (None: all are well) fares in its first night."""
+    named = wrong = 0
+    rounds, alone = [], []
+    for trial in range(trials):
+        random = np.random.default_rng([nodes, round(100 * collisions), round(100 * (left or 0)), trial])
+        truth = draw(random, nodes, "none" if left is None else "link", left or 1.0)
+        more = screened(random, truth, collisions)
+        _, found, again, _ = examine(random, truth, "independent", trial, more=more)
+        accused = names(found, "confirmed")
+        named += bool(truth.names) and truth.names <= accused
+        wrong += bool(accused - truth.names)
+        rounds.append(len(more))
+        alone.append(again)
+    return {
+        "nodes": nodes,
+        "collisions": collisions,
+        "left": left,
+        "trials": trials,
+        "named": named / trials if left else None,
+        "false_alarms": wrong / trials,
+        "rounds_more": float(np.median(rounds)),
+        "rounds_most": max(rounds),
+        "alone_median": float(np.median(alone)),
+        "alone_most": max(alone),
+    }
+
+
+def first_nights(share: float) -> list[dict[str, Any]]:
+    rows = []
+    for nodes, trials in FIRST_NIGHTS:
+        for collisions in COLLISIONS:
+            for left in (0.75, None):
+                count = max(5, round(trials * share * (5 if left is None else 1)))
+                rows.append(first_night(nodes, collisions, left, count))
+                print(rows[-1], flush=True)
+    return rows
+
+
 def examine(
-    random: np.random.Generator, truth: Truth, noise: str, seed: int, spec: float | None = None
+    random: np.random.Generator,
+    truth: Truth,
+    noise: str,
+    seed: int,
+    spec: float | None = None,
+    more: tuple[Pairs, ...] = (),
 ) -> tuple[Diagnosis, Diagnosis, int, set[tuple[int, int]]]:
     """The first diagnosis, the last one, measurements alone, and the pairs that met."""
     nodes = len(truth.transmit)
-    plan = schedule(nodes, seed=seed)
+    plan = (*schedule(nodes, seed=seed), *more)
     there = [(2 * number, pairs) for number, pairs in enumerate(plan)]
     back = [(2 * number + 1, [(b, a) for a, b in pairs]) for number, pairs in enumerate(plan)]
     measured = measure(random, truth, [*there, *back], noise)
@@ -336,15 +405,72 @@ def _percent(share: float | None) -> str:
     return "" if share is None else f"{100 * share:.1f} %"
 
 
+def _command(command: str, share: float) -> str:
+    return command if share == 1 else f"{command} --share {share:g}"
+
+
+def nights_until_all(nodes: int) -> int:
+    """Nights after which the rounds have had every pair, found by going through them."""
+    seen: set[tuple[int, int]] = set()
+    for night in range(nodes):
+        seen |= {pair for pairs in schedule(nodes, night=night) for pair in pairs}
+        if len(seen) == nodes * (nodes - 1) // 2:
+            return night + 1
+    raise ValueError(f"{nodes} nights were not enough")
+
+
+def first_night_markdown(report: dict[str, Any]) -> str:
+    heads = ["nodes", "in others' way", "link has left", "trials", "named", "false alarms"]
+    heads += ["rounds of suspects", "alone", "all pairs by rounds alone"]
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    for row in report["rows"]:
+        cells = [
+            f"{row['nodes']:,}",
+            f"{row['collisions']:.0%}",
+            "all" if row["left"] is None else row["left"],
+        ]
+        cells += [row["trials"], _percent(row["named"]), _percent(row["false_alarms"])]
+        cells.append(f"{row['rounds_more']:.0f}, {row['rounds_most']}")
+        cells.append(f"{row['alone_median']:.0f}, {row['alone_most']}")
+        cells.append(f"{nights_until_all(row['nodes'])} nights")
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(
+        [
+            "# A slow link's first night above 32 nodes, simulated",
+            "",
+            f"`{report['command']}` {report['machine']['text']}; {report['seconds']:.0f} s.",
+            "",
+            f"All pairs are timed at once, {SCREEN_PASSES} times in different orders; each message loses",
+            f"|N(0, 1)| x {SCREEN_SPREAD:.0%}, and that share of them keeps only {CROWDED_LEFT[0]:.0%} to "
+            f"{CROWDED_LEFT[1]:.0%}, as others",
+            f"are *in its way*. Slow pairs get rounds of their own (at most {MORE_ROUNDS}) beside the",
+            f"night's {ROUNDS_ABOVE}; then the diagnosis measures what is slow again alone. *Rounds of",
+            "suspects* and *alone* (measurements of one direction): median and most. Without screening a",
+            "night sees only the pairs of its rounds; the last column says after how many nights those had",
+            "all pairs.",
+            "",
+            *lines,
+            "",
+        ]
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--share", type=float, default=1.0, help="of the trials; at least 20 each are made")
     parser.add_argument("--nodes", type=int, nargs="*", default=NODES)
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of diagnosis.json and diagnosis.md")
+    parser.add_argument("--first-night", action="store_true", help="only that of large runs, with screening")
     chosen = parser.parse_args()
     start = time.perf_counter()
+    if chosen.first_night:
+        report = {"command": _command(f"{COMMAND} --first-night", chosen.share), "machine": describe()}
+        report |= {"rows": first_nights(chosen.share), "seconds": time.perf_counter() - start}
+        (chosen.out / "first_night.json").write_text(json.dumps(report, indent=1) + "\n")
+        (chosen.out / "first_night.md").write_text(first_night_markdown(report))
+        return
     rows = run(chosen.share, chosen.nodes)
-    command = COMMAND if chosen.share == 1 else f"{COMMAND} --share {chosen.share:g}"
+    command = _command(COMMAND, chosen.share)
     seconds = time.perf_counter() - start
     report = {"command": command, "machine": describe(), "seconds": seconds, "rows": rows}
     (chosen.out / "diagnosis.json").write_text(json.dumps(report, indent=1) + "\n")

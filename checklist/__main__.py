@@ -117,6 +117,7 @@ class _Conclude:
             pairs_seen=self._past.pairs_seen,
             accept_baseline=self._options.accept_baseline,
             system=self._options.system,
+            suspects=self._options.suspects,
         )
         self.result = replace(result, notes=(*result.notes, *self._past.problems))
         return result.exit_code

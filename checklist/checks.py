@@ -69,6 +69,12 @@ CHECKS: dict[str, Check] = {
             loaded=True,
             tells="matrix products as fast as the GPU's and its peers'",
         ),
+        Check(
+            name="corruption",
+            phase="node",
+            loaded=True,
+            tells="the same matrix product has the same bits each time and on all ranks",
+        ),
         Check(name="hbm", phase="node", loaded=True, tells="the GPU's memory is as fast as its peers'"),
         Check(name="host-copy", phase="node", loaded=True, tells="copies between host and GPU"),
         Check(
@@ -78,7 +84,7 @@ CHECKS: dict[str, Check] = {
             name="storage",
             phase="node",
             loaded=True,
-            tells="the work directory is written and read",
+            tells="the work directory is written and read, large files and small ones",
         ),
         Check(name="datastore", phase="node", loaded=True, tells="the datastore is written and read"),
         Check(
@@ -142,6 +148,12 @@ LOCALS: dict[str, LocalKind] = {
         LocalKind(name="d2h", check="host-copy", unit="GB/s", tells="GPU to pinned host memory"),
         LocalKind(name="peer_copy", check="peer-copy", unit="GB/s", tells="GPU to GPU of the same node"),
         LocalKind(name="storage_write", check="storage", unit="GB/s", tells="work directory, with fsync"),
+        LocalKind(
+            name="storage_files",
+            check="storage",
+            unit="files/s",
+            tells="small files of the work directory made, looked at and removed",
+        ),
         LocalKind(name="storage_read", check="storage", unit="GB/s", tells="work directory, past the cache"),
         LocalKind(
             name="datastore_write", check="datastore", unit="GB/s", tells="datastore, one large object"

@@ -160,6 +160,21 @@ class Local:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Repeated:
+    """The same matrix product several times on one rank."""
+
+    __pydantic_config__ = TOLD
+    rank: int
+    whole: bool
+    """Of whole numbers: exact in any order, so that it is the same on all ranks. Else of random ones."""
+    times: int
+    differing: int
+    """Values that had other bits than the first time, all times together."""
+    digest: str
+    """Of the bits of the first."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Collective:
     """One collective over the world at one size, out of place. The time is the slowest rank's."""
 
@@ -315,6 +330,7 @@ class Measurements:
     health: tuple[GpuHealth, ...] = ()
     probes: tuple[Probe, ...] = ()
     locals: tuple[Local, ...] = ()
+    repeated: tuple[Repeated, ...] = ()
     collectives: tuple[Collective, ...] = ()
     pairs: tuple[Pair, ...] = ()
     counters: tuple[Counters, ...] = ()

@@ -21,7 +21,7 @@ from pydantic.fields import FieldInfo
 from checklist.checks import Check, Profile, phases_of, select
 from checklist.effort import EFFORTS, Effort
 from checklist.measurements import PHASES, PhaseName
-from checklist.round_robin import schedule
+from checklist.round_robin import ALL_PAIRS_UP_TO, MORE_ROUNDS, schedule
 from estimator.errors import UserError
 from estimator.names import did_you_mean
 
@@ -97,6 +97,8 @@ class CheckOptions(_Model):
     """A CSV file of your own thresholds, above the shipped ones."""
     system: Text = None
     """What the thresholds call this system, where its machine type and GPU don't tell."""
+    suspects: Names = ()
+    """Nodes to look at first, and alone, with commas: such as one that held up a training."""
     accept_baseline: bool = False
     """Compare with no past: the figures' past starts anew with this run."""
 
@@ -173,7 +175,8 @@ class Options(CheckOptions):
             return limit
         limit = float(self.effort.phase_limits_s[phase])
         if phase == "pairs":
-            limit *= max(1.0, len(schedule(self.nodes, seed=self.seed)) / ROUNDS_WITHIN_LIMIT)
+            more = MORE_ROUNDS if self.nodes > ALL_PAIRS_UP_TO else 0
+            limit *= max(1.0, (len(schedule(self.nodes, seed=self.seed)) + more) / ROUNDS_WITHIN_LIMIT)
         return limit
 
     @property

@@ -190,6 +190,8 @@ class Result:
     records: tuple[Record, ...] = ()
     """For the history of later runs."""
     notes: tuple[str, ...] = ()
+    suspects_measured: tuple[str, ...] = ()
+    """Of the nodes that were to be looked at first, those that the run has measured."""
     next_commands: tuple[str, ...] = ()
     """What judges what a run on one machine can't."""
     measurements: Measurements

@@ -8,6 +8,7 @@ Pairs = tuple[tuple[int, int], ...]
 
 ALL_PAIRS_UP_TO = 32  # nodes; above, n - 1 rounds would take too long
 ROUNDS_ABOVE = 16  # so each node meets this many others; a slow node shows after two
+MORE_ROUNDS = 16  # at most, of pairs that were slow when all were measured at once (analysis/screening.py)
 
 
 def rounds(nodes: int) -> tuple[Pairs, ...]:
@@ -36,11 +37,12 @@ def pairs_of(nodes: int) -> int:
     return nodes * (nodes - 1) // 2 if nodes <= ALL_PAIRS_UP_TO else ROUNDS_ABOVE * (nodes // 2)
 
 
-def schedule(nodes: int, *, seed: int = 0, count: int | None = None) -> tuple[Pairs, ...]:
+def schedule(nodes: int, *, seed: int = 0, night: int = 0, count: int | None = None) -> tuple[Pairs, ...]:
     """The rounds to run: all of them up to 32 nodes, above that some of them over a shuffled ring.
 
     No pair comes twice. ``count`` asks for that many rounds whatever the number of nodes. Every node makes
-    the same schedule from the same seed.
+    the same schedule from the same seed. Each ``night`` has the rounds that follow the last one's, so that
+    all pairs were measured after (nodes - 1) / 16 of them, if the nodes stay in the same order.
     """
     every = rounds(nodes)
     number = count if count is not None else (len(every) if nodes <= ALL_PAIRS_UP_TO else ROUNDS_ABOVE)
@@ -48,7 +50,9 @@ def schedule(nodes: int, *, seed: int = 0, count: int | None = None) -> tuple[Pa
         return every
     shuffle = random.Random(seed)
     seats = shuffle.sample(range(nodes), nodes)
-    chosen = shuffle.sample(every, number)
+    every = tuple(shuffle.sample(every, len(every)))
+    begin = night * number
+    chosen = [every[(begin + place) % len(every)] for place in range(number)]
     return tuple(
         tuple((min(seats[a], seats[b]), max(seats[a], seats[b])) for a, b in pairs) for pairs in chosen
     )

@@ -7,17 +7,31 @@ the run, whose headline says so, and the run counts for the history that later o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from checklist import one_machine
+from checklist import suspects as suspected
 from checklist.analysis.baseline import STEADY_NIGHTS, Record, baseline, part_of
 from checklist.analysis.busbw import fit
 from checklist.analysis.recurrence import Look
 from checklist.analysis.soundness import sound, sound_records
 from checklist.checks import CHECKS, PROFILES, Check, Profile
 from checklist.condensed import condensed
-from checklist.judges import coverage, facts, gpus, hangs, loss, mesh, network, pairs, speed, unsound, world
+from checklist.judges import (
+    corruption,
+    coverage,
+    facts,
+    gpus,
+    hangs,
+    loss,
+    mesh,
+    network,
+    pairs,
+    speed,
+    unsound,
+    world,
+)
 from checklist.judges.context import Judgement, JudgingContext
 from checklist.judges.thresholds import Table, table
 from checklist.measurements import Measurements
@@ -41,6 +55,7 @@ JUDGES: dict[str, Callable[[JudgingContext], Judgement]] = {
     "gpu-health": gpus.gpu_health,
     "mesh": mesh.mesh,
     "gemm": speed.gemm,
+    "corruption": corruption.corruption,
     "hbm": speed.hbm,
     "host-copy": speed.host_copy,
     "peer-copy": speed.peer_copy,
@@ -67,6 +82,7 @@ def judge(
     pairs_seen: Mapping[tuple[str, str], float] | None = None,
     accept_baseline: bool = False,
     system: str | None = None,
+    suspects: Collection[str] = (),
 ) -> Result:
     """The result of one run.
 
@@ -88,6 +104,8 @@ def judge(
         Compare with no past; it starts anew with this run.
     system:
         The user's name for this system in the table of thresholds.
+    suspects:
+        Nodes that were to be looked at first (:mod:`checklist.suspects`).
     """
     measurements = sound(measurements)
     context = JudgingContext(
@@ -111,6 +129,7 @@ def judge(
     records = _records(context, answers, verdict)
     bad = {name for fault in findings if fault.verdict == "FAIL" for name in fault.nodes}
     bad |= {name for item in standing if item.blamed for name in item.nodes}
+    seen = suspected.measured(suspects, results)
     result = Result(
         verdict=verdict,
         headline=_headline(measurements, verdict, results, findings, concerned),
@@ -127,7 +146,12 @@ def judge(
         fits=_fits(measurements),
         busbw_gbytes_per_s=_busbw(context),
         records=records,
-        notes=(*measurements.notes, *_notes(context, records)),
+        notes=(
+            *measurements.notes,
+            *suspected.told(suspects, context.all_names, seen, findings),
+            *_notes(context, records),
+        ),
+        suspects_measured=seen,
         next_commands=one_machine.next_commands(measurements),
         measurements=measurements,
     )

@@ -178,6 +178,7 @@ class Profile:
                 windows=self._history.windows,
                 evaluations=self._history.evaluations,
                 drawn=self._history.drawn,
+                late=self._history.late,
                 exported=self._exported,
             )
 

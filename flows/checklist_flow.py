@@ -24,7 +24,7 @@ from decorators.backends.cluster_name import cluster_name, current_cluster
 from decorators.card.writer import write_blocks
 from decorators.node_request import endings, node_request
 from decorators.storage import datastore_root
-from flows import checklist_launch, checklist_steps
+from flows import checklist_launch, checklist_steps, suspicions
 from flows.checklist_card import draw
 from flows.checklist_launch import FlowOptions
 from flows.commands import command_line
@@ -72,6 +72,7 @@ class ChecklistFlow(FlowSpec):
     start_timeout = option("start_timeout")
     thresholds = option("thresholds")
     system = option("system")
+    suspects = option("suspects")
     accept_baseline = option("accept_baseline")
     json = option("json")
     instance_type = option("instance_type")
@@ -101,6 +102,8 @@ class ChecklistFlow(FlowSpec):
                 for line in checklist_launch.check_outputs(options):
                     print(line)
         self.cluster = current_cluster() or cluster_name("local")
+        self.suspicions = suspicions.read(self.cluster)
+        self.run_config = checklist_steps.with_suspects(self.run_config, self.suspicions)
         self.key = f"runs/{current.run_id}/measured.json"  # of what is kept of it in the datastore
         self.topology = "many" if self.run_config.options.nodes > 1 else "one"
         self.next({"one": self.check, "many": self.fan_out}, condition="topology")
@@ -143,7 +146,7 @@ class ChecklistFlow(FlowSpec):
     @step
     def gather(self, inputs: Any) -> None:
         """Take what node 0 has collected; the others tell what went wrong."""
-        self.merge_artifacts(inputs, include=["run_config", "cluster", "key"])
+        self.merge_artifacts(inputs, include=["run_config", "cluster", "key", "suspicions"])
         self.parts = [(task.node, task.part, task.problem) for task in inputs if hasattr(task, "problem")]
         self.lost = next((task.lost for task in inputs if task.lost is not None), None)
         self.next(self.verdict)
@@ -159,7 +162,7 @@ class ChecklistFlow(FlowSpec):
         pods = endings(current.run_id) if lost else ()
         measured = checklist_steps.merge(self.run_config, parts, lost=lost, kept=kept, endings=pods)
         past = checklist_steps.read_past_runs(current.flow_name, self.cluster, current.run_id)
-        judged = checklist_steps.judge_run(self.run_config, measured, past)
+        judged = checklist_steps.judge_run(self.run_config, measured, past, self.suspicions)
         self.result = checklist_steps.to_plain(judged)
         self.healthy_nodes, self.bad_nodes = list(judged.healthy_nodes), list(judged.bad_nodes)
         self.kept = checklist_steps.summarise(judged)
@@ -172,6 +175,7 @@ class ChecklistFlow(FlowSpec):
     def end(self) -> None:
         """Tell everybody; then fail where training should not begin."""
         judged = checklist_steps.from_plain(self.result)
+        suspicions.settle(self.suspicions, judged)
         options = self._options()
         checklist_steps.publish_result(
             judged,

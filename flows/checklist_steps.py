@@ -29,7 +29,9 @@ from decorators.node_request import keep_endings
 from decorators.past_runs import NeverRunError, ended_tasks, read_for, runs_of
 from decorators.storage import datastore
 from estimator.errors import UserError
+from flows import suspicions
 from flows.checklist_launch import RunConfig, table_of
+from flows.suspicions import Suspicion
 from launchers.cluster.endpoint import NodeAddress
 from launchers.cluster.processes import die_with_parent
 
@@ -217,7 +219,16 @@ def _read_past(
         problems.append(f"The history can't be read further: {type(error).__name__}: {error}")
 
 
-def judge_run(run_config: RunConfig, measured: Measurements, past: PastRuns) -> Result:
+def with_suspects(run_config: RunConfig, left: Iterable[Suspicion]) -> RunConfig:
+    """The same run, that also looks first at the nodes which trainings have found late."""
+    options = run_config.options
+    names = tuple(dict.fromkeys((*options.suspects, *(each.node for each in left))))
+    return replace(run_config, options=options.model_copy(update={"suspects": names}))
+
+
+def judge_run(
+    run_config: RunConfig, measured: Measurements, past: PastRuns, left: Iterable[Suspicion] = ()
+) -> Result:
     """The run's result, its past taken into account."""
     result = judge(
         measured,
@@ -229,8 +240,9 @@ def judge_run(run_config: RunConfig, measured: Measurements, past: PastRuns) -> 
         pairs_seen=past.history.pairs_seen,
         accept_baseline=run_config.options.accept_baseline,
         system=run_config.options.system,
+        suspects=run_config.options.suspects,
     )
-    return replace(result, notes=(*result.notes, *past.notes))
+    return replace(result, notes=(*result.notes, *suspicions.notes(left), *past.notes))
 
 
 def to_plain(result: Result) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from metaflow import current
 
 from decorators._metaflow import in_container, leave_no_record
 from decorators.backends import disruptions
+from decorators.backends.cluster_name import cluster_name, current_cluster
 from decorators.backends.kubernetes.pod_shape import PID_FILE
 from decorators.gpu_profile import current_plan, current_profile
 from decorators.profile.calibration import keep_trial
@@ -24,6 +25,7 @@ from decorators.profile.measured import Measured
 from decorators.storage import MetaflowStorage, origin_run_ids
 from estimator.models import ModelRef
 from estimator.plan import Plan
+from flows import suspicions
 from flows.finetune_artifacts import fetch_bundle, fetch_model
 from launchers import handover
 from launchers.cluster.endpoint import NodeAddress, Secret
@@ -36,7 +38,7 @@ from launchers.gang.job import TrainJob
 from launchers.replanning import Replanning, plans_key
 from launchers.report.evaluations import HeldOutLoss
 from launchers.report.metrics import Metrics, tokens_of_steps
-from launchers.report.telemetry import Event
+from launchers.report.telemetry import Event, Straggling
 from launchers.report.window import Window
 from launchers.settings import Settings, flat
 from launchers.store.bundles import put_bundle
@@ -144,6 +146,10 @@ def train_on_node(
         nonlocal joined
         joined = True
         profile.add(event)
+        if isinstance(event, Straggling):
+            cluster = current_cluster() or cluster_name("local")
+            on_gpus = plan.layout.device == "cuda"
+            suspicions.leave(event, cluster=cluster, run=current.run_id, on_gpus=on_gpus)
 
     try:
         with _told_to_go(settings) as grace:

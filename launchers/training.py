@@ -24,7 +24,8 @@ from launchers.report.drawn import DrawnPictures
 from launchers.report.evaluations import HeldOutLoss, best_of, evaluation_line, handed_over, is_over, why_over
 from launchers.report.metrics import Meter, Metrics, dist_lines, tokens_of_steps
 from launchers.report.progress import Progress
-from launchers.report.telemetry import DistInfo, Drawn, Evaluated, Event, Memory, Phase, Profiled
+from launchers.report.stragglers import Stragglers, words
+from launchers.report.telemetry import DistInfo, Drawn, Evaluated, Event, Memory, Pace, Phase, Profiled
 from launchers.report.trackers import Trackers
 from launchers.report.window import Window, lines
 from launchers.store.bundles import Storage, put_bundle
@@ -331,9 +332,17 @@ class _Listener:
         self._memory: dict[int, Memory] = {}  # by rank, the last; its peaks only grow
         self._on_event = on_event
         self._trackers: Trackers | None = None
+        layout = job.plan.layout
+        self._stragglers = Stragglers(layout.world_size, layout.processes_per_node)
         self._progress = Progress(total_steps=job.total_steps, every=job.settings.log_every)
 
     def __call__(self, event: Event) -> None:
+        if isinstance(event, Pace):
+            for each in self._stragglers.add(event):
+                on_gpus = self._job.plan.layout.device == "cuda"
+                print(f"{'' if each.over else 'WARNING: '}{words(each, on_gpus=on_gpus)}", flush=True)
+                self._on_event(each)
+            return
         if isinstance(event, Profiled):
             event = self.traces.add(event)
         self._on_event(event)

@@ -27,6 +27,7 @@ from estimator import hardware
 from estimator.errors import UserError
 
 ORDER: tuple[Verdict, ...] = ("PASS", "NO-VERDICT", "WARN", "FAIL")  # from the best to the worst
+_MOST_NAMES = 8  # in one title
 
 
 class Measured(NamedTuple):
@@ -304,3 +305,9 @@ def skipped(check: str, reason: str) -> Judgement:
 def worst_of(verdicts: Iterable[Verdict]) -> Verdict:
     """The worst of them; PASS where there are none."""
     return max(verdicts, key=ORDER.index, default="PASS")
+
+
+def few(names: tuple[str, ...]) -> str:
+    """Names, of many the first ones."""
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more

@@ -14,7 +14,8 @@ from checklist.round_robin import pairs_of
 
 LEAST_SHARE = 0.9  # of the ranks or nodes, or of the pairs that a run of so many nodes measures
 WORLD = ("correctness", "latency", "bandwidth", "transport")
-OF_GPUS = ("gemm", "hbm", "host-copy", "peer-copy", "gpu-health", "gpus")  # their ranks are one GPU each
+# Checks whose ranks are one GPU each
+OF_GPUS = ("gemm", "corruption", "hbm", "host-copy", "peer-copy", "gpu-health", "gpus")
 Link = tuple[int, int]
 
 
@@ -63,6 +64,8 @@ def _covered(context: JudgingContext, result: CheckResult) -> CheckResult:
 def _ranks(context: JudgingContext, check: str) -> set[int]:
     if check in {kind.check for kind in LOCALS.values()}:
         return _measured_alone(context, check)
+    if check == "corruption":
+        return {one.rank for one in context.measurements.repeated} & context.nodes_by_rank.keys()
     if check == "gpu-health":
         return {state.rank for state in context.measurements.health if state.when == "after"}
     return set(context.nodes_by_rank)

@@ -7,14 +7,13 @@ import statistics
 from collections import Counter, defaultdict
 
 from checklist.judges.advice import finding
-from checklist.judges.context import Judgement, JudgingContext, answer, no_verdict, skipped
+from checklist.judges.context import Judgement, JudgingContext, answer, few, no_verdict, skipped
 from checklist.result import Finding, Gravity
 
 _GIB = 2**30
 LEAST_SHM = _GIB  # NCCL uses tens of MB for each rank, data loaders far more; 64 MB is Docker's default
 LEAST_MEMLOCK = _GIB
 UNLIMITED = -1
-_MOST_NAMES = 8  # in one title
 SKEW_WARN_S = 1.0  # logs of different nodes can't be put in order any more
 SKEW_FAIL_S = 900.0  # S3 refuses requests that are 15 minutes off
 ONE_EVERYWHERE = ("torch", "cuda", "nccl", "driver")  # a mix of these can hang; of others it only puzzles
@@ -60,7 +59,7 @@ def _absent(context: JudgingContext) -> str:
     """The nodes that told nothing, by what the control channel knows of them."""
     here = set(context.measurements.nodes)
     absent = tuple(context.name(node) for node in range(context.measurements.nodes_asked) if node not in here)
-    return f"; without {_few(absent)}" if absent else ""
+    return f"; without {few(absent)}" if absent else ""
 
 
 def _unequal(context: JudgingContext) -> list[Finding]:
@@ -72,13 +71,8 @@ def _unequal(context: JudgingContext) -> list[Finding]:
         by_count[count].append(node)
     usual = max(by_count, key=lambda count: len(by_count[count]))
     odd = context.names(node for node, count in counts.items() if count != usual)
-    told = "; ".join(f"{count} on {_few(context.names(nodes))}" for count, nodes in sorted(by_count.items()))
+    told = "; ".join(f"{count} on {few(context.names(nodes))}" for count, nodes in sorted(by_count.items()))
     return [finding("ranks", "ranks-unequal", "WARN", f"The nodes' ranks are unequal: {told}.", suspects=odd)]
-
-
-def _few(names: tuple[str, ...]) -> str:
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(names[:_MOST_NAMES]) + more
 
 
 def _shared_hosts(context: JudgingContext) -> list[Finding]:

@@ -9,9 +9,10 @@ from checklist.analysis.baseline import OWN_NETWORK, OWN_PAIR, PartLimits
 from checklist.analysis.bottleneck import TAU
 from checklist.analysis.diagnosis import Diagnosis, Fault, diagnose, without_lost
 from checklist.analysis.paths import ACROSS_LEAVES, WITHIN_LEAF
+from checklist.analysis.uplinks import uplinks
 from checklist.judges.advice import finding
 from checklist.judges.comparison import Comparison, compare
-from checklist.judges.context import Judgement, JudgingContext, Measured, answer, no_verdict, skipped
+from checklist.judges.context import Judgement, JudgingContext, Measured, answer, few, no_verdict, skipped
 from checklist.judges.mesh import cut_off, unreached
 from checklist.judges.thresholds import PAIR, Threshold
 from checklist.result import Figure, Finding, Gravity
@@ -26,6 +27,7 @@ def pairs(context: JudgingContext) -> Judgement:
 
     Due is what paths of one class reach: within an NVLink domain, within a leaf, across leaves, between nodes
     of the same kinds. WARN for what is slow a little, and where few of one kind are far above the others.
+    Slow links that are all paths between groups of nodes are one uplink (checklist/analysis/uplinks.py).
     Who is at fault is found by checklist/analysis/diagnosis.py; its findings go along as ``diagnosis``. The
     median pair is compared with a floor and with its own past besides, each node and pair with its own.
 
@@ -164,13 +166,45 @@ def _uneven(context: JudgingContext, diagnosis: Diagnosis) -> list[Finding]:
 def _faults(context: JudgingContext, diagnosis: Diagnosis) -> list[Finding]:
     cut = unreached(context)
     lost = cut_off(cut, context.measurements.nodes)
-    return [
-        _fault(context, fault)
+    faults = [
+        fault
         for fault in diagnosis.faults
         if fault.status != "cleared"
         and fault.node not in lost
         and not {(fault.src, fault.dst), (fault.dst, fault.src)} & cut
     ]
+    links = [fault for fault in faults if fault.node is None and fault.status == "confirmed"]
+    uplink = _uplink(context, links)
+    rest = [fault for fault in faults if uplink is None or fault not in links]
+    return [*([uplink] if uplink else []), *(_fault(context, fault) for fault in rest)]
+
+
+def _uplink(context: JudgingContext, links: list[Fault]) -> Finding | None:
+    """All slow links as one finding, where they are every path between groups of nodes."""
+    slow = [(int(fault.src or 0), int(fault.dst or 0)) for fault in links]
+    measured = ((p.src, p.dst) for p in context.measurements.pairs if p.gbytes_per_s is not None)
+    groups = uplinks(slow, measured)
+    if not groups:
+        return None
+    shares = sorted(fault.ratio for fault in links)
+    share = f"{shares[0]:.0%}" if shares[-1] - shares[0] < 0.01 else f"{shares[0]:.0%} to {shares[-1]:.0%}"
+    sides = [few(context.names(group)) for group in groups]
+    between = " and ".join(sides)
+    if len(sides) > 2:
+        between = f"{len(sides)} groups, the smallest of them {sides[0]},"
+    paths = len({(min(pair), max(pair)) for pair in slow})
+    title = f"The uplink between {between} is slow: each of the {paths} paths over it has {share} of what it "
+    title += "should."
+    return finding(
+        "pairs",
+        "slow-uplink",
+        "WARN" if all(fault.slight for fault in links) else "FAIL",
+        title,
+        suspects=context.names(groups[0]),
+        links=dict.fromkeys((context.name(min(pair)), context.name(max(pair))) for pair in slow),
+        src=context.name(groups[0][0]),
+        dst=context.name(groups[-1][0]),
+    )
 
 
 def _fault(context: JudgingContext, fault: Fault) -> Finding:

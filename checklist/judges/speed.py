@@ -119,8 +119,8 @@ def peer_copy(context: JudgingContext) -> Judgement:
 def storage(context: JudgingContext) -> Judgement:
     """FAIL where the work directory can't be written and read; that it can is a PASS, however fast.
 
-    Limits: rows ``storage_write`` and ``storage_read`` that a user adds to thresholds.csv (GB/s); the shipped
-    table has none, as no source gives one. For the slowest ``WARN_SHARE`` and ``FAIL_SHARE`` of
+    Limits: rows ``storage_write`` and ``storage_read`` (GB/s) and ``storage_files`` (files/s), small files
+    made, looked at and removed, that a user adds to thresholds.csv; the shipped table has none, as no source gives one. For the slowest ``WARN_SHARE`` and ``FAIL_SHARE`` of
     checklist/analysis/baseline.py. Ranks are not compared with each other (``PEERS``, ``OUTLIER``,
     ``PEERS_WARN``, ``PEERS_FAIL``, ``UNEVEN``, ``EXTREMES``): a file system is shared.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,16 @@ from estimator.errors import UserError
 
 LEVELS: dict[Verdict, int] = {"PASS": 0, "WARN": 1, "FAIL": 2, "NO-VERDICT": 3}
 PREFIX = "training_checklist"
+MOST_PAIRS = 64  # each is a series of its own
 
 
-def write(result: Result, file: Path) -> None:
+def write(result: Result, file: Path, cluster: str = "default") -> None:
     """Replaces the file in one step, as a collector may read it at any time. Raises UserError."""
     check(file)
     import prometheus_client as prometheus  # heavy, and not everybody's
 
     registry = prometheus.CollectorRegistry()
-    _fill(result, registry)
+    _fill(result, registry, cluster)
     try:
         prometheus.write_to_textfile(str(file), registry)
     except OSError as error:
@@ -40,28 +42,68 @@ def check(file: Path) -> None:
         raise UserError(f"The Prometheus textfile is called {file.name!r}.", "Its name must end in .prom.")
 
 
-def _fill(result: Result, registry: Any) -> None:
+def _fill(result: Result, registry: Any, cluster: str) -> None:
     from prometheus_client import Gauge
 
-    def gauge(name: str, tells: str, labels: tuple[str, ...] = ()) -> Any:
-        return Gauge(f"{PREFIX}_{name}", tells, labels, registry=registry)
+    gauges: dict[str, Any] = {}
+
+    def put(name: str, tells: str, value: float, **labels: str) -> None:
+        if name not in gauges:
+            gauges[name] = Gauge(f"{PREFIX}_{name}", tells, ("cluster", *labels), registry=registry)
+        gauges[name].labels(cluster=cluster, **labels).set(value)
 
     levels = ", ".join(f"{number} {verdict}" for verdict, number in LEVELS.items())
-    gauge("verdict", f"Of the whole run: {levels}").set(LEVELS[result.verdict])
-    gauge("finished_timestamp_seconds", "When the run ended, Unix time").set(result.finished_unix)
-    gauge("duration_seconds", "How long it took").set(result.measurements.seconds)
-    gauge("nodes", "Nodes that took part").set(len(result.nodes))
-    gauge("healthy_nodes", "Nodes with nothing against them").set(len(result.healthy_nodes))
-    bad = gauge("node_bad", "1: the node is at fault", ("node",))
-    for name in (*result.nodes, *result.bad_nodes):
-        bad.labels(node=name).set(name in result.bad_nodes)
-    verdicts = gauge("check_verdict", f"Of each check: {levels}", ("check",))
+    put("verdict", f"Of the whole run: {levels}", LEVELS[result.verdict])
+    put("finished_timestamp_seconds", "When the run ended, Unix time", result.finished_unix)
+    put("duration_seconds", "How long it took", result.measurements.seconds)
+    put("nodes", "Nodes that took part", len(result.nodes))
+    put("healthy_nodes", "Nodes with nothing against them", len(result.healthy_nodes))
+    suspects = {name for finding in result.findings for name in finding.suspects}
+    failures = result.open_failures()
+    put("open_failures", "Failures that a later run has to clear", len(failures))
+    for name in dict.fromkeys((*result.nodes, *result.bad_nodes)):
+        put("node_bad", "1: the node is at fault", name in result.bad_nodes, node=name)
+        put(
+            "node_suspect",
+            "1: the node or its links may be at fault",
+            name in suspects,
+            node=name,
+        )
+        count = sum(name in failure.nodes for failure in failures)
+        put("node_open_failures", "Open failures that are of the node", count, node=name)
     for check in result.checks:
-        verdicts.labels(check=check.check).set(LEVELS[check.verdict])
-    figures = gauge("figure", "Figures that were judged", ("figure", "unit", "bytes", "node", "rank"))
-    for check in result.checks:
+        put("check_verdict", f"Of each check: {levels}", LEVELS[check.verdict], check=check.check)
+        if check.coverage is not None and check.coverage.of:
+            share = check.coverage.measured / check.coverage.of
+            put(
+                "check_coverage_ratio",
+                "What the check has measured of what there is",
+                share,
+                check=check.check,
+            )
         for figure in check.figures:
             size = "" if figure.bytes is None else str(figure.bytes)
             rank = "" if figure.rank is None else str(figure.rank)
             labels = {"figure": figure.name, "unit": figure.unit, "bytes": size, "rank": rank}
-            figures.labels(**labels, node=figure.node or "").set(figure.value)
+            put("figure", "Figures that were judged", figure.value, **labels, node=figure.node or "")
+    _pairs(result, put)
+
+
+def _pairs(result: Result, put: Callable[..., None]) -> None:
+    """Each node's best pair by direction, and the slowest pairs."""
+    names = dict(zip(result.measurements.nodes, result.nodes, strict=True))
+    if result.diagnosis is not None:
+        ways = {"sent": result.diagnosis.transmit, "received": result.diagnosis.receive}
+        for way, best in ways.items():
+            for node, value in enumerate(best):
+                if value is not None and node in names:
+                    tells = "The best that the node sent to any other, or received, GB/s"
+                    put("node_pair_gbytes_per_second", tells, value, node=names[node], way=way)
+    reached: dict[tuple[str, str], float] = {}
+    for pair in result.measurements.pairs:
+        if pair.src in names and pair.dst in names:
+            ends = names[pair.src], names[pair.dst]
+            reached[ends] = max(pair.gbytes_per_s or 0.0, reached.get(ends, 0.0))
+    for src, dst in sorted(reached, key=reached.__getitem__)[:MOST_PAIRS]:
+        tells = f"The {MOST_PAIRS} slowest pairs of nodes, GB/s; 0: it failed"
+        put("pair_gbytes_per_second", tells, reached[src, dst], src=src, dst=dst)

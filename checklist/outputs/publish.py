@@ -138,7 +138,7 @@ def publish(result: Result, outputs: Outputs) -> tuple[Report, ...]:
     title = "Checklist" if outputs.cluster == Outputs().cluster else f"Checklist of {outputs.cluster}"
     todo: list[tuple[Output, Callable[[], tuple[str, ...]]]] = []
     if outputs.prometheus is not None:
-        todo.append(("prometheus", partial(_prometheus, result, outputs.prometheus)))
+        todo.append(("prometheus", partial(_prometheus, result, outputs.prometheus, outputs.cluster)))
     if outputs.cloudwatch is not None:
         todo.append(("cloudwatch", partial(_cloudwatch, result, outputs.cloudwatch, outputs.cluster)))
     if outputs.mark is not None:
@@ -170,8 +170,8 @@ def _problem(call: Callable[[], object]) -> str | None:
     return None
 
 
-def _prometheus(result: Result, file: Path) -> tuple[str, ...]:
-    prometheus.write(result, file)
+def _prometheus(result: Result, file: Path, cluster: str) -> tuple[str, ...]:
+    prometheus.write(result, file, cluster)
     return (f"Written for Prometheus: {file}",)
 
 

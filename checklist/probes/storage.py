@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +22,8 @@ from checklist.probes.context import Context
 
 BLOCK = 8 << 20  # large enough for one reader to keep a disk busy
 _MEMORY = ("tmpfs", "ramfs")
+MOST_FILES = 2000
+FILES_S = 2.0  # no longer, however slow
 _NETWORK_S = {"connect_timeout": 5, "read_timeout": 30}  # seconds, of each request to an object store
 _ATTEMPTS = 3
 _ENDPOINT = "METAFLOW_S3_ENDPOINT_URL"  # as Metaflow names it; boto3 itself reads AWS_ENDPOINT_URL
@@ -53,14 +56,40 @@ def measure(figure: Figure, name: str, directory: str | None, datastore: str | N
             figure(f"{what}_write", write)
             if written:
                 figure(f"{what}_read", place.read)
+                if what == "storage":
+                    figure("storage_files", partial(files, Path(directory or ".") / f"{name}.files"))
         finally:
             place.remove()
+
+
+def files(folder: Path) -> Sampled:
+    """Small files a second: made, looked at and removed one after the other, as a loader of many does.
+
+    The rate of a file system's metadata (IOR's mdtest measures the same three), by one client with a cache.
+    """
+    folder.mkdir()
+    names = [folder / f"{number:05d}" for number in range(MOST_FILES)]
+    note, made, ends = _memory(folder), 0, time.perf_counter() + FILES_S
+    begin = time.perf_counter()
+    try:
+        for name in names:
+            os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+            name.stat()
+            name.unlink()
+            made += 1
+            if time.perf_counter() > ends:
+                break
+        return [made / (time.perf_counter() - begin)], note
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def remove(_: Context, name: str, directory: str | None, datastore: str | None) -> None:
     """Remove what a process that was killed has left in those places."""
     for place in _places(name, directory, datastore).values():
         place.remove()
+    if directory is not None:
+        shutil.rmtree(Path(directory) / f"{name}.files", ignore_errors=True)
 
 
 def _places(name: str, directory: str | None, datastore: str | None) -> dict[str, StorageTarget]:

@@ -53,7 +53,7 @@ def run(context: Context, answers: Answers, command: Message) -> None:
 
 def _commands() -> dict[str, Callable[..., Any]]:
     # Each module is imported when its first command comes: some need torch.
-    from checklist.probes import counters, facts, gpus, mesh, node, pairs, storage, world
+    from checklist.probes import corruption, counters, facts, gpus, mesh, node, pairs, screen, storage, world
 
     return {
         "facts": facts.gather,
@@ -62,6 +62,7 @@ def _commands() -> dict[str, Callable[..., Any]]:
         "listen": mesh.listen,
         "reach": mesh.reach,
         "local": node.measure,
+        "repeat": corruption.repeat,
         "remove": storage.remove,
         "store": world.store,
         "join": world.join,
@@ -69,6 +70,7 @@ def _commands() -> dict[str, Callable[..., Any]]:
         "correct": world.correct,
         "time": world.timed,
         "transport": world.transport,
+        "screen": screen.screen,
         "send": pairs.send,
         "exchange": pairs.exchange,
     }

@@ -45,6 +45,7 @@ class Conductor(Session):
     ) -> None:
         super().__init__(options, rendezvous, hub, limits)
         self._on_measured, self._conclude = on_measured, conclude
+        self.measured: Measurements | None = None  # all of it, at the end
 
     def run(self) -> None:
         """The whole run; tells every supervisor how it ended."""
@@ -54,11 +55,10 @@ class Conductor(Session):
                 self._phase(name)
                 self._show(BROKEN_OFF)
             measured = self.measurements()
-            if self._conclude is None:
-                end = End(measurements=to_dict(measured))
-            else:  # it is judged, so that the others need not hear each of a million connections
-                status = self._conclude(measured)
-                end = End(measurements=to_dict(condensed_run(measured)), status=status)
+            self.measured = measured
+            status = None if self._conclude is None else self._conclude(measured)
+            # Whoever judges it is here and has it whole: others need not hear each of a million connections
+            end = End(measurements=to_dict(condensed_run(measured)), status=status)
         except UserError as error:
             end = End(error=error.problem, advice=error.advice)
         except Exception as error:  # noqa: BLE001 - others wait to be told, whatever it is
@@ -72,7 +72,7 @@ class Conductor(Session):
         """All that there is now, as far as it can be."""
         got = self.got
         told = Measurements(
-            started_unix=self._begin_unix,
+            started_unix=self.began_unix,
             seconds=time.monotonic() - self._begin,
             profile=self.options.profile,
             device="cuda" if self.device == "cuda" else "cpu",
@@ -85,6 +85,7 @@ class Conductor(Session):
             health=tuple(got.health),
             probes=tuple(got.probes),
             locals=tuple(got.locals),
+            repeated=tuple(got.repeated),
             collectives=tuple(got.collectives),
             pairs=tuple(got.pairs),
             counters=tuple(got.counters),

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from checklist.analysis.baseline import DAY_S
 from checklist.analysis.ceilings import Ceilings
 from checklist.analysis.diagnosis import PASSES, diagnose, without_lost
 from checklist.analysis.packet_loss import suspects
 from checklist.analysis.paths import Paths
+from checklist.analysis.screening import more_rounds, rates, slow_pairs
 from checklist.analysis.soundness import sound_pairs, unsound_times
 from checklist.measurements import Pair, Probe, Unsound, record
 from checklist.probes.pairs import summary
-from checklist.round_robin import schedule
+from checklist.round_robin import ALL_PAIRS_UP_TO, Pairs, schedule
 from checklist.run import sweep
 from checklist.run.requests import Outcome
 from checklist.run.session import Session
+from checklist.suspects import first_pairs
 
 _PAIR_REPETITIONS = 5
+SCREEN_BYTES, SCREEN_CUDA_BYTES = 4 << 20, 64 << 20  # of one message while all nodes send
+SCREEN_PASSES = 4  # of which the best counts
+SCREEN_TURN_S = 0.25  # more than turns of one distance take, all passes together, with a wide margin
 _SECOND_LOOK_S = 15.0  # at pairs that the mesh found cut; one of them takes as long as a connection may
 
 
@@ -97,9 +107,12 @@ def pairs(run: Session) -> str | None:
     leaders = _with_sinks(run)
     if len(leaders) < 2:
         raise PhaseSkipped(f"it takes two nodes, and {len(leaders)} can be reached")
-    order = sorted(leaders)
-    number, problem = 0, None
-    for one in schedule(len(order), seed=run.options.seed):
+    order = _by_name(run, leaders)
+    problem = _suspects(run, order)
+    number = 2 * len(run.got.pairs)
+    found = _screened(run, order)
+    problem = found.problem or problem
+    for one in (*schedule(len(order), seed=run.options.seed, night=_night(run)), *found.rounds):
         couples = [(order[a], order[b]) for a, b in one]
         if time.monotonic() > run.phase_ends:
             return "the time for the phase was over before all pairs were measured"
@@ -120,6 +133,78 @@ def pairs(run: Session) -> str | None:
             number += 1
         if not again:
             break
+    return problem
+
+
+def _by_name(run: Session, leaders: Collection[int]) -> list[int]:
+    """The nodes in an order that is the same every night, wherever the launcher has put rank 0."""
+    names = {fact.node: fact.node_name or fact.hostname for fact in run.got.facts.values()}
+    return sorted(leaders, key=lambda node: (names.get(node, ""), node))
+
+
+def _night(run: Session) -> int:
+    """Which night it is, in UTC: no two runs need to know of each other for the rounds to go round."""
+    return int(run.began_unix // DAY_S)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Screened:
+    """Rounds of what was slow when all sent at once."""
+
+    rounds: tuple[Pairs, ...] = ()
+    problem: str | None = None
+
+
+def _screened(run: Session, order: Sequence[int]) -> _Screened:
+    """Above 32 nodes, all pairs at once within seconds; see checklist.analysis.screening."""
+    if len(order) <= ALL_PAIRS_UP_TO or (run.backend != "nccl" and run.rendezvous.simulated):
+        return _Screened()
+    store = sweep.store(run)
+    if store is None:
+        return _Screened(problem="rank 0 could not serve the store through which groups find each other")
+    by_node: dict[int, list[int]] = {}
+    for rank in run.ranks:
+        by_node.setdefault(run.nodes[rank], []).append(rank)
+    over = run.backend == "nccl"
+    columns = min(len(by_node[node]) for node in order) if over else 1
+    arguments = {
+        by_node[node][column]: {
+            "store": store,
+            "group": f"screen/{column}",
+            "backend": run.backend,
+            "place": place,
+            "count": len(order),
+            "size": SCREEN_CUDA_BYTES if over else SCREEN_BYTES,
+            "passes": SCREEN_PASSES,
+            "limit_s": run.limits.operation,
+        }
+        for column in range(columns)
+        for place, node in enumerate(order)
+    }
+    begin = time.monotonic()
+    outcome = run.ask("screen", arguments, limit_s=run.limits.operation + len(order) * SCREEN_TURN_S)
+    best = np.full((len(order), len(order) - 1), np.nan)
+    for place, node in enumerate(order):
+        replies = [outcome.replies.get(rank) for rank in by_node[node][:columns]]
+        if all(reply is not None and all(math.isfinite(s) and s > 0 for s in reply) for reply in replies):
+            best[place] = np.array(replies, dtype=float).max(axis=0)  # of a node the slowest GPU
+    slow = slow_pairs(rates(best, SCREEN_CUDA_BYTES if over else SCREEN_BYTES))
+    rounds = more_rounds(slow)
+    ordered, seconds = len(order) * (len(order) - 1), time.monotonic() - begin
+    run.notes.append(
+        f"All {ordered:,} ordered pairs were timed at once in {seconds:.0f} s; of {len(slow):,} pairs that "
+        f"were slow then {sum(map(len, rounds)):,} have rounds of their own."
+    )
+    return _Screened(rounds=rounds, problem=trouble(outcome))
+
+
+def _suspects(run: Session, order: Sequence[int]) -> str | None:
+    """Those who were suspected before the run, first and alone."""
+    names = {fact.node: (fact.node_name, fact.hostname) for fact in run.got.facts.values()}
+    suspects = {node for node in order if set(names.get(node, ())) & set(run.options.suspects)}
+    problem = None
+    for number, couple in enumerate(first_pairs(suspects, order)):
+        problem = _round(run, [couple], number, alone=True) or problem
     return problem
 
 

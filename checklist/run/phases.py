@@ -14,6 +14,7 @@ from checklist.measurements import (
     GpuHealth,
     Local,
     PhaseName,
+    Repeated,
     Transport,
     record,
 )
@@ -28,6 +29,7 @@ from checklist.run.session import Session
 
 __all__ = ["DO", "PHASES", "PhaseSkipped", "limits_of"]
 _LEAVE_S = 10.0
+REPEAT_SHARE = 0.2  # of the time of the load: for products that are compared bit by bit
 _LOST_S, _LOST_OF_MANY_S = 10.0, 30.0  # of silence
 
 
@@ -79,7 +81,21 @@ def node(run: Session) -> str | None:
         left = {rank: places[rank] for rank in outcome.unfinished if rank in run.ranks}
         _grant(run)
         run.ask("remove", left, limit_s=_LEAVE_S)
+    again = _repeat(run)
     _health(run, "after")
+    return trouble(outcome) or again
+
+
+def _repeat(run: Session) -> str | None:
+    """The same product again and again, right after the load, while the GPUs are hot."""
+    if not any(check.name == "corruption" for check in run.options.checks):
+        return None
+    seconds = REPEAT_SHARE * run.options.effort.load_s
+    arguments = {"device": run.device, "seconds": seconds}
+    limit = seconds + run.limits.operation
+    outcome = run.ask("repeat", dict.fromkeys(run.ranks, arguments), limit_s=limit)
+    for reply in outcome.replies.values():
+        run.got.repeated += [record(Repeated, one) for one in reply]
     return trouble(outcome)
 
 

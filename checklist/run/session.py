@@ -16,6 +16,7 @@ from checklist.measurements import (
     Pair,
     Phase,
     Probe,
+    Repeated,
     Transport,
     Unsound,
 )
@@ -33,6 +34,7 @@ class Collected:
     health: list[GpuHealth] = field(default_factory=list)
     probes: list[Probe] = field(default_factory=list)
     locals: list[Local] = field(default_factory=list)
+    repeated: list[Repeated] = field(default_factory=list)
     collectives: list[Collective] = field(default_factory=list)
     pairs: list[Pair] = field(default_factory=list)
     counters: list[Counters] = field(default_factory=list)
@@ -53,7 +55,7 @@ class Session(Requests):
         self.unusable: dict[int, str] = {}  # by rank: why its backend can't talk to others
         self.device, self.backend = "cpu", "gloo"
         self.scratch = secrets.token_hex(6)  # in the name of whatever is written and removed again
-        self._begin_unix, self._begin = time.time(), time.monotonic()
+        self.began_unix, self._begin = time.time(), time.monotonic()
 
     @property
     def leaders(self) -> dict[int, int]:

@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from checklist import measurements
@@ -74,6 +74,8 @@ def take_part(
 ) -> End:
     """Take part in one run of the checklist; returns on every node with what all have measured.
 
+    Of large runs node 0 has it whole, the others the condensed form (checklist/condensed.py).
+
     It ends in bounded time whatever hangs or dies, and leaves no process behind.
 
     Parameters
@@ -109,7 +111,9 @@ def take_part(
             threading.Thread(target=conductor.run, name="checklist-conductor", daemon=True).start()
         connection = control.join(rendezvous, limits)
         with sigterm_raises():
-            return _Supervisor(rendezvous, limits, connection, place).serve()
+            end = _Supervisor(rendezvous, limits, connection, place).serve()
+            whole = None if conductor is None else conductor.measured
+            return end if whole is None else replace(end, measurements=whole)
     finally:
         if conductor is not None:
             conductor.stop()

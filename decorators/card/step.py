@@ -30,6 +30,9 @@ MOST_LINES = 8  # of the memory chart; more ranks or GPUs are drawn as their max
 def draw(state: CardState) -> list[Block]:
     """The blocks of a step's card, from top to bottom."""
     blocks: list[Block] = [Text(markdown=f"## {title(state)}\n\n{status(state)}")]
+    if state.late:
+        lines = "\n".join(f"- {safe(line)}" for line in state.late)
+        blocks.append(Text(markdown=f"**Late ranks**\n\n{lines}"))
     if state.exported:
         blocks.append(
             Text(markdown="\n".join(f"- {safe(f'{name}: {value}')}" for name, value in state.exported))

@@ -13,7 +13,19 @@ from launchers.harness.result import HarnessResult
 from launchers.report.drawn import DrawnPictures
 from launchers.report.evaluations import HeldOutLoss
 from launchers.report.metrics import median, speed_of, time_left
-from launchers.report.telemetry import DistInfo, Drawn, Evaluated, Event, Memory, Phase, Profiled, Step
+from launchers.report.stragglers import late_lines
+from launchers.report.telemetry import (
+    DistInfo,
+    Drawn,
+    Evaluated,
+    Event,
+    Memory,
+    Pace,
+    Phase,
+    Profiled,
+    Step,
+    Straggling,
+)
 from launchers.report.window import Window
 from launchers.trial import TrialResult
 
@@ -81,6 +93,7 @@ class CardState:
     evaluations: tuple[HeldOutLoss, ...] = ()  # while it trains
     drawn: tuple[Drawn, ...] = ()  # pictures of captions while it trains, the base's first
     exported: tuple[tuple[str, str], ...] = ()  # rows of (what, value): which step the result is
+    late: tuple[str, ...] = ()  # lines: for whom the others wait, or have waited
 
 
 @dataclass
@@ -99,6 +112,7 @@ class History:
     _checkpoints: list[float] = field(default_factory=list)  # seconds of each, of each rank
     _evaluations: dict[int, HeldOutLoss] = field(default_factory=dict)  # by step; all ranks say the same
     _drawn: DrawnPictures = field(default_factory=DrawnPictures)
+    _late: dict[int, Straggling] = field(default_factory=dict)  # by rank, the last that was said
 
     def add(self, event: Event) -> None:
         if isinstance(event, Step):
@@ -115,12 +129,14 @@ class History:
             self._windows += [Window.from_dict(event.window)] if event.window else []
         elif isinstance(event, Drawn):
             self._drawn.add(event)
+        elif isinstance(event, Straggling):
+            self._late[event.rank] = event
         elif isinstance(event, Evaluated):
             if event.loss is not None:
                 self._evaluations[event.step] = HeldOutLoss(
                     step=event.step, loss=event.loss, metrics=event.metrics or {}, seconds=event.seconds
                 )
-        else:
+        elif not isinstance(event, Pace):  # which is looked at where all of them are
             self._info[event.rank] = event
 
     @property
@@ -157,6 +173,12 @@ class History:
     def drawn(self) -> tuple[Drawn, ...]:
         """Pictures of held-out captions: the base's and the newest."""
         return self._drawn.shown()
+
+    @property
+    def late(self) -> tuple[str, ...]:
+        """Lines on the ranks or nodes for which the others wait, or have waited."""
+        on_gpus = self.plan is not None and self.plan.layout.device == "cuda"
+        return tuple(late_lines(self._late.values(), on_gpus=on_gpus))
 
     @property
     def memory_series(self) -> list[Memory]:

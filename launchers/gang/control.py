@@ -5,7 +5,7 @@ listens, the others (:class:`Member`) connect and claim to be a node::
 
     hub -> member   go {port}                             all nodes are there; torch's port
     both            beat                                  each second
-    member -> hub   failed {failure} | part {step} | done | bye
+    member -> hub   failed {failure} | part {step} | paced {paces} | done | bye
     member -> hub   leave {failure} | stopped {step, all}  it has to go; ranks of it that wait after a step
     hub -> member   leave {failure} | last {step}         a node has to go; the step after which all do
     hub -> member   verdict {failure or null}             the end, the same on every node
@@ -26,6 +26,7 @@ from pydantic import Field, TypeAdapter
 
 from launchers.cluster.greeting import BadMessage, Message
 from launchers.gang.failures import Failure
+from launchers.report.telemetry import Pace
 
 _LONGEST_TRACEBACK = 1 << 18  # characters of it, its end, that are told to other nodes
 
@@ -64,6 +65,13 @@ class PartStored(Message):
 
     kind: Literal["part"] = "part"
     step: int = Field(ge=0)
+
+
+class Paced(Message):
+    """A node to node 0: how long its ranks' steps took, and how long they stood in collectives."""
+
+    kind: Literal["paced"] = "paced"
+    paces: tuple[Pace, ...]
 
 
 class Done(Message):
@@ -107,7 +115,7 @@ class End(Message):
     failure: Failure | None
 
 
-GangMessage = Beat | Go | Failed | PartStored | Done | Leave | Stopped | Last | Bye | End
+GangMessage = Beat | Go | Failed | PartStored | Paced | Done | Leave | Stopped | Last | Bye | End
 MESSAGES: TypeAdapter[Any] = TypeAdapter(Annotated[GangMessage, Field(discriminator="kind")])
 
 
@@ -143,6 +151,12 @@ class Control(Protocol):
 
     def part_stored(self, step: int) -> None:
         """Tell that this node's part of a checkpoint is in the store."""
+
+    def paced(self, paces: tuple[Pace, ...]) -> None:
+        """Tell how this node's ranks went through their steps."""
+
+    def paces(self) -> tuple[Pace, ...]:
+        """How the ranks of all nodes went, as it was told since the last call (on node 0)."""
 
     def done(self) -> None:
         """Tell that this node's ranks have finished and its checkpoints are stored."""

@@ -26,6 +26,7 @@ from launchers.gang.control import (
     Go,
     Last,
     Leave,
+    Paced,
     PartStored,
     Stopped,
     Timeouts,
@@ -35,6 +36,7 @@ from launchers.gang.control import (
     why_lost,
 )
 from launchers.gang.failures import Failure, root_cause
+from launchers.report.telemetry import Pace
 
 _TOLD_EVERY_S = 60.0
 _log = logging.getLogger(__name__)
@@ -84,6 +86,7 @@ class Hub:
         self._first_failure: float | None = None  # monotonic
         self._done: set[int] = set()
         self._parts: dict[int, set[int]] = defaultdict(set)
+        self._paces: list[Pace] = []
         self._leaving: Failure | None = None
         self._stopped: dict[int, Stopped] = {}
         self._first_stopped = 0.0  # monotonic
@@ -126,6 +129,15 @@ class Hub:
     def part_stored(self, step: int) -> None:
         with self._lock:
             self._parts[step].add(0)
+
+    def paced(self, paces: tuple[Pace, ...]) -> None:
+        with self._lock:
+            self._paces += paces
+
+    def paces(self) -> tuple[Pace, ...]:
+        with self._lock:
+            told, self._paces = tuple(self._paces), []
+        return told
 
     def done(self) -> None:
         with self._lock:
@@ -258,6 +270,8 @@ class Hub:
                 self._note(message.failure)
             elif isinstance(message, PartStored):
                 self._parts[message.step].add(node)
+            elif isinstance(message, Paced):
+                self._paces += message.paces
             elif isinstance(message, Done):
                 self._done.add(node)
             elif isinstance(message, Stopped):

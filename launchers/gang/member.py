@@ -22,6 +22,7 @@ from launchers.gang.control import (
     Go,
     Last,
     Leave,
+    Paced,
     PartStored,
     Stopped,
     Timeouts,
@@ -31,6 +32,7 @@ from launchers.gang.control import (
     why_lost,
 )
 from launchers.gang.failures import Failure, root_cause
+from launchers.report.telemetry import Pace
 
 
 class Member:
@@ -76,6 +78,12 @@ class Member:
 
     def part_stored(self, step: int) -> None:
         self._tell(PartStored(step=step))
+
+    def paced(self, paces: tuple[Pace, ...]) -> None:
+        self._tell(Paced(paces=paces))
+
+    def paces(self) -> tuple[Pace, ...]:
+        return ()
 
     def done(self) -> None:
         self._tell(Done())

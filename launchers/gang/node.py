@@ -21,7 +21,7 @@ import subprocess
 import time
 import traceback
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +37,7 @@ from launchers.gang.job import TrainJob
 from launchers.gang.member import Member
 from launchers.gang.uploads import Uploads
 from launchers.gang.watch import LocalRanks
-from launchers.report.telemetry import Event, Follower, Step
+from launchers.report.telemetry import Event, Follower, Pace, Step
 from launchers.store.checkpoints import CheckpointStore
 from launchers.workdir import NO_SPACE
 
@@ -133,6 +133,7 @@ class _Node:
         self._control = control
         self._grace = grace if store is not None else NO_GRACE
         self._host = socket.gethostname()
+        self._name = os.environ.get("NODE_NAME") or self._host  # as the checklist calls this node
         self._marker = uuid.uuid4().hex
         self._started = time.monotonic()
         self._parent = os.getppid()
@@ -187,10 +188,12 @@ class _Node:
         with processes.signals_wait() as signals:
             while True:
                 departure.look(signals)
-                for event in self._follower.poll():
+                events = list(self._follower.poll())
+                for event in events:
                     ranks.heard(event)
                     self._on_event(event)
                     departure.possible = departure.possible or isinstance(event, Step)
+                self._compare_paces(events)
                 for failure in ranks.failures():
                     self._control.fail(failure)
                 uploads.look()
@@ -213,6 +216,27 @@ class _Node:
                 if processes.lost_parent(self._parent):
                     raise SystemExit(PARENT_GONE)
                 time.sleep(self._timeouts.poll)
+
+    def _compare_paces(self, events: Sequence[Event]) -> None:
+        """Tell node 0 how the ranks of this node went; there, hand on what all nodes have told."""
+        layout = self._job.plan.layout
+        paces = tuple(
+            Pace(
+                rank=event.rank,
+                local_rank=event.rank % layout.processes_per_node,
+                node=self._address.node,
+                host=self._name,
+                step=event.step,
+                dt=event.dt,
+                in_collectives=event.in_collectives,
+            )
+            for event in events
+            if isinstance(event, Step) and event.in_collectives is not None
+        )
+        if paces:
+            self._control.paced(paces)
+        for pace in self._control.paces():
+            self._on_event(pace)
 
     def _start_agent(self, job_file: Path, port: int) -> subprocess.Popen[bytes]:
         layout, address = self._job.plan.layout, self._address

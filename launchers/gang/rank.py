@@ -96,6 +96,7 @@ class RankReporter:
         dtb: float | None,
         metrics: dict[str, float] | None = None,
         all_tokens: int | None = None,
+        in_collectives: float | None = None,
     ) -> None:
         """One optimizer step; see launchers.report.telemetry.Step for the units.
 
@@ -116,6 +117,7 @@ class RankReporter:
                 dtb=dtb,
                 metrics=metrics,
                 all_tokens=all_tokens,
+                in_collectives=in_collectives,
             )
         )
         if loss is not None and not math.isfinite(loss):

@@ -49,8 +49,41 @@ class Step:
     dtb: float | None  # backward passes
     metrics: dict[str, float] | None = None  # the task's own, over all ranks; rank 0 only
     all_tokens: int | None = None  # of all ranks, where the data don't tell them; rank 0 only
+    in_collectives: float | None = None  # of dt, in collectives: their transfer and the wait for others
     at: float = field(default_factory=time.time)
     kind: str = "step"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pace:
+    """What node 0 hears of a step of each rank of every node: seconds of it, and of them in collectives."""
+
+    rank: int
+    local_rank: int
+    node: int
+    host: str
+    step: int
+    dt: float
+    in_collectives: float
+    at: float = field(default_factory=time.time)
+    kind: str = "pace"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Straggling:
+    """A rank for which the others wait (launchers.report.stragglers), or do so no more."""
+
+    rank: int
+    local_rank: int
+    node: int
+    host: str
+    since: int  # the first step of those by which it was named
+    step: int  # the last one that was looked at
+    share: float  # of a step, the median: how long others wait for it; of the whole time that it was named
+    over: bool = False  # from here on it is no later than others
+    whole_node: bool = False  # all ranks of its node are late
+    at: float = field(default_factory=time.time)
+    kind: str = "straggling"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,7 +153,7 @@ class Drawn:
     kind: str = "drawn"
 
 
-Event = DistInfo | Step | Memory | Phase | Profiled | Evaluated | Drawn
+Event = DistInfo | Step | Pace | Straggling | Memory | Phase | Profiled | Evaluated | Drawn
 _KINDS: dict[str, type[Any]] = {
     "dist": DistInfo,
     "step": Step,

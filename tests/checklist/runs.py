@@ -18,6 +18,7 @@ from checklist.measurements import (
     Nic,
     Phase,
     Probe,
+    Repeated,
     Transport,
 )
 from checklist.result import Result
@@ -80,6 +81,11 @@ def gpu_run(nodes: int = 2, gpus: int = 8, **changes: Any) -> Measurements:
             Local(rank=rank, what=what, value=value * (1 + 0.002 * (rank % 3)), unit=unit)
             for rank in range(ranks)
             for what, value, unit in (("gemm_bf16", 760.0, "TFLOPS"), ("hbm_copy", 2850.0, "GB/s"))
+        ),
+        repeated=tuple(
+            Repeated(rank=rank, whole=whole, times=50, differing=0, digest=f"{'whole' if whole else rank}")
+            for rank in range(ranks)
+            for whole in (False, True)
         ),
         collectives=(
             *(collective(op, 1024, 70e-6, ranks, nodes) for op in OPS),

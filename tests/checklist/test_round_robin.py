@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import combinations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -51,3 +52,21 @@ def test_the_same_seed_gives_the_same_schedule_on_every_node() -> None:
 def test_up_to_32_nodes_all_pairs_are_measured() -> None:
     assert sum(map(len, schedule(32))) == 32 * 31 // 2
     assert len(schedule(8, count=2)) == 2
+
+
+@pytest.mark.parametrize("nodes", [33, 64, 100])
+def test_other_nights_have_other_pairs_until_all_were_measured(nodes: int) -> None:
+    every = len(rounds(nodes))
+    nights = -(-every // ROUNDS_ABOVE)
+    first = {pair for one in schedule(nodes) for pair in one}
+    second = {pair for one in schedule(nodes, night=1) for pair in one}
+    if every >= 2 * ROUNDS_ABOVE:
+        assert not first & second
+    seen = {
+        pair
+        for night in range(20_000, 20_000 + nights)
+        for one in schedule(nodes, night=night)
+        for pair in one
+    }
+    assert len(seen) == nodes * (nodes - 1) // 2
+    assert schedule(8, night=3) == schedule(8)

@@ -16,6 +16,7 @@ from launchers.engines.loop.sharding import ShardedModel, Sharding
 from launchers.engines.loop.tasks import Task, task_of
 from launchers.engines.neftune import EmbeddingNoise
 from launchers.engines.profiling import Profiler
+from launchers.engines.waiting import Waiting
 from launchers.gang.job import TrainJob
 from launchers.gang.leaving import Cadence
 from launchers.gang.rank import RankEnv, RankReporter
@@ -44,12 +45,13 @@ def train(job: TrainJob, sharding: Sharding) -> None:
     embedding = None if unet.is_unet(model.module) else model.module.get_input_embeddings()
     noise = EmbeddingNoise(embedding, job, env, data)
     evaluator.begin(model)
+    waiting = Waiting(device)
     reporter.phase("train", job.start_step)
     step = job.start_step
     while step < job.total_steps and not job.exports_only and not evaluator.stops:
         step += 1
         noise.begin(step)
-        _step(model, job, env, data, task, step, reporter, profiler)
+        _step(model, job, env, data, task, step, reporter, profiler, waiting)
         profiler.save(step)
         evaluator.after(step, model)
         if evaluator.is_kept(step):
@@ -102,10 +104,12 @@ def _step(
     step: int,
     reporter: RankReporter,
     profiler: Profiler,
+    waiting: Waiting,
 ) -> None:
     """One optimizer step; ``step`` 1 is the first."""
     layout = job.plan.layout
     profiler.begin(step)
+    waiting.begin()
     begin, watch = time.perf_counter(), _Stopwatch(model.device, profiler)
     lr = model.lr()
     watch.mark("forward")
@@ -141,6 +145,7 @@ def _step(
         dt=took,
         dtf=spent.get("forward"),
         dtb=spent.get("backward"),
+        in_collectives=waiting.seconds(),
     )
 
 

@@ -47,6 +47,7 @@ from launchers.engines.torchtune import checkpoint as torchtune_checkpoint
 from launchers.engines.torchtune.clock import StepClock
 from launchers.engines.torchtune.deferred import deferred_datasets
 from launchers.engines.torchtune.measured_model import MeasuredModel
+from launchers.engines.waiting import Waiting
 from launchers.gang.job import TrainJob
 from launchers.gang.leaving import Cadence
 from launchers.gang.rank import RankEnv, RankReporter, checkpoint_part_done
@@ -139,6 +140,7 @@ class Steps(_Recipe):
         self._noise = EmbeddingNoise(embedding, self._job, self._env, data)
         self._clock = StepClock(self._device.type == "cuda", self._window.phase)
         self._clock.watch(self._model, self._optimizers)
+        self._waiting = Waiting(self._device)
 
     @property
     def _optimizers(self) -> list[torch.optim.Optimizer]:
@@ -210,6 +212,7 @@ class Steps(_Recipe):
         """The next step begins."""
         self._window.begin(self._reported_step + 1)
         self._noise.begin(self._reported_step + 1)
+        self._waiting.begin()
         self._clock.restart()
 
     def _report(self, step: int) -> None:
@@ -228,6 +231,7 @@ class Steps(_Recipe):
             dt=times.step,
             dtf=times.forward,
             dtb=times.backward,
+            in_collectives=self._waiting.seconds(),
         )
 
     def _figures(self, step: int) -> _Figures:

@@ -26,6 +26,7 @@ from launchers.engines import _merge
 from launchers.engines.loop import export, generators, optimizer
 from launchers.engines.loop.model import low_rank_config
 from launchers.engines.profiling import Profiler
+from launchers.engines.waiting import Waiting
 from launchers.gang.job import TrainJob
 from launchers.gang.leaving import Cadence
 from launchers.gang.rank import RankEnv, RankReporter, checkpoint_part_done
@@ -114,7 +115,7 @@ class _Trainer(GRPOTrainer):  # type: ignore[misc,unused-ignore]
             train_dataset=Dataset.from_dict({"prompt": [asked[row].text for row in order], "row": order}),
             processing_class=tokenizer,
             peft_config=None if job.plan.method == "full" else low_rank_config(model, job),
-            callbacks=[_Listener(job, env, reporter)],
+            callbacks=[_Listener(job, env, reporter, Waiting(device))],
         )
         self.remove_callback(PrinterCallback)
         self._window = Profiler(job, env, reporter, self.model)
@@ -237,8 +238,9 @@ class _Watch(TrainerCallback):  # type: ignore[misc,unused-ignore]
 class _Listener(TrainerCallback):  # type: ignore[misc,unused-ignore]
     """Turns what the trainer says of its steps into telemetry, and what it saves into checkpoints."""
 
-    def __init__(self, job: TrainJob, env: RankEnv, reporter: RankReporter) -> None:
-        self._job, self._env, self._reporter = job, env, reporter
+    def __init__(self, job: TrainJob, env: RankEnv, reporter: RankReporter, waiting: Waiting) -> None:
+        self._job, self._env, self._reporter, self._waiting = job, env, reporter, waiting
+        self._waited: float | None = None  # in collectives, in the last step
         self._cadence = Cadence(job, env)
         self._began = self._took = self._lr = 0.0
         self._tokens = 0  # of all steps so far
@@ -247,10 +249,11 @@ class _Listener(TrainerCallback):  # type: ignore[misc,unused-ignore]
         self._tokens = state.num_input_tokens_seen
 
     def on_step_begin(self, *_: Any, **given: Any) -> None:
+        self._waiting.begin()
         self._began, self._lr = time.perf_counter(), given["optimizer"].param_groups[0]["lr"]
 
     def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._took = time.perf_counter() - self._began
+        self._took, self._waited = time.perf_counter() - self._began, self._waiting.seconds()
         control.should_save = self._cadence.is_due(state.global_step)
 
     def on_log(self, _args: Any, state: Any, _control: Any, logs: dict[str, Any], **_: Any) -> None:
@@ -273,6 +276,7 @@ class _Listener(TrainerCallback):  # type: ignore[misc,unused-ignore]
             dt=self._took,
             dtf=None,
             dtb=None,
+            in_collectives=self._waited,
         )
 
     def on_save(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:

@@ -188,3 +188,16 @@ def test_a_node_that_is_lost_before_its_facts_is_named_as_it_joined() -> None:
     ]
     assert result.bad_nodes == ("gpu-17",)
     assert results.from_json(results.to_json(result)) == result
+
+
+@pytest.mark.parametrize(("nodes", "left"), [(6, 0.3), (8, 0.5)])
+def test_all_paths_between_two_groups_of_nodes_are_one_slow_uplink(nodes: int, left: float) -> None:
+    half = nodes // 2
+    slow = {(a, b): left for a in range(nodes) for b in range(nodes) if (a < half) != (b < half)}
+    result = judge(with_pairs(gpu_run(nodes), Cluster(nodes=nodes, speed=45, links=slow)))
+    (fault,) = [one for one in result.findings if one.check == "pairs"]
+    assert (fault.code, fault.verdict, fault.nodes) == ("slow-uplink", "FAIL", ())
+    assert len(fault.links) == half**2
+    assert f"each of the {half**2} paths over it has {left:.0%} of what it should." in fault.title
+    assert result.bad_nodes == ()
+    assert result.verdict == "FAIL"

@@ -30,7 +30,7 @@ def samples(file: Path) -> dict[tuple[str, tuple[str, ...]], float]:
     return {
         (
             sample.name.removeprefix("training_checklist_"),
-            tuple(value for value in sample.labels.values() if value),
+            tuple(value for name, value in sample.labels.items() if value and name != "cluster"),
         ): sample.value
         for family in families
         for sample in family.samples
@@ -47,6 +47,14 @@ def test_the_prometheus_textfile_has_verdicts_nodes_and_figures(
     assert found["check_verdict", ("pairs",)] == 2
     assert found["check_verdict", ("mesh",)] == 0
     assert (found["node_bad", ("host-2",)], found["node_bad", ("host-0",)]) == (1, 0)
+    assert (found["node_open_failures", ("host-2",)], found["node_open_failures", ("host-0",)]) == (1, 0)
+    assert found["open_failures", ()] == 1
+    assert found["check_coverage_ratio", ("pairs",)] == 1
+    best = {key: value for key, value in found.items() if key[0] == "node_pair_gbytes_per_second"}
+    assert len(best) == 8
+    assert best["node_pair_gbytes_per_second", ("host-2", "sent")] < 0.3 * max(best.values())
+    slowest = min((v, k) for k, v in found.items() if k[0] == "pair_gbytes_per_second")[1]
+    assert "host-2" in slowest[1]
     prometheus.write(healthy, file)
     found = samples(file)
     assert found["verdict", ()] == 0
@@ -59,3 +67,13 @@ def test_a_textfile_that_can_not_be_written_is_one_line(healthy: Result, tmp_pat
         prometheus.write(healthy, tmp_path / "missing" / "checklist.prom")
     with pytest.raises(UserError, match=r"Its name must end in .prom"):
         prometheus.write(healthy, tmp_path / "checklist.txt")
+
+
+def test_suspects_and_the_cluster_are_among_the_labels(tmp_path: Path) -> None:
+    links = {(0, 1): 0.5, (1, 0): 0.5}
+    result = judge(with_pairs(cpu_run(6), Cluster(nodes=6, links=links)))
+    prometheus.write(result, tmp_path / "checklist.prom", "north")
+    text = (tmp_path / "checklist.prom").read_text()
+    assert 'training_checklist_node_suspect{cluster="north",node="host-1"} 1.0' in text
+    assert 'training_checklist_node_suspect{cluster="north",node="host-2"} 0.0' in text
+    assert all('cluster="north"' in line for line in text.splitlines() if not line.startswith("#"))

@@ -57,7 +57,7 @@ def test_every_output_that_was_asked_for_gets_the_result(
     assert not any(item.failed for item in said)
     assert api.marked() == ["host-2"]
     assert received[0]["text"].startswith("Checklist of prod: FAIL.")
-    assert "training_checklist_verdict 2.0" in (tmp_path / "checklist.prom").read_text()
+    assert 'training_checklist_verdict{cluster="prod"} 2.0' in (tmp_path / "checklist.prom").read_text()
     assert json.loads((tmp_path / "emf.log").read_text())["Cluster"] == "prod"
     assert SECRET not in repr(said)
 

@@ -69,7 +69,7 @@ def keys(client: Any) -> list[str]:
 
 def test_a_work_directory_is_written_and_read_and_left_as_it_was(tmp_path: Path) -> None:
     found = figures(directory=str(tmp_path))
-    assert set(found) == {"storage_write", "storage_read"}
+    assert set(found) == {"storage_write", "storage_read", "storage_files"}
     assert all(value is not None and value > 0 for value, _ in found.values())
     assert list(tmp_path.iterdir()) == []
 
@@ -160,6 +160,7 @@ def test_a_run_measures_the_folders_that_it_is_given(tmp_path: Path) -> None:
     assert {local.what for local in result.measurements.locals} == {
         "storage_write",
         "storage_read",
+        "storage_files",
         "datastore_write",
         "datastore_read",
     }

@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
+from checklist.round_robin import schedule
 from checklist.run.pairing import pairs
 from tests.checklist.run.sessions import Answered
+
+NIGHT = 20_000
 
 
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0, 0.0])
@@ -27,3 +30,33 @@ def test_a_sender_whose_seconds_can_not_be_is_noted_and_makes_no_pair(seconds: f
     assert len(measured) == 11
     assert (2, 0) not in measured
     assert not any(pair.alone for pair in run.got.pairs), "nobody is suspected by it"
+
+
+def test_above_32_nodes_a_link_that_is_slow_when_all_send_is_measured_though_no_round_has_it() -> None:
+    nodes, met = 64, {pair for one in schedule(64, night=NIGHT) for pair in one}
+    order = sorted(range(nodes), key=lambda rank: f"host-{rank}")  # the same every night
+    places = next((a, b) for a in range(nodes) for b in range(a + 1, nodes) if (a, b) not in met)
+    slow = order[places[0]], order[places[1]]
+
+    def answer(what: str, rank: int, told: Mapping[str, Any]) -> Any:
+        if what == "listen":
+            return 4000
+        if what == "store":
+            return 29_000
+        if what == "screen":
+            here = told["place"]
+            assert (told["count"], order[here]) == (nodes, rank)
+            there = [{here, (here + d) % nodes} == set(places) for d in range(1, nodes)]
+            back = [{here, (here - d) % nodes} == set(places) for d in range(1, nodes)]
+            return [0.02 if a or b else 0.01 for a, b in zip(there, back, strict=True)]
+        other = int(told["address"].split(".")[-1]) - 1
+        return {"seconds": [0.2 if {rank, other} == set(slow) else 0.1] * 5, "bytes": 10**9, "error": None}
+
+    run = Answered(nodes, answer)
+    run.began_unix = NIGHT * 86_400.0
+    assert pairs(run) is None
+    alone = {(pair.src, pair.dst) for pair in run.got.pairs if pair.alone}
+    assert {slow, slow[::-1]} <= alone
+    assert any("4,032 ordered pairs were timed at once" in note for note in run.notes)
+    unseen = {(pair.src, pair.dst) for pair in run.got.pairs if not pair.alone}
+    assert {slow, slow[::-1]} <= unseen

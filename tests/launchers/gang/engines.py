@@ -68,6 +68,7 @@ class Stepper:
                     dt=0.1,
                     dtf=None,
                     dtb=None,
+                    in_collectives=orders.get("in_collectives", [None] * env.world_size)[env.rank],
                 )
             )
             if cadence.is_due(step) or (job.checkpoint_every and step % job.checkpoint_every == 0):

@@ -13,6 +13,7 @@ from launchers.gang.departure import NO_GRACE, Grace
 from launchers.gang.failures import GangFailed
 from launchers.gang.job import TrainJob
 from launchers.gang.node import Timeouts, run_node
+from launchers.report.telemetry import Pace
 from launchers.store.bundles import LocalStorage
 from launchers.store.checkpoints import CheckpointStore
 
@@ -31,7 +32,11 @@ def main() -> None:
             TrainJob.load(Path(order["job"])),
             address,
             on_event=lambda event: print(
-                getattr(event, "name", event.kind), event.rank, getattr(event, "step", 0), file=events
+                getattr(event, "name", event.kind),
+                event.rank,
+                getattr(event, "step", 0),
+                *([event.node, event.in_collectives] if isinstance(event, Pace) else []),
+                file=events,
             ),
             checkpoints=store or None,
             engine=order["engine"],

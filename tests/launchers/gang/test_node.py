@@ -51,6 +51,22 @@ def test_a_node_that_has_finished_waits_for_one_that_has_not(gang: NewGang) -> N
     two.gone(within=5)
 
 
+def test_node_0_hears_of_the_time_in_collectives_of_all_ranks(gang: NewGang) -> None:
+    two = gang(
+        nodes=2, processes=2, orders={"steps": 2, "in_collectives": [0.5, 0.25, 0.125, 0.0]}
+    ).start_all()
+    assert "error" not in two.end(0), two.logs()
+    assert "error" not in two.end(1)
+    told = [line for line in two.events(0) if line.startswith("pace")]
+    expected = [
+        f"pace {rank} {step} {rank // 2} {seconds}"
+        for step in (1, 2)
+        for rank, seconds in enumerate((0.5, 0.25, 0.125, 0.0))
+    ]
+    assert sorted(told) == sorted(expected)
+    assert not [line for line in two.events(1) if line.startswith("pace")]
+
+
 def test_what_a_rank_has_started_ends_with_the_gang(gang: NewGang) -> None:
     one = gang(orders={"steps": 2, "child": True}).start_all()
     assert "error" not in one.end(0)

@@ -1,0 +1,68 @@
+"""Whether the same arithmetic gives the same bits: on one device each time, and on all of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from checklist.judges.advice import finding
+from checklist.judges.context import Judgement, JudgingContext, answer, few
+from checklist.result import Finding
+
+
+def corruption(context: JudgingContext) -> Judgement:
+    """FAIL for a rank whose matrix product isn't the same to the last bit each time, or not as the others'.
+
+    The product of random operands is compared with itself on one rank: cuBLAS gives the same bits on one
+    stream of one GPU (its documentation, "Results Reproducibility"), oneDNN and MKL with the same threads.
+    The product of small whole numbers is exact in any order, so it is compared over all ranks, whatever GPUs
+    they have; the bits of more than half of the ranks are taken for right.
+
+    Limits: none; a single bit fails. Fleets see such faults on a few of a thousand machines (Dixit et al.
+    2021, "Silent Data Corruptions at Scale"; Hochschild et al. 2021, "Cores that don't count").
+
+    Can't tell: what a fault would do at another temperature, clock or instruction; only bfloat16 (on CPUs
+    fp32) products are looked at, for a fraction of the load's time. With half of the ranks against the other
+    half all are suspects.
+    """
+    told = [one for one in context.measurements.repeated if one.rank in context.nodes_by_rank]
+    if not told:
+        return context.unmeasured("corruption", "node")
+    findings = [_unsteady(context, one.rank, one.differing) for one in told if one.differing]
+    unsteady = {one.rank for one in told if one.differing}
+    digests = {one.rank: one.digest for one in told if one.whole and one.rank not in unsteady}
+    findings += _odd(context, digests)
+    times = min(one.times for one in told)
+    ranks = len({one.rank for one in told})
+    good = f"A matrix product has the same bits on {ranks} ranks, at least {times} times each."
+    nodes = context.names({context.nodes_by_rank[one.rank] for one in told})
+    return answer("corruption", good, findings, nodes=nodes)
+
+
+def _unsteady(context: JudgingContext, rank: int, differing: int) -> Finding:
+    name = context.name(context.nodes_by_rank[rank])
+    title = f"Rank {rank} on {name} computes wrongly at times: {differing:,} values of one product differed."
+    return finding("corruption", "corruption", "FAIL", title, nodes=[name], ranks=[rank])
+
+
+def _odd(context: JudgingContext, digests: dict[int, str]) -> list[Finding]:
+    """Ranks whose exact product has other bits than that of most."""
+    counts = Counter(digests.values())
+    if len(counts) < 2:
+        return []
+    usual, often = counts.most_common(1)[0]
+    if 2 * often <= len(digests):
+        suspects = context.names({context.nodes_by_rank[rank] for rank in digests})
+        title = f"An exact product has {len(counts)} results on {few(suspects)}, and no one is that of most."
+        return [finding("corruption", "corruption", "FAIL", title, suspects=suspects, ranks=sorted(digests))]
+    return [
+        finding(
+            "corruption",
+            "corruption",
+            "FAIL",
+            f"Rank {rank} on {context.name(context.nodes_by_rank[rank])} computes an exact product wrongly.",
+            nodes=[context.name(context.nodes_by_rank[rank])],
+            ranks=[rank],
+        )
+        for rank, digest in sorted(digests.items())
+        if digest != usual
+    ]

@@ -1,0 +1,46 @@
+"""Who computes wrongly."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from checklist.measurements import Measurements
+from checklist.verdict import judge
+from tests.checklist.runs import codes, gpu_run, verdict_of
+
+
+def changed(run: Measurements, *ranks: int, whole: bool, **changes: object) -> Measurements:
+    told = tuple(
+        dataclasses.replace(one, **changes) if one.rank in ranks and one.whole == whole else one  # type: ignore[arg-type]
+        for one in run.repeated
+    )
+    return dataclasses.replace(run, repeated=told)
+
+
+def test_a_gpu_whose_product_differs_from_itself_is_named() -> None:
+    result = judge(changed(gpu_run(), 9, whole=False, differing=1))
+    (fault,) = result.findings
+    assert (fault.code, fault.nodes, fault.ranks) == ("corruption", ("host-1",), (9,))
+    assert result.bad_nodes == ("host-1",)
+    (failure,) = result.open_failures()
+    assert (failure.nodes, failure.gpus) == (("host-1",), ("GPU-1-1",))
+
+
+def test_a_gpu_whose_exact_product_is_not_that_of_most_is_named() -> None:
+    result = judge(changed(gpu_run(), 3, whole=True, digest="other"))
+    assert [(one.nodes, one.ranks) for one in result.findings] == [(("host-0",), (3,))]
+
+
+def test_half_against_half_accuses_nobody_alone() -> None:
+    result = judge(changed(gpu_run(2, 1), 1, whole=True, digest="other"))
+    (fault,) = result.findings
+    assert (fault.verdict, fault.nodes, fault.suspects) == ("FAIL", (), ("host-0", "host-1"))
+
+
+def test_random_products_of_different_gpus_need_not_be_the_same() -> None:
+    assert codes(gpu_run()) == {}
+
+
+def test_without_products_there_is_no_verdict() -> None:
+    result = judge(dataclasses.replace(gpu_run(), repeated=()))
+    assert verdict_of(result, "corruption") == "NO-VERDICT"
