@@ -30,7 +30,8 @@ import pytest
 import typer
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))  # as a script
+if __name__ == "__main__":
+    sys.path[0] = str(ROOT)  # and not tests/, whose packages are called like ours
 
 from benchmarks import examples, support_table  # noqa: E402
 from checklist.__main__ import app as checklist_command  # noqa: E402
