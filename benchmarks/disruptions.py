@@ -241,7 +241,7 @@ the step is submitted again, which doubles from 5 s to 60 s, is in it, and is le
 columns. "Twice" are steps that were made again, in all. "Equal": the losses of all steps, bit by bit, to
 those of an undisturbed run.
 
-| what | times | every | ended well | lost each time, s: median | most | median without the wait | twice | equal |
+| what | times | every | ended well | lost, s: median | most | median without the wait | twice | equal |
 |---|---|---|---|---|---|---|---|---|
 {rows}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from benchmarks import scale
 
 
-def test_a_lost_member_is_told_to_all_others(tmp_path: Path) -> None:
+def test_a_lost_member_is_told_to_all_others() -> None:
     measured = scale.gang(6)
     assert 0 < measured["told_seconds"] < 60
     assert measured["joined_seconds"] < 60
