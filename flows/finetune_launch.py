@@ -275,7 +275,7 @@ def _on_spot(goals: Goals, backend: Backend, resources: Resources) -> Goals:
             ("Leave ", Change("resources.spot"), " out, or ask for one node."),
         )
     # Where no process waits for the step that could submit it again, a disruption costs a retry
-    waits = backend == "kubernetes" and command() != "deploy"
+    waits = command() != "deploy"
     return replace(
         goals,
         spot=True,

@@ -465,8 +465,8 @@ class Resources(Section):
     """What is merged into the training pods' template on Kubernetes, itself or the path of a YAML file: a
     strategic merge patch, in which the container `main` is the training's."""
     max_disruptions: NonNegative = 20
-    """How often a run on Kubernetes may lose pods (deleted, evicted, preempted, spot taken back, node lost)
-    and go on; none of it counts as an attempt of a step."""
+    """How often a run may lose pods on Kubernetes (deleted, evicted, preempted, spot taken back, node lost),
+    or machines on AWS Batch, and go on; none of it counts as an attempt of a step."""
     termination_grace_s: NonNegative = 60
     """Seconds that a training pod has once it has to go. In them all nodes store a checkpoint after the same
     step. On Slurm as many count from SIGUSR1 on. 0: none."""

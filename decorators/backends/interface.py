@@ -40,6 +40,9 @@ class ClusterFacts:
     spot: SpotLabel | None = None  # how its spot nodes are marked, where the request is for such
     devices: tuple[tuple[str, int], ...] | None = None  # extended resources that each of the nodes offers
     networks: tuple[tuple[str, str], ...] = ()  # Multus' of the namespace: (name, the extended resource)
+    near: str | None = (
+        None  # the label of a level at which the queue's topology is to keep the nodes together
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,6 +189,8 @@ class ComputeBackend:
     """Takes a job away that has not started, or that nobody waits for any longer."""
     install: Callable[[Callable[[list[str]], None]], None]
     """For the process that waits for a step: refusals in words. Is given who hears how the step failed."""
+    lost: Callable[[WaitedJob, LastWords | None], Loss | None]
+    """What was taken away of a job that has failed; None: nothing, it has failed by itself."""
     refuse: Callable[[Request], None] = _nothing_to_refuse
     """Raises for what could not work there however large the cluster. Asks nobody."""
     lowered: Callable[[StepRequest], tuple[Override, ...]] = _nothing_lowered
@@ -194,8 +199,6 @@ class ComputeBackend:
     """The preflight of another step of a run whose largest has passed."""
     observe: Callable[[WaitedJob], None] = _not_observed
     """Is called often while a job is waited for."""
-    lost: Callable[[WaitedJob, LastWords | None], Loss | None] | None = None
-    """What was taken away of a job that has failed; None: nothing, it has failed by itself."""
     has_ended: Callable[[WaitedJob, LastWords | None], bool] = _ends_as_a_whole
     """Whether nothing of such a job runs any more."""
     machine_follows_queue: bool = False

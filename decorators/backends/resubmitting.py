@@ -81,6 +81,6 @@ def install() -> None:
     most = int(os.environ.get(MOST_VARIABLE) or 0)
     if not most:
         return
-    for backend in BACKENDS.values():
-        if backend.lost is not None:
-            _metaflow.submit_again(Resubmitting(most=most, lost=backend.lost, has_ended=backend.has_ended))
+    for name, backend in BACKENDS.items():
+        decide = Resubmitting(most=most, lost=backend.lost, has_ended=backend.has_ended)
+        _metaflow.submit_again(name, decide)

@@ -5,6 +5,8 @@ The limits are for a machine that does ten other things: what matters is that th
 
 from __future__ import annotations
 
+import pickle
+import re
 import signal
 from pathlib import Path
 
@@ -13,9 +15,11 @@ import pytest
 from tests.batch.lab import Client, Lab
 from tests.conftest import write_sums
 from tests.flows.conftest import FLOW, left_behind
+from tests.flows.faults import READ_OUTCOME
 from tests.lab import faulty_proxy, metadata
 from tests.lab.batch_jobs import OUT_OF_MEMORY
 from tests.lab.metadata import MetadataService
+from tests.lab.small_engine import SMALL as SMALL_RANKS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -56,6 +60,30 @@ def test_short_task_ids_reach_the_nodes_whole_and_a_container_out_of_memory_is_t
     others = first.nodes[1].command[-1]
     assert others.count("AWS_BATCH_JOB_NODE_INDEX") == 3
     assert f"--task-id {task}-node-$AWS_BATCH_JOB_NODE_INDEX " in others
+
+
+def test_machines_that_are_taken_away_cost_no_attempt(lab: Lab, tmp_path: Path) -> None:
+    """The second node's, then the first one's; ranks don't train (tests.lab.small_engine)."""
+    data = write_sums(tmp_path / "sums.jsonl")
+    steps = ["--max-steps=60", "--checkpoint-every=5", "--epochs=9", "--global-batch-size=4"]
+    steps += ["--seq-len=128", "--set=evaluation.fraction=0.1", *(f"--set={value}" for value in SMALL_RANKS)]
+    run = lab.start(tmp_path, "run", "--with=batch", "--device=cpu", "--nodes=2", f"--dataset={data}", *steps)
+    for number, node in enumerate((1, 0), start=1):
+        known = run.committed()
+        run.wait_for(lambda known=known: run.committed() > known, LIMIT_S)
+        lost = run.jobs("train_nodes")[-1]
+        lost.lose_machine(node)
+        who = f"node {lost.id}#{node}: Host EC2 (instance i-{lost.id[:8]}{node}) terminated. The step is sub"
+        run.wait_for(lambda number=number: f"Disruption {number} of at most 20" in run.log, END_S)
+        assert who in run.log
+    run.wait_for(lambda: re.search(r"/train_nodes/\S+ .*Task finished successfully", run.log), LIMIT_S)
+    outcome = pickle.loads(run.ask(READ_OUTCOME, f"FinetuneFlow/{run.run_id}"))  # noqa: S301
+    assert [row["loss"] for row in outcome["metrics"]] == [1.0 / step for step in range(1, 61)]
+    assert [job.status for job in run.jobs("train_nodes")] == ["FAILED", "FAILED", "SUCCEEDED"]
+    assert "(retry)" not in run.log
+    assert "Traceback" not in run.log, run.log
+    run.process.send_signal(signal.SIGTERM)
+    assert run.end(END_S) != 0
 
 
 def test_a_sigint_to_the_launch_alone_terminates_the_jobs_and_leaves_no_process(

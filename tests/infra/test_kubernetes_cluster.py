@@ -65,6 +65,8 @@ ALLOWED = [
     (LAUNCHER, "get", "kueue.x-k8s.io", "clusterqueues", "", None, True, True),
     (LAUNCHER, "list", "kueue.x-k8s.io", "clusterqueues", "", None, True, True),
     (LAUNCHER, "get", "kueue.x-k8s.io", "cohorts", "", None, True, True),
+    (LAUNCHER, "get", "kueue.x-k8s.io", "resourceflavors", "", None, True, True),
+    (LAUNCHER, "get", "kueue.x-k8s.io", "topologies", "", None, True, True),
     (LAUNCHER, "patch", "kueue.x-k8s.io", "clusterqueues", "", None, False, False),
     (LAUNCHER, "get", "", "pods/exec", "", "finetune", False, True),
     (LAUNCHER, "create", "", "pods/exec", "", "finetune", False, True),

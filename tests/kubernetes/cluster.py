@@ -93,7 +93,9 @@ class Cluster:
         (home / "run_id").unlink(missing_ok=True)
         with (home / "log").open("w") as log:
             process = self.hub.popen(
-                [*command, "--run-id-file", str(home / "run_id")] if arguments[0] == "run" else command,
+                [*command, "--run-id-file", str(home / "run_id")]
+                if arguments[0] in ("run", "resume")
+                else command,
                 own,
                 cwd=home,
                 stdin=subprocess.DEVNULL,

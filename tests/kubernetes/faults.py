@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import signal
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+from decorators.backends.kubernetes.pod_shape import PID_FILE
+from tests.flows.faults import Node as TrainingTask
 from tests.kubernetes.cluster import NAMESPACE, Cluster, Launched
 from tests.lab.api import Json
 from tests.lab.control_plane import wait_for
 from tests.lab.kubelet import Node
 
+BIG = "--with=kubernetes:cpu=40"  # more than half of a node's
 LIMIT_S = 1500  # for a machine that does ten other things
 
 
@@ -48,6 +55,40 @@ def drained(cluster: Cluster, pod: Json) -> Iterator[None]:
     assert f"node/{node} drained" in said
     yield
     plane.kubectl("uncordon", node)
+
+
+@contextlib.contextmanager
+def one_node_short(cluster: Cluster) -> Iterator[None]:
+    """One of the nodes comes after the block; each takes one pod of a run with ``BIG``."""
+    late = cluster.kubelets.pop()
+    late.lose()
+    late.forget()
+    try:
+        yield
+    finally:
+        cluster.add_node(late.node)
+
+
+def tell_in_a_checkpoint(cluster: Cluster, pod: Json) -> None:
+    """The worker's task gets SIGTERM, as from its pod's preStop hook, while its rank writes a checkpoint."""
+    running = cluster.pod(pod)
+    assert running is not None
+    inside = Path(f"/proc/{running.pids()[-1]}/root/tmp")
+    number = (inside / PID_FILE).read_text().strip()
+    (pid,) = (pid for pid in running.pids() if _own_number(pid) == number)
+    (work,) = inside.glob("metaflow-finetune-*/*-train*")
+    task = TrainingTask(work, pid)
+    deadline = time.monotonic() + LIMIT_S
+    while not task.writes_checkpoint(1):
+        assert time.monotonic() < deadline, "a checkpoint is written"
+        time.sleep(0.001)
+    os.kill(pid, signal.SIGTERM)
+    assert task.writes_checkpoint(1), "it was written before the signal came"
+
+
+def _own_number(pid: int) -> str:
+    """A process's number in its pod."""
+    return re.findall(r"NSpid:.*\s(\d+)", Path(f"/proc/{pid}/status").read_text())[0]
 
 
 def training(cluster: Cluster, run: Launched, *, attempt: int = 0) -> dict[str, Json]:

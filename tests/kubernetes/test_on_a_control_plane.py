@@ -15,7 +15,8 @@ import re
 import signal
 import sys
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -171,8 +172,33 @@ def test_no_secret_is_in_a_manifest_log_artifact_card_or_code_package(
     assert HF_TOKEN in (cluster.hub.pods[-1].folder / "start.sh").read_text()
 
 
+@dataclass(frozen=True, kw_only=True)
+class FabricOfNodes:
+    """What nodes offer, and what the pods that train have of it."""
+
+    offered: Mapping[str, str]
+    asked: Mapping[str, str]
+    networks: str | None = None  # Multus' annotation
+
+
+ROCE = FabricOfNodes(
+    offered={"nvidia.com/sriov_rdma": "8"},
+    asked={"nvidia.com/sriov_rdma": "8"},
+    networks=",".join(["rail"] * 8),
+)
+# As k8s-rdma-shared-dev-plugin leaves it: one of a resource opens all the cards that it stands for
+INFINIBAND = FabricOfNodes(
+    offered={"rdma/hca_shared_devices_a": "63", "rdma/hca_shared_devices_b": "63"},
+    asked={"rdma/hca_shared_devices_a": "1", "rdma/hca_shared_devices_b": "1"},
+)
+
+
+@pytest.mark.parametrize(
+    "fabric",
+    [pytest.param(ROCE, id="RoCE"), pytest.param(INFINIBAND, id="InfiniBand", marks=pytest.mark.nightly)],
+)
 def test_the_jobset_of_llama_70b_asks_for_what_was_planned_and_goes_with_ctrl_c(
-    cluster: Cluster, tmp_path: Path
+    cluster: Cluster, tmp_path: Path, fabric: FabricOfNodes
 ) -> None:
     """Its nodes are there, but no container starts: so there is the control pod, and no worker's yet."""
     machines = [
@@ -181,14 +207,15 @@ def test_the_jobset_of_llama_70b_asks_for_what_was_planned_and_goes_with_ctrl_c(
             instance_type="p5.48xlarge",
             cpu="192",
             memory="2048Gi",
-            extended={"nvidia.com/gpu": "8", "nvidia.com/sriov_rdma": "8"},
+            extended={"nvidia.com/gpu": "8", **fabric.offered},
             taints=({"key": "nvidia.com/gpu", "value": "true", "effect": "NoSchedule"},),
         )
         for number in range(8)
     ]
     for machine in machines:
         cluster.add_machine(machine)
-    _add_network(cluster, tmp_path)
+    if fabric.networks:
+        _add_network(cluster, tmp_path)
     values = ("pod_template={metadata: {annotations: {team: a}}}", "priority_class=finetune-training")
     own = [f"--set=resources.{value}" for value in values]
     launched = cluster.launch("finetune_flow", tmp_path, "run", *_llama_70b(cluster, tmp_path), *own)
@@ -201,7 +228,7 @@ def test_the_jobset_of_llama_70b_asks_for_what_was_planned_and_goes_with_ctrl_c(
         )
         assert pod["metadata"]["labels"]["jobset.sigs.k8s.io/replicatedjob-name"] == "control"
         assert pod["spec"]["nodeName"] in {machine.name for machine in machines}
-        check_jobset(jobset, plan)
+        check_jobset(jobset, plan, fabric)
         check_preparing_job(cluster, launched, plan)
         os.killpg(launched.process.pid, signal.SIGINT)
         launched.wait(120)
@@ -313,7 +340,7 @@ def _placed(cluster: Cluster, jobset: str) -> list[Json]:
     return [pod for pod in _pods(cluster, jobset) if pod["spec"].get("nodeName")]
 
 
-def check_jobset(jobset: Json, plan: Plan) -> None:
+def check_jobset(jobset: Json, plan: Plan, fabric: FabricOfNodes) -> None:
     asked, jobs = plan.request, {job["name"]: job for job in jobset["spec"]["replicatedJobs"]}
     assert asked.nodes > 1
     assert jobs["control"]["replicas"] + jobs["worker"]["replicas"] == asked.nodes
@@ -321,14 +348,15 @@ def check_jobset(jobset: Json, plan: Plan) -> None:
         pod = job["template"]["spec"]["template"]["spec"]
         container = pod["containers"][0]
         assert int(container["resources"]["limits"]["nvidia.com/gpu"]) == asked.gpus_per_node == 8
-        assert container["resources"]["limits"]["nvidia.com/sriov_rdma"] == "8"
+        of_fabric = {k: v for k, v in container["resources"]["limits"].items() if "rdma" in k}
+        assert of_fabric == fabric.asked
         assert container["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
         assert {"name": "NCCL_NET", "value": "IB"} in container["env"]
         assert pod["priorityClassName"] == "finetune-training"
         assert pod["terminationGracePeriodSeconds"] == 60
         assert "preStop" in container["lifecycle"]
         annotations = job["template"]["spec"]["template"]["metadata"]["annotations"]
-        assert annotations["k8s.v1.cni.cncf.io/networks"] == ",".join(["rail"] * 8)
+        assert annotations.get("k8s.v1.cni.cncf.io/networks") == fabric.networks
         assert annotations["team"] == "a"
         assert pod["nodeSelector"]["node.kubernetes.io/instance-type"] == asked.instance_type
         assert pod["affinity"] == affinity_of(jobset["metadata"]["name"])
@@ -352,7 +380,7 @@ def check_preparing_job(cluster: Cluster, launched: Launched, plan: Plan) -> Non
     disk = quantity(resources["requests"]["ephemeral-storage"])
     assert 2 * plan.parameters < disk < plan.request.disk_mib * 2**20
     assert disk >= plan.prepare.disk_mib * 2**20
-    assert "nvidia.com/" not in str(resources)
+    assert not re.search("nvidia.com/|rdma", str(resources))
     assert not {"NCCL_NET", "IPC_LOCK", "preStop", "rail", "team"} & set(re.findall(r"\w+", str(pod)))
 
 

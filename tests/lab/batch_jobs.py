@@ -129,10 +129,16 @@ class Job:
     stopped: int | None = None
     pods: list[Pod] = field(default_factory=list)
     stop: str | None = None  # the reason given to TerminateJob
+    lost: dict[int, str] = field(default_factory=dict)  # by node, why its machine is gone
 
     @property
     def multinode(self) -> bool:
         return "nodeProperties" in self.definition
+
+    def lose_machine(self, node: int) -> None:
+        """As where spot takes it back: its container is gone without a word."""
+        self.lost[node] = f"Host EC2 (instance i-{self.id[:8]}{node}) terminated."
+        self.pods[node].kill()
 
     def describe(self, node: int | None = None) -> Record:
         """As DescribeJobs; ``node``: of one node of a multi-node job, whose id is ``ID#node``."""
@@ -145,7 +151,7 @@ class Job:
             "tags": self.request.get("tags", {}),
             "status": self.status,
             "createdAt": self.created,
-            "statusReason": self.reason,
+            "statusReason": self.lost.get(node or 0, self.reason),
             "startedAt": self.started or 0,  # the model says that it is always there
             "stoppedAt": self.stopped,
             "attempts": [],

@@ -1,7 +1,8 @@
 """What of JobSet's controller Metaflow relies on: child Jobs, their names in DNS, start order, the end.
 
 The Jobs themselves are run by the real controller. A pod that is deleted while it runs counts as failed, as
-it does since Kubernetes tracks a Job's pods by finalizers (1.26); a 1.20 Job would start another.
+it does since Kubernetes tracks a Job's pods by finalizers (1.26); the other one that a 1.20 Job starts then
+is taken away at once.
 """
 
 from __future__ import annotations
@@ -76,7 +77,10 @@ class JobSets(Agent):
             known = self._pods.setdefault(job["metadata"]["uid"], set())
             living = {pod["metadata"]["uid"] for pod in own if not pod["metadata"].get("deletionTimestamp")}
             lost = known - living
-            known |= living
+            if lost:
+                self._remove([pod for pod in own if pod["metadata"]["uid"] in living - known])
+            else:
+                known |= living
             status = job.get("status", {})
             if status.get("succeeded"):
                 count["succeeded"] += 1
@@ -86,6 +90,11 @@ class JobSets(Agent):
                 count["active"] += 1
                 count["ready"] += any(pod["status"].get("phase") == "Running" for pod in own)
         return count
+
+    def _remove(self, pods: list[Json]) -> None:
+        for pod in pods:
+            path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}"
+            self._api.delete(path, gracePeriodSeconds=0)
 
     def _report(self, jobset: Json, counts: list[Json], jobs: list[Json]) -> None:
         replicas = {each["name"]: each["replicas"] for each in jobset["spec"]["replicatedJobs"]}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from decorators.backends.batch import inventory, preflight, request, waiting, workarounds
+from decorators.backends.batch import inventory, losses, preflight, request, waiting, workarounds
 from decorators.backends.interface import ComputeBackend
 
 BATCH = ComputeBackend(
@@ -12,6 +12,7 @@ BATCH = ComputeBackend(
     wait_state=waiting.wait_state,
     remove=waiting.terminate_job,
     install=workarounds.install,
+    lost=losses.lost,
     refuse=workarounds.refuse_local_metadata,
     machine_follows_queue=True,
 )

@@ -97,6 +97,7 @@ def inspect(
         pod = rules.amounts(preflight, facts)
         for judge in (*rules.RULES, priority.priority_class, queues.queue):
             ask(preflight, partial(judge, pod=pod), judge.__name__)
+        facts = replace(facts, near=_near(preflight))
     images.check(pods.image, preflight.findings, preflight.clock, gpus=bool(request.gpus_per_node))
     return preflight.findings, facts
 
@@ -216,6 +217,18 @@ def _service_account(preflight: Preflight) -> None:
         f"there is no {name!r} in {preflight.pods.namespace}: its pods are never made",
         f"kubectl create serviceaccount {name} -n {preflight.pods.namespace}",
     )
+
+
+def _near(preflight: Preflight) -> str | None:
+    """What Kueue is asked to keep the nodes together by; None too where this login may not read it."""
+    try:
+        near = queues.near(preflight)
+    except (ApiRefusedError, UnreachableError) as error:
+        preflight.findings.unknown("topology", f"of the queue, not told: {error}", "infra/kubernetes/base")
+        return None
+    if near is not None:
+        preflight.findings.ok("topology", f"Kueue is asked to keep the nodes together by {near}")
+    return near
 
 
 def _jobset(preflight: Preflight) -> None:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from decorators.backends import tables
+from decorators.backends.kubernetes.affinity import HOSTNAME_LABEL
 from decorators.backends.kubernetes.nodes import Preflight
 from decorators.backends.kubernetes.rules import in_words
 from estimator.hardware.cluster_api import ApiRefusedError, Json
@@ -37,6 +38,44 @@ def queue(preflight: Preflight, *, pod: Mapping[str, float]) -> None:
     else:
         _state(preflight, name, local_queue)
         _quota(preflight, str(local_queue.get("spec", {}).get("clusterQueue", "")), version, pod)
+
+
+def near(preflight: Preflight) -> str | None:
+    """The label of the deepest level, above single nodes, of the queue's topology; None: it has none.
+
+    Kueue gives a workload that asks for a topology no flavor without one, so all of the queue's must have it.
+    """
+    name = preflight.options.queue_for(preflight.request.gpu)
+    if not name or preflight.request.nodes < 2:
+        return None
+    group = preflight.find(f"/apis/{KUEUE}")
+    if group is None:
+        return None
+    version = group["preferredVersion"]["groupVersion"]
+    local_queue = preflight.find(preflight.namespaced("localqueues", name, version)) or {}
+    cluster_queue = str((local_queue.get("spec") or {}).get("clusterQueue") or "")
+    spec = (preflight.find(f"/apis/{version}/clusterqueues/{cluster_queue}") or {}).get("spec") or {}
+    flavors = [
+        str(flavor["name"])
+        for part in spec.get("resourceGroups") or []
+        for flavor in part.get("flavors") or []
+    ]
+    levels = [_levels(preflight, flavor, version) for flavor in flavors]
+    shared = [
+        level
+        for level in (levels[0] if levels else [])
+        if level != HOSTNAME_LABEL and all(level in each for each in levels)
+    ]
+    return shared[-1] if shared else None
+
+
+def _levels(preflight: Preflight, flavor: str, version: str) -> list[str]:
+    """The labels of a flavor's topology, the widest first; empty: it has none."""
+    found = preflight.find(f"/apis/{version}/resourceflavors/{flavor}") or {}
+    if not (name := (found.get("spec") or {}).get("topologyName")):
+        return []
+    topology = preflight.find(f"/apis/{version}/topologies/{name}") or {}
+    return [str(level["nodeLabel"]) for level in (topology.get("spec") or {}).get("levels") or []]
 
 
 def _other_queues(preflight: Preflight, name: str, version: str) -> None:

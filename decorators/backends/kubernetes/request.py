@@ -27,6 +27,8 @@ INSTANCE_TYPE_LABEL = "node.kubernetes.io/instance-type"
 ZONE_LABEL = "topology.kubernetes.io/zone"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
+TOPOLOGY_ANNOTATION = "kueue.x-k8s.io/podset-preferred-topology"
+GROUP_ANNOTATION = "kueue.x-k8s.io/podset-group-name"
 EFA = "vpc.amazonaws.com/efa"
 HUGEPAGES = "hugepages-2Mi"
 HUGEPAGES_WITH_EFA = "5120Mi"  # EKS user guide, node-efa: what its test of NCCL over EFA asks for
@@ -81,14 +83,20 @@ def values_for(step_request: StepRequest) -> StepValues:
 
 
 def pod_patches(step_request: StepRequest) -> tuple[dict[str, Any], ...]:
-    """What is merged into the pods that train: their fabric's, their grace, and the user's own last."""
+    """What is merged into the pods that train: their fabric's, topology, grace, and the user's own last."""
     if not step_request.on_fabric:
         return ()
     options = step_request.options
     used = fabric_of(step_request.request, options, step_request.facts)
     grace = pod_shape.graceful(options.termination_grace_s) if options.termination_grace_s else None
     own = dict(options.pod_template) if options.pod_template else None
-    return tuple(filter(None, (used.patch if used else None, grace, own)))
+    near = _kept_near(step_request.facts.near) if step_request.facts.near else None
+    return tuple(filter(None, (used.patch if used else None, near, grace, own)))
+
+
+def _kept_near(level: str) -> dict[str, Any]:
+    """Kueue's annotations of topology-aware scheduling; the main node's pod and the workers' are a group."""
+    return {"metadata": {"annotations": {TOPOLOGY_ANNOTATION: level, GROUP_ANNOTATION: "nodes"}}}
 
 
 def machine_of(request: Request) -> Instance | None:

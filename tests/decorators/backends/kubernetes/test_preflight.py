@@ -547,6 +547,45 @@ def test_a_queue_is_looked_for_in_kueue(
             control_plane.kubectl("delete", "crd", f"{name}.kueue.x-k8s.io", "--ignore-not-found")
 
 
+def test_a_queue_whose_flavors_all_have_a_topology_says_by_what_nodes_are_kept_together(
+    ask: Asker, control_plane: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    group, version = "kueue.x-k8s.io", "v1beta1"
+    kinds = {
+        "localqueues": ("LocalQueue", "Namespaced"),
+        "clusterqueues": ("ClusterQueue", "Cluster"),
+        "resourceflavors": ("ResourceFlavor", "Cluster"),
+        "topologies": ("Topology", "Cluster"),
+    }
+
+    def thing(kind: str, name: str, **spec: Any) -> dict[str, Any]:
+        return {"apiVersion": f"{group}/{version}", "kind": kind, "metadata": {"name": name}, "spec": spec}
+
+    def near(nodes: int = 2) -> str | None:
+        return ask(asks=dataclasses.replace(TWO, nodes=nodes), options=Options(queue="q"))[1].near
+
+    try:
+        for plural, (kind, scope) in kinds.items():
+            crd = permissive_definition(plural, group, version, kind, scope, tmp_path / plural)
+            control_plane.install(f"{plural}.{group}", crd)
+        queue = thing("LocalQueue", "q", clusterQueue="all")
+        control_plane.apply({**queue, "metadata": {"name": "q", "namespace": namespace}})
+        labels = ["cloud/block", "cloud/rack", "kubernetes.io/hostname"]
+        levels = [{"nodeLabel": label} for label in labels]
+        control_plane.apply(thing("Topology", "tree", levels=levels))
+        control_plane.apply(thing("ResourceFlavor", "h100", topologyName="tree"), _cluster_queue("16"))
+        wait_for(lambda: near() == "cloud/rack", 30, "the topology is seen")
+        assert near(nodes=1) is None
+        mixed = _cluster_queue("16")
+        flavors = mixed["spec"]["resourceGroups"][0]["flavors"]
+        flavors.append({**flavors[0], "name": "spot"})
+        control_plane.apply(thing("ResourceFlavor", "spot"), mixed)
+        assert near() is None
+    finally:
+        for plural in kinds:
+            control_plane.kubectl("delete", "crd", f"{plural}.{group}", "--ignore-not-found")
+
+
 def _cluster_queue(gpus: str, name: str = "all", **spec: Any) -> dict[str, Any]:
     covered = {"cpu": "1k", "nvidia.com/gpu": gpus}
     quotas = [{"name": what, "nominalQuota": amount} for what, amount in covered.items()]

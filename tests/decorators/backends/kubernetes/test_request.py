@@ -220,3 +220,15 @@ def test_how_a_cluster_marks_its_spot_nodes_goes_before_its_cloud_and_one_is_nee
     assert "karpenter.sh/capacity-type" not in asked["node_selector"]
     with pytest.raises(UserError, match="Nothing tells by which label"):
         _values(dataclasses.replace(request, cloud="cluster"))
+
+
+def test_kueue_keeps_the_pods_that_train_together_and_no_others() -> None:
+    request = planned("llama-70b", "lora", "h100-sxm", 2).request
+    facts = ClusterFacts(near="cloud/rack")
+    patches = _values(request, facts=facts, on_fabric=True).pod_patches
+    assert {"metadata": {"annotations": NEAR}} in patches
+    assert _values(request, facts=facts).pod_patches == ()
+    assert "kueue" not in str(_values(request, on_fabric=True).pod_patches)
+
+
+NEAR = {"kueue.x-k8s.io/podset-preferred-topology": "cloud/rack", "kueue.x-k8s.io/podset-group-name": "nodes"}

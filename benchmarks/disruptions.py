@@ -1,0 +1,295 @@
+"""Takes pods away from runs that train on two nodes, and sees whether they end, and what each time costs.
+
+    python -m benchmarks.disruptions                                   # about 1.5 hours on 2 cores, as root
+    python -m benchmarks.disruptions --deletions 3 --deletions 10      # these rows alone anew; others stay
+    python -m benchmarks.disruptions --once                            # one of each other disruption
+    python -m benchmarks.disruptions --late-seconds 600                # a second node that comes so late
+
+Needs a control plane's binaries (CONTRIBUTING.md); writes benchmarks/results/disruptions.*. The API server,
+scheduler and controllers are Kubernetes' own, JobSet's controller and the nodes those of tests/lab. Each row
+is one run of the flow (tiny-llama, torchtune). Its losses are compared with those of an undisturbed run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import pickle
+import re
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from benchmarks.machine import describe
+from tests.conftest import write_sums
+from tests.flows.faults import READ_OUTCOME
+from tests.kubernetes import cluster as kubernetes
+from tests.kubernetes.cluster import Cluster, Launched
+from tests.kubernetes.faults import (
+    BIG,
+    LIMIT_S,
+    delete,
+    drained,
+    one_node_short,
+    says,
+    tell_in_a_checkpoint,
+    training,
+)
+from tests.lab import control_plane
+from tests.lab import pods as lab_pods
+from tests.lab.api import Json
+from tests.lab.control_plane import wait_for
+
+RESULTS = Path(__file__).parent / "results"
+DELETIONS = (3, 10, 20)
+LATE_S = 60.0
+EVERY = 3  # steps from checkpoint to checkpoint
+STEPS_OF_A_LAUNCH = 10  # more than are made until it has stored a checkpoint and is taken away
+END_S = 600
+Pods = dict[str, Json]  # of a launch, by kind
+Take = Callable[[Cluster, Pods], contextlib.AbstractContextManager[None]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One run: what is taken away of it, and how often."""
+
+    what: str
+    times: int
+    take: Take  # the launch is taken away when its block begins; what it costs the cluster ends with it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    what: str
+    times: int
+    ended: bool  # by itself, with a trained model
+    lost_seconds: tuple[float, ...]  # each time: from the request to the next launch's first step
+    waited_seconds: tuple[float, ...]  # of these, before the step was submitted again
+    steps_twice: int  # in all
+    losses_equal: bool  # of all steps, bit by bit, to the undisturbed run's
+    every: int = EVERY  # steps from checkpoint to checkpoint
+
+
+@dataclass(frozen=True, kw_only=True)
+class Late:
+    """A run whose second node came late."""
+
+    late_seconds: float
+    said: int  # times that the terminal has told who is missing and why
+    reason: str  # in the terminal's words
+    trained_after_seconds: float  # from the node's arrival to the first step
+    ended: bool
+    losses_equal: bool
+
+
+@contextlib.contextmanager
+def _deleted(cluster: Cluster, launch: Pods, kind: Literal["worker", "control"] = "worker") -> Iterator[None]:
+    delete(cluster, launch[kind])
+    yield
+
+
+@contextlib.contextmanager
+def _deleted_in_a_checkpoint(cluster: Cluster, launch: Pods) -> Iterator[None]:
+    tell_in_a_checkpoint(cluster, launch["worker"])
+    delete(cluster, launch["worker"])
+    yield
+
+
+def cases(deletions: tuple[int, ...]) -> list[Case]:
+    return [Case(what="worker deleted", times=times, take=_deleted) for times in deletions]
+
+
+def once() -> list[Case]:
+    return [
+        Case(what="control pod deleted", times=1, take=lambda *of: _deleted(*of, "control")),
+        Case(what="worker told by SIGTERM in a checkpoint", times=1, take=_deleted_in_a_checkpoint),
+        Case(
+            what="worker's node drained (eviction API)",
+            times=1,
+            take=lambda cluster, launch: drained(cluster, launch["worker"]),
+        ),
+    ]
+
+
+class Bench:
+    """Runs on one cluster that make the same steps."""
+
+    def __init__(self, cluster: Cluster, folder: Path, steps: int) -> None:
+        self._cluster, self._folder, self._steps = cluster, folder, steps
+        self._dataset = write_sums(folder / "sums.jsonl")
+        self._expected: list[float] = []
+
+    def disturb(self, case: Case) -> Row:
+        run = self._launch(case.what)
+        lost, waited, twice = [], [], 0
+        for number in range(1, case.times + 1):
+            launch = training(self._cluster, run)
+            before = self._main(run)
+            began = time.monotonic()
+            with case.take(self._cluster, launch):
+                first = self._first_step(run, known=len(before))
+                lost.append(time.monotonic() - began)
+            waited.append(_wait(run, number))
+            twice += max(0, _steps(before[-1])[-1] + 1 - first)
+            print(f"{case.what} {number} of {case.times}: {lost[-1]:.1f} s, on from step {first}", flush=True)
+        return Row(
+            what=case.what,
+            times=case.times,
+            ended=run.wait(END_S) == 0,
+            lost_seconds=tuple(lost),
+            waited_seconds=tuple(waited),
+            steps_twice=twice,
+            losses_equal=self._losses(run) == self._undisturbed(),
+        )
+
+    def be_late(self, seconds: float) -> Late:
+        with one_node_short(self._cluster):
+            run = self._launch("late", f"--pending-timeout={seconds / 60 + 10:g}", pods=BIG)
+            says(run, r"jobset \S+ waits")
+            time.sleep(seconds)
+        arrived = time.monotonic()
+        self._first_step(run, known=0)
+        took = time.monotonic() - arrived
+        told = re.findall(r"jobset \S+ (waits.*)", run.log)
+        return Late(
+            late_seconds=seconds,
+            said=len(told),
+            reason=told[-1],
+            trained_after_seconds=took,
+            ended=run.wait(END_S) == 0,
+            losses_equal=self._losses(run) == self._undisturbed(),
+        )
+
+    def _undisturbed(self) -> list[float]:
+        if not self._expected:
+            run = self._launch("undisturbed")
+            assert run.wait(LIMIT_S) == 0, run.story()
+            self._expected = self._losses(run)
+            assert len(self._expected) == self._steps
+        return self._expected
+
+    def _launch(self, name: str, *more: str, pods: str = "--with=kubernetes") -> Launched:
+        home = self._folder / re.sub(r"\W+", "-", f"{name} {time.monotonic_ns()}")
+        options = [
+            *("--no-preflight", "--device=cpu", "--nodes=2"),
+            *(f"--dataset={self._dataset}", "--seq-len=128", "--global-batch-size=16", "--epochs=9999"),
+            *(f"--max-steps={self._steps}", f"--checkpoint-every={EVERY}"),
+            *("--set=evaluation.generations=0", "--set=evaluation.fraction=0.1"),
+        ]
+        return self._cluster.launch("finetune_flow", home, "run", pods, *options, *more)
+
+    def _main(self, run: Launched) -> list[lab_pods.Pod]:
+        """The main nodes' pods that have made a step, the oldest first."""
+        mark = f"/{run.run_id}/train_nodes/"
+        own = [pod for pod in self._cluster.hub.pods if "-control-" in pod.spec.name]
+        return [pod for pod in own if mark in str(pod.spec.command) and _steps(pod)]
+
+    def _first_step(self, run: Launched, *, known: int) -> int:
+        """The first step of the launch that follows so many others, once it is made."""
+
+        def made() -> Any:
+            assert run.process.poll() is None, run.story()
+            return run.has_begun and self._main(run)[known:]
+
+        return _steps(wait_for(made, LIMIT_S, "a step is made", every=0.1)[0])[0]
+
+    def _losses(self, run: Launched) -> list[float]:
+        outcome = pickle.loads(run.read(READ_OUTCOME, f"FinetuneFlow/{run.run_id}"))  # noqa: S301
+        return [row["loss"] for row in outcome["metrics"]]
+
+
+def _steps(pod: lab_pods.Pod) -> list[int]:
+    """Those that a main node's pod has told."""
+    return [int(step) for step in re.findall(r"\bstep (\d+)/\d+ ", pod.log.read_text(errors="replace"))]
+
+
+def _wait(run: Launched, number: int) -> float:
+    """Seconds that the run has waited after a disruption before it submitted the step again."""
+    found = re.search(rf"Disruption {number} of .* submitted again in (\d+) s", run.log)
+    assert found is not None, run.story()
+    return float(found[1])
+
+
+def text(result: dict[str, Any]) -> str:
+    rows = "\n".join(
+        f"| {row['what']} | {row['times']} | {row['every']} | {_word(row['ended'])} "
+        f"| {statistics.median(row['lost_seconds']):.0f} | {max(row['lost_seconds']):.0f} "
+        f"| {statistics.median(map(float.__sub__, row['lost_seconds'], row['waited_seconds'])):.0f} "
+        f"| {row['steps_twice']} | {_word(row['losses_equal'])} |"
+        for row in sorted(result["rows"], key=lambda row: (-row["times"], row["what"]))
+    )
+    late = "\n".join(
+        f"| {row['late_seconds']:.0f} | {row['said']} | {row['reason']} "
+        f"| {row['trained_after_seconds']:.0f} | {_word(row['ended'])} | {_word(row['losses_equal'])} |"
+        for row in sorted(result["late"], key=lambda row: row["late_seconds"])
+    )
+    return f"""# Disruptions on Kubernetes
+
+`{result["command"]}`, {result["machine"]["text"]}
+
+tiny-llama on two nodes of the tests' control plane; in each row one run, which makes a checkpoint every so
+many steps.
+"Lost" is from the request to delete or evict until the next launch has made its first step. The wait before
+the step is submitted again, which doubles from 5 s to 60 s, is in it, and is left out in the third of these
+columns. "Twice" are steps that were made again, in all. "Equal": the losses of all steps, bit by bit, to
+those of an undisturbed run.
+
+| what | times | every | ended well | lost, s: median | most | median without the wait | twice | equal |
+|---|---|---|---|---|---|---|---|---|
+{rows}
+
+The second node comes when the first has waited for it so long:
+
+| late, s | said | in the terminal | first step after, s | ended well | equal |
+|---|---|---|---|---|---|
+{late}
+"""
+
+
+def _word(yes: bool) -> str:
+    return "yes" if yes else "no"
+
+
+def keep(kind: Literal["rows", "late"], row: Row | Late) -> None:
+    """Put a row into the results, in place of an earlier one of the same case."""
+    file = RESULTS / "disruptions.json"
+    result = json.loads(file.read_text()) if file.exists() else {"rows": [], "late": []}
+    new = json.loads(json.dumps(asdict(row)))
+    same = ("what", "times") if kind == "rows" else ("late_seconds",)
+    kept = [old for old in result[kind] if any(old[name] != new[name] for name in same)]
+    result |= {"command": "python -m benchmarks.disruptions", "machine": describe(), kind: [*kept, new]}
+    file.write_text(json.dumps(result, indent=1) + "\n")
+    file.with_suffix(".md").write_text(text(result))
+    print(json.dumps(new), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--deletions", type=int, action="append", metavar="N", help="of a worker in one run")
+    parser.add_argument("--once", action="store_true", help="one of each other disruption")
+    parser.add_argument("--late-seconds", type=float, metavar="S", help="how late the second node comes")
+    chosen = parser.parse_args()
+    if reason := control_plane.missing() or lab_pods.missing():
+        sys.exit(reason)
+    everything = chosen.deletions is None and not chosen.once and chosen.late_seconds is None
+    deletions = tuple(chosen.deletions or (DELETIONS if everything else ()))
+    late = LATE_S if everything else chosen.late_seconds
+    steps = STEPS_OF_A_LAUNCH * (max(deletions, default=1) + 1)
+    with tempfile.TemporaryDirectory() as name, kubernetes.start(Path(name) / "cluster") as cluster:
+        bench = Bench(cluster, Path(name), steps)
+        for case in [*cases(deletions), *(once() if everything or chosen.once else ())]:
+            keep("rows", bench.disturb(case))
+        if late is not None:
+            keep("late", bench.be_late(late))
+    print((RESULTS / "disruptions.md").read_text())
+
+
+if __name__ == "__main__":
+    main()
