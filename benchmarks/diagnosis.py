@@ -10,6 +10,7 @@ the second pass of the suspects, the final diagnosis. Nothing here was measured 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import time
 from collections import Counter
@@ -409,6 +410,7 @@ def _command(command: str, share: float) -> str:
     return command if share == 1 else f"{command} --share {share:g}"
 
 
+@functools.cache
 def nights_until_all(nodes: int) -> int:
     """Nights after which the rounds have had every pair, found by going through them."""
     seen: set[tuple[int, int]] = set()
@@ -427,7 +429,7 @@ def first_night_markdown(report: dict[str, Any]) -> str:
         cells = [
             f"{row['nodes']:,}",
             f"{row['collisions']:.0%}",
-            "all" if row["left"] is None else row["left"],
+            "all" if row["left"] is None else f"{row['left']:.0%}",
         ]
         cells += [row["trials"], _percent(row["named"]), _percent(row["false_alarms"])]
         cells.append(f"{row['rounds_more']:.0f}, {row['rounds_most']}")

@@ -45,9 +45,8 @@ def _missing(context: JudgingContext, world: int) -> list[Finding]:
     if len(context.facts) >= world and seen >= asked:
         return []
     if seen == 1 < asked:
-        title = (
-            f"{asked} nodes asked for, 1 seen ({context.all_names[0]}): the launcher started separate jobs."
-        )
+        title = f"{asked} nodes asked for, 1 seen ({context.all_names[0]}): separate jobs, or its control "
+        title += "ports are blocked."
         return [finding("ranks", "ranks-separate", "FAIL", title)]
     title = (
         f"{world} ranks on {asked} nodes asked for, {len(context.facts)} on {seen} seen{_absent(context)}."

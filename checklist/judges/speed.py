@@ -120,9 +120,10 @@ def storage(context: JudgingContext) -> Judgement:
     """FAIL where the work directory can't be written and read; that it can is a PASS, however fast.
 
     Limits: rows ``storage_write`` and ``storage_read`` (GB/s) and ``storage_files`` (files/s), small files
-    made, looked at and removed, that a user adds to thresholds.csv; the shipped table has none, as no source gives one. For the slowest ``WARN_SHARE`` and ``FAIL_SHARE`` of
-    checklist/analysis/baseline.py. Ranks are not compared with each other (``PEERS``, ``OUTLIER``,
-    ``PEERS_WARN``, ``PEERS_FAIL``, ``UNEVEN``, ``EXTREMES``): a file system is shared.
+    made, looked at and removed, that a user adds to thresholds.csv; the shipped table has none, as no source
+    gives one. For the slowest ``WARN_SHARE`` and ``FAIL_SHARE`` of checklist/analysis/baseline.py. Ranks are
+    not compared with each other (``PEERS``, ``OUTLIER``, ``PEERS_WARN``, ``PEERS_FAIL``, ``UNEVEN``,
+    ``EXTREMES``): a file system is shared.
 
     Can't tell: whose fault a failure is, so nodes are suspected only.
     """

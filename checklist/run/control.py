@@ -281,10 +281,10 @@ def join(rendezvous: Rendezvous, limits: Limits) -> Connection[RunMessage]:
         ) from None
     except Unreachable as error:
         raise UserError(
-            f"Rank 0's control channel at {rendezvous.host} could not be reached within "
-            f"{limits.rendezvous:g} s ({error}).",
-            "Is rank 0 running, does its name resolve here, are all ports open between the nodes, and is "
-            "CHECKLIST_SECRET the same on all?",
+            f"Rank 0's control channel at {rendezvous.host}, ports {rendezvous.ports[0]} to "
+            f"{rendezvous.ports[-1]}, could not be reached within {limits.rendezvous:g} s ({error}).",
+            "Is rank 0 running, does its name resolve here, are these ports of its host open (CHECKLIST_PORT "
+            "takes others), and is CHECKLIST_SECRET the same on all?",
         ) from None
 
 

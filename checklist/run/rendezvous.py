@@ -14,6 +14,7 @@ from launchers.cluster.endpoint import Endpoint, Secret
 PORTS = 8  # the control channel takes the first free one of so many
 PORT_OFFSET = 17  # from MASTER_PORT, on which the launcher's own store may listen
 DEFAULT_PORT = 29_500  # torchrun's
+PORT_VARIABLE = "CHECKLIST_PORT"  # the first of the control channel's ports, the same for all of a job
 SHARED_VARIABLE = "CHECKLIST_SECRET"  # the same for all of a job, and known to nobody else
 NO_SECRET = (
     f"Strangers on the network could take part in this run: set {SHARED_VARIABLE} to the same random text "
@@ -105,9 +106,16 @@ def of_node(
     )
 
 
-def control_ports(port: int) -> tuple[int, ...]:
-    """The control channel's ports beside a launcher's."""
+def control_ports(port: int, environment: Mapping[str, str] = os.environ) -> tuple[int, ...]:
+    """The control channel's ports: from $CHECKLIST_PORT on, else beside a launcher's. Raises UserError."""
     first = port + PORT_OFFSET
+    if environment.get(PORT_VARIABLE):
+        first = read_number(environment, PORT_VARIABLE)
+        if not 1024 <= first <= 65_535 - PORTS:
+            raise UserError(
+                f"{PORT_VARIABLE}={first} is not possible: it is the first of {PORTS} ports.",
+                f"Give a number from 1024 to {65_535 - PORTS}, the same for all ranks.",
+            )
     return (
         tuple(range(first, first + PORTS)) if first + PORTS < 65_536 else tuple(range(20_000, 20_000 + PORTS))
     )
@@ -133,7 +141,7 @@ def _torchrun(environment: Mapping[str, str]) -> Rendezvous:
         node=read_number(environment, "GROUP_RANK", rank // max(1, local_world)),
         nodes=read_number(environment, "GROUP_WORLD_SIZE", max(1, world // max(1, local_world))),
         host=environment.get("MASTER_ADDR", "127.0.0.1"),
-        port=read_number(environment, "MASTER_PORT", DEFAULT_PORT),
+        ports=control_ports(read_number(environment, "MASTER_PORT", DEFAULT_PORT), environment),
         secret=Secret(environment.get(SHARED_VARIABLE, "")),
         run=environment.get("CHECKLIST_JOB") or environment.get("TORCHELASTIC_RUN_ID") or "checklist",
     )
@@ -155,7 +163,7 @@ def _slurm(environment: Mapping[str, str]) -> Rendezvous:
         node=read_number(environment, "SLURM_NODEID", 0),
         nodes=read_number(environment, "SLURM_STEP_NUM_NODES", 1),
         host=host,
-        port=read_number(environment, "MASTER_PORT", DEFAULT_PORT),
+        ports=control_ports(read_number(environment, "MASTER_PORT", DEFAULT_PORT), environment),
         secret=Secret(environment.get(SHARED_VARIABLE, "")),
         run=f"{environment.get('SLURM_JOB_ID', '')}.{environment['SLURM_STEP_ID']}",
     )
@@ -169,7 +177,7 @@ def _one(
     node: int,
     nodes: int,
     host: str,
-    port: int,
+    ports: tuple[int, ...],
     secret: Secret,
     run: str,
 ) -> Rendezvous:
@@ -180,7 +188,7 @@ def _one(
         node=node,
         nodes=max(nodes, node + 1),
         host=host,
-        ports=control_ports(port),
+        ports=ports,
         secret=secret,
         run=run,
     )

@@ -84,10 +84,10 @@ class Job:
 
 
 class Bed:
-    """Some hosts. Host i has the address 10.77.0.(10 + i) and the name ``h<i>``."""
+    """Some hosts. Host i has the name ``h<i>`` and the address 10.77.0.(10 + i), or fd77::(10 + i) alone."""
 
-    def __init__(self, hosts: int, rate: str = RATE) -> None:
-        self.hosts = hosts
+    def __init__(self, hosts: int, rate: str = RATE, *, ipv6: bool = False) -> None:
+        self.hosts, self._ipv6 = hosts, ipv6
         self._id = secrets.token_hex(3)
         self._bridge = f"ckb{self._id}"
         self._jobs: list[Job] = []
@@ -106,13 +106,17 @@ class Bed:
 
     def _add(self, host: int, rate: str) -> None:
         name, wire = self.name(host), self._wire(host)
+        loopback = "::1" if self._ipv6 else "127.0.0.1"
         known = "".join(f"{self.address(other)} h{other}\n" for other in range(self.hosts))
-        self.names(host, f"127.0.0.1 localhost\n{known}")
+        self.names(host, f"{loopback} localhost\n{known}")
         do("ip", "netns", "add", name)
         do("ip", "link", "add", wire, "type", "veth", "peer", "name", "eth0", "netns", name)
         do("ip", "link", "set", wire, "master", self._bridge, "up")
         do("ip", "-n", name, "link", "set", "lo", "up")
-        do("ip", "-n", name, "addr", "add", f"{self.address(host)}/24", "dev", "eth0")
+        if self._ipv6:  # nodad: no second's wait for who else has it
+            do("ip", "-n", name, "addr", "add", f"{self.address(host)}/64", "dev", "eth0", "nodad")
+        else:
+            do("ip", "-n", name, "addr", "add", f"{self.address(host)}/24", "dev", "eth0")
         do("ip", "-n", name, "link", "set", "eth0", "up")
         self.slow(host, rate)
 
@@ -121,7 +125,7 @@ class Bed:
         return f"ck{self._id}h{host}"
 
     def address(self, host: int) -> str:
-        return f"10.77.0.{10 + host}"
+        return f"fd77::{10 + host:x}" if self._ipv6 else f"10.77.0.{10 + host}"
 
     def _wire(self, host: int) -> str:
         return f"ckv{self._id}{host}"
@@ -294,9 +298,9 @@ class Bed:
 
 
 @contextlib.contextmanager
-def bed(hosts: int, rate: str = RATE) -> Iterator[Bed]:
+def bed(hosts: int, rate: str = RATE, *, ipv6: bool = False) -> Iterator[Bed]:
     """Hosts for the length of a block."""
-    made = Bed(hosts, rate)
+    made = Bed(hosts, rate, ipv6=ipv6)
     try:
         yield made
     finally:

@@ -296,7 +296,7 @@ def test_a_rank_whose_rank_0_is_not_there_gives_up_with_the_address(tmp_path: Pa
     )
 
     assert done.returncode == 2
-    assert "no-such-host" in done.stderr
+    assert "no-such-host, ports 29517 to 29524" in done.stderr
 
 
 @pytest.mark.slow

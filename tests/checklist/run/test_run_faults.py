@@ -28,9 +28,14 @@ LIMIT_S = 90.0  # a machine with other things to do; alone the longest case take
 
 
 def measured(
-    folder: Path, hosts: int, fault: Callable[[Bed], object], *arguments: str, **more: object
+    folder: Path,
+    hosts: int,
+    fault: Callable[[Bed], object],
+    *arguments: str,
+    ipv6: bool = False,
+    **more: object,
 ) -> Result:
-    with bed(hosts) as made:
+    with bed(hosts, ipv6=ipv6) as made:
         fault(made)
         job = made.run(folder, *arguments, limit_s=LIMIT_S, **more)
         return told(made, job)
@@ -64,6 +69,23 @@ def test_healthy_hosts_pass_every_phase_and_nobody_is_named(tmp_path: Path) -> N
     assert result.findings == ()
     assert {phase.status for phase in result.measurements.phases} == {"done"}
     assert all(item.correct for item in result.measurements.collectives)
+
+
+@pytest.mark.slow
+def test_hosts_that_have_ipv6_alone_pass_every_phase(tmp_path: Path) -> None:
+    result = measured(tmp_path, 3, nothing, ipv6=True)
+
+    assert result.verdict in ("PASS", "WARN"), result.headline
+    assert result.findings == ()
+    assert {phase.status for phase in result.measurements.phases} == {"done"}
+    addresses = {address for fact in result.measurements.facts for address in fact.addresses}
+    assert not any("." in address for address in addresses if not address.startswith("127."))
+
+
+def test_a_slow_host_is_named_over_ipv6_too(tmp_path: Path) -> None:
+    result = measured(tmp_path, 4, lambda made: made.slow(2, "50mbit"), *NETWORK, ipv6=True)
+
+    assert result.bad_nodes == ("h2",), result.headline
 
 
 def test_a_slow_host_is_named(tmp_path: Path) -> None:

@@ -282,6 +282,21 @@ def test_a_rank_outside_the_world_is_refused_in_words() -> None:
         from_environment({"RANK": "0", "WORLD_SIZE": "two"})
 
 
+def test_the_control_ports_are_beside_the_launchers_or_where_they_are_put() -> None:
+    rank = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "29600"}
+    found = from_environment(rank)
+    assert found is not None
+    assert found.ports == tuple(range(29_617, 29_625))
+    found = from_environment({**rank, "CHECKLIST_PORT": "4000"})
+    assert found is not None
+    assert found.ports == tuple(range(4000, 4008))
+    for odd in ("80", "65535"):
+        with pytest.raises(UserError, match=f"CHECKLIST_PORT={odd} is not possible"):
+            from_environment({**rank, "CHECKLIST_PORT": odd})
+    with pytest.raises(UserError, match="CHECKLIST_PORT is 'x'"):
+        from_environment({**rank, "CHECKLIST_PORT": "x"})
+
+
 def test_without_a_launcher_there_is_no_rendezvous() -> None:
     assert from_environment({"PATH": "/bin"}) is None
 

@@ -1,0 +1,163 @@
+"""What the checklist says each night, over thirty nights with one change each.
+
+    python -m benchmarks.nights    # half a minute; writes benchmarks/results/nights.*
+
+Crafted measurements of six machines with a GPU each go through the very functions of a run: the history is
+read from the file that the nights before have written, judged with, and added to. Nothing was measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from checklist import past_runs
+from checklist.analysis.baseline import DAY_S
+from checklist.judges.thresholds import Table
+from checklist.measurements import Measurements
+from checklist.result import Result
+from checklist.verdict import judge
+from tests.checklist.clusters import Cluster
+from tests.checklist.runs import gpu_run, spoil, with_pairs
+
+RESULTS = Path(__file__).parent / "results"
+COMMAND = "python -m benchmarks.nights"
+NIGHTS, NODES = 30, 6
+FLAPS = (9, 12, 15)  # nights on which the link loses packets in the first pass, and none alone
+REPLACED = 12  # the night from which another machine stands in for the one that was slow for four
+
+
+def _speed(run: Measurements, share: float) -> Measurements:
+    locals_ = tuple(dataclasses.replace(one, value=float(one.value or 0) * share) for one in run.locals)
+    return dataclasses.replace(run, locals=locals_)
+
+
+def _sent_again(run: Measurements, flaps: bool) -> Measurements:
+    def told(src: int, dst: int, alone: bool) -> int:
+        return 400 if flaps and {src, dst} == {1, 4} and not alone else 3
+
+    pairs = tuple(
+        dataclasses.replace(one, segments=10_000, retransmitted=told(one.src, one.dst, one.alone))
+        for one in run.pairs
+    )
+    alone = tuple(
+        dataclasses.replace(one, alone=True, round=100 + one.round, retransmitted=3)
+        for one in pairs
+        if flaps and {one.src, one.dst} == {1, 4}
+    )
+    return dataclasses.replace(run, pairs=(*pairs, *alone))
+
+
+def _replaced(night: int, run: Measurements) -> Measurements:
+    if REPLACED - 4 <= night < REPLACED:
+        slow = {2: 0.5}
+        return with_pairs(run, Cluster(nodes=NODES, speed=45, transmit=slow, receive=slow))
+    if night >= REPLACED:
+        return spoil(run, 2, hostname="host-new", gpu_uuids=("GPU-new",))
+    return run
+
+
+CASES: dict[str, Callable[[int, Measurements], Measurements]] = {
+    "nothing": lambda _, run: run,
+    "a clock that is always 30 s off": lambda _, run: spoil(run, 1, clock_offset_s=30.0),
+    "7 % slower from night 12 on, lawfully": lambda night, run: _speed(run, 1.0 if night < 12 else 0.93),
+    "1 % slower each night from night 10 on": lambda night, run: _speed(run, 0.99 ** max(0, night - 9)),
+    "a link that flaps on nights 9, 12 and 15": lambda night, run: _sent_again(run, night in FLAPS),
+    "a slow node on nights 8 to 11, replaced on 12": _replaced,
+}
+
+
+def nights(change: Callable[[int, Measurements], Measurements]) -> list[Result]:
+    """The results of all nights, each judged with what the ones before it have left."""
+    results = []
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder) / "history.jsonl"
+        for night in range(NIGHTS):
+            run = change(night, gpu_run(NODES, 1, started_unix=night * DAY_S))
+            past = past_runs.read(place)
+            results.append(
+                judge(
+                    run,
+                    thresholds=Table(()),
+                    history=past.records,
+                    open_failures=past.open_failures,
+                    looks=past.looks,
+                    pairs_seen=past.pairs_seen,
+                )
+            )
+            past_runs.keep(results[-1], place)
+    return results
+
+
+def letters(results: list[Result]) -> str:
+    """Of each night's verdict the first letter."""
+    return "".join(result.verdict[0] for result in results)
+
+
+def said(results: list[Result]) -> list[dict[str, Any]]:
+    """What is said, and on which nights: lines in the order in which they come first."""
+    lines: dict[str, list[int]] = {}
+    for night, result in enumerate(results):
+        now = [f"{one.verdict} {one.check}: {one.title}" for one in result.findings]
+        now += [f"still open, {one.check}: {one.title}" for one in result.standing]
+        now += [note for note in result.notes if "baseline" in note]
+        for line in now:
+            lines.setdefault(line, []).append(night)
+    return [{"line": line, "nights": on} for line, on in lines.items()]
+
+
+def spans(on: list[int]) -> str:
+    """Nights in words: "3, 5 to 9"."""
+    parts: list[list[int]] = []
+    for night in on:
+        if parts and night == parts[-1][-1] + 1:
+            parts[-1].append(night)
+        else:
+            parts.append([night])
+    return ", ".join(str(one[0]) if len(one) == 1 else f"{one[0]} to {one[-1]}" for one in parts)
+
+
+def markdown(report: dict[str, Any]) -> str:
+    lines = [
+        "# What is said each night",
+        "",
+        f"`{report['command']}`: crafted measurements of {NODES} machines, {NIGHTS} nights from 0 to",
+        f"{NIGHTS - 1}, each judged with the history of those before it. P is PASS, W WARN, F FAIL.",
+        "",
+        "| | night by night |",
+        "|---|---|",
+        *(f"| {row['case']} | `{row['letters']}` |" for row in report["rows"]),
+        "",
+    ]
+    for row in report["rows"]:
+        if row["said"]:
+            lines += [f"## {row['case'].capitalize()}", ""]
+            shown = row["said"][: report["most"]]
+            lines += [f"- {spans(one['nights'])}: {one['line']}" for one in shown]
+            left = len(row["said"]) - len(shown)
+            lines += [f"- and {left} lines more, with other figures"] if left else []
+            lines.append("")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of nights.json and nights.md")
+    out = parser.parse_args().out
+    rows = []
+    for case, change in CASES.items():
+        results = nights(change)
+        rows.append({"case": case, "letters": letters(results), "said": said(results)})
+        print(rows[-1]["letters"], case, flush=True)
+    report = {"command": COMMAND, "most": 6, "rows": rows}
+    (out / "nights.json").write_text(json.dumps(report, indent=1) + "\n")
+    (out / "nights.md").write_text(markdown(report))
+
+
+if __name__ == "__main__":
+    main()
