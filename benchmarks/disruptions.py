@@ -35,10 +35,10 @@ from tests.kubernetes.faults import (
     BIG,
     LIMIT_S,
     delete,
+    delete_in_a_checkpoint,
     drained,
     one_node_short,
     says,
-    tell_in_a_checkpoint,
     training,
 )
 from tests.lab import control_plane
@@ -97,8 +97,7 @@ def _deleted(cluster: Cluster, launch: Pods, kind: Literal["worker", "control"] 
 
 @contextlib.contextmanager
 def _deleted_in_a_checkpoint(cluster: Cluster, launch: Pods) -> Iterator[None]:
-    tell_in_a_checkpoint(cluster, launch["worker"])
-    delete(cluster, launch["worker"])
+    delete_in_a_checkpoint(cluster, launch["worker"])
     yield
 
 
@@ -109,7 +108,7 @@ def cases(deletions: tuple[int, ...]) -> list[Case]:
 def once() -> list[Case]:
     return [
         Case(what="control pod deleted", times=1, take=lambda *of: _deleted(*of, "control")),
-        Case(what="worker told by SIGTERM in a checkpoint", times=1, take=_deleted_in_a_checkpoint),
+        Case(what="worker deleted (SIGTERM) in a checkpoint", times=1, take=_deleted_in_a_checkpoint),
         Case(
             what="worker's node drained (eviction API)",
             times=1,

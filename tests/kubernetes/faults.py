@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from decorators.backends.kubernetes.pod_shape import PID_FILE
 from tests.flows.faults import Node as TrainingTask
 from tests.kubernetes.cluster import NAMESPACE, Cluster, Launched
 from tests.lab.api import Json
@@ -69,26 +68,32 @@ def one_node_short(cluster: Cluster) -> Iterator[None]:
         cluster.add_node(late.node)
 
 
-def tell_in_a_checkpoint(cluster: Cluster, pod: Json) -> None:
-    """The worker's task gets SIGTERM, as from its pod's preStop hook, while its rank writes a checkpoint."""
+def delete_in_a_checkpoint(cluster: Cluster, pod: Json) -> None:
+    """The worker's pod is deleted, and its task told so, while its rank writes a checkpoint.
+
+    The rank is held up there until the task has heard: a checkpoint is written in less time than that takes.
+    """
     running = cluster.pod(pod)
     assert running is not None
-    inside = Path(f"/proc/{running.pids()[-1]}/root/tmp")
-    number = (inside / PID_FILE).read_text().strip()
-    (pid,) = (pid for pid in running.pids() if _own_number(pid) == number)
-    (work,) = inside.glob("metaflow-finetune-*/*-train*")
-    task = TrainingTask(work, pid)
+    (work,) = Path(f"/proc/{running.pids()[-1]}/root/tmp").glob("metaflow-finetune-*/*-train*")
+    task = TrainingTask(work, 0)
+    (rank,) = (pid for pid in running.pids() if _own_number(pid) == task.rank_pid(1))
     deadline = time.monotonic() + LIMIT_S
     while not task.writes_checkpoint(1):
         assert time.monotonic() < deadline, "a checkpoint is written"
         time.sleep(0.001)
-    os.kill(pid, signal.SIGTERM)
-    assert task.writes_checkpoint(1), "it was written before the signal came"
+    os.kill(rank, signal.SIGSTOP)
+    try:
+        assert task.writes_checkpoint(1), "it was written before the rank was held up"
+        delete(cluster, pod)
+        wait_for((work / "node" / "leave" / "asked").exists, 30, "the task has heard that it has to go")
+    finally:
+        os.kill(rank, signal.SIGCONT)
 
 
-def _own_number(pid: int) -> str:
+def _own_number(pid: int) -> int:
     """A process's number in its pod."""
-    return re.findall(r"NSpid:.*\s(\d+)", Path(f"/proc/{pid}/status").read_text())[0]
+    return int(re.findall(r"NSpid:.*\s(\d+)", Path(f"/proc/{pid}/status").read_text())[0])
 
 
 def training(cluster: Cluster, run: Launched, *, attempt: int = 0) -> dict[str, Json]:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import pickle
 import re
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,10 +24,13 @@ from tests.conftest import write_sums
 from tests.flows.faults import READ_OUTCOME
 from tests.kubernetes.cluster import NAMESPACE, Cluster, Launched
 from tests.kubernetes.faults import (
+    BIG,
+    LIMIT_S,
     attempt_ends,
     delete,
     drained,
     lose_a_node,
+    one_node_short,
     says,
     training,
     where,
@@ -38,8 +43,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 STEPS, EVERY = 110, 5
 END_S = 240  # for what ends at the first step of a flow
+TRAINED = r"/train_nodes/\d+ \(pid \d+\)\] Task finished successfully"
+UNDISTURBED = [1.0 / step for step in range(1, STEPS + 1)]  # losses of such ranks
 GONE_S = 30  # for how long the API server is away
-ON_CPUS = ["--with", "kubernetes", "--device=cpu", "--nodes=2"]
 SHORT = [
     f"--max-steps={STEPS}",
     f"--checkpoint-every={EVERY}",
@@ -89,25 +95,19 @@ def test_a_run_outlives_its_login_four_of_its_pods_and_the_api_server(
     cluster.control_plane.stop_api_server()
     time.sleep(GONE_S)
     cluster.control_plane.start_api_server()
-    says(run, r"/train_nodes/\d+ \(pid \d+\)\] Task finished successfully")
+    says(run, TRAINED)
 
     assert "The Kubernetes API doesn't answer" in run.log
-    outcome = pickle.loads(run.read(READ_OUTCOME, f"FinetuneFlow/{run.run_id}"))  # noqa: S301
-    assert [row["step"] for row in outcome["metrics"]] == list(range(1, STEPS + 1))
+    assert _losses(run) == UNDISTURBED
     gone_on = [int(step) for step in re.findall(r"going on from the checkpoint of step (\d+)", run.log)]
     assert len(gone_on) == 4, run.story()
     assert 0 < gone_on[0] <= gone_on[1] < gone_on[2] < gone_on[3] < STEPS
     # The workers that were told to go have made all store one more
     for step in gone_on[2:]:
         assert f"all have stopped, and the checkpoint of step {step} is stored" in run.story()
-    assert [row["loss"] for row in outcome["metrics"]] == [1.0 / step for step in range(1, STEPS + 1)]
     assert "(retry)" not in run.log
     assert "Traceback" not in run.log, run.log
-
-    run.process.terminate()  # it alone, as a cancelled CI job does
-    run.wait(END_S)
-    assert "To go on where it stood" in run.log, run.log
-    run.nothing_left()
+    _stop(run)
 
 
 ROBOT = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/robot"
@@ -181,6 +181,54 @@ def test_a_pod_killed_for_memory_is_followed_by_a_leaner_plan_and_an_s3_gone_for
     assert "(retry)" not in run.log.rpartition("doesn't answer")[2]
 
 
+@pytest.mark.nightly
+def test_a_node_that_comes_late_is_waited_for_and_told_of_once_a_minute(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """An hour is no other case than a minute: --pending-timeout counts from the last news."""
+    with one_node_short(cluster):
+        run = _launch(cluster, tmp_path, "--no-preflight", pods=BIG)
+        missing = r"\(1 of 2 nodes run; not yet \S+-worker-\S+\): .*Insufficient cpu"
+        says(run, rf"jobset \S+ waits {missing}")
+        says(run, rf"jobset \S+ waits for 1 min {missing}")
+    says(run, TRAINED)
+    assert _losses(run) == UNDISTURBED
+    assert "(retry)" not in run.log
+    _stop(run)
+
+
+@pytest.mark.nightly
+def test_a_launcher_that_is_lost_leaves_a_run_that_ends_by_itself_and_resume_picks_it_up(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    lost = _launch(cluster, tmp_path, "--no-preflight")
+    pods = training(cluster, lost)
+    os.killpg(lost.process.pid, signal.SIGKILL)
+    lost.wait(END_S)
+    names = {pod["metadata"]["name"] for pod in pods.values()}
+    wait_for(lambda: not names & set(cluster.running()), LIMIT_S, "the pods train to their end")
+    origin = lost.run_id
+    run = cluster.launch("finetune_flow", tmp_path, "resume", "--origin-run-id", origin)
+    says(run, rf"Cloning previously run task {origin}/train_nodes/")
+    says(run, r"/gather/\d+ \(pid \d+\)\] Task finished successfully")
+    assert _losses(run) == UNDISTURBED
+    _stop(run)
+
+
+def _losses(run: Launched) -> list[float]:
+    outcome = pickle.loads(run.read(READ_OUTCOME, f"FinetuneFlow/{run.run_id}"))  # noqa: S301
+    assert [row["step"] for row in outcome["metrics"]] == list(range(1, STEPS + 1))
+    return [row["loss"] for row in outcome["metrics"]]
+
+
+def _stop(run: Launched) -> None:
+    """It alone, as a cancelled CI job does: what comes after the training is tested elsewhere."""
+    run.process.terminate()
+    run.wait(END_S)
+    assert "To go on where it stood" in run.log, run.log
+    run.nothing_left(90)  # a pod's grace, and more
+
+
 # -- what never starts -------------------------------------------------------------------------------------
 
 
@@ -193,11 +241,12 @@ def _ends(run: Launched, *lines: str) -> None:
     run.nothing_left()
 
 
-def _launch(cluster: Cluster, home: Path, *arguments: str, **more: str) -> Launched:
+def _launch(
+    cluster: Cluster, home: Path, *arguments: str, pods: str = "--with=kubernetes", **more: str
+) -> Launched:
     data = write_sums(home / "sums.jsonl")
-    return cluster.launch(
-        "finetune_flow", home, "run", *ON_CPUS, f"--dataset={data}", *SHORT, *arguments, **more
-    )
+    own = [pods, "--device=cpu", "--nodes=2", f"--dataset={data}", *SHORT, *arguments]
+    return cluster.launch("finetune_flow", home, "run", *own, **more)
 
 
 def test_an_image_that_is_not_there_is_named_and_not_waited_for_for_ever(
