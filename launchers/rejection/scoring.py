@@ -67,6 +67,7 @@ def score(request: ScoringRequest, on_shard: Callable[[int, Path], None]) -> Non
         request.save(),
         request.shards_dir,
         range(request.shards),
+        what="scoring answers",
         device=request.device if request.model_dir else "cpu",
         limit_s=request.settings.resources.hang_timeout_s,
         on_shard=on_shard,

@@ -17,9 +17,11 @@ from pathlib import Path
 from estimator.errors import UserError
 from launchers.cluster.processes import started, tail
 from launchers.rejection.answers import shard_name
+from launchers.report.metrics import duration
 from launchers.request_process import PROBLEM
 
 POLL_S = 0.2  # between two looks for finished shards
+SIGN_S = 10.0  # from one line that says how far it is to the next, while no shard is finished
 
 
 def make_shards(
@@ -28,6 +30,7 @@ def make_shards(
     folder: Path,
     shards: Sequence[int],
     *,
+    what: str,
     device: str,
     limit_s: float,
     on_shard: Callable[[int, Path], None],
@@ -39,6 +42,8 @@ def make_shards(
     ----------
     request:
         What the process is told; its log and its problem lie beside this file.
+    what:
+        Is done, in words, for whoever waits: "drawing answers".
     device:
         "cpu": the process is to see no GPU.
     limit_s:
@@ -60,7 +65,8 @@ def make_shards(
         return
     log, problem = request.with_suffix(".log"), request.with_name(PROBLEM)
     problem.unlink(missing_ok=True)
-    status, heard = None, time.monotonic()
+    status = None
+    began = heard = told = time.monotonic()
     with started(module, request, log, on_cpu=device == "cpu", python=python) as process:
         while status is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -68,8 +74,13 @@ def make_shards(
             for shard in [shard for shard in missing if (folder / shard_name(shard)).is_file()]:
                 on_shard(shard, folder / shard_name(shard))
                 missing.remove(shard)
-                heard = time.monotonic()
-            if status is None and time.monotonic() - heard > limit_s:
+                heard = told = time.monotonic()
+            now = time.monotonic()
+            if status is None and now - told >= SIGN_S:
+                done = f"{len(shards) - len(missing)} of {len(shards)} shards"
+                print(f"{what}: {done}, after {duration(now - began)}", flush=True)
+                told = now
+            if status is None and now - heard > limit_s:
                 raise UserError(
                     f"{module} has finished no shard for {limit_s:g} s; "
                     f"{len(missing)} of {len(shards)} are left.",

@@ -145,7 +145,7 @@ class Client:
         """What a program that uses Metaflow's client prints, run as the user that launched."""
         command = [sys.executable, "-c", program, *arguments]
         process = self.lab.hub.popen(command, self.environment, cwd=self.home, stdout=subprocess.PIPE)
-        output, _ = process.communicate(timeout=120)
+        output, _ = process.communicate(timeout=300)
         assert process.returncode == 0
         return bytes(output)
 

@@ -15,6 +15,7 @@ from launchers.dataset.rows import Conversation
 from launchers.dataset.turns import Message
 from launchers.models import tiny_llama
 from launchers.rejection import answers as rows
+from launchers.rejection import shards
 from launchers.rejection.generation import GenerationRequest, generate
 from launchers.sections import Rejection
 from launchers.settings import Settings
@@ -78,15 +79,23 @@ def test_two_nodes_draw_what_one_draws(model: Path, tmp_path: Path) -> None:
     alone = request(model, tmp_path / "alone")
     generate(alone, lambda *_: None)
     made: dict[int, list[int]] = {0: [], 1: []}
-    for node, shards in made.items():
+    for node, own in made.items():
         asked = request(model, tmp_path / str(node), node=node, nodes=2)
-        generate(asked, lambda shard, _, shards=shards: shards.append(shard))
+        generate(asked, lambda shard, _, own=own: own.append(shard))
         assert asked.count() == 3
-        for shard in shards:
+        for shard in own:
             name = rows.shard_name(shard)
             assert (asked.shards_dir / name).read_text() == (alone.shards_dir / name).read_text()
     assert made == {0: [0, 2], 1: [1]}
     assert generate(request(model, tmp_path / "idle", node=3, nodes=4), lambda *_: None) == 0
+
+
+def test_who_waits_for_a_shard_hears_how_far_it_is(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(shards, "SIGN_S", 0.3)
+    generate(request(model, tmp_path / "run"), lambda *_: None)
+    assert "drawing answers: 0 of 3 shards, after 0:0" in capsys.readouterr().out
 
 
 def test_a_killed_process_leaves_what_it_has_finished(model: Path, tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
 """Answers drawn by vLLM: what it is asked for, and who is told in a line that it is not here.
 
-The last test draws with it where it is installed.
+The last tests draw with it where it is installed (`.ci/run nightly`).
 """
 
 from __future__ import annotations
 
 import importlib.util
 import re
+import shutil
 import sys
 from functools import partial
 from pathlib import Path
@@ -104,6 +105,7 @@ def test_the_python_that_is_named_draws(model: Path, tmp_path: Path) -> None:  #
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # vLLM starts three times in these two, half a minute each on quiet cores
 def test_vllm_draws_the_shards_and_the_same_ones_again(model: Path, tmp_path: Path) -> None:  # noqa: F811
     pytest.importorskip("vllm", reason="vLLM is not installed here (docs/rejection.md#vllm)")
     made: list[int] = []
@@ -119,3 +121,32 @@ def test_vllm_draws_the_shards_and_the_same_ones_again(model: Path, tmp_path: Pa
     assert all(len(each.answers) == 4 for each in found)
     assert all(1 <= answer.tokens <= 5 for each in found for answer in each.answers)
     assert any(len({answer.text for answer in each.answers}) > 1 for each in found), "answers are drawn"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_vllm_finds_the_likeliest_tokens_that_transformers_finds(model: Path, tmp_path: Path) -> None:  # noqa: F811
+    pytest.importorskip("vllm", reason="vLLM is not installed here (docs/rejection.md#vllm)")
+    sure = sharpened(model, tmp_path / "sure")
+    found: dict[str, list[str]] = {}
+    for generator in ("transformers", "vllm"):
+        asked = request(sure, tmp_path / generator, generator=generator, temperature=0.01)
+        generate(asked, lambda *_: None)
+        drawn = [each for path in sorted(asked.shards_dir.iterdir()) for each in rows.read_answers(path)]
+        found[generator] = [answer.text for each in drawn for answer in each.answers]
+    theirs, ours = found["transformers"], found["vllm"]
+    assert len(theirs) == len(ours) == 160
+    assert len(set(theirs)) > 1, "prompts have answers of their own"
+    assert sum(one == other for one, other in zip(theirs, ours, strict=True)) >= 0.9 * 160
+
+
+def sharpened(model: Path, folder: Path) -> Path:  # noqa: F811
+    """The model with logits so far apart that at a low temperature nothing is left to chance."""
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(model, folder)
+    (file,) = folder.glob("*.safetensors")
+    weights = load_file(file)
+    weights["model.norm.weight"] *= 100
+    save_file(weights, file, metadata={"format": "pt"})
+    return folder
