@@ -11,6 +11,17 @@ import pytest
 from PIL import Image
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+# Started so, it shows nothing and asks nobody for anything by itself
+HEADLESS = (
+    str(BROWSER),
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
 needs_browser = pytest.mark.skipif(BROWSER is None, reason="needs a chromium or chrome to draw the card")
 
 
@@ -18,14 +29,7 @@ def browse(page: Path, *options: str) -> str:
     """Open a page 1100 pixels wide and 900 high in a browser of its own; returns what it prints."""
     profile = page.parent / f"profile-{page.stem}-{abs(hash(options))}"
     command = [
-        str(BROWSER),
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--no-first-run",
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--disable-sync",
+        *HEADLESS,
         "--host-resolver-rules=MAP * ~NOTFOUND",  # a card must not need a network
         "--virtual-time-budget=8000",
         f"--user-data-dir={profile}",

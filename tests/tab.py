@@ -15,7 +15,7 @@ from urllib.request import urlopen
 
 import websocket
 
-from tests.browser import BROWSER
+from tests.browser import HEADLESS
 from tests.http_server import serving
 
 LIMIT_S = 60.0  # of one wait; a busy machine needs seconds
@@ -134,15 +134,8 @@ def tab(profile: Path) -> Iterator[Tab]:
     """A browser of its own with an empty page; it ends with the block."""
     profile.mkdir(parents=True, exist_ok=True)
     command = [
-        str(BROWSER),
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--no-first-run",
+        *HEADLESS,
         "--disable-quic",
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--disable-sync",
         "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
         "--remote-debugging-port=0",
         f"--user-data-dir={profile}",
