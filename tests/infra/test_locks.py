@@ -122,6 +122,7 @@ def test_updates_are_looked_for_wherever_something_is_pinned() -> None:
         ("docker", "/infra/docker"),
         ("pip", "/infra/docker/requirements"),
         ("terraform", "/infra/aws"),
+        ("npm", "/infra/site/planner"),
     }
     for _, directory in found:
         assert (ROOT / directory.lstrip("/")).is_dir()
