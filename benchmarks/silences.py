@@ -1,0 +1,135 @@
+"""How long each flow is silent at most, as somebody at a terminal would see it.
+
+    python -m benchmarks.silences                 # ten minutes; writes benchmarks/results/silences.*
+    python -m benchmarks.silences --only sft      # the flows whose name has this in it; writes no file
+
+Each flow runs on this machine alone, in a folder of its own. A sign is anything that the command prints; Metaflow's
+own lines are signs, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import selectors
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmarks.machine import describe
+
+ROOT = Path(__file__).parents[1]
+RESULTS = Path(__file__).parent / "results"
+MOST_S = 15.0  # that nobody should wait for a sign
+LIMIT_S = 900.0  # of one flow
+SHORT = ("--max-steps", "60")
+SCORE = ("--score", f"{ROOT / 'examples' / 'short_answers.py'}:short_answers")
+FLOWS: dict[str, tuple[str, ...]] = {
+    "sft": ("run", *SHORT),
+    "sft, lora, deepspeed": ("run", "--method", "lora", "--engine", "deepspeed", *SHORT),
+    "sft, two nodes": ("run", "--nodes", "2", "--engine", "fsdp2", *SHORT),
+    "dpo, lora": ("run", "--task", "dpo", "--method", "lora", *SHORT),
+    "images, lora": ("run", "--model", "tiny-sdxl", "--method", "lora", "--max-steps", "20"),
+    "rejection": ("flow", "rejection", "run", *SCORE, "--set", "rejection.prompts=40", *SHORT),
+    "checklist": ("check",),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Silence:
+    """One run of a flow; the silence is from the command to the first sign, or between two signs."""
+
+    flow: str
+    status: int
+    seconds: float
+    longest_seconds: float
+    after: str
+    """The line that the longest silence followed, without Metaflow's prefix; "" for the beginning."""
+
+
+def listen(flow: str, words: tuple[str, ...], folder: Path) -> Silence:
+    """Run ``finetune`` with these words in a folder. Raises TimeoutError behind LIMIT_S."""
+    command = [sys.executable, "-m", "estimator.cli.app", *words]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "METAFLOW_USER": "somebody"}
+    began = heard = time.monotonic()
+    longest, after, line = 0.0, "", ""
+    process = subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    assert process.stdout is not None
+    try:
+        with selectors.DefaultSelector() as signs:
+            signs.register(process.stdout, selectors.EVENT_READ)
+            while True:
+                if not signs.select(max(0.0, began + LIMIT_S - time.monotonic())):
+                    raise TimeoutError(f"{flow} has not ended within {LIMIT_S:.0f} s; last said: {line}")
+                text = os.read(process.stdout.fileno(), 65536)
+                now = time.monotonic()
+                if now - heard > longest:
+                    longest, after = now - heard, line
+                heard = now
+                if not text:
+                    break
+                line = text.decode(errors="replace").strip().rpartition("\n")[2].rpartition(")] ")[2]
+        status = process.wait(60)
+    finally:
+        process.kill()
+        process.wait()
+    return Silence(
+        flow=flow,
+        status=status,
+        seconds=round(heard - began, 1),
+        longest_seconds=round(longest, 1),
+        after=after[:80],
+    )
+
+
+def text(machine: str, found: list[Silence]) -> str:
+    """The page of results."""
+    rows = [
+        f"| `finetune {' '.join(FLOWS[each.flow]).replace(f'{ROOT}/', '')}` | {each.status} | {each.seconds:.0f} "
+        f"| {each.longest_seconds:.1f} | {each.after.replace('|', '/')} |"
+        for each in found
+    ]
+    return "\n".join(
+        [
+            "# Silences",
+            "",
+            f"`python -m benchmarks.silences`, {machine}.",
+            "",
+            f"No flow should be silent for more than {MOST_S:.0f} s. The last column is the line before the longest silence.",
+            "",
+            "| flow | status | seconds | longest silence, s | after |",
+            "|---|---|---|---|---|",
+            *rows,
+            "",
+        ]
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--only", default="")
+    only = parser.parse_args().only
+    found = []
+    for flow, words in FLOWS.items():
+        if only in flow:
+            with tempfile.TemporaryDirectory() as folder:
+                found.append(listen(flow, words, Path(folder)))
+            print(json.dumps(asdict(found[-1])), flush=True)
+    machine = describe()
+    if not only:
+        file = RESULTS / "silences.json"
+        file.write_text(
+            json.dumps({"machine": machine, "rows": [asdict(each) for each in found]}, indent=1) + "\n"
+        )
+        file.with_suffix(".md").write_text(text(machine["text"], found))
+    sys.exit(any(each.status or each.longest_seconds > MOST_S for each in found))
+
+
+if __name__ == "__main__":
+    main()
