@@ -3,8 +3,8 @@
     python -m benchmarks.silences                 # ten minutes; writes benchmarks/results/silences.*
     python -m benchmarks.silences --only sft      # the flows whose name has this in it; writes no file
 
-Each flow runs on this machine alone, in a folder of its own. A sign is anything that the command prints; Metaflow's
-own lines are signs, too.
+Each flow runs on this machine alone, in a folder of its own. A sign is anything that the command prints;
+Metaflow's own lines are signs, too.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ def listen(flow: str, words: tuple[str, ...], folder: Path) -> Silence:
 def text(machine: str, found: list[Silence]) -> str:
     """The page of results."""
     rows = [
-        f"| `finetune {' '.join(FLOWS[each.flow]).replace(f'{ROOT}/', '')}` | {each.status} | {each.seconds:.0f} "
-        f"| {each.longest_seconds:.1f} | {each.after.replace('|', '/')} |"
+        f"| `{_command(each.flow)}` | {each.status} | {each.seconds:.0f} | {each.longest_seconds:.1f} "
+        f"| {each.after.replace('|', '/')} |"
         for each in found
     ]
     return "\n".join(
@@ -101,7 +101,8 @@ def text(machine: str, found: list[Silence]) -> str:
             "",
             f"`python -m benchmarks.silences`, {machine}.",
             "",
-            f"No flow should be silent for more than {MOST_S:.0f} s. The last column is the line before the longest silence.",
+            f"No flow should be silent for more than {MOST_S:.0f} s. The last column is the line before",
+            "the longest silence.",
             "",
             "| flow | status | seconds | longest silence, s | after |",
             "|---|---|---|---|---|",
@@ -109,6 +110,11 @@ def text(machine: str, found: list[Silence]) -> str:
             "",
         ]
     )
+
+
+def _command(flow: str) -> str:
+    """As somebody types it in a clone."""
+    return " ".join(["finetune", *FLOWS[flow]]).replace(f"{ROOT}/", "")
 
 
 def main() -> None:
@@ -124,9 +130,8 @@ def main() -> None:
     machine = describe()
     if not only:
         file = RESULTS / "silences.json"
-        file.write_text(
-            json.dumps({"machine": machine, "rows": [asdict(each) for each in found]}, indent=1) + "\n"
-        )
+        rows = [asdict(each) for each in found]
+        file.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
         file.with_suffix(".md").write_text(text(machine["text"], found))
     sys.exit(any(each.status or each.longest_seconds > MOST_S for each in found))
 
