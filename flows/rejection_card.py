@@ -57,7 +57,8 @@ def draw_selection(scored_by: str, selection: Selection) -> list[Block]:
     )
     return [
         Text(
-            markdown=f"## {kept.answers:,} answers kept of {drawn.answers:,}\n\nscored by {safe(scored_by)}"
+            markdown=f"## {kept.answers:,} answers kept of {drawn.answers:,}\n\n"
+            f"scored by {safe(breaking(scored_by))}"
         ),
         Chart(spec=histogram({"drawn": drawn, "kept": kept})),
         Grid(headers=("", ""), rows=rows),

@@ -20,7 +20,7 @@ _ALIKE = str.maketrans(
         "\\": "\N{SET MINUS}",
     }
 )
-_LONG_WORD = re.compile(r"\S{24}(?=\S)")
+_LONG_WORD = re.compile(r"\S{16}(?=\S)")  # as much as a column of a page of 400 pixels holds
 _LIKE_UNDERSCORE = "\N{MODIFIER LETTER LOW MACRON}"
 
 
