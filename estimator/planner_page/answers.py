@@ -25,7 +25,7 @@ from estimator.planning.run_command import DEFAULT_BATCH, run_command
 
 TOP = 5  # plans, as `finetune plan` shows
 WIDTH = 88  # columns of a plan in full
-ADDED = ("categories", "fits", "text", "run")  # of a plan, to its row
+ADDED = ("categories", "text", "run")  # of a plan, to its row
 _OF_JOB = (
     *("global_batch_size", "lora_rank", "precision", "optimizer", "micro_batch_size"),
     *("activation_checkpointing", "offload", "packing", "method", "engine"),
@@ -101,7 +101,6 @@ def _shown(ranking: Ranking, job: Job, name: str, goals: Goals) -> list[dict[str
         row_of(rank, plan)
         | {
             "categories": _categories(plan, categories),
-            "fits": plan.prediction.memory.fits,
             "text": render(plan, WIDTH, everything=True),
             "run": run_command(plan, job, name, goals.cluster),
         }
