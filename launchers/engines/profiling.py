@@ -16,7 +16,7 @@ import torch
 
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv, RankReporter
-from launchers.report import window as windows
+from launchers.report import trace as traces
 from launchers.report.telemetry import Profiled
 from launchers.report.window import Window
 
@@ -51,13 +51,13 @@ class Profiler:
                     self._start()
                 if self._profile is not None:
                     self._tensors.begin()
-                    self._annotate(f"{windows.STEP}{step}")
+                    self._annotate(f"{traces.STEP}{step}")
 
     def phase(self, name: str) -> None:
         """From here on, until the next phase or the end of the step, ``name`` runs."""
         if self._open:
             self._close(1)
-            self._annotate(f"{windows.PHASE}{name}")
+            self._annotate(f"{traces.PHASE}{name}")
 
     @contextlib.contextmanager
     def within(self, name: str) -> Iterator[None]:
@@ -65,7 +65,7 @@ class Profiler:
         if not self._open:
             yield
             return
-        with torch.profiler.record_function(f"{windows.PHASE}{name}"):
+        with torch.profiler.record_function(f"{traces.PHASE}{name}"):
             yield
 
     def end(self, step: int) -> None:  # noqa: ARG002
@@ -110,13 +110,13 @@ class Profiler:
         return trace
 
     def _report(self, trace: Path) -> None:
-        events = windows.read_trace(trace)
+        events = traces.read_trace(trace)
         window = Window(
             rank=self._rank,
             first=self._first,
             last=self._last,
-            split=windows.split(events),
-            memory=self._tensors.categories(windows.allocated(events, gpu=self._cuda), gpu=self._cuda),
+            split=traces.split(events),
+            memory=self._tensors.categories(traces.allocated(events, gpu=self._cuda), gpu=self._cuda),
             trace=trace.name,
             snapshot=f"rank-{self._rank:05d}.memory.pickle" if self._cuda else None,
         )
@@ -184,22 +184,22 @@ class _Tensors:
         """A step begins: its gradients are other tensors than the last one's."""
         self._gradients = {}
 
-    def categories(self, allocated: windows.Allocated | None, *, gpu: bool) -> tuple[tuple[str, int], ...]:
+    def categories(self, allocated: traces.Allocated | None, *, gpu: bool) -> tuple[tuple[str, int], ...]:
         """Bytes by category; ``allocated`` says what there was at the peak besides, None if unknown."""
         masters = sum(size for address, size in self._masters.items() if address not in self._weights)
         found = {
-            windows.WEIGHTS: sum(self._weights.values()),
-            windows.MASTERS: masters,
-            windows.GRADIENTS: self._gradient_bytes,
-            windows.STATES: sum(self._states.values()),
+            traces.WEIGHTS: sum(self._weights.values()),
+            traces.MASTERS: masters,
+            traces.GRADIENTS: self._gradient_bytes,
+            traces.STATES: sum(self._states.values()),
         }
         if allocated is not None:
             known = sum(found.values())
             if not gpu:  # whose count leaves out what was there before
                 old = sum(size for address, size in self._states.items() if address in self._old_states)
-                known = found[windows.STATES] - old
-                known += max(found[windows.GRADIENTS] - self._old_gradient_bytes, 0)
-            found[windows.REST] = max(allocated.peak - known, 0)
+                known = found[traces.STATES] - old
+                known += max(found[traces.GRADIENTS] - self._old_gradient_bytes, 0)
+            found[traces.REST] = max(allocated.peak - known, 0)
         return tuple((name, size) for name, size in found.items() if size)
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:

@@ -31,7 +31,7 @@ from launchers.gang.job import TrainJob
 from launchers.gang.leaving import Cadence
 from launchers.gang.rank import RankEnv, RankReporter, checkpoint_part_done
 from launchers.models import causal
-from launchers.report.window import GENERATION
+from launchers.report.trace import GENERATION
 from launchers.scoring.rewards import rewards_of
 
 # TRL's names of the figures that are reported, and ours

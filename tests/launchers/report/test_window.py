@@ -12,17 +12,9 @@ import pytest
 
 from estimator import Job, Target, plan
 from estimator.models import find
-from launchers.report import window
-from launchers.report.window import (
-    Operator,
-    Split,
-    Window,
-    collectives,
-    compare,
-    lines,
-    read_trace,
-    split,
-)
+from launchers.report import trace
+from launchers.report.trace import Operator, Split, read_trace, split
+from launchers.report.window import Window, collectives, compare, lines
 
 Event = dict[str, Any]
 
@@ -38,7 +30,7 @@ def _mark(name: str, begin: float, end: float, thread: int = 1) -> Event:
     return _span(name, begin, end, "user_annotation", thread)
 
 
-STEP = _mark(f"{window.STEP}3", 0, 1000)
+STEP = _mark(f"{trace.STEP}3", 0, 1000)
 
 
 def _microseconds(found: Split) -> dict[str, float]:
@@ -49,7 +41,7 @@ def test_on_a_cpu_each_moment_is_the_innermost_operators() -> None:
     found = split(
         [
             STEP,
-            _mark(f"{window.PHASE}data", 0, 100),
+            _mark(f"{trace.PHASE}data", 0, 100),
             _span("aten::index", 10, 90),
             _span("aten::linear", 100, 400),
             _span("aten::addmm", 120, 380),
@@ -106,7 +98,7 @@ def test_on_a_gpu_the_streams_count_and_a_kernel_is_of_the_operator_that_launche
 
 
 def test_steps_are_averaged_and_what_lies_between_them_is_left_out() -> None:
-    steps = [_mark(f"{window.STEP}{n}", begin, begin + 100) for n, begin in ((1, 0), (2, 500))]
+    steps = [_mark(f"{trace.STEP}{n}", begin, begin + 100) for n, begin in ((1, 0), (2, 500))]
     found = split(
         [*steps, _span("aten::mm", 0, 50), _span("aten::mm", 200, 400), _span("aten::mm", 500, 530)]
     )
@@ -125,9 +117,9 @@ def test_memory_of_a_gpu_counts_all_and_that_of_a_cpu_what_came() -> None:
         return {"ph": "i", "name": "[memory]", "ts": at, "args": args}
 
     events = [grown(2, -50, 100, 1), grown(1, 50, 150, 1), grown(1, 30, 30, 0), grown(2, 20, 50, 0)]
-    assert window.allocated(events, gpu=True) == window.Allocated(before=100, peak=150)
-    assert window.allocated(events, gpu=False) == window.Allocated(before=0, peak=50)
-    assert window.allocated([], gpu=True) is None
+    assert trace.allocated(events, gpu=True) == trace.Allocated(before=100, peak=150)
+    assert trace.allocated(events, gpu=False) == trace.Allocated(before=0, peak=50)
+    assert trace.allocated([], gpu=True) is None
 
 
 def example() -> Window:
