@@ -1,0 +1,67 @@
+"""A real API server that the checks before a run are asked of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from decorators.backends.findings import Findings
+from decorators.backends.interface import ClusterFacts, MinimumRequest
+from decorators.backends.kubernetes.nodes import PodSettings
+from decorators.backends.kubernetes.preflight import inspect
+from decorators.backends.options import Options
+from estimator.hardware.cluster_api import Clock
+from estimator.plan import GIB, Request
+from tests.decorators.backends.plans import node_object, planned
+from tests.lab.control_plane import ControlPlane
+
+INFRA = Path(__file__).parents[4] / "infra/kubernetes/base"
+TWO = planned("llama-70b", "full", "H100", 2).request  # 2 x p5.48xlarge
+LEAST = MinimumRequest(cpu=8, memory_bytes=500 * GIB)
+QUEUES = "localqueues.kueue.x-k8s.io,clusterqueues.kueue.x-k8s.io"
+Asker = Callable[..., tuple[Findings, ClusterFacts]]
+
+
+@pytest.fixture
+def namespace(control_plane: ControlPlane, request: pytest.FixtureRequest) -> str:
+    return control_plane.namespace(f"p{abs(hash(request.node.name)) % 10**8}")
+
+
+@pytest.fixture
+def ask(control_plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Asker:
+    """The preflight of one user: ``ask(user=, request=, options=, **step)``."""
+
+    def asked(user: str = "admin", asks: Request = TWO, options: Options | None = None, **step: Any) -> Any:
+        monkeypatch.setenv("KUBECONFIG", str(control_plane.kubeconfig(user)))
+        return inspect(
+            asks,
+            options=options or Options(),
+            pods=PodSettings(**{"namespace": namespace, "image": "127.0.0.1:9/finetune:1", **step}),
+            minimum=LEAST,
+            clock=Clock(overall_s=90),  # a machine that is busy with other tests
+        )
+
+    return asked
+
+
+@pytest.fixture
+def nodes(control_plane: ControlPlane) -> Iterator[Callable[..., None]]:
+    """Adds nodes, and takes them away after the test."""
+    made: list[str] = []
+
+    def add(*names: str, **more: Any) -> None:
+        for name in names:
+            body = {"apiVersion": "v1", "kind": "Node", **node_object(name, **more)}
+            control_plane.api().create("/api/v1/nodes", body)
+            made.append(name)
+
+    yield add
+    for name in made:
+        control_plane.api().delete(f"/api/v1/nodes/{name}")
+
+
+def rows_of(findings: Findings, check: str) -> list[tuple[str, str, str]]:
+    return [(row.state, row.found, row.fix) for row in findings.rows if row.check == check]
