@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from launchers.gang.job import TrainJob
-from launchers.report import telemetry, window
+from launchers.report import telemetry
+from launchers.report import trace as traces
 from launchers.report.window import Window
 from tests.launchers.engines import ranks
 from tests.launchers.engines.loop import runs as loop_runs
@@ -100,13 +101,13 @@ def test_a_window_adds_up_to_its_steps_and_changes_no_loss(
         mean = sum(took[found.rank]) / len(took[found.rank])
         assert sum(seconds.values()) == pytest.approx(found.split.step_seconds, rel=1e-6)
         assert found.split.step_seconds == pytest.approx(mean, rel=0.05, abs=2e-3)
-        assert seconds[window.PRODUCTS] > 0
-        assert seconds[window.OPTIMIZER] > 0
-        assert set(window.COLLECTIVES.values()) & (set(seconds) | set(dict(found.split.hidden)))
+        assert seconds[traces.PRODUCTS] > 0
+        assert seconds[traces.OPTIMIZER] > 0
+        assert set(traces.COLLECTIVES.values()) & (set(seconds) | set(dict(found.split.hidden)))
         memory = dict(found.memory)
-        assert {window.WEIGHTS, window.GRADIENTS, window.STATES} <= set(memory)
+        assert {traces.WEIGHTS, traces.GRADIENTS, traces.STATES} <= set(memory)
         of_node = jobs[found.rank % nodes] if nodes > 1 else jobs[0]
         trace = json.loads(gzip.decompress((of_node.profile_dir / found.trace).read_bytes()))
         names = {each.get("name", "") for each in trace["traceEvents"]}
-        assert {f"{window.STEP}{step}" for step in (FIRST, LAST)} <= names
-        assert not {f"{window.STEP}{step}" for step in (FIRST - 1, LAST + 1)} & names
+        assert {f"{traces.STEP}{step}" for step in (FIRST, LAST)} <= names
+        assert not {f"{traces.STEP}{step}" for step in (FIRST - 1, LAST + 1)} & names
