@@ -22,11 +22,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.machine import describe
+from checklist.analysis import sharing
 from checklist.analysis.diagnosis import PASSES, Diagnosis, diagnose
 from checklist.analysis.screening import more_rounds, rates, slow_pairs
+from checklist.effort import EFFORTS
 from checklist.measurements import Pair
 from checklist.round_robin import ALL_PAIRS_UP_TO, MORE_ROUNDS, ROUNDS_ABOVE, Pairs, schedule
-from checklist.run.pairing import SCREEN_PASSES
+from checklist.run.pairing import PAIR_REPETITIONS, SCREEN_PASSES, SCREEN_TURN_S
 
 RESULTS = Path(__file__).parent / "results"
 COMMAND = "python -m benchmarks.diagnosis"
@@ -43,6 +45,8 @@ POD = 4  # nodes for each switch in clusters up to 16 nodes; above, a quarter of
 FIRST_NIGHTS = ((64, 200), (256, 60), (1024, 10))  # nodes, and trials with a slow link
 COLLISIONS = (0.02, 0.2)  # of all measurements of a screening
 SCREEN_SPREAD = 0.1  # while all send
+GROUP_S = 5.0  # assumed: NCCL's groups of two for one round, made and ended
+GPU_GBYTES_PER_S = 12.5  # assumed: 100 Gbit/s for each GPU
 VISITS = 0.02  # how often another job's traffic passes through one measurement, alone or not
 CROWDED = 0.3  # how often a round finds the spine crowded
 CROWDED_LEFT = (0.4, 1.0)  # what is left then: of all pairs of a round alike, or of the one measurement
@@ -410,6 +414,13 @@ def _command(command: str, share: float) -> str:
     return command if share == 1 else f"{command} --share {share:g}"
 
 
+def measuring_minutes(nodes: int, more: int, alone: int) -> float:
+    """At most, in the profile ``standard``: screening up to its limit, rounds, repeated rounds, alone."""
+    both_ways = 2 * PAIR_REPETITIONS * EFFORTS["standard"].pair_cuda / 1e9 / GPU_GBYTES_PER_S
+    measurements = ROUNDS_ABOVE + more + 2 * sharing.REPEATS + alone
+    return (nodes * SCREEN_TURN_S + measurements * (GROUP_S + both_ways)) / 60
+
+
 @functools.cache
 def nights_until_all(nodes: int) -> int:
     """Nights after which the rounds have had every pair, found by going through them."""
@@ -423,7 +434,7 @@ def nights_until_all(nodes: int) -> int:
 
 def first_night_markdown(report: dict[str, Any]) -> str:
     heads = ["nodes", "in others' way", "link has left", "trials", "named", "false alarms"]
-    heads += ["rounds of suspects", "alone", "all pairs by rounds alone"]
+    heads += ["rounds of suspects", "alone", "minutes at most", "all pairs by rounds alone"]
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for row in report["rows"]:
         cells = [
@@ -434,6 +445,8 @@ def first_night_markdown(report: dict[str, Any]) -> str:
         cells += [row["trials"], _percent(row["named"]), _percent(row["false_alarms"])]
         cells.append(f"{row['rounds_more']:.0f}, {row['rounds_most']}")
         cells.append(f"{row['alone_median']:.0f}, {row['alone_most']}")
+        minutes = measuring_minutes(row["nodes"], row["rounds_most"], row["alone_most"])
+        cells.append(f"{minutes:.1f}")
         cells.append(f"{nights_until_all(row['nodes'])} nights")
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(
@@ -450,6 +463,12 @@ def first_night_markdown(report: dict[str, Any]) -> str:
             "suspects* and *alone* (measurements of one direction): median and most. Without screening a",
             "night sees only the pairs of its rounds; the last column says after how many nights those had",
             "all pairs.",
+            "",
+            f"*Minutes at most* is arithmetic for the profile `standard` on GPUs: {SCREEN_TURN_S:g} s of",
+            f"screening for each node (its limit); each round and measurement alone {GROUP_S:g} s for its",
+            f"groups (assumed) and {2 * PAIR_REPETITIONS} messages of "
+            f"{EFFORTS['standard'].pair_cuda >> 20} MiB at",
+            f"{8 * GPU_GBYTES_PER_S:g} Gbit/s for each GPU, with {2 * sharing.REPEATS} repeated rounds.",
             "",
             *lines,
             "",

@@ -158,6 +158,20 @@ CASES = (
         fault=lambda b: b.slow_link(1, 3, "170mbit"),
     ),
     Case(
+        name="uplink at 30 %",
+        hosts=6,
+        right=lambda r: not r.bad_nodes and [f.code for f in r.findings] == ["slow-uplink"],
+        fault=lambda b: b.divide(3, "60mbit"),
+    ),
+    Case(
+        name="uplink that three share",
+        hosts=6,
+        right=lambda r: (
+            not r.bad_nodes and [(f.code, f.verdict) for f in r.findings] == [("crowded", "WARN")]
+        ),
+        fault=lambda b: b.divide(3, "200mbit"),
+    ),
+    Case(
         name="only inbound is blocked",
         hosts=4,
         right=lambda r: r.bad_nodes == ("h2",) and "only inbound is blocked" in r.headline,

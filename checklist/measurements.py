@@ -223,7 +223,14 @@ class Pair:
     """Those of them that were sent again."""
     alone: bool = False
     """A second measurement of this pair, with nothing else running on any node."""
+    repeat: Literal["shared", "control"] | None = None
+    """Once more in a round: of pairs that were slow together and well alone, or of good ones, to compare."""
     error: str | None = None
+
+    @property
+    def first(self) -> bool:
+        """Whether it is of the rounds that measure every pair."""
+        return not self.alone and self.repeat is None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -136,7 +136,7 @@ def diagnose(
         Which nodes and paths are alike. None: all of them.
     """
     measured = [pair for pair in pairs if pair.gbytes_per_s is not None or pair.error is not None]
-    first = best_of(pair for pair in measured if not pair.alone)
+    first = best_of(pair for pair in measured if pair.first)
     alone = Alone([pair for pair in measured if pair.alone], nodes)
     if not first:
         return _nothing(nodes)

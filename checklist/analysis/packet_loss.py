@@ -62,7 +62,7 @@ class Loss:
 def find(pairs: Iterable[Pair]) -> tuple[Loss, ...]:
     """Who loses packets, the worst first. Those that only show beside other pairs have ``alone`` False."""
     every = tuple(pairs)
-    first = _by_pair(pair for pair in every if not pair.alone)
+    first = _by_pair(pair for pair in every if pair.first)
     again = _by_pair(pair for pair in every if pair.alone)
     bad = {key for key, measured in first.items() if _bad(measured)}
     losses = [_loss(kind, node, chosen, first, again) for kind, node, chosen in _blame(bad, set(first))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from dataclasses import replace
 
+from checklist.analysis import sharing
 from checklist.analysis.baseline import OWN_NETWORK, OWN_PAIR, PartLimits
 from checklist.analysis.bottleneck import TAU
 from checklist.analysis.diagnosis import Diagnosis, Fault, diagnose, without_lost
@@ -27,7 +28,9 @@ def pairs(context: JudgingContext) -> Judgement:
 
     Due is what paths of one class reach: within an NVLink domain, within a leaf, across leaves, between nodes
     of the same kinds. WARN for what is slow a little, and where few of one kind are far above the others.
-    Slow links that are all paths between groups of nodes are one uplink (checklist/analysis/uplinks.py).
+    Slow links that are all paths between groups of nodes are one uplink (checklist/analysis/uplinks.py). WARN
+    for pairs that are slow only together, each time: what they share is narrow
+    (checklist/analysis/sharing.py).
     Who is at fault is found by checklist/analysis/diagnosis.py; its findings go along as ``diagnosis``. The
     median pair is compared with a floor and with its own past besides, each node and pair with its own.
 
@@ -96,7 +99,7 @@ def _networked_pairs(context: JudgingContext, diagnosis: Diagnosis, threshold: T
             "pairs", why, measured=True, nodes=context.all_names, figures=figures, records=records
         )
     cleared = len(diagnosis.with_status("cleared"))
-    count = sum(not pair.alone for pair in context.measurements.pairs)
+    count = sum(pair.first for pair in context.measurements.pairs)
     good = f"No node, direction or link is slow among {count} measurements."
     good += f" {cleared} were slow at first, but not when measured alone." if cleared else ""
     return answer("pairs", good, findings, nodes=context.all_names, figures=figures, records=records)
@@ -107,7 +110,7 @@ def _median_pair(
 ) -> tuple[float, Comparison, tuple[Figure, ...]]:
     """The median of the first measurements in GB/s, what it is beside floor and past, and as a figure."""
     size = context.measurements.pairs[0].bytes
-    first = [float(pair.gbytes_per_s or 0) for pair in context.measurements.pairs if not pair.alone]
+    first = [float(pair.gbytes_per_s or 0) for pair in context.measurements.pairs if pair.first]
     middle = statistics.median(first) if first else 0.0
     past = None if context.local else context.past(PAIR, size, middle)
     comparison = compare(middle, threshold, past=past)
@@ -270,12 +273,25 @@ def _undecided(context: JudgingContext, diagnosis: Diagnosis) -> list[Finding]:
 
 
 def _crowded(context: JudgingContext, diagnosis: Diagnosis) -> list[Finding]:
-    rounds = {pair.round for pair in context.measurements.pairs if not pair.alone}
-    findings = _narrow_uplinks(diagnosis)
+    rounds = {pair.round for pair in context.measurements.pairs if pair.first}
+    findings = [*_narrow_uplinks(diagnosis), *_shared(context, diagnosis)]
     if len(diagnosis.crowded_rounds) < max(1, CROWDED_SHARE * len(rounds)):
         return findings
     title = f"In {len(diagnosis.crowded_rounds)} of {len(rounds)} rounds most pairs slowed each other down."
     return [*findings, finding("pairs", "crowded", "WARN", title)]
+
+
+def _shared(context: JudgingContext, diagnosis: Diagnosis) -> list[Finding]:
+    """Pairs that are well alone and slow at once, each time: they share what carries less than they do."""
+    shared = sharing.find(context.measurements.pairs)
+    slow = {(fault.src, fault.dst) for fault in diagnosis.with_status("confirmed")}
+    if shared is None or any({link, link[::-1]} & slow for link in shared.links):
+        return []  # what is slow alone too has a finding of its own
+    links = [(context.name(src), context.name(dst)) for src, dst in shared.links]
+    ways = few(tuple(f"{src} to {dst}" for src, dst in links))
+    title = f"{ways} reach {shared.share:.0%} of what each does alone when they send at once: "
+    title += "they share a path that carries less than they do."
+    return [finding("pairs", "crowded", "WARN", title, links=links)]
 
 
 def _narrow_uplinks(diagnosis: Diagnosis) -> list[Finding]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 
+from checklist.analysis import sharing
 from checklist.analysis.baseline import DAY_S
 from checklist.analysis.ceilings import Ceilings
 from checklist.analysis.diagnosis import PASSES, diagnose, without_lost
@@ -25,7 +26,7 @@ from checklist.run.requests import Outcome
 from checklist.run.session import Session
 from checklist.suspects import first_pairs
 
-_PAIR_REPETITIONS = 5
+PAIR_REPETITIONS = 5
 SCREEN_BYTES, SCREEN_CUDA_BYTES = 4 << 20, 64 << 20  # of one message while all nodes send
 SCREEN_PASSES = 4  # of which the best counts
 SCREEN_TURN_S = 0.25  # more than turns of one distance take, all passes together, with a wide margin
@@ -133,6 +134,26 @@ def pairs(run: Session) -> str | None:
             number += 1
         if not again:
             break
+    return _repeated(run, ceilings, number) or problem
+
+
+def _repeated(run: Session, ceilings: Ceilings, number: int) -> str | None:
+    """Couples that were slow together and well alone, once more together; between them as many good ones."""
+    lost = {hang.node for hang in run.hangs}
+    found = sharing.repeat(without_lost(sound_pairs(run.got.pairs, ceilings), lost))
+    if found is None:
+        return None
+    problem = None
+    for _ in range(sharing.REPEATS):
+        turns: tuple[tuple[Literal["shared", "control"], Pairs], ...]
+        turns = (("control", found.controls), ("shared", found.shared))
+        for kind, couples in turns:
+            if time.monotonic() > run.phase_ends:
+                return "the time for the phase was over before crowded rounds were repeated"
+            before = len(run.got.pairs)
+            problem = _round(run, list(couples), number, alone=False) or problem
+            run.got.pairs[before:] = [replace(pair, repeat=kind) for pair in run.got.pairs[before:]]
+            number += 2
     return problem
 
 
@@ -246,7 +267,7 @@ def _round(run: Session, couples: list[tuple[int, int]], number: int, *, alone: 
                 "address": address,
                 "port": port,
                 "size": size,
-                "repetitions": _PAIR_REPETITIONS,
+                "repetitions": PAIR_REPETITIONS,
                 "connect_s": run.limits.connect,
                 "limit_s": run.limits.bulk if (src, dst) in known else run.limits.operation / 2,
             }
@@ -311,7 +332,7 @@ def _exchange(run: Session, couples: list[tuple[int, int]], number: int, *, alon
                 "store": store,
                 "group": f"{number}/{left}-{right}",
                 "size": run.options.effort.pair_cuda,
-                "repetitions": _PAIR_REPETITIONS,
+                "repetitions": PAIR_REPETITIONS,
                 "limit_s": limit,
             }
             arguments[left] = {**common, "first": True}

@@ -89,7 +89,7 @@ class Bed:
     def __init__(self, hosts: int, rate: str = RATE, *, ipv6: bool = False) -> None:
         self.hosts, self._ipv6 = hosts, ipv6
         self._id = secrets.token_hex(3)
-        self._bridge = f"ckb{self._id}"
+        self._bridge, self._second_bridge = f"ckb{self._id}", f"ckc{self._id}"
         self._jobs: list[Job] = []
         self._flapping: list[subprocess.Popen[bytes]] = []
         self._neighbours = _NEIGHBOURS.read_text()
@@ -193,6 +193,18 @@ class Bed:
         turn = f"ip link set {wire} down && sleep {down_s} && ip link set {wire} up && sleep {up_s}"
         self._flapping.append(subprocess.Popen(["sh", "-c", f"sleep {up_s}; while {turn}; do :; done"]))
 
+    def divide(self, at: int, rate: str) -> None:
+        """Hosts from that number on have a switch of their own, with an uplink of that rate each way."""
+        ends = (f"cku{self._id}a", f"cku{self._id}b")
+        do("ip", "link", "add", self._second_bridge, "type", "bridge")
+        do("ip", "link", "set", self._second_bridge, "up")
+        do("ip", "link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
+        for end, bridge in zip(ends, (self._bridge, self._second_bridge), strict=True):
+            do("ip", "link", "set", end, "master", bridge, "up")
+            do("tc", "qdisc", "replace", "dev", end, "root", "tbf", "rate", rate, *_BURST)
+        for host in range(at, self.hosts):
+            do("ip", "link", "set", self._wire(host), "master", self._second_bridge)
+
     def other_nic(self, host: int, name: str = "mgmt0") -> None:
         """A second interface, with an address that nobody else can reach."""
         self.on(host, "ip", "link", "add", name, "type", "bridge")
@@ -290,7 +302,9 @@ class Bed:
             ("ip", "link", "del", self._wire(host)) for host in range(self.hosts)
         ]
         commands += [("ip", "netns", "del", self.name(host)) for host in range(self.hosts)]
-        for command in [*commands, ("ip", "link", "del", self._bridge)]:
+        commands += [("ip", "link", "del", f"cku{self._id}a")]
+        commands += [("ip", "link", "del", bridge) for bridge in (self._bridge, self._second_bridge)]
+        for command in commands:
             subprocess.run(command, capture_output=True, check=False)
         _NEIGHBOURS.write_text(self._neighbours)
         for host in range(self.hosts):

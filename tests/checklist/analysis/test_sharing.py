@@ -1,0 +1,83 @@
+"""Pairs that share an uplink, among pairs of which each is well alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from checklist.analysis import sharing
+from checklist.measurements import Pair
+from checklist.round_robin import Pairs, schedule
+
+Busy = Callable[[np.random.Generator], float]  # what other things leave of a pair that isn't alone
+FREE: Busy = lambda noise: 1 - abs(noise.normal(0, 0.02))  # noqa: E731
+
+
+def at_once(couples: Pairs, number: int, busy: Callable[[], float], uplink: float) -> list[Pair]:
+    """Both directions of couples of six nodes, three on either side of an uplink of so many pairs' rate."""
+    crossing = Counter(a // 3 < b // 3 for a, b in couples)[True]
+    made = []
+    for way in (0, 1):
+        for couple in couples:
+            src, dst = couple[::-1] if way else couple
+            share = min(1.0, uplink / crossing) if src // 3 != dst // 3 else 1.0
+            made.append(Pair(src=src, dst=dst, round=number + way, gbytes_per_s=24.0 * share * busy()))
+    return made
+
+
+def run(uplink: float, busy: Busy = FREE, *, later: float | None = None, seed: int = 0) -> list[Pair]:
+    """All that is measured. ``later``: the uplink when rounds are repeated, as traffic passes."""
+    noise = np.random.default_rng(seed)
+    pairs = []
+    for number, couples in enumerate(schedule(6)):
+        pairs += at_once(couples, 2 * number, lambda: busy(noise), uplink)
+    for number, pair in enumerate(tuple(pairs)):
+        value = 24.0 * FREE(noise)
+        pairs.append(dataclasses.replace(pair, gbytes_per_s=value, round=100 + number, alone=True))
+    found = sharing.repeat(pairs)
+    if found is None:
+        return pairs
+    number = 500
+    for _ in range(sharing.REPEATS):
+        for kind, couples in (("control", found.controls), ("shared", found.shared)):
+            again = at_once(couples, number, lambda: busy(noise), later or uplink)
+            pairs += [dataclasses.replace(pair, repeat=kind) for pair in again]  # type: ignore[arg-type]
+            number += 2
+    return pairs
+
+
+@pytest.mark.parametrize("uplink", [1.0, 1.5, 2.0])
+def test_pairs_that_share_an_uplink_are_named_with_what_each_has_left(uplink: float) -> None:
+    found = sharing.find(run(uplink))
+    assert found is not None
+    assert len(found.links) == 6, "three couples, both ways"
+    assert all(src // 3 != dst // 3 for src, dst in found.links)
+    assert found.share == pytest.approx(uplink / 3, rel=0.1)
+
+
+def test_an_uplink_that_carries_all_is_no_finding_and_nothing_is_repeated() -> None:
+    pairs = run(3.0)
+    assert sharing.repeat(pairs) is None
+    assert not any(pair.repeat for pair in pairs)
+    assert sharing.find(pairs) is None
+
+
+def test_traffic_that_has_passed_is_no_finding() -> None:
+    pairs = run(1.0, later=3.0)
+    assert any(pair.repeat == "shared" for pair in pairs)
+    assert sharing.find(pairs) is None
+
+
+@pytest.mark.parametrize("slow", [0.1, 0.3, 0.5, 0.8])
+def test_hosts_too_busy_for_many_pairs_at_once_are_no_finding(slow: float) -> None:
+    """Any pair that isn't alone is slow that often, whatever its path, as on a machine under load."""
+
+    def busy(noise: np.random.Generator) -> float:
+        return 0.5 if noise.random() < slow else 1.0
+
+    alarms = sum(sharing.find(run(3.0, busy, seed=seed)) is not None for seed in range(300))
+    assert alarms <= 1
