@@ -1,10 +1,11 @@
 """Every fault of the test bed, several times: is the right one named, how long does it take, any false alarm?
 
     python -m benchmarks.network_faults [--repeats 5] [--healthy 20]   # as root, with iproute2 and iptables
+    python -m benchmarks.network_faults --load 8 --repeats 3 # beside processes that keep the processor busy
     python -m benchmarks.network_faults --many [--repeats 1] [--healthy 1]   # more hosts than meet all others
 
-Writes benchmarks/results/network_faults.{json,md}, with --many network_faults_many. Hosts are network
-namespaces, each limited to 200 Mbit/s.
+Writes benchmarks/results/network_faults.{json,md}, with --load network_faults_under_load, with --many
+network_faults_many. Hosts are network namespaces, each limited to 200 Mbit/s.
 """
 
 from __future__ import annotations
@@ -47,6 +48,9 @@ class Case:
     environment: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
     world: int | None = None
     strike: signal.Signals | None = None
+    during: str = "collectives"
+    """What host 2's worker does when it is struck: "collectives" or "pairs"."""
+    ipv6: bool = False
     limit_s: float = LIMIT_S
 
 
@@ -146,6 +150,13 @@ CASES = (
         fault=lambda b: b.slow_link(1, 3, "40mbit"),
     ),
     Case(
+        name="host at 90 %",
+        hosts=4,
+        right=_a_little("h2"),
+        fault=lambda b: b.slow(2, "180mbit"),
+    ),
+    Case(name="host at 95 %", hosts=4, right=lambda r: not r.findings, fault=lambda b: b.slow(2, "190mbit")),
+    Case(
         name="host at 85 %",
         hosts=4,
         right=_a_little("h2"),
@@ -211,6 +222,21 @@ CASES = (
     ),
     Case(name="rank dies", hosts=3, right=_hung("died"), arguments=WORLD, strike=signal.SIGKILL),
     Case(
+        name="rank dies while pairs are measured",
+        hosts=4,
+        right=lambda r: {n for f in r.findings for n in (*f.nodes, *f.suspects)} == {"h2"},
+        strike=signal.SIGKILL,
+        during="pairs",
+    ),
+    Case(name="healthy, IPv6 alone", hosts=3, right=lambda r: not r.findings, arguments=(), ipv6=True),
+    Case(
+        name="slow host, IPv6 alone",
+        hosts=4,
+        right=_blames("node"),
+        fault=lambda b: b.slow(2, "50mbit"),
+        ipv6=True,
+    ),
+    Case(
         name="wrong interface",
         hosts=3,
         right=lambda r: r.bad_nodes == ("h2",),
@@ -248,11 +274,11 @@ MANY = (
 
 def once(case: Case, folder: Path) -> dict[str, Any]:
     """Run a case once; whether it was right, how long it took, what was left behind."""
-    with bed(case.hosts) as made:
+    with bed(case.hosts, ipv6=case.ipv6) as made:
         case.fault(made)
         job = made.start(folder, *case.arguments, environment=case.environment, world=case.world)
         if case.strike is not None:
-            _strike(made, folder, case.strike)
+            _strike(made, folder, case.strike, case.during)
         codes = job.wait(case.limit_s)
         left = sum(len(made.pids(host)) for host in range(case.hosts))
         ended = -9 not in codes and job.json.exists()
@@ -268,12 +294,13 @@ def once(case: Case, folder: Path) -> dict[str, Any]:
     }
 
 
-def _strike(made: Bed, folder: Path, how: signal.Signals) -> None:
-    """Stop or kill host 2's worker while it times collectives."""
+def _strike(made: Bed, folder: Path, how: signal.Signals, during: str) -> None:
+    """Stop or kill host 2's worker while it times collectives or pairs."""
     journal = folder / "host2" / "rank2.jsonl"
+    sign = {"collectives": b'"seconds": [0.', "pairs": b'"segments"'}[during]
     deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
-        if journal.exists() and b'"seconds": [0.' in journal.read_bytes() and (pid := made.worker(2)):
+        if journal.exists() and sign in journal.read_bytes() and (pid := made.worker(2)):
             os.kill(pid, how)
             return
         time.sleep(0.02)
@@ -318,9 +345,10 @@ def _measure(asked: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _write(asked: argparse.Namespace, table: list[dict[str, Any]]) -> None:
-    many = " --many" if asked.many else ""
-    command = f"python -m benchmarks.network_faults{many} --repeats {asked.repeats} --healthy {asked.healthy}"
-    name = "network_faults_many" if asked.many else "network_faults"
+    options = (" --many" if asked.many else "") + (f" --load {asked.load}" if asked.load else "")
+    command = f"python -m benchmarks.network_faults{options} --repeats {asked.repeats}"
+    command += f" --healthy {asked.healthy}"
+    name = "network_faults" + ("_many" if asked.many else "") + ("_under_load" if asked.load else "")
     RESULTS.mkdir(exist_ok=True)
     told = {"command": command, "machine": describe(), "cases": table}
     (RESULTS / f"{name}.json").write_text(json.dumps(told, indent=1) + "\n")

@@ -41,6 +41,8 @@ class _Gone:
     kind: Literal["died", "lost"]
     at: Position | None = None
     """Where it was then, if that is known."""
+    recorded: bool = False
+    """Whether there is a Hang of it already."""
 
 
 @dataclass
@@ -72,6 +74,7 @@ class Requests:
         self.hub = hub
         self.stopped = threading.Event()
         self._asked: set[int] = set()  # ranks that have yet to answer
+        self._dead: dict[int, _Gone] = {}  # ranks that died with nothing to answer, until they are restarted
         self._operation = ""  # what they were asked for
         self._ids = 0
 
@@ -100,6 +103,7 @@ class Requests:
         outcome, pending = Outcome(), set(arguments)
         self._asked, self._operation = pending, operation or what
         died = {rank: _Gone("its supervisor is gone", "lost") for rank in pending - set(self.ranks)}
+        died |= {rank: gone for rank, gone in self._dead.items() if rank in pending}
         for rank in arguments:
             self.send([rank], what, arguments[rank], operation)
         while pending - set(died) and time.monotonic() < deadline:
@@ -155,6 +159,8 @@ class Requests:
         outcome.unfinished = tuple(sorted(pending))
         alive = sorted(pending - set(died))
         for rank, gone in died.items():
+            if gone.recorded:
+                continue
             sequence = gone.at[1] if gone.at else None
             self._hang(rank, what, sequence, waited_s, gone.kind, alive, gone.why)
         behind: list[int] = []
@@ -205,6 +211,7 @@ class Requests:
     def _restart(self, ranks: tuple[int, ...]) -> None:
         for rank in ranks:
             self.sinks.pop(rank, None)
+            self._dead.pop(rank, None)
             peer = self.hub.peers().get(rank)
             if peer is not None:
                 peer.connection.send(Restart(ranks=(rank,)))
@@ -290,6 +297,10 @@ class Requests:
             for rank in set(event.peer.ranks) - self._asked:
                 self._hang(rank, IDLE, None, 0.0, "lost", [], event.lost)
             self.lost(event)
+        elif isinstance(event.message, Ended) and event.message.rank not in self._asked:
+            rank, why = event.message.rank, event.message.why
+            self._hang(rank, IDLE, None, 0.0, "died", [], why)
+            self._dead[rank] = _Gone(why, "died", event.message.at, recorded=True)
         return event
 
     def lost(self, event: Event) -> None:

@@ -276,6 +276,27 @@ def test_a_rank_that_hangs_or_dies_in_a_collective_is_named_with_it(
     assert any(item.seconds_median for item in result.measurements.collectives), "what was measured is kept"
 
 
+@pytest.mark.slow
+def test_a_rank_that_dies_between_two_operations_is_named_and_not_waited_for(tmp_path: Path) -> None:
+    with bed(4) as made:
+        job = made.start(tmp_path, *NETWORK)
+        journal, deadline = tmp_path / "host2" / "rank2.jsonl", time.monotonic() + LIMIT_S
+        while not (journal.exists() and b'"segments"' in journal.read_bytes()):
+            assert time.monotonic() < deadline, "no pair was measured"
+            time.sleep(0.02)
+        fault = time.monotonic()
+        os.kill(made.worker(2) or 0, signal.SIGKILL)
+        job.wait(LIMIT_S)
+        since = time.monotonic() - fault
+        result = told(made, job)
+
+    assert [(hang.rank, hang.phase, hang.kind) for hang in result.measurements.hangs] == [
+        (2, "pairs", "died")
+    ]
+    assert {name for finding in result.findings for name in (*finding.nodes, *finding.suspects)} == {"h2"}
+    assert since < 20, "an operation that hangs is waited for 30 s"
+
+
 def _in_collective(made: Bed, folder: Path, host: int) -> int:
     """The worker of that host, once it times all_reduce."""
     progress = folder / f"host{host}" / f"rank{host}.progress"

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from checklist.measurements import Measurements
+from checklist.measurements import IDLE, Measurements
 from checklist.options import Options
 from checklist.run.conductor import Conductor
 from checklist.run.control import At, Beat, Do, End, Ended, FromWorker, Hub, Limits, Where, join
@@ -156,6 +156,34 @@ def test_a_request_to_nobody_ends_at_once() -> None:
         outcome = Requests(hub, SHORT).ask("facts", {0: {}}, limit_s=30)
         assert outcome.unfinished == (0,)
         assert time.monotonic() - begin < 5
+    finally:
+        hub.close()
+
+
+def test_a_rank_that_died_with_nothing_to_do_is_recorded_once_and_not_waited_for() -> None:
+    here = place(0)
+    hub = Hub(here, SHORT)
+    try:
+        first = join(here, SHORT)
+        second = join(replace(here, ranks=(1,), node=1), SHORT)
+        requests = Requests(hub, SHORT)
+        requests.phase = "pairs"
+        second.send(Ended(rank=1, why="signal SIGKILL", at=("send", 7, "X")))
+        requests.ask("listen", {0: {}}, limit_s=1.0)  # of another, who doesn't answer
+        died = [hang for hang in requests.hangs if hang.rank == 1]
+        assert [(hang.kind, hang.op, hang.detail) for hang in died] == [("died", IDLE, "signal SIGKILL")]
+
+        begin = time.monotonic()
+        outcome = requests.ask("send", {1: {}}, limit_s=30)
+        assert time.monotonic() - begin < 5
+        assert outcome.unfinished == (1,)
+        assert outcome.why == "rank 1 was lost or died in send"
+        assert [hang for hang in requests.hangs if hang.rank == 1] == died
+        requests.ask("send", {1: {}}, limit_s=1.0)
+        began_anew = [hang.kind for hang in requests.hangs if hang.rank == 1][1:]
+        assert began_anew in (["hang"], ["lost"]), "waited for as any other: nobody answers here"
+        first.close()
+        second.close()
     finally:
         hub.close()
 
