@@ -3,6 +3,7 @@
     python -m benchmarks.network_faults [--repeats 5] [--healthy 20]   # as root, with iproute2 and iptables
     python -m benchmarks.network_faults --load 8 --repeats 3 # beside processes that keep the processor busy
     python -m benchmarks.network_faults --many [--repeats 1] [--healthy 1]   # more hosts than meet all others
+    python -m benchmarks.network_faults --only uplink    # the cases with this in their name; other rows stay
 
 Writes benchmarks/results/network_faults.{json,md}, with --load network_faults_under_load, with --many
 network_faults_many. Hosts are network namespaces, each limited to 200 Mbit/s.
@@ -310,7 +311,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--healthy", type=int, default=20)
-    parser.add_argument("--only", default="", help="the cases whose name has this in it; writes no file")
+    parser.add_argument("--only", default="", help="the cases whose name has this in it; other rows stay")
     parser.add_argument(
         "--load", type=int, default=0, help="processes that keep the processor busy meanwhile"
     )
@@ -321,17 +322,15 @@ def main() -> None:
         sys.exit(f"No separate hosts here: {why_not}.")
     burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(asked.load)]
     try:
-        table = _measure(asked)
+        _measure(asked)
+        print((RESULTS / f"{_table(asked)}.md").read_text())
     finally:
         for burner in burners:
             burner.kill()
             burner.wait()
-    if not asked.only:
-        _write(asked, table)
 
 
-def _measure(asked: argparse.Namespace) -> list[dict[str, Any]]:
-    table = []
+def _measure(asked: argparse.Namespace) -> None:
     for case in MANY if asked.many else CASES:
         if asked.only not in case.name:
             continue
@@ -340,16 +339,28 @@ def _measure(asked: argparse.Namespace) -> list[dict[str, Any]]:
             with tempfile.TemporaryDirectory() as folder:
                 runs.append(once(case, Path(folder)))
             print(case.name, runs[-1], flush=True)
-        table.append({"case": case.name, "hosts": case.hosts, "runs": runs})
-    return table
+        _keep(asked, {"case": case.name, "hosts": case.hosts, "runs": runs})
 
 
-def _write(asked: argparse.Namespace, table: list[dict[str, Any]]) -> None:
+def _table(asked: argparse.Namespace) -> str:
+    """The name of the files in benchmarks/results."""
+    return "network_faults" + ("_many" if asked.many else "") + ("_under_load" if asked.load else "")
+
+
+def _keep(asked: argparse.Namespace, row: dict[str, Any]) -> None:
+    """Put a row in the place of the one before it."""
+    name = _table(asked)
+    file = RESULTS / f"{name}.json"
+    before = json.loads(file.read_text())["cases"] if file.exists() else []
+    rows = {known["case"]: known for known in (*before, row)}
+    order = [case.name for case in (MANY if asked.many else CASES)]
+    _write(asked, name, [rows[case] for case in order if case in rows])
+
+
+def _write(asked: argparse.Namespace, name: str, table: list[dict[str, Any]]) -> None:
     options = (" --many" if asked.many else "") + (f" --load {asked.load}" if asked.load else "")
     command = f"python -m benchmarks.network_faults{options} --repeats {asked.repeats}"
     command += f" --healthy {asked.healthy}"
-    name = "network_faults" + ("_many" if asked.many else "") + ("_under_load" if asked.load else "")
-    RESULTS.mkdir(exist_ok=True)
     told = {"command": command, "machine": describe(), "cases": table}
     (RESULTS / f"{name}.json").write_text(json.dumps(told, indent=1) + "\n")
     lines = [
@@ -368,7 +379,6 @@ def _write(asked: argparse.Namespace, table: list[dict[str, Any]]) -> None:
             f"| {max(seconds):.1f} | {left} |"
         )
     (RESULTS / f"{name}.md").write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from checklist.measurements import IDLE, Measurements
+from checklist.condensed import MOST_PROBES
+from checklist.measurements import IDLE, Measurements, Probe, record
 from checklist.options import Options
 from checklist.run.conductor import Conductor
 from checklist.run.control import At, Beat, Do, End, Ended, FromWorker, Hub, Limits, Where, join
@@ -185,6 +186,38 @@ def test_a_rank_that_died_with_nothing_to_do_is_recorded_once_and_not_waited_for
         first.close()
         second.close()
     finally:
+        hub.close()
+
+
+def test_every_node_gets_the_condensed_form_of_a_large_run_and_rank_0_has_it_whole() -> None:
+    here = place(0)
+    hub = Hub(here, SHORT)
+    nodes = range(120)
+    probes = [
+        Probe(src=a, dst=b, connected=(a, b) != (7, 9), seconds=0.001 * b)
+        for a in nodes
+        for b in nodes
+        if a != b
+    ]
+    assert len(probes) > MOST_PROBES
+    links = [join(replace(here, ranks=(rank,), node=rank), SHORT) for rank in (0, 1)]
+    try:
+        conductor = Conductor(Options(device="cpu"), here, hub, SHORT, conclude=lambda _: 1)
+        conductor.got.probes += probes
+        conductor.stopped.set()  # no phase is to begin
+        threading.Thread(target=conductor.run, daemon=True).start()
+        for link in links:
+            while not isinstance(end := link.receive(), End):
+                pass
+            told = record(Measurements, end.measurements)
+            assert end.status == 1
+            assert len(told.probes) < 0.2 * MOST_PROBES
+            assert [(one.src, one.dst) for one in told.probes if not one.connected] == [(7, 9)]
+        assert conductor.measured is not None
+        assert len(conductor.measured.probes) == len(probes)
+    finally:
+        for link in links:
+            link.close()
         hub.close()
 
 
