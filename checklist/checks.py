@@ -55,7 +55,11 @@ CHECKS: dict[str, Check] = {
         ),
         Check(name="memlock", phase="facts", tells="memory can be locked, as RDMA needs"),
         Check(name="interface", phase="facts", tells="NCCL and gloo take an interface that reaches others"),
-        Check(name="rdma", phase="facts", tells="the EFA or InfiniBand devices of the machine are in sight"),
+        Check(
+            name="rdma",
+            phase="facts",
+            tells="the EFA or InfiniBand devices are in sight, their ports up and at full rate",
+        ),
         Check(name="hostname", phase="facts", tells="each host resolves its own name, and not to loopback"),
         Check(name="clock", phase="facts", tells="the hosts' clocks agree"),
         Check(name="placement", phase="facts", tells="the nodes of this very run are in one zone"),

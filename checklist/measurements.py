@@ -46,6 +46,25 @@ class Nic:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RdmaPort:
+    """One port of an InfiniBand, RoCE or EFA device, in the kernel's words."""
+
+    __pydantic_config__ = TOLD
+    name: str
+    """Device and number of the port: "mlx5_0/1"."""
+    model: str | None = None
+    """The board, or what the driver calls the chip."""
+    state: str | None = None
+    """"ACTIVE" where packets pass; "DOWN", "INIT", "ARMED"."""
+    physical: str | None = None
+    """"LinkUp"; "Polling" or "Disabled", where there is no link."""
+    gbps: float | None = None
+    """Rate in 10^9 bits a second that the link has trained to."""
+    layer: str | None = None
+    """"InfiniBand" or "Ethernet"."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
     """What one rank says of its host, its devices and its software."""
 
@@ -90,6 +109,8 @@ class Facts:
     """What its own hostname resolves to."""
     efa_devices: int | None = None
     ib_devices: tuple[str, ...] | None = None
+    rdma_ports: tuple[RdmaPort, ...] | None = None
+    """Of its host; told by the first rank of each node alone."""
     gpu_processes: int | None = None
     """Processes of others that were on this rank's GPU before the checks."""
 

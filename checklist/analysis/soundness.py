@@ -155,7 +155,13 @@ def _facts(fact: Facts) -> tuple[Facts, list[Unsound]]:
         found += _Teller("interface", fact.node, fact.rank).bad(
             f"rate of {nic.name}", nic.gbps, "Gbit/s", why
         )
-    return (replace(fact, nics=nics, **changes) if found else fact), found
+    ports = fact.rdma_ports and tuple(
+        replace(port, gbps=None) if wrong(port.gbps) else port for port in fact.rdma_ports
+    )
+    for port in fact.rdma_ports or ():
+        teller = _Teller("rdma", fact.node, fact.rank)
+        found += teller.bad(f"rate of {port.name}", port.gbps, "Gbit/s", wrong(port.gbps))
+    return (replace(fact, nics=nics, rdma_ports=ports, **changes) if found else fact), found
 
 
 def _wrong_or_zero(value: float | None) -> str | None:
