@@ -64,7 +64,9 @@ CHECKS: dict[str, Check] = {
         Check(name="clock", phase="facts", tells="the hosts' clocks agree"),
         Check(name="placement", phase="facts", tells="the nodes of this very run are in one zone"),
         Check(
-            name="gpu-health", phase="facts", tells="ECC, remapped rows, XID and throttling, before and after"
+            name="gpu-health",
+            phase="facts",
+            tells="ECC, remapped rows, XID, throttling, NVLinks and their fabric, before and after",
         ),
         Check(name="mesh", phase="mesh", between="pair", tells="every node reaches every other with 256 KB"),
         Check(

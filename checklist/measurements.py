@@ -145,6 +145,15 @@ class GpuHealth:
     pcie_generation: int | None = None
     pcie_width: int | None = None
     nvlinks_active: int | None = None
+    nvlink_mbytes_per_s: int | None = None
+    """Of the slowest active one, 10^6 bytes a second."""
+    nvlink_errors: dict[str, int] | None = None
+    """Of all active ones since the driver was loaded, by kind ("replay", "recovery", "CRC" ...)."""
+    fabric: str | None = None
+    """What the fabric manager has done with it: "completed", "in progress" ...; None: it is in no fabric."""
+    fabric_faults: tuple[str, ...] = ()
+    fabric_clique: str | None = None
+    """Cluster and clique that it is registered in, also within one host."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -28,7 +28,14 @@ from checklist.measurements import (
 )
 
 UNLIMITED = -1  # of memlock
-_COUNTS = ("ecc_uncorrected", "ecc_corrected", "pcie_generation", "pcie_width", "nvlinks_active")
+_COUNTS = (
+    "ecc_uncorrected",
+    "ecc_corrected",
+    "pcie_generation",
+    "pcie_width",
+    "nvlinks_active",
+    "nvlink_mbytes_per_s",
+)
 T = TypeVar("T")
 
 
@@ -179,6 +186,11 @@ def _health(state: GpuHealth, node: int | None) -> tuple[GpuHealth, list[Unsound
     whys |= {field: _not_finite(getattr(state, field)) for field in ("temperature_c", "power_w")}
     found = [one for name, why in whys.items() for one in teller.bad(name, getattr(state, name), "", why)]
     changes: dict[str, Any] = {field: None for field, why in whys.items() if why}
+    errors = state.nvlink_errors or {}
+    for kind, number in errors.items():
+        found += teller.bad(f"NVLink {kind}", number, "", _negative(number))
+    if any(number < 0 for number in errors.values()):
+        changes["nvlink_errors"] = {kind: number for kind, number in errors.items() if number >= 0}
     return replace(state, **changes), found
 
 
