@@ -76,6 +76,12 @@ CHECKS: dict[str, Check] = {
             tells="matrix products as fast as the GPU's and its peers'",
         ),
         Check(
+            name="gpu-load",
+            phase="node",
+            loaded=True,
+            tells="clocks, power limit, temperature and PCIe generation under load, beside its peers'",
+        ),
+        Check(
             name="corruption",
             phase="node",
             loaded=True,

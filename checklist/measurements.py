@@ -122,8 +122,10 @@ class GpuHealth:
     __pydantic_config__ = TOLD
     rank: int
     uuid: str
-    when: Literal["before", "after"]
-    """Before or after the load of the node phase."""
+    when: Literal["before", "loaded", "after"]
+    """Before or after the load of the node phase, or all through its matrix products. Then clock and power
+    are medians, the temperature is the highest, and a reason of throttling was there for a tenth of the time
+    or longer."""
     ecc_uncorrected: int | None = None
     """Uncorrectable memory errors since the driver was loaded."""
     ecc_corrected: int | None = None
@@ -141,9 +143,17 @@ class GpuHealth:
     """What the driver itself asks for ("none", "GPU reset", "node reboot" ...); None: it doesn't say."""
     temperature_c: float | None = None
     power_w: float | None = None
+    power_limit_w: float | None = None
+    """What is enforced, and what it is by default."""
+    power_default_w: float | None = None
+    slowdown_c: float | None = None
+    """Where the hardware slows down."""
     sm_clock_mhz: int | None = None
     pcie_generation: int | None = None
+    pcie_generation_most: int | None = None
+    """The newest that GPU and slot both have."""
     pcie_width: int | None = None
+    pcie_width_most: int | None = None
     nvlinks_active: int | None = None
     nvlink_mbytes_per_s: int | None = None
     """Of the slowest active one, 10^6 bytes a second."""

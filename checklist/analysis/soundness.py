@@ -31,11 +31,15 @@ UNLIMITED = -1  # of memlock
 _COUNTS = (
     "ecc_uncorrected",
     "ecc_corrected",
+    "sm_clock_mhz",
     "pcie_generation",
+    "pcie_generation_most",
     "pcie_width",
+    "pcie_width_most",
     "nvlinks_active",
     "nvlink_mbytes_per_s",
 )
+_FLOATS = ("temperature_c", "slowdown_c", "power_w", "power_limit_w", "power_default_w")
 T = TypeVar("T")
 
 
@@ -183,7 +187,7 @@ def _negative_limit(value: int | None) -> str | None:
 def _health(state: GpuHealth, node: int | None) -> tuple[GpuHealth, list[Unsound]]:
     teller = _Teller("gpu-health", node, state.rank)
     whys = {field: _negative(getattr(state, field)) for field in _COUNTS}
-    whys |= {field: _not_finite(getattr(state, field)) for field in ("temperature_c", "power_w")}
+    whys |= {field: _not_finite(getattr(state, field)) for field in _FLOATS}
     found = [one for name, why in whys.items() for one in teller.bad(name, getattr(state, name), "", why)]
     changes: dict[str, Any] = {field: None for field, why in whys.items() if why}
     errors = state.nvlink_errors or {}

@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from checklist.judges.advice import finding
 from checklist.judges.context import JudgingContext
+from checklist.measurements import GpuHealth
 from checklist.result import Finding, Gravity
 
 
-def fewer(context: JudgingContext, field: str, code: str, verdict: Gravity, what: str) -> list[Finding]:
-    """GPUs that have fewer of something than others of their kind; how many are due differs by kind."""
-    kinds = {
+def kinds_of(context: JudgingContext) -> dict[int, str]:
+    """By rank, the model of its GPU."""
+    return {
         fact.rank: fact.gpu_names[fact.local_rank]
         for fact in context.facts
         if fact.local_rank < len(fact.gpu_names)
     }
-    known = [(state, getattr(state, field)) for state in context.measurements.health if state.rank in kinds]
+
+
+def fewer(
+    context: JudgingContext,
+    states: Iterable[GpuHealth],
+    field: str,
+    code: str,
+    verdict: Gravity,
+    what: str,
+    *,
+    check: str = "gpu-health",
+) -> list[Finding]:
+    """GPUs that have fewer of something than others of their kind; how many are due differs by kind."""
+    kinds = kinds_of(context)
+    known = [(state, getattr(state, field)) for state in states if state.rank in kinds]
     most: dict[str, int] = {}
     for state, count in known:
         if count is not None:
@@ -26,6 +43,6 @@ def fewer(context: JudgingContext, field: str, code: str, verdict: Gravity, what
             name = context.name_of_rank(state.rank)
             title = f"The GPU of rank {state.rank} ({name}) has {count} {what}, others of its kind {due}."
             findings.append(
-                finding("gpu-health", code, verdict, title, nodes=[name], ranks=[state.rank], gpu=state.uuid)
+                finding(check, code, verdict, title, nodes=[name], ranks=[state.rank], gpu=state.uuid)
             )
     return findings

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from checklist.judges import xids
 from checklist.judges.advice import finding
-from checklist.judges.beside import fewer
+from checklist.judges.beside import fewer, kinds_of
 from checklist.judges.context import Judgement, JudgingContext, answer, no_verdict, skipped
 from checklist.judges.nvlink import nvlink
 from checklist.measurements import GpuHealth
@@ -57,8 +58,9 @@ def gpu_health(context: JudgingContext) -> Judgement:
     FAIL for uncorrectable memory errors, rows to be remapped, an XID that takes the GPU out of service, a
     recovery that the driver asks for, fewer or slower NVLinks than others of its kind, NVLinks that had to
     recover or send again, and a GPU that the fabric manager has not taken in. WARN for an XID that only ends
-    the application or is from before the run, for throttling, for fewer PCIe lanes, and for GPUs of one
-    NVLink cluster that are in several cliques.
+    the application or is from before the run, for throttling, and for GPUs of one NVLink cluster that are in
+    several cliques. Fewer PCIe lanes than others of its kind are WARN, and FAIL where GPU and slot have more;
+    so many on all of a kind are taken for meant, as a virtual machine may tell what isn't so.
 
     Limits: none of our own: what an XID asks for is checklist/data/xids.csv (NVIDIA's catalogue); reasons
     of throttling that every large GPU meets under load are left out (``NORMAL_THROTTLING``); for NVLinks'
@@ -70,12 +72,13 @@ def gpu_health(context: JudgingContext) -> Judgement:
     """
     if not context.cuda:
         return skipped("gpu-health", "The run uses no GPUs.")
-    after = [state for state in context.measurements.health if state.when == "after"]
+    states = [state for state in context.measurements.health if state.when != "loaded"]
+    after = [state for state in states if state.when == "after"]
     if not context.measurements.health:
         return context.unmeasured("gpu-health", "facts")
-    findings = [fault for state in context.measurements.health for fault in _ill(context, state)]
+    findings = [fault for state in states for fault in _ill(context, state)]
     findings += nvlink(context)
-    findings += fewer(context, "pcie_width", "pcie-narrow", "WARN", "PCIe lanes")
+    findings += _narrow(context, states)
     unique = {(fault.code, fault.ranks): fault for fault in findings}  # before and after: once
     if not unique and len(after) < len(context.facts):
         return no_verdict("gpu-health", "The GPUs were not asked again after the load.")
@@ -84,6 +87,36 @@ def gpu_health(context: JudgingContext) -> Judgement:
     if not unique and any(state.ecc_uncorrected is None and state.remap_failed is None for state in after):
         return no_verdict("gpu-health", "Some GPUs don't tell their memory errors.")
     return answer("gpu-health", "Nothing before the load or after.", unique.values(), nodes=context.all_names)
+
+
+def _narrow(context: JudgingContext, states: list[GpuHealth]) -> list[Finding]:
+    """GPUs whose PCIe link has trained to fewer lanes."""
+    below = {
+        state.rank: state
+        for state in states
+        if state.pcie_width is not None
+        and state.pcie_width_most is not None
+        and state.pcie_width < state.pcie_width_most
+    }
+    found = [
+        replace(fault, verdict="FAIL") if set(fault.ranks) & below.keys() else fault
+        for fault in fewer(context, states, "pcie_width", "pcie-narrow", "WARN", "PCIe lanes")
+    ]
+    if found:
+        return found
+    kinds = kinds_of(context)
+    only = Counter(kinds.values())
+    for rank, state in below.items():
+        if only[kinds.get(rank, "")] == 1:  # nobody to be beside
+            name = context.name_of_rank(rank)
+            lanes = f"{state.pcie_width} PCIe lanes of {state.pcie_width_most}"
+            title = f"The GPU of rank {rank} ({name}) has {lanes}."
+            found.append(
+                finding(
+                    "gpu-health", "pcie-narrow", "WARN", title, nodes=[name], ranks=[rank], gpu=state.uuid
+                )
+            )
+    return found
 
 
 def _ill(context: JudgingContext, state: GpuHealth) -> list[Finding]:

@@ -20,9 +20,10 @@ _TRANSIENT = ("route recovery", "access timeout recovery")
 
 def nvlink(context: JudgingContext) -> list[Finding]:
     """All findings about NVLinks; none where the GPUs have no links and no fabric."""
-    findings = fewer(context, "nvlinks_active", "nvlink-down", "FAIL", "NVLinks")
+    states = context.measurements.health
+    findings = fewer(context, states, "nvlinks_active", "nvlink-down", "FAIL", "NVLinks")
     findings += fewer(
-        context, "nvlink_mbytes_per_s", "nvlink-slow", "FAIL", "MB/s on the slowest of its NVLinks"
+        context, states, "nvlink_mbytes_per_s", "nvlink-slow", "FAIL", "MB/s on the slowest of its NVLinks"
     )
     before = {state.rank: state for state in context.measurements.health if state.when == "before"}
     after = [state for state in context.measurements.health if state.when == "after"]

@@ -10,14 +10,6 @@ from checklist.probes import nvlink, xids
 from checklist.probes.context import Context
 from checklist.probes.nvml import fields, optional, session, text, throttle_reasons, visible
 
-THROTTLES = {  # nvml.h, nvmlClocksEventReason*; idle (0x1) and application clocks (0x2) are nobody's fault
-    0x4: "software power cap",
-    0x8: "hardware slowdown",
-    0x10: "sync boost",
-    0x20: "software thermal slowdown",
-    0x40: "hardware thermal slowdown",
-    0x80: "power brake",
-}
 _RECOVERIES = {  # nvml.h, nvmlDeviceGpuRecoveryAction_t
     0: "none",
     1: "GPU reset",
@@ -63,17 +55,19 @@ def look() -> Seen:
         )
 
 
-def health(context: Context, when: str) -> dict[str, Any] | None:
-    """The health of this rank's GPU, as GpuHealth; None where it has none."""
+def health(context: Context, when: str) -> list[dict[str, Any]]:
+    """The health of this rank's GPU, as GpuHealth, and how it was under load; empty where it has none."""
     with session() as nvml:
         handles = visible(nvml) if nvml is not None else []
         if nvml is None or context.local_rank >= len(handles):
-            return None
+            return []
         handle = handles[context.local_rank]
         place = optional(lambda: nvml.nvmlDeviceGetPciInfo(handle), nvml)
         address = None if place is None else text(place.busId)
         seen = xids.look(context, when, address, nvml, handle)
-        return to_dict(replace(_health(nvml, handle, context.rank, when), **seen))
+        now = replace(_health(nvml, handle, context.rank, when), **seen)
+        loaded = context.kept.pop("loaded", None)  # by gpu_load.watched
+        return [to_dict(state) for state in (loaded, now) if state is not None]
 
 
 def _health(nvml: Any, handle: Any, rank: int, when: Any) -> GpuHealth:
@@ -81,7 +75,6 @@ def _health(nvml: Any, handle: Any, rank: int, when: Any) -> GpuHealth:
         return optional(lambda: getattr(nvml, name)(handle, *arguments), nvml)
 
     remapped = ask("nvmlDeviceGetRemappedRows")
-    reasons = throttle_reasons(nvml, handle)
     power = ask("nvmlDeviceGetPowerUsage")
     volatile = nvml.NVML_VOLATILE_ECC
     return GpuHealth(
@@ -92,14 +85,13 @@ def _health(nvml: Any, handle: Any, rank: int, when: Any) -> GpuHealth:
         ecc_corrected=ask("nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, volatile),
         remap_pending=None if remapped is None else bool(remapped[2]),
         remap_failed=None if remapped is None else bool(remapped[3]),
-        throttle_reasons=None
-        if reasons is None
-        else tuple(name for bit, name in THROTTLES.items() if reasons & bit),
+        throttle_reasons=throttle_reasons(nvml, handle),
         temperature_c=ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
         power_w=None if power is None else power / 1000,
         sm_clock_mhz=ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
         pcie_generation=ask("nvmlDeviceGetCurrPcieLinkGeneration"),
         pcie_width=ask("nvmlDeviceGetCurrPcieLinkWidth"),
+        pcie_width_most=ask("nvmlDeviceGetMaxPcieLinkWidth"),
         **nvlink.links(nvml, handle),
         **nvlink.fabric(nvml, handle),
         recovery_action=_recovery(nvml, handle),

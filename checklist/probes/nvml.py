@@ -11,6 +11,14 @@ from estimator.hardware.visible_gpus import VARIABLE, whole_gpus
 
 T = TypeVar("T")
 Field = int | tuple[int, int]  # a field's number; with the number of the link that is meant
+THROTTLES = {  # nvml.h, nvmlClocksEventReason*; idle (0x1) and application clocks (0x2) are nobody's fault
+    0x4: "software power cap",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+}
 _KINDS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")  # nvml.h, nvmlValueType_t
 
 
@@ -58,12 +66,12 @@ def fields(nvml: Any, handle: Any, wanted: Sequence[Field]) -> list[int | None]:
     ]
 
 
-def throttle_reasons(nvml: Any, handle: Any) -> int | None:
-    """The bits of nvml.h's nvmlClocksEventReason*."""
+def throttle_reasons(nvml: Any, handle: Any) -> tuple[str, ...] | None:
+    """Why its clocks are held down, by the names of ``THROTTLES``; None: it doesn't say."""
     reasons = optional(lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle), nvml)
     if reasons is None:  # its name before driver 535
         reasons = optional(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle), nvml)
-    return None if reasons is None else int(reasons)
+    return None if reasons is None else tuple(name for bit, name in THROTTLES.items() if reasons & bit)
 
 
 def text(value: Any) -> str:

@@ -199,7 +199,7 @@ def _health(run: Session, when: str) -> None:
     if run.device != "cuda":
         return
     outcome = run.ask("health", {rank: {"when": when} for rank in run.ranks}, limit_s=run.limits.operation)
-    run.got.health += [record(GpuHealth, reply) for reply in outcome.replies.values() if reply]
+    run.got.health += [record(GpuHealth, state) for reply in outcome.replies.values() for state in reply]
 
 
 def _refuse_cut(run: Session) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from checklist.judges.gpus import NORMAL_THROTTLING
-from checklist.probes import gpus
+from checklist.probes.nvml import THROTTLES
 from tests.checklist import runs
 
 
 def test_the_judge_calls_throttling_what_the_probe_calls_it() -> None:
-    assert set(NORMAL_THROTTLING) <= set(gpus.THROTTLES.values())
-    assert set(runs.healthy_gpu(0, 8, "after").throttle_reasons or ()) <= set(gpus.THROTTLES.values())
+    assert set(NORMAL_THROTTLING) <= set(THROTTLES.values())
+    assert set(runs.healthy_gpu(0, 8, "after").throttle_reasons or ()) <= set(THROTTLES.values())
