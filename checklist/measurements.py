@@ -11,7 +11,7 @@ import dataclasses
 import json
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from estimator.errors import UserError
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 SCHEMA_VERSION = 2
-PhaseName = Literal["facts", "mesh", "node", "world", "pairs"]
-PHASES: tuple[PhaseName, ...] = ("facts", "mesh", "node", "world", "pairs")  # in the order in which they run
+PhaseName = Literal["facts", "mesh", "diag", "node", "world", "pairs"]
+PHASES: tuple[PhaseName, ...] = get_args(PhaseName)  # in the order in which they run
 NO_FOLDER = "there is no folder"  # how the error of a Local begins whose place is missing
 IDLE = "nothing"  # the operation of a Hang that was lost between two of them
 BROKEN_OFF = "it had not ended when the run was broken off"  # of a Phase, where nobody knows more
@@ -215,6 +215,40 @@ class Repeated:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class DiagnosticFault:
+    """A test of DCGM's that has failed, or that warns."""
+
+    __pydantic_config__ = STRICT
+    test: str
+    failed: bool
+    gpu: str | None = None
+    """By UUID; None: it is of several GPUs, or of another part."""
+    text: str = ""
+    severities: tuple[int, ...] = ()
+    """DCGM's own, of all its errors (dcgm_errors.h, dcgmErrorSeverity_t); (): not told."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Diagnosed:
+    """What DCGM's diagnostic says of one node's GPUs."""
+
+    __pydantic_config__ = TOLD
+    node: int
+    level: int
+    installed: bool = True
+    version: str | None = None
+    """Of DCGM."""
+    seconds: float = 0.0
+    passed: tuple[str, ...] = ()
+    """Tests that have passed wherever they were run."""
+    left_out: tuple[str, ...] = ()
+    """Tests that were skipped, or of which it isn't clear whether they were run."""
+    faults: tuple[DiagnosticFault, ...] = ()
+    error: str | None = None
+    """Why there is no answer."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Collective:
     """One collective over the world at one size, out of place. The time is the slowest rank's."""
 
@@ -370,6 +404,7 @@ class Measurements:
     health: tuple[GpuHealth, ...] = ()
     probes: tuple[Probe, ...] = ()
     locals: tuple[Local, ...] = ()
+    diagnosed: tuple[Diagnosed, ...] = ()
     repeated: tuple[Repeated, ...] = ()
     collectives: tuple[Collective, ...] = ()
     pairs: tuple[Pair, ...] = ()

@@ -21,6 +21,7 @@ from checklist.condensed import condensed
 from checklist.judges import (
     corruption,
     coverage,
+    dcgm,
     facts,
     gpu_load,
     gpus,
@@ -55,6 +56,7 @@ JUDGES: dict[str, Callable[[JudgingContext], Judgement]] = {
     "placement": facts.placement,
     "gpu-health": gpus.gpu_health,
     "mesh": mesh.mesh,
+    "dcgm": dcgm.dcgm,
     "gemm": speed.gemm,
     "gpu-load": gpu_load.gpu_load,
     "corruption": corruption.corruption,
