@@ -103,8 +103,14 @@ def _beside(fact: Facts, first: Facts) -> Facts:
 
 def _well(state: GpuHealth) -> GpuHealth:
     """A GPU's health without what it has in common with the others, or what findings tell."""
-    fabric = None if state.fabric == "completed" else state.fabric
-    return replace(state, nvlink_errors=None, fabric_clique=None, fabric=fabric)
+    return replace(
+        state,
+        nvlink_errors=None,
+        nvlink_mbytes_per_s=None,
+        pcie_width_most=None,
+        fabric_clique=None,
+        fabric=None if state.fabric == "completed" else state.fabric,
+    )
 
 
 def _ports_beside(fact: Facts, told: Facts | None) -> Facts:

@@ -58,7 +58,9 @@ def _fabric(context: JudgingContext, state: GpuHealth) -> list[Finding]:
         return []
     if state.fabric != _DONE:
         what = f"is not taken in by the fabric manager: {state.fabric}"
-        return [_of_gpu(context, state, "fabric-state", "FAIL", what)]
+        # One GPU of a machine that is shared needs no others; of more, CUDA won't begin without the fabric
+        alone = context.measurements.gpus_per_node_asked == 1
+        return [_of_gpu(context, state, "fabric-state", "WARN" if alone else "FAIL", what)]
     if not state.fabric_faults:
         return []
     verdict: Gravity = "FAIL" if set(state.fabric_faults) - set(_TRANSIENT) else "WARN"

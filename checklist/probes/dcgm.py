@@ -50,28 +50,25 @@ class _Done:
 def diagnose(context: Context, gpus: Sequence[str], level: int, limit_s: float) -> dict[str, Any]:
     """Run the diagnostic on GPUs of this node, by UUID, as Diagnosed. By one rank of a node, on idle GPUs."""
     begin = time.monotonic()
-    told = _diagnose(Diagnosed(node=context.node, level=level), gpus, limit_s)
+    told = _diagnose(Diagnosed(node=context.node, level=level), gpus, begin + limit_s)
     return to_dict(replace(told, seconds=time.monotonic() - begin))
 
 
-def _diagnose(blank: Diagnosed, gpus: Sequence[str], limit_s: float) -> Diagnosed:
+def _diagnose(blank: Diagnosed, gpus: Sequence[str], until: float) -> Diagnosed:
     if shutil.which(_PROGRAM) is None:
         return replace(blank, installed=False, error=f"{_PROGRAM} is not on the path")
-    found = _run(["discovery", "-l"], min(_DISCOVERY_S, limit_s))
+    found = _run(["discovery", "-l"], min(_DISCOVERY_S, until - time.monotonic()))
     ids = ids_of(found.output)
     wanted = [number for number, uuid in ids.items() if uuid in gpus]
     if len(wanted) < len(gpus) or not wanted:
-        why = (
-            "it did not list the GPUs in time"
-            if found.ended
-            else f"it does not list them: {_last(found.output)}"
-        )
-        return replace(blank, error=f"DCGM does not know the GPUs of this node; {why}")
+        why = "no answer in time" if found.ended else "other ones alone" if ids else _last(found.output)
+        return replace(blank, error=f"DCGM does not list the GPUs of this node: {why}")
     # Without a choice it takes all; others' GPUs are not to be loaded
     choice = [] if len(wanted) == len(ids) else ["-i", ",".join(map(str, wanted))]
-    done = _run(["diag", "-r", str(blank.level), *choice, "-j"], limit_s)
+    left_s = until - time.monotonic()
+    done = _run(["diag", "-r", str(blank.level), *choice, "-j"], left_s)
     if done.ended:
-        return replace(blank, error=f"the diagnostic was ended after {limit_s:.0f} s")
+        return replace(blank, error=f"the diagnostic was ended after {left_s:.0f} s")
     return read(blank, done.output, ids)
 
 

@@ -64,6 +64,17 @@ def test_a_gpu_whose_links_or_fabric_are_ill_is_named(changes: dict[str, Any], t
     assert (fault.nodes, fault.ranks, fault.gpus) == (("host-1",), (9,), ("GPU-1-1",))
 
 
+def test_a_single_gpu_of_a_shared_machine_needs_no_fabric() -> None:
+    run = gpu_run(2, 1)
+    told = tuple(dataclasses.replace(state, fabric="in progress") for state in run.health)
+    found = [
+        fault
+        for fault in judge(dataclasses.replace(run, health=told)).findings
+        if fault.check == "gpu-health"
+    ]
+    assert {(fault.code, fault.verdict) for fault in found} == {("fabric-state", "WARN")}
+
+
 def test_a_counter_that_began_anew_counts_for_nothing() -> None:
     assert judge(run_with(9, nvlink_errors={"replay": 0, "recovery": 0, "CRC": 0})).findings == ()
 

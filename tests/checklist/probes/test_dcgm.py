@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,13 @@ SCRIPT = """#!/bin/sh
 echo "$@" >> {place}/calls
 if [ "$1" = discovery ]; then cat {samples}/dcgmi_discovery.txt; exit; fi
 {then}
+"""
+
+ENGINE_AWAY = """#!/bin/sh
+echo "$@" >> {place}/calls
+echo "Error: unable to establish a connection to the specified host: localhost" >&2
+echo "Error: Unable to connect to host engine. Host engine may not be running." >&2
+exit 255  # {samples}{then}
 """
 
 
@@ -135,8 +143,17 @@ def test_gpus_that_dcgm_does_not_list_are_not_diagnosed(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told, calls = ask(context, monkeypatch, "exit 1", ("GPU-00000000-0000-0000-0000-000000000000",))
-    assert "DCGM does not know the GPUs of this node" in (told.error or "")
+    assert "DCGM does not list the GPUs of this node: other ones alone" in (told.error or "")
     assert calls == ["discovery -l"]
+
+
+def test_without_a_host_engine_its_own_words_say_why(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "SCRIPT", ENGINE_AWAY)
+    told, calls = ask(context, monkeypatch, "")
+    assert (told.installed, calls) == (True, ["discovery -l"])
+    assert (told.error or "").endswith("Unable to connect to host engine. Host engine may not be running.")
 
 
 def test_at_its_limit_it_is_ended_with_all_that_it_has_started(

@@ -10,10 +10,11 @@ import pytest
 
 from checklist.measurements import Diagnosed, to_dict
 from checklist.options import Options
+from checklist.run import phases
 from checklist.run.pairing import PhaseSkipped
 from checklist.run.phases import diag
 from tests.checklist.run.sessions import Answered
-from tests.checklist.runs import facts
+from tests.checklist.runs import facts, healthy_gpu
 
 
 def deep(asked: list[tuple[str, int, Mapping[str, Any]]]) -> Answered:
@@ -48,6 +49,19 @@ def test_it_is_not_run_beside_others_nor_without_gpus() -> None:
     run.device = "cpu"
     with pytest.raises(PhaseSkipped, match="no GPUs"):
         diag(run)
+
+
+def test_how_a_gpu_was_under_load_comes_with_its_health_after_it() -> None:
+    def answer(what: str, rank: int, arguments: Mapping[str, Any]) -> Any:
+        assert (what, arguments) == ("health", {"when": "after"})
+        return [to_dict(healthy_gpu(rank, 1, when)) for when in ("loaded", "after")][rank:]
+
+    run = Answered(3, answer)
+    phases._health(run, "after")
+    assert run.got.health == [], "there are no GPUs"
+    run.device = "cuda"
+    phases._health(run, "after")
+    assert [(one.rank, one.when) for one in run.got.health] == [(0, "loaded"), (0, "after"), (1, "after")]
 
 
 def test_only_the_deep_profile_has_that_phase() -> None:
