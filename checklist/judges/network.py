@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from checklist.judges.advice import finding
 from checklist.judges.context import Judgement, JudgingContext, answer, no_verdict, skipped
-from checklist.judges.rdma_ports import rdma_ports
+from checklist.judges.rdma_ports import rates, rdma_ports
 from checklist.measurements import Facts
 from checklist.result import Finding, Gravity
 
@@ -163,7 +163,9 @@ def rdma(context: JudgingContext) -> Judgement:
     if not counts:
         return context.unmeasured("rdma", "facts")
     findings += rdma_ports(context)
-    return answer("rdma", f"{most} {kind} devices on each node.", findings, nodes=context.all_names)
+    at = rates(context)
+    good = f"{most} {kind} devices on each node" + (f", ports at {at}." if at else ".")
+    return answer("rdma", good, findings, nodes=context.all_names)
 
 
 def hostname(context: JudgingContext) -> Judgement:

@@ -10,8 +10,10 @@ from checklist.judges.context import JudgingContext, few
 from checklist.measurements import GpuHealth
 from checklist.result import Finding, Gravity
 
-# DCGM's limits, dcgm_gpu_hardware_limits.h: one replay or recovery of a link is an error, CRC errors are none
-# below 100 a second. A recovery that succeeded is counted from Blackwell on; DCGM has no limit for that.
+# Links: NVIDIA's Health Validation, checks nvlink_active (none may be inactive) and
+# nvlink_bandwidth_count_speed (18 of them, at 26,562 MB/s on H100, 53,125 on GB200). Errors: DCGM's
+# dcgm_gpu_hardware_limits.h, where one replay or recovery is an error, and CRC errors are none below 100 a
+# second. A recovery that succeeded is counted from Blackwell on; DCGM has no limit for that.
 SERIOUS_ERRORS = ("replay", "recovery", "failed recovery")
 CRC_PER_S = 100.0
 _DONE = "completed"

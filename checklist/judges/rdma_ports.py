@@ -55,6 +55,17 @@ def rdma_ports(context: JudgingContext) -> list[Finding]:
     return findings
 
 
+def rates(context: JudgingContext) -> str:
+    """At which rates the ports run that are up, in words; empty: no port has told one."""
+    told = {
+        port.gbps
+        for fact in context.facts
+        for port in fact.rdma_ports or ()
+        if port.state == _UP and port.gbps is not None
+    }
+    return f"{' and '.join(f'{rate:g}' for rate in sorted(told))} Gbit/s" if told else ""
+
+
 def _title(name: str, what: str, where: str, ports: list[str]) -> str:
     ports_words, are = ("ports", "are") if len(ports) > 1 else ("port", "is")
     rest = f"{where} not" if where == _ELSEWHERE else f"{where} are not"

@@ -11,7 +11,7 @@ from checklist import measurements
 from checklist.condensed import condensed_run
 from checklist.measurements import Measurements, RdmaPort
 from checklist.verdict import judge
-from tests.checklist.runs import gpu_run, spoil, verdict_of
+from tests.checklist.runs import gpu_run, spoil
 
 UP = tuple(
     RdmaPort(
@@ -72,7 +72,12 @@ def test_a_port_unlike_that_of_the_others_is_named(
 def test_ports_that_are_alike_on_all_nodes_are_nobodys_fault() -> None:
     run = cluster(4)
     assert said(run) == []
-    assert verdict_of(judge(run), "rdma") == "PASS"
+    check = judge(run).check("rdma")
+    assert check is not None
+    assert (check.verdict, check.reason) == (
+        "PASS",
+        "32 EFA devices on each node, ports at 200 and 400 Gbit/s.",
+    )
     assert said(cluster(4, 0, 1, 2, 3, **DOWN)) == [], "a port that nobody uses"
 
 
