@@ -55,19 +55,32 @@ CHECKS: dict[str, Check] = {
         ),
         Check(name="memlock", phase="facts", tells="memory can be locked, as RDMA needs"),
         Check(name="interface", phase="facts", tells="NCCL and gloo take an interface that reaches others"),
-        Check(name="rdma", phase="facts", tells="the EFA or InfiniBand devices of the machine are in sight"),
+        Check(
+            name="rdma",
+            phase="facts",
+            tells="the EFA or InfiniBand devices are in sight, their ports up and at full rate",
+        ),
         Check(name="hostname", phase="facts", tells="each host resolves its own name, and not to loopback"),
         Check(name="clock", phase="facts", tells="the hosts' clocks agree"),
         Check(name="placement", phase="facts", tells="the nodes of this very run are in one zone"),
         Check(
-            name="gpu-health", phase="facts", tells="ECC, remapped rows, XID and throttling, before and after"
+            name="gpu-health",
+            phase="facts",
+            tells="ECC, remapped rows, XID, throttling, NVLinks and their fabric, before and after",
         ),
         Check(name="mesh", phase="mesh", between="pair", tells="every node reaches every other with 256 KB"),
+        Check(name="dcgm", phase="diag", tells="NVIDIA's own diagnostic, level 2, where `dcgmi` is (`deep`)"),
         Check(
             name="gemm",
             phase="node",
             loaded=True,
             tells="matrix products as fast as the GPU's and its peers'",
+        ),
+        Check(
+            name="gpu-load",
+            phase="node",
+            loaded=True,
+            tells="clocks, power limit, temperature and PCIe generation under load, beside its peers'",
         ),
         Check(
             name="corruption",

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TypeVar
 
-from checklist.measurements import Facts, Local, Measurements, Probe
+from checklist.measurements import Facts, GpuHealth, Local, Measurements, Probe
 from checklist.result import Figure, Result
 
 MOST_RANKS = 1024  # of more, what is the same for a node, or was well, is told once or not at all
@@ -72,11 +72,14 @@ def _ranks(run: Measurements) -> Measurements:
     for fact in sorted(run.facts, key=lambda fact: fact.rank):
         first.setdefault(fact.node, fact)
     after = {state.rank for state in run.health if state.when == "after"}
+    told = next((fact for fact in run.facts if fact.rdma_ports), None)
     return replace(
         run,
-        facts=tuple(_beside(fact, first[fact.node]) for fact in run.facts),
+        facts=tuple(_ports_beside(_beside(fact, first[fact.node]), told) for fact in run.facts),
         # What was before is the same after, or worse
-        health=tuple(state for state in run.health if state.when == "after" or state.rank not in after),
+        health=tuple(
+            _well(state) for state in run.health if state.when == "after" or state.rank not in after
+        ),
         locals=_locals(run.locals),
     )
 
@@ -96,6 +99,25 @@ def _beside(fact: Facts, first: Facts) -> Facts:
         nic_reason=None if fact.nic_reason == first.nic_reason else fact.nic_reason,
         network_nodes=() if fact.network_nodes == first.network_nodes else fact.network_nodes,
     )
+
+
+def _well(state: GpuHealth) -> GpuHealth:
+    """A GPU's health without what it has in common with the others, or what findings tell."""
+    return replace(
+        state,
+        nvlink_errors=None,
+        nvlink_mbytes_per_s=None,
+        pcie_width_most=None,
+        fabric_clique=None,
+        fabric=None if state.fabric == "completed" else state.fabric,
+    )
+
+
+def _ports_beside(fact: Facts, told: Facts | None) -> Facts:
+    """A rank's facts without RDMA ports that are like those of the first node that has told any."""
+    if told is None or fact.rank == told.rank or fact.rdma_ports != told.rdma_ports:
+        return fact
+    return replace(fact, rdma_ports=None)
 
 
 def _locals(every: Iterable[Local]) -> tuple[Local, ...]:

@@ -28,6 +28,8 @@ class Effort:
     load_s: float
     """How long the GPUs are kept busy with matrix products."""
     storage_bytes: int
+    dcgm_level: int
+    """Of NVIDIA's own diagnostic (checklist/probes/dcgm.py); 0: it is not run."""
     phase_limits_s: Mapping[PhaseName, float]
     """After so long a phase is ended; generous, as a slow host is to be measured and not to be cut off."""
     op_limit_s: float
@@ -43,7 +45,8 @@ EFFORTS: dict[Profile, Effort] = {
         iterations=5,
         load_s=2.0,
         storage_bytes=32 * MIB,
-        phase_limits_s={"facts": 60, "mesh": 60, "node": 90, "world": 120, "pairs": 120},
+        dcgm_level=0,
+        phase_limits_s={"facts": 60, "mesh": 60, "diag": 60, "node": 90, "world": 120, "pairs": 120},
         op_limit_s=30,
     ),
     "standard": Effort(
@@ -54,7 +57,8 @@ EFFORTS: dict[Profile, Effort] = {
         iterations=20,
         load_s=30.0,
         storage_bytes=512 * MIB,
-        phase_limits_s={"facts": 90, "mesh": 120, "node": 600, "world": 900, "pairs": 900},
+        dcgm_level=0,
+        phase_limits_s={"facts": 90, "mesh": 120, "diag": 60, "node": 600, "world": 900, "pairs": 900},
         op_limit_s=120,
     ),
     "deep": Effort(
@@ -65,7 +69,8 @@ EFFORTS: dict[Profile, Effort] = {
         iterations=50,
         load_s=600.0,
         storage_bytes=4 * GIB,
-        phase_limits_s={"facts": 90, "mesh": 180, "node": 1800, "world": 3600, "pairs": 3600},
+        dcgm_level=2,
+        phase_limits_s={"facts": 90, "mesh": 180, "diag": 900, "node": 1800, "world": 3600, "pairs": 3600},
         op_limit_s=300,
     ),
 }

@@ -11,7 +11,7 @@ import dataclasses
 import json
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from estimator.errors import UserError
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 SCHEMA_VERSION = 2
-PhaseName = Literal["facts", "mesh", "node", "world", "pairs"]
-PHASES: tuple[PhaseName, ...] = ("facts", "mesh", "node", "world", "pairs")  # in the order in which they run
+PhaseName = Literal["facts", "mesh", "diag", "node", "world", "pairs"]
+PHASES: tuple[PhaseName, ...] = get_args(PhaseName)  # in the order in which they run
 NO_FOLDER = "there is no folder"  # how the error of a Local begins whose place is missing
 IDLE = "nothing"  # the operation of a Hang that was lost between two of them
 BROKEN_OFF = "it had not ended when the run was broken off"  # of a Phase, where nobody knows more
@@ -43,6 +43,25 @@ class Nic:
     gbps: float | None = None
     """Line rate in 10^9 bits a second, where the kernel knows it."""
     up: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RdmaPort:
+    """One port of an InfiniBand, RoCE or EFA device, in the kernel's words."""
+
+    __pydantic_config__ = TOLD
+    name: str
+    """Device and number of the port: "mlx5_0/1"."""
+    model: str | None = None
+    """The board, or what the driver calls the chip."""
+    state: str | None = None
+    """"ACTIVE" where packets pass; "DOWN", "INIT", "ARMED"."""
+    physical: str | None = None
+    """"LinkUp"; "Polling" or "Disabled", where there is no link."""
+    gbps: float | None = None
+    """Rate in 10^9 bits a second that the link has trained to."""
+    layer: str | None = None
+    """"InfiniBand" or "Ethernet"."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,6 +109,8 @@ class Facts:
     """What its own hostname resolves to."""
     efa_devices: int | None = None
     ib_devices: tuple[str, ...] | None = None
+    rdma_ports: tuple[RdmaPort, ...] | None = None
+    """Of its host; told by the first rank of each node alone."""
     gpu_processes: int | None = None
     """Processes of others that were on this rank's GPU before the checks."""
 
@@ -101,8 +122,10 @@ class GpuHealth:
     __pydantic_config__ = TOLD
     rank: int
     uuid: str
-    when: Literal["before", "after"]
-    """Before or after the load of the node phase."""
+    when: Literal["before", "loaded", "after"]
+    """Before or after the load of the node phase, or all through its matrix products. Then clock and power
+    are medians, the temperature is the highest, and a reason of throttling was there for a tenth of the time
+    or longer."""
     ecc_uncorrected: int | None = None
     """Uncorrectable memory errors since the driver was loaded."""
     ecc_corrected: int | None = None
@@ -120,10 +143,27 @@ class GpuHealth:
     """What the driver itself asks for ("none", "GPU reset", "node reboot" ...); None: it doesn't say."""
     temperature_c: float | None = None
     power_w: float | None = None
+    power_limit_w: float | None = None
+    """What is enforced, and what it is by default."""
+    power_default_w: float | None = None
+    slowdown_c: float | None = None
+    """Where the hardware slows down."""
     sm_clock_mhz: int | None = None
     pcie_generation: int | None = None
+    pcie_generation_most: int | None = None
+    """The newest that GPU and slot both have."""
     pcie_width: int | None = None
+    pcie_width_most: int | None = None
     nvlinks_active: int | None = None
+    nvlink_mbytes_per_s: int | None = None
+    """Of the slowest active one, 10^6 bytes a second."""
+    nvlink_errors: dict[str, int] | None = None
+    """Of all active ones since the driver was loaded, by kind ("replay", "recovery", "CRC" ...)."""
+    fabric: str | None = None
+    """What the fabric manager has done with it: "completed", "in progress" ...; None: it is in no fabric."""
+    fabric_faults: tuple[str, ...] = ()
+    fabric_clique: str | None = None
+    """Cluster and clique that it is registered in, also within one host."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -172,6 +212,40 @@ class Repeated:
     """Values that had other bits than the first time, all times together."""
     digest: str
     """Of the bits of the first."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DiagnosticFault:
+    """A test of DCGM's that has failed, or that warns."""
+
+    __pydantic_config__ = STRICT
+    test: str
+    failed: bool
+    gpu: str | None = None
+    """By UUID; None: it is of several GPUs, or of another part."""
+    text: str = ""
+    severities: tuple[int, ...] = ()
+    """DCGM's own, of all its errors (dcgm_errors.h, dcgmErrorSeverity_t); (): not told."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Diagnosed:
+    """What DCGM's diagnostic says of one node's GPUs."""
+
+    __pydantic_config__ = TOLD
+    node: int
+    level: int
+    installed: bool = True
+    version: str | None = None
+    """Of DCGM."""
+    seconds: float = 0.0
+    passed: tuple[str, ...] = ()
+    """Tests that have passed wherever they were run."""
+    left_out: tuple[str, ...] = ()
+    """Tests that were skipped, or of which it isn't clear whether they were run."""
+    faults: tuple[DiagnosticFault, ...] = ()
+    error: str | None = None
+    """Why there is no answer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -337,6 +411,7 @@ class Measurements:
     health: tuple[GpuHealth, ...] = ()
     probes: tuple[Probe, ...] = ()
     locals: tuple[Local, ...] = ()
+    diagnosed: tuple[Diagnosed, ...] = ()
     repeated: tuple[Repeated, ...] = ()
     collectives: tuple[Collective, ...] = ()
     pairs: tuple[Pair, ...] = ()

@@ -166,7 +166,8 @@ class Options(CheckOptions):
     @property
     def phases(self) -> tuple[PhaseName, ...]:
         """The phases that its checks need, in order."""
-        return phases_of(self.checks)
+        needed = phases_of(self.checks)
+        return tuple(phase for phase in needed if phase != "diag" or self.effort.dcgm_level)
 
     def limit_s(self, phase: PhaseName) -> float:
         """Seconds after which a phase is ended."""

@@ -28,7 +28,18 @@ from checklist.measurements import (
 )
 
 UNLIMITED = -1  # of memlock
-_COUNTS = ("ecc_uncorrected", "ecc_corrected", "pcie_generation", "pcie_width", "nvlinks_active")
+_COUNTS = (
+    "ecc_uncorrected",
+    "ecc_corrected",
+    "sm_clock_mhz",
+    "pcie_generation",
+    "pcie_generation_most",
+    "pcie_width",
+    "pcie_width_most",
+    "nvlinks_active",
+    "nvlink_mbytes_per_s",
+)
+_FLOATS = ("temperature_c", "slowdown_c", "power_w", "power_limit_w", "power_default_w")
 T = TypeVar("T")
 
 
@@ -155,7 +166,13 @@ def _facts(fact: Facts) -> tuple[Facts, list[Unsound]]:
         found += _Teller("interface", fact.node, fact.rank).bad(
             f"rate of {nic.name}", nic.gbps, "Gbit/s", why
         )
-    return (replace(fact, nics=nics, **changes) if found else fact), found
+    ports = fact.rdma_ports and tuple(
+        replace(port, gbps=None) if wrong(port.gbps) else port for port in fact.rdma_ports
+    )
+    for port in fact.rdma_ports or ():
+        teller = _Teller("rdma", fact.node, fact.rank)
+        found += teller.bad(f"rate of {port.name}", port.gbps, "Gbit/s", wrong(port.gbps))
+    return (replace(fact, nics=nics, rdma_ports=ports, **changes) if found else fact), found
 
 
 def _wrong_or_zero(value: float | None) -> str | None:
@@ -170,9 +187,14 @@ def _negative_limit(value: int | None) -> str | None:
 def _health(state: GpuHealth, node: int | None) -> tuple[GpuHealth, list[Unsound]]:
     teller = _Teller("gpu-health", node, state.rank)
     whys = {field: _negative(getattr(state, field)) for field in _COUNTS}
-    whys |= {field: _not_finite(getattr(state, field)) for field in ("temperature_c", "power_w")}
+    whys |= {field: _not_finite(getattr(state, field)) for field in _FLOATS}
     found = [one for name, why in whys.items() for one in teller.bad(name, getattr(state, name), "", why)]
     changes: dict[str, Any] = {field: None for field, why in whys.items() if why}
+    errors = state.nvlink_errors or {}
+    for kind, number in errors.items():
+        found += teller.bad(f"NVLink {kind}", number, "", _negative(number))
+    if any(number < 0 for number in errors.values()):
+        changes["nvlink_errors"] = {kind: number for kind, number in errors.items() if number >= 0}
     return replace(state, **changes), found
 
 

@@ -15,7 +15,8 @@ from checklist.round_robin import pairs_of
 LEAST_SHARE = 0.9  # of the ranks or nodes, or of the pairs that a run of so many nodes measures
 WORLD = ("correctness", "latency", "bandwidth", "transport")
 # Checks whose ranks are one GPU each
-OF_GPUS = ("gemm", "corruption", "hbm", "host-copy", "peer-copy", "gpu-health", "gpus")
+OF_GPUS = ("dcgm", "gemm", "gpu-load", "corruption", "hbm", "host-copy", "peer-copy", "gpu-health", "gpus")
+_WHEN = {"gpu-health": "after", "gpu-load": "loaded"}  # of a GPU's health, which such a check needs
 Link = tuple[int, int]
 
 
@@ -66,8 +67,11 @@ def _ranks(context: JudgingContext, check: str) -> set[int]:
         return _measured_alone(context, check)
     if check == "corruption":
         return {one.rank for one in context.measurements.repeated} & context.nodes_by_rank.keys()
-    if check == "gpu-health":
-        return {state.rank for state in context.measurements.health if state.when == "after"}
+    if check == "dcgm":
+        nodes = {one.node for one in context.measurements.diagnosed if one.error is None}
+        return {rank for rank, node in context.nodes_by_rank.items() if node in nodes}
+    if check in _WHEN:
+        return {state.rank for state in context.measurements.health if state.when == _WHEN[check]}
     return set(context.nodes_by_rank)
 
 

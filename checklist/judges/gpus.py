@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from checklist.judges import xids
 from checklist.judges.advice import finding
+from checklist.judges.beside import fewer, kinds_of
 from checklist.judges.context import Judgement, JudgingContext, answer, no_verdict, skipped
+from checklist.judges.nvlink import nvlink
 from checklist.measurements import GpuHealth
-from checklist.result import Finding, Gravity
+from checklist.result import Finding
 
 NORMAL_THROTTLING = ("software power cap", "sync boost")  # under load every large GPU meets its power limit
 
@@ -53,23 +56,29 @@ def gpu_health(context: JudgingContext) -> Judgement:
     """What NVML and the kernel's log say of each GPU, before the load and after it.
 
     FAIL for uncorrectable memory errors, rows to be remapped, an XID that takes the GPU out of service, a
-    recovery that the driver asks for, and fewer NVLinks than others of its kind. WARN for an XID that only
-    ends the application or is from before the run, for throttling and for fewer PCIe lanes.
+    recovery that the driver asks for, fewer or slower NVLinks than others of its kind, NVLinks that had to
+    recover or send again, and a GPU that the fabric manager has not taken in. WARN for an XID that only ends
+    the application or is from before the run, for throttling, and for GPUs of one NVLink cluster that are in
+    several cliques. Fewer PCIe lanes than others of its kind are WARN, and FAIL where GPU and slot have more;
+    so many on all of a kind are taken for meant, as a virtual machine may tell what isn't so.
 
     Limits: none of our own: what an XID asks for is checklist/data/xids.csv (NVIDIA's catalogue); reasons
-    of throttling that every large GPU meets under load are left out (``NORMAL_THROTTLING``).
+    of throttling that every large GPU meets under load are left out (``NORMAL_THROTTLING``); for NVLinks'
+    errors those of DCGM, in checklist/judges/nvlink.py.
 
     Can't tell: PASS needs XIDs and memory errors to be readable after the load, else it is NO-VERDICT; a
-    link that all GPUs of a kind lack looks as if it were so by design.
+    link that all GPUs of a kind lack looks as if it were so by design. NVLinks' errors are those of the load
+    of each GPU and of copies between them, not of collectives.
     """
     if not context.cuda:
         return skipped("gpu-health", "The run uses no GPUs.")
-    after = [state for state in context.measurements.health if state.when == "after"]
+    states = [state for state in context.measurements.health if state.when != "loaded"]
+    after = [state for state in states if state.when == "after"]
     if not context.measurements.health:
         return context.unmeasured("gpu-health", "facts")
-    findings = [fault for state in context.measurements.health for fault in _ill(context, state)]
-    findings += _fewer(context, "nvlinks_active", "nvlink-down", "FAIL", "NVLinks")
-    findings += _fewer(context, "pcie_width", "pcie-narrow", "WARN", "PCIe lanes")
+    findings = [fault for state in states for fault in _ill(context, state)]
+    findings += nvlink(context)
+    findings += _narrow(context, states)
     unique = {(fault.code, fault.ranks): fault for fault in findings}  # before and after: once
     if not unique and len(after) < len(context.facts):
         return no_verdict("gpu-health", "The GPUs were not asked again after the load.")
@@ -80,28 +89,34 @@ def gpu_health(context: JudgingContext) -> Judgement:
     return answer("gpu-health", "Nothing before the load or after.", unique.values(), nodes=context.all_names)
 
 
-def _fewer(context: JudgingContext, field: str, code: str, verdict: Gravity, what: str) -> list[Finding]:
-    """GPUs that have fewer of something than others of their kind; how many are due differs by kind."""
-    kinds = {
-        fact.rank: fact.gpu_names[fact.local_rank]
-        for fact in context.facts
-        if fact.local_rank < len(fact.gpu_names)
+def _narrow(context: JudgingContext, states: list[GpuHealth]) -> list[Finding]:
+    """GPUs whose PCIe link has trained to fewer lanes."""
+    below = {
+        state.rank: state
+        for state in states
+        if state.pcie_width is not None
+        and state.pcie_width_most is not None
+        and state.pcie_width < state.pcie_width_most
     }
-    known = [(state, getattr(state, field)) for state in context.measurements.health if state.rank in kinds]
-    most: dict[str, int] = {}
-    for state, count in known:
-        if count is not None:
-            most[kinds[state.rank]] = max(count, most.get(kinds[state.rank], 0))
-    findings = []
-    for state, count in known:
-        due = most.get(kinds[state.rank])
-        if count is not None and due is not None and count < due:
-            name = context.name_of_rank(state.rank)
-            title = f"The GPU of rank {state.rank} ({name}) has {count} {what}, others of its kind {due}."
-            findings.append(
-                finding("gpu-health", code, verdict, title, nodes=[name], ranks=[state.rank], gpu=state.uuid)
+    found = [
+        replace(fault, verdict="FAIL") if set(fault.ranks) & below.keys() else fault
+        for fault in fewer(context, states, "pcie_width", "pcie-narrow", "WARN", "PCIe lanes")
+    ]
+    if found:
+        return found
+    kinds = kinds_of(context)
+    only = Counter(kinds.values())
+    for rank, state in below.items():
+        if only[kinds.get(rank, "")] == 1:  # nobody to be beside
+            name = context.name_of_rank(rank)
+            lanes = f"{state.pcie_width} PCIe lanes of {state.pcie_width_most}"
+            title = f"The GPU of rank {rank} ({name}) has {lanes}."
+            found.append(
+                finding(
+                    "gpu-health", "pcie-narrow", "WARN", title, nodes=[name], ranks=[rank], gpu=state.uuid
+                )
             )
-    return findings
+    return found
 
 
 def _ill(context: JudgingContext, state: GpuHealth) -> list[Finding]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from checklist.judges.advice import finding
 from checklist.judges.context import Judgement, JudgingContext, answer, no_verdict
-from checklist.measurements import IDLE, PHASES, Hang
+from checklist.measurements import IDLE, PHASES, Hang, PhaseName
+
+# Other profiles don't have that phase, whose program has a limit of its own
+_DEEP_ALONE: PhaseName = "diag"
 
 
 def hangs(context: JudgingContext) -> Judgement:
@@ -13,8 +16,8 @@ def hangs(context: JudgingContext) -> Judgement:
     Limits: the profile's ``op_limit_s`` (checklist/effort.py), or --op-timeout, for one operation.
 
     Can't tell: a fault of one's own from a node that its cluster took away with the whole step, nor who held
-    up a phase that ended early with nobody behind: both are NO-VERDICT. A run that leaves out phases covers
-    nobody, so that it clears no earlier hang.
+    up a phase that ended early with nobody behind: both are NO-VERDICT. A run that leaves out phases (other
+    than that of DCGM's diagnostic) covers nobody, so that it clears no earlier hang.
     """
     findings = []
     for hang in context.measurements.hangs:
@@ -41,7 +44,8 @@ def hangs(context: JudgingContext) -> Judgement:
     if not context.measurements.phases:
         return no_verdict("hangs", "Not measured: no phase ran.")
     # A run that leaves out phases can't clear a hang in one of them: it covers nobody
-    whole = {phase.name for phase in context.measurements.phases if phase.status == "done"} == set(PHASES)
+    done = {phase.name for phase in context.measurements.phases if phase.status == "done"}
+    whole = done >= set(PHASES) - {_DEEP_ALONE}
     return answer("hangs", "Every phase ended in time.", findings, nodes=context.all_names if whole else ())
 
 

@@ -6,6 +6,7 @@ from collections import defaultdict
 
 from checklist.judges.advice import finding
 from checklist.judges.context import Judgement, JudgingContext, answer, no_verdict, skipped
+from checklist.judges.rdma_ports import rates, rdma_ports
 from checklist.measurements import Facts
 from checklist.result import Finding, Gravity
 
@@ -124,11 +125,15 @@ def _nic_fault_of(addresses: tuple[str, ...]) -> str | None:
 def rdma(context: JudgingContext) -> Judgement:
     """FAIL for a node that sees fewer EFA or InfiniBand devices than the others, or none where there must be.
 
-    There must be some where the machine type's row in estimator/data/instances.csv names EFA.
+    There must be some where the machine type's row in estimator/data/instances.csv names EFA. FAIL too for a
+    port that is down, or at a lower rate than the port of that name and model has on the other nodes; WARN
+    where a single node says so, or only other ports of the same node.
 
-    Limits: none; the node with the most devices is the measure.
+    Limits: the node with the most devices is the measure; of ports, what most others have, and at least
+    ``WITNESSES`` (2) of them for FAIL.
 
-    Can't tell: whether the devices work, nor, for a machine that no table lists, whether all nodes lack one.
+    Can't tell: whether packets pass, nor, for a machine that no table lists, whether all nodes lack a device;
+    a port that is down or slow on most nodes is taken for one that nobody uses.
     """
     if not context.cuda:
         return skipped("rdma", "The run uses no GPUs.")
@@ -157,7 +162,10 @@ def rdma(context: JudgingContext) -> Judgement:
     ]
     if not counts:
         return context.unmeasured("rdma", "facts")
-    return answer("rdma", f"{most} {kind} devices on each node.", findings, nodes=context.all_names)
+    findings += rdma_ports(context)
+    at = rates(context)
+    good = f"{most} {kind} devices on each node" + (f", ports at {at}." if at else ".")
+    return answer("rdma", good, findings, nodes=context.all_names)
 
 
 def hostname(context: JudgingContext) -> Judgement:

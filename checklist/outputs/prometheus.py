@@ -86,7 +86,21 @@ def _fill(result: Result, registry: Any, cluster: str) -> None:
             rank = "" if figure.rank is None else str(figure.rank)
             labels = {"figure": figure.name, "unit": figure.unit, "bytes": size, "rank": rank}
             put("figure", "Figures that were judged", figure.value, **labels, node=figure.node or "")
+    _gpus(result, put)
     _pairs(result, put)
+
+
+def _gpus(result: Result, put: Callable[..., None]) -> None:
+    """What was found against each GPU itself."""
+    worst: dict[str, float] = {}
+    for finding in result.findings:
+        for uuid in finding.gpus:
+            worst[uuid] = max(LEVELS[finding.verdict], worst.get(uuid, 0))
+    names = result.measurements.names
+    for fact in result.measurements.facts:
+        for uuid in fact.gpu_uuids[fact.local_rank :][:1]:
+            tells = "Of each GPU, by what was found against it: 0 nothing, 1 warn, 2 fail"
+            put("gpu_verdict", tells, worst.get(uuid, 0), node=names[fact.node], gpu=uuid)
 
 
 def _pairs(result: Result, put: Callable[..., None]) -> None:

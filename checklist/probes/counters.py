@@ -15,7 +15,8 @@ _SNMP = Path("/proc/self/net/snmp")  # of this process's network namespace
 _RDMA = Path("/sys/class/infiniband")
 _NETWORK = Path("/sys/class/net")
 # Documentation/ABI/stable/sysfs-class-infiniband of the kernel; hw_counters of mlx5 and of efa's driver.
-# Left out: counters that also grow in health, as efa's retrans_pkts and rnr_nak_retry_err do.
+# Left out: counters that also grow in health, as efa's retrans_pkts and rnr_nak_retry_err do. The oldest ones
+# stop at their end (symbol_error at 65,535, link_downed at 255), where they can't tell any more.
 _ERRORS = (
     "counters/symbol_error",
     "counters/link_error_recovery",
@@ -27,6 +28,9 @@ _ERRORS = (
     "counters/excessive_buffer_overrun_errors",
     "hw_counters/out_of_sequence",
     "hw_counters/packet_seq_err",
+    "hw_counters/implied_nak_seq_err",
+    "hw_counters/roce_adp_retrans",
+    "hw_counters/roce_adp_retrans_to",
     "hw_counters/local_ack_timeout_err",
     "hw_counters/rx_icrc_encapsulated",
     "hw_counters/rx_drops",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from checklist.analysis.busbw import algbw
 from checklist.checks import LOCALS
 from checklist.measurements import Local, to_dict
-from checklist.probes import storage
+from checklist.probes import gpu_load, storage
 from checklist.probes.context import Context
 
 if TYPE_CHECKING:
@@ -26,13 +26,15 @@ _HOST_COPY_BYTES = 256 << 20
 _CPU_S = 0.5  # on CPUs the load is a sample, not a burn-in
 _COPIES = 10
 _FEWEST = 5
-_NEED_TORCH = {"gemm", "hbm", "host-copy", "peer-copy"}  # it is slow to import, so only for these
+_NEED_TORCH = {"gemm", "gpu-load", "hbm", "host-copy", "peer-copy"}  # it is slow to import, so only for these
 
 
 def measure(
     context: Context, device: str, checks: list[str], load_s: float, places: dict[str, Any]
 ) -> list[dict[str, Any]]:
     """Those of the checks gemm, hbm, host-copy and peer-copy that are asked for, and storage, as Locals.
+
+    The load of gemm is also that of check gpu-load.
 
     ``places``: what :func:`checklist.probes.storage.measure` is told, by each node's first rank.
     """
@@ -78,10 +80,11 @@ def _compute(
     import torch
 
     where = torch.device("cuda", context.local_rank) if on_gpu else torch.device("cpu")
-    if "gemm" in checks:
-        dtypes = {"gemm_bf16": torch.bfloat16} if on_gpu else {"gemm_fp32": torch.float32}
-        for name, dtype in dtypes.items():
-            figure(name, partial(_products, where, dtype, load_s if on_gpu else _CPU_S))
+    if on_gpu and {"gemm", "gpu-load"} & set(checks):
+        with gpu_load.watched(context):
+            figure("gemm_bf16", partial(_products, where, torch.bfloat16, load_s))
+    elif "gemm" in checks:
+        figure("gemm_fp32", partial(_products, where, torch.float32, _CPU_S))
     if "hbm" in checks:
         size = _CUDA_COPY_BYTES if on_gpu else _CPU_COPY_BYTES
         figure("hbm_copy" if on_gpu else "memory_copy", lambda: _copies(where, where, size, both=True))

@@ -85,6 +85,7 @@ class Conductor(Session):
             health=tuple(got.health),
             probes=tuple(got.probes),
             locals=tuple(got.locals),
+            diagnosed=tuple(got.diagnosed),
             repeated=tuple(got.repeated),
             collectives=tuple(got.collectives),
             pairs=tuple(got.pairs),

@@ -10,6 +10,7 @@ from typing import Any
 from checklist.measurements import (
     PHASES,
     Counters,
+    Diagnosed,
     Facts,
     GpuHealth,
     Local,
@@ -58,6 +59,21 @@ def facts(run: Session) -> str | None:
         if rank in run.got.facts:
             run.fact(rank, clock_offset_s=offset, clock_offset_error_s=error)
     _health(run, "before")
+    return trouble(outcome)
+
+
+def diag(run: Session) -> str | None:
+    """After phase 1: NVIDIA's own diagnostic, by one rank of each node, its GPUs idle."""
+    if run.device != "cuda":
+        raise PhaseSkipped("the run uses no GPUs")
+    refuse_busy(run)
+    left_s = max(1.0, run.phase_ends - time.monotonic() - 2 * _LEAVE_S)
+    arguments = {
+        rank: {"gpus": _gpus_of(run, node), "level": run.options.effort.dcgm_level, "limit_s": left_s}
+        for node, rank in run.leaders.items()
+    }
+    outcome = run.ask("diagnose", arguments, limit_s=left_s + _LEAVE_S)
+    run.got.diagnosed += [record(Diagnosed, reply) for reply in outcome.replies.values()]
     return trouble(outcome)
 
 
@@ -139,6 +155,7 @@ def counted(run: Session, name: PhaseName) -> str | None:
 DO: dict[PhaseName, Callable[[Session], str | None]] = {
     "facts": facts,
     "mesh": mesh,
+    "diag": diag,
     "node": node,
     "world": world,
     "pairs": pairs,
@@ -167,6 +184,12 @@ def _join(run: Session, ranks: tuple[int, ...]) -> str | None:
     limit = 2 * run.limits.operation  # torch is imported by this, on all cores at once
     outcome = run.ask("join", dict.fromkeys(ranks, arguments), limit_s=limit, together=True)
     return trouble(outcome)
+
+
+def _gpus_of(run: Session, node: int) -> list[str]:
+    """The UUIDs of the GPUs that a node's ranks use."""
+    own = [fact for fact in run.got.facts.values() if fact.node == node]
+    return [uuid for fact in own for uuid in fact.gpu_uuids[fact.local_rank :][:1]]
 
 
 def _places(run: Session, rank: int) -> dict[str, Any]:
@@ -199,7 +222,7 @@ def _health(run: Session, when: str) -> None:
     if run.device != "cuda":
         return
     outcome = run.ask("health", {rank: {"when": when} for rank in run.ranks}, limit_s=run.limits.operation)
-    run.got.health += [record(GpuHealth, reply) for reply in outcome.replies.values() if reply]
+    run.got.health += [record(GpuHealth, state) for reply in outcome.replies.values() for state in reply]
 
 
 def _refuse_cut(run: Session) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from checklist.measurements import (
     Collective,
     Counters,
+    Diagnosed,
     Facts,
     GpuHealth,
     Local,
@@ -34,6 +35,7 @@ class Collected:
     health: list[GpuHealth] = field(default_factory=list)
     probes: list[Probe] = field(default_factory=list)
     locals: list[Local] = field(default_factory=list)
+    diagnosed: list[Diagnosed] = field(default_factory=list)
     repeated: list[Repeated] = field(default_factory=list)
     collectives: list[Collective] = field(default_factory=list)
     pairs: list[Pair] = field(default_factory=list)

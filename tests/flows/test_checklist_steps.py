@@ -30,7 +30,8 @@ def test_a_lost_step_is_judged_by_what_was_kept_and_its_lost_node_is_named_but_n
         rank=8, node=1, phase="world", op="all_reduce", sequence=3, waited_s=1, kind="lost", detail="gone"
     )
     run = gpu_run(2)
-    phases = (*run.phases[:3], Phase(name="world", status="failed", reason="node 1 was lost"), run.phases[4])
+    ended = Phase(name="world", status="failed", reason="node 1 was lost")
+    phases = tuple(ended if phase.name == "world" else phase for phase in run.phases)
     kept = replace(run, hangs=(lost,), phases=phases, collectives=(), transport=None)
 
     told = checklist_steps.judge_run(

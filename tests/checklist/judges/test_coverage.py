@@ -171,3 +171,9 @@ def test_a_hang_stays_open_where_its_node_hangs_no_more_but_another_does() -> No
     assert again.bad_nodes == ("host-2",), "every phase ran to its end with host-1"
     cut = dataclasses.replace(hang(17), phases=gpu_run(4).phases[:2])
     assert judge(cut, open_failures=known).bad_nodes == ("host-1", "host-2")
+
+
+def test_a_hang_is_cleared_by_a_profile_without_dcgm_s_diagnostic() -> None:
+    stuck = Hang(rank=9, node=1, phase="pairs", op="send_recv", sequence=3, waited_s=30)
+    deep = dataclasses.replace(gpu_run(), profile="deep", hangs=(stuck,))
+    assert judge(gpu_run(), open_failures=judge(deep).open_failures()).bad_nodes == ()

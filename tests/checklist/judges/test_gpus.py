@@ -16,12 +16,23 @@ FAULTS: list[tuple[str, Measurements, str, str]] = [
     ("a busy GPU", spoil(gpu_run(), 3, gpu_processes=1), "gpu-busy", "WARN"),
     ("an NVLink down", with_health(gpu_run(), 9, nvlinks_active=17), "nvlink-down", "FAIL"),
     ("a narrow slot", with_health(gpu_run(), 9, pcie_width=8), "pcie-narrow", "WARN"),
+    ("lanes lost", with_health(gpu_run(), 9, pcie_width=8, pcie_width_most=16), "pcie-narrow", "FAIL"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("what", "run", "code", "level"), FAULTS, ids=[fault[0] for fault in FAULTS])
 def test_a_fault_is_found_under_its_name(what: str, run: Measurements, code: str, level: str) -> None:
     assert codes(run) == ({code: level} if code else {})
+
+
+def test_lanes_that_all_gpus_of_a_kind_lack_are_taken_for_meant_unless_there_is_one() -> None:
+    narrow = {"pcie_width": 8, "pcie_width_most": 16}
+    run = gpu_run()
+    everywhere = tuple(dataclasses.replace(state, **narrow) for state in run.health)  # type: ignore[arg-type]
+    assert codes(dataclasses.replace(run, health=everywhere)) == {}
+    one = gpu_run(1, 1)
+    health = tuple(dataclasses.replace(state, **narrow) for state in one.health)  # type: ignore[arg-type]
+    assert codes(dataclasses.replace(one, health=health))["pcie-narrow"] == "WARN"
 
 
 def test_ill_gpus_are_named_with_their_node() -> None:

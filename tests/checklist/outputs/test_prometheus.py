@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -77,3 +78,19 @@ def test_suspects_and_the_cluster_are_among_the_labels(tmp_path: Path) -> None:
     assert 'training_checklist_node_suspect{cluster="north",node="host-1"} 1.0' in text
     assert 'training_checklist_node_suspect{cluster="north",node="host-2"} 0.0' in text
     assert all('cluster="north"' in line for line in text.splitlines() if not line.startswith("#"))
+
+
+def test_what_was_found_against_a_gpu_is_its_own(tmp_path: Path) -> None:
+    run = gpu_run()
+    capped = tuple(
+        dataclasses.replace(state, power_limit_w=500.0)
+        if (state.rank, state.when) == (9, "loaded")
+        else state
+        for state in run.health
+    )
+    prometheus.write(judge(dataclasses.replace(run, health=capped)), tmp_path / "checklist.prom")
+    found = samples(tmp_path / "checklist.prom")
+    gpus = {labels: value for (name, labels), value in found.items() if name == "gpu_verdict"}
+    assert len(gpus) == 16
+    assert {labels for labels, value in gpus.items() if value} == {("GPU-1-1", "host-1")}
+    assert found["figure", ("SM clock", "host-0", "0", "MHz")] == 1700

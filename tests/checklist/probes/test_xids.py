@@ -154,7 +154,7 @@ def test_without_the_log_nvmls_events_tell_xids_and_without_those_nothing_is_kno
         env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0, done.stderr
-    before, after = json.loads(done.stdout)
+    (before,), (after,) = json.loads(done.stdout)
     if supported:
         assert (before["xids"], before["xid_source"]) == ([], "NVML events")
         assert after["xids"] == [79]

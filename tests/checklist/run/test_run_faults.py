@@ -67,7 +67,7 @@ def test_healthy_hosts_pass_every_phase_and_nobody_is_named(tmp_path: Path) -> N
 
     assert result.verdict in ("PASS", "WARN"), result.headline
     assert result.findings == ()
-    assert {phase.status for phase in result.measurements.phases} == {"done"}
+    assert {phase.name for phase in result.measurements.phases if phase.status != "done"} == {"diag"}
     assert all(item.correct for item in result.measurements.collectives)
 
 
@@ -77,7 +77,7 @@ def test_hosts_that_have_ipv6_alone_pass_every_phase(tmp_path: Path) -> None:
 
     assert result.verdict in ("PASS", "WARN"), result.headline
     assert result.findings == ()
-    assert {phase.status for phase in result.measurements.phases} == {"done"}
+    assert {phase.name for phase in result.measurements.phases if phase.status != "done"} == {"diag"}
     addresses = {address for fact in result.measurements.facts for address in fact.addresses}
     assert not any("." in address for address in addresses if not address.startswith("127."))
 

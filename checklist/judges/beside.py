@@ -1,0 +1,48 @@
+"""GPUs beside others of their kind: what one has less of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from checklist.judges.advice import finding
+from checklist.judges.context import JudgingContext
+from checklist.measurements import GpuHealth
+from checklist.result import Finding, Gravity
+
+
+def kinds_of(context: JudgingContext) -> dict[int, str]:
+    """By rank, the model of its GPU."""
+    return {
+        fact.rank: fact.gpu_names[fact.local_rank]
+        for fact in context.facts
+        if fact.local_rank < len(fact.gpu_names)
+    }
+
+
+def fewer(
+    context: JudgingContext,
+    states: Iterable[GpuHealth],
+    field: str,
+    code: str,
+    verdict: Gravity,
+    what: str,
+    *,
+    check: str = "gpu-health",
+) -> list[Finding]:
+    """GPUs that have fewer of something than others of their kind; how many are due differs by kind."""
+    kinds = kinds_of(context)
+    known = [(state, getattr(state, field)) for state in states if state.rank in kinds]
+    most: dict[str, int] = {}
+    for state, count in known:
+        if count is not None:
+            most[kinds[state.rank]] = max(count, most.get(kinds[state.rank], 0))
+    findings = []
+    for state, count in known:
+        due = most.get(kinds[state.rank])
+        if count is not None and due is not None and count < due:
+            name = context.name_of_rank(state.rank)
+            title = f"The GPU of rank {state.rank} ({name}) has {count} {what}, others of its kind {due}."
+            findings.append(
+                finding(check, code, verdict, title, nodes=[name], ranks=[state.rank], gpu=state.uuid)
+            )
+    return findings

@@ -1,0 +1,51 @@
+"""The InfiniBand and RoCE ports of this host (EFA's too): are they up, and at which rate?"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from pathlib import Path
+
+from checklist.measurements import RdmaPort
+
+_DEVICES = Path("/sys/class/infiniband")
+
+
+def ports(devices: Path = _DEVICES) -> tuple[RdmaPort, ...]:
+    """All ports of all devices, as Documentation/ABI/stable/sysfs-class-infiniband of the kernel has them.
+
+    ``state`` is "4: ACTIVE", ``phys_state`` "5: LinkUp", ``rate`` "400 Gb/sec (4X NDR)".
+    """
+    return tuple(_port(port) for port in sorted(devices.glob("*/ports/*")))
+
+
+def _port(port: Path) -> RdmaPort:
+    device = port.parent.parent
+    return RdmaPort(
+        name=f"{device.name}/{port.name}",
+        # The board before the chip: cards of several rates have one chip
+        model=_read(device / "board_id") or _read(device / "hca_type"),
+        state=_named(_read(port / "state")),
+        physical=_named(_read(port / "phys_state")),
+        gbps=_rate(_read(port / "rate")),
+        layer=_read(port / "link_layer"),
+    )
+
+
+def _named(text: str | None) -> str | None:
+    """The name of "4: ACTIVE"."""
+    return None if text is None else text.partition(":")[2].strip() or text
+
+
+def _rate(text: str | None) -> float | None:
+    with contextlib.suppress(ValueError, IndexError):
+        rate = float((text or "").split()[0])
+        return rate if 0 < rate < math.inf else None
+    return None
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text().strip() or None
+    except (OSError, UnicodeDecodeError):  # some drivers have no such file, or refuse to tell
+        return None

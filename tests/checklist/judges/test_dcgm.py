@@ -1,0 +1,76 @@
+"""What DCGM's diagnostic says is told with node and GPU, and no answer is no pass."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from checklist import measurements
+from checklist.measurements import Diagnosed, DiagnosticFault, Measurements
+from checklist.verdict import judge
+from tests.checklist.runs import gpu_run, verdict_of
+
+FAULT = DiagnosticFault(
+    test="memory", failed=True, gpu="GPU-1-3", text="Row remapping failed.", severities=(2,)
+)
+CONFIG = DiagnosticFault(test="software", failed=True, text="Persistence mode is off.", severities=(5,))
+
+
+def deep(*told: Diagnosed, **changes: Any) -> Measurements:
+    return dataclasses.replace(gpu_run(), profile="deep", diagnosed=told, **changes)
+
+
+def well(node: int, **changes: Any) -> Diagnosed:
+    return dataclasses.replace(Diagnosed(node=node, level=2, passed=("memory", "pcie")), **changes)
+
+
+def test_a_test_that_failed_is_told_with_its_gpu() -> None:
+    result = judge(deep(well(0), well(1, faults=(FAULT,))))
+    (fault,) = result.findings
+    assert (fault.code, fault.verdict, fault.nodes) == ("dcgm", "FAIL", ("host-1",))
+    assert (fault.ranks, fault.gpus) == ((11,), ("GPU-1-3",))
+    assert fault.title == "DCGM's test memory fails for the GPU of rank 11 (host-1): Row remapping failed."
+    assert result.bad_nodes == ("host-1",)
+
+
+def test_a_test_of_several_gpus_is_one_finding_and_configuration_is_no_failure() -> None:
+    gpus = tuple(dataclasses.replace(CONFIG, gpu=f"GPU-0-{number}") for number in range(8))
+    (fault,) = judge(deep(well(0, faults=gpus), well(1))).findings
+    assert (fault.verdict, fault.ranks) == ("WARN", tuple(range(8)))
+    unknown = dataclasses.replace(FAULT, severities=(), failed=False)
+    assert [one.verdict for one in judge(deep(well(0, faults=(unknown,)), well(1))).findings] == ["WARN"]
+
+
+def test_what_passed_is_counted_and_what_was_left_out_is_named() -> None:
+    check = judge(deep(well(0, left_out=("nvlink",)), well(1))).check("dcgm")
+    assert check is not None
+    assert check.verdict == "PASS"
+    assert "2 tests passed, left out nvlink." in check.reason
+
+
+def test_no_answer_is_no_pass() -> None:
+    result = judge(deep(well(0), well(1, passed=(), error="the diagnostic was ended after 880 s")))
+    check = result.check("dcgm")
+    assert check is not None
+    assert check.verdict == "NO-VERDICT"
+    assert "host-1: the diagnostic was ended after 880 s" in check.reason
+    assert verdict_of(judge(deep(well(0, passed=(), left_out=("memory",)), well(1))), "dcgm") == "NO-VERDICT"
+    assert verdict_of(judge(deep()), "dcgm") == "NO-VERDICT", "the phase has left nothing"
+    mixed = judge(
+        deep(well(0, faults=(FAULT,)), well(1, installed=False, passed=(), error="not on the path"))
+    )
+    assert verdict_of(mixed, "dcgm") == "FAIL"
+
+
+def test_without_dcgm_and_in_other_profiles_the_check_does_not_apply() -> None:
+    without = [Diagnosed(node=node, level=2, installed=False, error="not there") for node in range(2)]
+    for run, why in ((deep(*without), "on no node's path"), (gpu_run(), "Profile standard does not run")):
+        result = judge(run)
+        (left_out,) = (one for one in result.skipped if one.check == "dcgm")
+        assert why in left_out.reason
+        assert result.verdict == "PASS"
+
+
+def test_it_goes_through_json() -> None:
+    run = deep(well(0, faults=(FAULT, CONFIG)))
+    assert measurements.from_json(measurements.to_json(run)) == run

@@ -1,0 +1,75 @@
+"""A GPU that is held back under load is named, and by what."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from checklist.measurements import Measurements
+from checklist.verdict import judge
+from tests.checklist.runs import gpu_run, verdict_of
+
+
+def loaded(run: Measurements, *ranks: int, **changes: Any) -> Measurements:
+    """That run with some GPUs changed under load."""
+    health = tuple(
+        dataclasses.replace(state, **changes) if state.when == "loaded" and state.rank in ranks else state
+        for state in run.health
+    )
+    return dataclasses.replace(run, health=health)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told", "words"),
+    [
+        ({"sm_clock_mhz": 1590}, ("clock-low", "WARN"), "runs at 1,590 MHz under load, its peers at 1,715"),
+        ({"sm_clock_mhz": 1410}, ("clock-low", "FAIL"), "runs at 1,410 MHz"),
+        ({"power_limit_w": 500.0}, ("power-cap", "WARN"), "capped at 500 W, others of its kind have 700 W"),
+        ({"throttle_reasons": ("power brake",)}, ("throttled", "WARN"), "throttled under load: power brake"),
+        ({"temperature_c": 90.0}, ("hot", "WARN"), "90 °C hot under load, and slows down at 89"),
+        ({"pcie_generation": 3}, ("pcie-slow", "WARN"), "has 3 as its PCIe generation, others of its kind 5"),
+    ],
+)
+def test_a_gpu_that_is_held_back_is_named(changes: dict[str, Any], told: tuple[str, str], words: str) -> None:
+    result = judge(loaded(gpu_run(), 9, **changes))
+    (fault,) = result.findings
+    assert (fault.check, fault.code, fault.verdict) == ("gpu-load", *told)
+    assert (fault.nodes, fault.ranks, fault.gpus) == (("host-1",), (9,), ("GPU-1-1",))
+    assert words in fault.title
+
+
+def test_what_all_gpus_share_is_the_cluster_s_own() -> None:
+    everywhere = {"power_limit_w": 500.0, "pcie_generation": 4, "sm_clock_mhz": 1410}
+    result = judge(loaded(gpu_run(), *range(16), **everywhere))
+    assert (result.findings, verdict_of(result, "gpu-load")) == ((), "PASS")
+
+
+def test_a_gpu_without_peers_is_held_against_its_own_data() -> None:
+    run = gpu_run(1, 1)
+    assert [f.code for f in judge(run).findings if f.check == "gpu-load"] == []
+    capped = judge(loaded(run, 0, power_limit_w=500.0, pcie_generation=3))
+    assert [f.code for f in capped.findings if f.check == "gpu-load"] == ["power-cap", "pcie-slow"]
+
+
+def test_figures_stand_beside_the_verdict() -> None:
+    check = judge(gpu_run()).check("gpu-load")
+    assert check is not None
+    assert {(figure.name, figure.unit) for figure in check.figures} == {
+        ("SM clock", "MHz"),
+        ("power", "W"),
+        ("temperature", "°C"),
+    }
+    assert check.coverage is not None
+    assert (check.coverage.what, check.coverage.measured) == ("GPUs", 16)
+
+
+def test_gpus_that_were_not_watched_have_no_verdict() -> None:
+    run = gpu_run()
+    without = tuple(state for state in run.health if state.when != "loaded")
+    assert verdict_of(judge(dataclasses.replace(run, health=without)), "gpu-load") == "NO-VERDICT"
+    half = tuple(state for state in run.health if state.when != "loaded" or state.rank < 8)
+    assert verdict_of(judge(dataclasses.replace(run, health=half)), "gpu-load") == "NO-VERDICT"
+    blind = loaded(run, *range(16), sm_clock_mhz=None, throttle_reasons=None)
+    assert verdict_of(judge(blind), "gpu-load") == "NO-VERDICT"

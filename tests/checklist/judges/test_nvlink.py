@@ -1,0 +1,95 @@
+"""NVLinks and the fabric: the GPU that is ill is named, healthy ones are not."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from checklist.measurements import Measurements
+from checklist.verdict import judge
+from tests.checklist.runs import gpu_run, verdict_of
+
+BOARD = "00000000-0000-0000-0000-000000000000"
+RACK = "5c9e8a10-0000-4000-8000-00000000beef"
+HEALTHY: dict[str, Any] = {
+    "nvlinks_active": 18,
+    "nvlink_mbytes_per_s": 26562,
+    "nvlink_errors": {"replay": 4, "recovery": 0, "CRC": 900},
+    "fabric": "completed",
+    "fabric_clique": f"{BOARD}.0",
+}
+
+
+def run_with(*ranks: int, nodes: int = 2, **changes: Any) -> Measurements:
+    """Healthy GPUs of HGX boards, but for what some say after the load."""
+    run = gpu_run(nodes)
+    told = tuple(
+        dataclasses.replace(
+            state, **HEALTHY | (changes if state.rank in ranks and state.when == "after" else {})
+        )
+        for state in run.health
+    )
+    return dataclasses.replace(run, health=told)
+
+
+def errors(**grown: int) -> dict[str, int]:
+    return {kind: number + grown.get(kind, 0) for kind, number in HEALTHY["nvlink_errors"].items()}
+
+
+def test_healthy_links_say_nothing() -> None:
+    result = judge(run_with())
+    assert (result.findings, verdict_of(result, "gpu-health")) == ((), "PASS")
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"nvlinks_active": 17}, ("nvlink-down", "FAIL")),
+        ({"nvlink_mbytes_per_s": 13281}, ("nvlink-slow", "FAIL")),
+        ({"nvlink_errors": errors(replay=1)}, ("nvlink-errors", "FAIL")),
+        ({"nvlink_errors": errors(recovery=1)}, ("nvlink-errors", "FAIL")),
+        ({"nvlink_errors": errors(CRC=3)}, ("nvlink-errors", "WARN")),
+        ({"nvlink_errors": errors(CRC=100 * 2)}, ("nvlink-errors", "FAIL")),  # in two seconds
+        ({"fabric": "in progress", "fabric_clique": None}, ("fabric-state", "FAIL")),
+        ({"fabric_faults": ("bandwidth degraded",)}, ("fabric-state", "FAIL")),
+        ({"fabric_faults": ("route recovery",)}, ("fabric-state", "WARN")),
+    ],
+)
+def test_a_gpu_whose_links_or_fabric_are_ill_is_named(changes: dict[str, Any], told: tuple[str, str]) -> None:
+    result = judge(run_with(9, **changes))
+    (fault,) = result.findings
+    assert (fault.code, fault.verdict) == told
+    assert (fault.nodes, fault.ranks, fault.gpus) == (("host-1",), (9,), ("GPU-1-1",))
+
+
+def test_a_single_gpu_of_a_shared_machine_needs_no_fabric() -> None:
+    run = gpu_run(2, 1)
+    told = tuple(dataclasses.replace(state, fabric="in progress") for state in run.health)
+    found = [
+        fault
+        for fault in judge(dataclasses.replace(run, health=told)).findings
+        if fault.check == "gpu-health"
+    ]
+    assert {(fault.code, fault.verdict) for fault in found} == {("fabric-state", "WARN")}
+
+
+def test_a_counter_that_began_anew_counts_for_nothing() -> None:
+    assert judge(run_with(9, nvlink_errors={"replay": 0, "recovery": 0, "CRC": 0})).findings == ()
+
+
+def test_cliques_within_one_board_or_one_rack_are_told_and_boards_are_not_one_rack() -> None:
+    (fault,) = judge(run_with(9, fabric_clique=f"{BOARD}.1")).findings
+    assert (fault.code, fault.verdict, fault.suspects) == ("fabric-cliques", "WARN", ("host-1",))
+    rack = run_with(*range(16), fabric_clique=f"{RACK}.1")
+    assert judge(rack).findings == ()
+    health = tuple(
+        dataclasses.replace(state, fabric_clique=f"{RACK}.2")
+        if state.when == "after" and state.rank >= 8
+        else state
+        for state in rack.health
+    )
+    (fault,) = judge(dataclasses.replace(rack, health=health)).findings
+    assert (fault.code, fault.suspects) == ("fabric-cliques", ("host-0", "host-1"))
+    assert "8 GPUs of host-0; 8 GPUs of host-1" in fault.title

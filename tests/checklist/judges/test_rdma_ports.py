@@ -1,0 +1,99 @@
+"""RDMA ports that are down or slow are named with their node."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from checklist import measurements
+from checklist.condensed import condensed_run
+from checklist.measurements import Measurements, RdmaPort
+from checklist.verdict import judge
+from tests.checklist.runs import gpu_run, spoil
+
+UP = tuple(
+    RdmaPort(
+        name=f"mlx5_{number}/1",
+        model="MT_0000000838",
+        state="ACTIVE",
+        physical="LinkUp",
+        gbps=400.0,
+        layer="InfiniBand",
+    )
+    for number in range(4)
+)
+# For storage, of the same board: its second port has no cable anywhere
+STORAGE = (
+    dataclasses.replace(UP[0], name="mlx5_8/1", gbps=200.0, layer="Ethernet"),
+    dataclasses.replace(UP[0], name="mlx5_9/1", state="DOWN", physical="Disabled", gbps=10.0),
+)
+DOWN = {"state": "DOWN", "physical": "Polling", "gbps": 10.0}
+
+
+def cluster(nodes: int, *bad: int, **changes: Any) -> Measurements:
+    """Nodes that are alike, but for a port of some of them."""
+    run = gpu_run(nodes)
+    for node in range(nodes):
+        own = (*UP, *STORAGE)
+        if node in bad:
+            own = (own[0], dataclasses.replace(own[1], **changes), *own[2:])
+        run = spoil(run, 8 * node, rdma_ports=own)
+    return run
+
+
+def said(run: Measurements) -> list[tuple[str, str, tuple[str, ...]]]:
+    return [
+        (fault.code, fault.verdict, fault.nodes) for fault in judge(run).findings if fault.check == "rdma"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "changes", "told"),
+    [
+        (3, DOWN, ("rdma-port-down", "FAIL")),
+        (3, {"state": "INIT"}, ("rdma-port-down", "FAIL")),
+        (3, {"gbps": 200.0}, ("rdma-port-slow", "FAIL")),
+        (2, {"gbps": 200.0}, ("rdma-port-slow", "WARN")),
+        (2, DOWN, ("rdma-port-down", "WARN")),
+        (1, DOWN, ("rdma-port-down", "WARN")),
+    ],
+)
+def test_a_port_unlike_that_of_the_others_is_named(
+    nodes: int, changes: dict[str, Any], told: tuple[str, str]
+) -> None:
+    run = cluster(nodes, nodes - 1, **changes)
+    assert said(run) == [(*told, (f"host-{nodes - 1}",))]
+    (title,) = (fault.title for fault in judge(run).findings if fault.check == "rdma")
+    assert "mlx5_1/1" in title
+
+
+def test_ports_that_are_alike_on_all_nodes_are_nobodys_fault() -> None:
+    run = cluster(4)
+    assert said(run) == []
+    check = judge(run).check("rdma")
+    assert check is not None
+    assert (check.verdict, check.reason) == (
+        "PASS",
+        "32 EFA devices on each node, ports at 200 and 400 Gbit/s.",
+    )
+    assert said(cluster(4, 0, 1, 2, 3, **DOWN)) == [], "a port that nobody uses"
+
+
+def test_most_nodes_decide() -> None:
+    assert said(cluster(4, 0, gbps=800.0)) == [], "one that is faster makes no other slow"
+    assert said(cluster(5, 0, 1, **DOWN)) == [("rdma-port-down", "FAIL", (f"host-{n}",)) for n in (0, 1)]
+
+
+def test_a_rate_that_can_not_be_is_nobodys_reference() -> None:
+    run = cluster(3, 1, gbps=float("inf"))
+    assert [(fault.code, fault.suspects) for fault in judge(run).findings] == [("bad-figure", ("host-1",))]
+
+
+def test_ports_go_through_json_and_large_results_keep_those_that_differ() -> None:
+    run = cluster(3, 1, **DOWN)
+    assert measurements.from_json(measurements.to_json(run)) == run
+    large = condensed_run(cluster(130, 7, **DOWN))
+    kept = [fact.node for fact in large.facts if fact.rdma_ports]
+    assert kept == [0, 7]

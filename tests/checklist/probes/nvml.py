@@ -1,0 +1,79 @@
+"""NVML as a GPU would answer it, for machines that have none: the binding's own numbers, made-up answers."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+import pynvml
+
+
+class Gpu:
+    """What one GPU answers. What isn't given it doesn't offer."""
+
+    def __init__(self, **answers: Any) -> None:
+        self.answers = answers
+        self.fields: dict[tuple[int, int], int] = {}
+
+    def field(self, name: str, value: int, links: int = 0) -> Gpu:
+        """A field value; with ``links`` the same for each of so many."""
+        for scope in range(max(links, 1)):
+            self.fields[getattr(pynvml, name), scope] = value
+        return self
+
+
+class Nvml:
+    """The library over some GPUs, which are their own handles."""
+
+    def __init__(self, *gpus: Gpu) -> None:
+        self.gpus = gpus
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("nvmlDevice"):
+            return getattr(pynvml, name)
+
+        def ask(gpu: Gpu, *arguments: Any) -> Any:
+            answer = gpu.answers.get(name)
+            if isinstance(answer, Mapping):
+                answer = answer.get(arguments[0] if arguments else None)
+            if answer is None:
+                raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+            return answer(*arguments) if callable(answer) else answer
+
+        return ask
+
+    def nvmlInit(self) -> None: ...  # noqa: N802
+
+    def nvmlShutdown(self) -> None: ...  # noqa: N802
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        return len(self.gpus)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> Gpu:  # noqa: N802
+        return self.gpus[index]
+
+    def nvmlDeviceGetFieldValues(self, gpu: Gpu, wanted: list[Any]) -> Any:  # noqa: N802
+        values = (pynvml.c_nvmlFieldValue_t * len(wanted))()
+        for value, one in zip(values, wanted, strict=True):
+            key = one if isinstance(one, tuple) else (one, 0)
+            value.fieldId, value.scopeId = key
+            known = gpu.fields.get(key)
+            value.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED if known is None else pynvml.NVML_SUCCESS
+            value.valueType = pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG
+            value.value.ullVal = known or 0
+        return values
+
+
+def fabric(
+    state: int, status: int = 0, cluster: str = str(uuid.UUID(int=0)), clique: int = 0, mask: int = 0
+) -> Any:
+    """Fills in what nvmlDeviceGetGpuFabricInfoV is given."""
+
+    def fill(info: Any) -> int:
+        told = info._obj  # of ctypes.byref
+        told.state, told.status, told.cliqueId, told.healthMask = state, status, clique, mask
+        told.clusterUuid = type(told.clusterUuid)(*uuid.UUID(cluster).bytes)
+        return 0
+
+    return fill

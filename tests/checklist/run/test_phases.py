@@ -1,0 +1,70 @@
+"""What is asked of whom in the phases that need no network."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from checklist.measurements import Diagnosed, to_dict
+from checklist.options import Options
+from checklist.run import phases
+from checklist.run.pairing import PhaseSkipped
+from checklist.run.phases import diag
+from tests.checklist.run.sessions import Answered
+from tests.checklist.runs import facts, healthy_gpu
+
+
+def deep(asked: list[tuple[str, int, Mapping[str, Any]]]) -> Answered:
+    """Three nodes of two GPUs each, of which the first ranks are there."""
+
+    def answer(what: str, rank: int, arguments: Mapping[str, Any]) -> Any:
+        asked.append((what, rank, arguments))
+        return to_dict(Diagnosed(node=rank, level=arguments["level"], passed=("memory",)))
+
+    run = Answered(3, answer, profile="deep")
+    run.device, run.phase_ends = "cuda", time.monotonic() + 900
+    run.got.facts = {rank: facts(rank, 2) for rank in range(6)}
+    return run
+
+
+def test_nvidia_s_diagnostic_is_run_once_on_each_node_over_the_gpus_of_all_its_ranks() -> None:
+    asked: list[tuple[str, int, Mapping[str, Any]]] = []
+    run = deep(asked)
+    assert diag(run) is None
+    assert [(what, rank) for what, rank, _ in asked] == [("diagnose", 0), ("diagnose", 1), ("diagnose", 2)]
+    told = asked[1][2]
+    assert (told["gpus"], told["level"]) == (["GPU-1-0", "GPU-1-1"], 2)
+    assert 800 < told["limit_s"] < 900
+    assert [one.node for one in run.got.diagnosed] == [0, 1, 2]
+
+
+def test_it_is_not_run_beside_others_nor_without_gpus() -> None:
+    run = deep([])
+    run.fact(3, gpu_processes=1)
+    with pytest.raises(PhaseSkipped, match="rank 3 on host-1 is used by 1 other"):
+        diag(run)
+    run.device = "cpu"
+    with pytest.raises(PhaseSkipped, match="no GPUs"):
+        diag(run)
+
+
+def test_how_a_gpu_was_under_load_comes_with_its_health_after_it() -> None:
+    def answer(what: str, rank: int, arguments: Mapping[str, Any]) -> Any:
+        assert (what, arguments) == ("health", {"when": "after"})
+        return [to_dict(healthy_gpu(rank, 1, when)) for when in ("loaded", "after")][rank:]
+
+    run = Answered(3, answer)
+    phases._health(run, "after")
+    assert run.got.health == [], "there are no GPUs"
+    run.device = "cuda"
+    phases._health(run, "after")
+    assert [(one.rank, one.when) for one in run.got.health] == [(0, "loaded"), (0, "after"), (1, "after")]
+
+
+def test_only_the_deep_profile_has_that_phase() -> None:
+    assert "diag" in Options(profile="deep").phases
+    assert "diag" not in Options(profile="standard").phases
+    assert "diag" not in Options(profile="deep", skip=("dcgm",)).phases
