@@ -54,6 +54,11 @@ CHECKS: dict[str, Check] = {
             tells="shared memory is large enough for NCCL and data loaders",
         ),
         Check(name="memlock", phase="facts", tells="memory can be locked, as RDMA needs"),
+        Check(
+            name="host-settings",
+            phase="facts",
+            tells="kernel, governor, huge pages, sysctls, limits, IOMMU, firmware are as they should be",
+        ),
         Check(name="interface", phase="facts", tells="NCCL and gloo take an interface that reaches others"),
         Check(name="rdma", phase="facts", tells="the EFA or InfiniBand devices of the machine are in sight"),
         Check(name="hostname", phase="facts", tells="each host resolves its own name, and not to loopback"),

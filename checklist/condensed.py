@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TypeVar
 
-from checklist.measurements import Facts, Local, Measurements, Probe
+from checklist.measurements import SAME_AS_RANK, Facts, Local, Measurements, Probe
 from checklist.result import Figure, Result
 
 MOST_RANKS = 1024  # of more, what is the same for a node, or was well, is told once or not at all
@@ -74,7 +74,7 @@ def _ranks(run: Measurements) -> Measurements:
     after = {state.rank for state in run.health if state.when == "after"}
     return replace(
         run,
-        facts=tuple(_beside(fact, first[fact.node]) for fact in run.facts),
+        facts=_settings_once(_beside(fact, first[fact.node]) for fact in run.facts),
         # What was before is the same after, or worse
         health=tuple(state for state in run.health if state.when == "after" or state.rank not in after),
         locals=_locals(run.locals),
@@ -96,6 +96,18 @@ def _beside(fact: Facts, first: Facts) -> Facts:
         nic_reason=None if fact.nic_reason == first.nic_reason else fact.nic_reason,
         network_nodes=() if fact.network_nodes == first.network_nodes else fact.network_nodes,
     )
+
+
+def _settings_once(facts: Iterable[Facts]) -> tuple[Facts, ...]:
+    """Where hosts are set up alike, the first tells it and the others whose settings theirs are."""
+    ranks: dict[tuple[tuple[str, str], ...], int] = {}
+    kept = []
+    for fact in facts:
+        if fact.settings:
+            rank = ranks.setdefault(tuple(sorted(fact.settings.items())), fact.rank)
+            fact = fact if rank == fact.rank else replace(fact, settings={SAME_AS_RANK: str(rank)})
+        kept.append(fact)
+    return tuple(kept)
 
 
 def _locals(every: Iterable[Local]) -> tuple[Local, ...]:

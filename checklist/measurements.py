@@ -22,6 +22,7 @@ SCHEMA_VERSION = 2
 PhaseName = Literal["facts", "mesh", "node", "world", "pairs"]
 PHASES: tuple[PhaseName, ...] = ("facts", "mesh", "node", "world", "pairs")  # in the order in which they run
 NO_FOLDER = "there is no folder"  # how the error of a Local begins whose place is missing
+SAME_AS_RANK = "the same as rank"  # among a host's settings: instead of them all, in a large run's result
 IDLE = "nothing"  # the operation of a Hang that was lost between two of them
 BROKEN_OFF = "it had not ended when the run was broken off"  # of a Phase, where nobody knows more
 R = TypeVar("R")
@@ -92,6 +93,9 @@ class Facts:
     ib_devices: tuple[str, ...] | None = None
     gpu_processes: int | None = None
     """Processes of others that were on this rank's GPU before the checks."""
+    settings: dict[str, str] = field(default_factory=dict)
+    """Of the host, by name, from its first rank alone; what can't be read is not there. In the result of a
+    large run "the same as rank" names whose they are, where an earlier rank has told the same."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,6 +21,7 @@ from checklist.measurements import (
 from checklist.options import Options
 from checklist.probes import gpus
 from checklist.probes.counters import growth
+from checklist.reference import check_node
 from checklist.round_robin import ALL_PAIRS_UP_TO
 from checklist.run import sweep
 from checklist.run.control import Limits
@@ -57,6 +58,7 @@ def facts(run: Session) -> str | None:
     for rank, (offset, error) in run.clocks().items():
         if rank in run.got.facts:
             run.fact(rank, clock_offset_s=offset, clock_offset_error_s=error)
+    check_node(run.options.reference_node, run.got.facts.values())
     _health(run, "before")
     return trouble(outcome)
 

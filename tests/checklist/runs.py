@@ -28,6 +28,18 @@ from tests.checklist.clusters import Cluster
 H100 = "NVIDIA H100 80GB HBM3"
 VERSIONS: dict[str, str | None] = {"torch": "2.8.0", "cuda": "12.8", "nccl": "2.27.3", "driver": "570.1"}
 GIB = 2**30
+SETTINGS = {
+    "cpu": "Intel(R) Xeon(R) Platinum 8488C",
+    "kernel release": "6.8.0-1021-aws",
+    "kernel parameters": "read",
+    "kernel parameter iommu": "pt",
+    "CPU governor": "performance",
+    "net.core.rmem_max": "16777216",
+    "net.core.somaxconn": "4096",
+    "transparent huge pages, enabled": "madvise",
+    "ulimit nofile": "1048576",
+    "firmware of mlx5_core": "28.39.1002",
+}
 
 
 def facts(rank: int, gpus: int, **changes: Any) -> Facts:
@@ -57,6 +69,7 @@ def facts(rank: int, gpus: int, **changes: Any) -> Facts:
         hostname_address=f"10.0.0.{node + 1}",
         efa_devices=32 if gpus == 8 else 0,
         ib_devices=(),
+        settings=dict(SETTINGS) if rank % gpus == 0 else {},
     )
     return dataclasses.replace(told, **changes)
 

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,7 +16,6 @@ from tests.checklist.netns import Bed, Job, bed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from checklist.result import Result
 
@@ -217,6 +217,30 @@ def test_a_host_that_cannot_resolve_its_own_name_is_named(tmp_path: Path) -> Non
     assert named(result, "hostname") == {"h2"}
     assert named(result, "interface") == {"h2"}
     assert named(result, "mesh") == set()
+
+
+@pytest.mark.slow
+def test_a_host_that_is_set_up_otherwise_is_named_with_what_is_due(tmp_path: Path) -> None:
+    def fault(made: Bed) -> None:
+        made.on(2, "sysctl", "-qw", "net.core.somaxconn=128")
+
+    settings = ("--only", "host-settings")
+    most, first, reference = tmp_path / "most", tmp_path / "first", tmp_path / "reference"
+    with bed(3) as made:
+        fault(made)
+        due = str(Path("/proc/sys/net/core/somaxconn").read_text().strip())
+        (of_most,) = told(made, made.run(most, *settings, limit_s=LIMIT_S)).findings
+        named_one = made.run(first, *settings, "--reference-node", "h2", limit_s=LIMIT_S)
+        (against_one,) = told(made, named_one).findings
+        file = ("--reference-settings", str(first / "result.json"), "--reference-node", "h2")
+        (against_file,) = told(made, made.run(reference, *settings, *file, limit_s=LIMIT_S)).findings
+        nobody = made.run(tmp_path / "nobody", *settings, "--reference-node", "h9", limit_s=LIMIT_S)
+
+    assert (of_most.verdict, of_most.suspects) == ("WARN", ("h2",))
+    assert f"net.core.somaxconn 128 instead of {due}" in of_most.title
+    assert against_one.nodes == against_file.nodes == ("h0", "h1")
+    assert [process.returncode for process in nobody.processes] == [2, 2, 2]
+    assert "Give --reference-node one of h0, h1, h2." in nobody.output()
 
 
 @pytest.mark.slow
