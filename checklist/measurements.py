@@ -225,6 +225,8 @@ class Pair:
     """TCP segments that the sender has sent for it, retransmitted ones too; None without a socket."""
     retransmitted: int | None = None
     """Those of them that were sent again."""
+    rails: tuple[float, ...] = ()
+    """Over NCCL what each GPU sent to its counterpart, by local rank, GB/s of the best repetition."""
     alone: bool = False
     """A second measurement of this pair, with nothing else running on any node."""
     error: str | None = None

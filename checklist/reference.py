@@ -18,7 +18,7 @@ FEWEST = 3  # hosts, of which most can have one value
 NOT_SET = "not set"
 
 
-def kind_of(fact: Facts) -> str:
+def machine_of(fact: Facts) -> str:
     """What makes two hosts comparable: their machine type; where none is known, their GPUs and processor."""
     if fact.instance_type:
         return fact.instance_type
@@ -81,7 +81,7 @@ def read(file: Path, node: str | None = None) -> Reference:
         )
     by_kind: dict[str, list[dict[str, str]]] = defaultdict(list)
     for fact in hosts:
-        by_kind[kind_of(fact)].append(fact.settings)
+        by_kind[machine_of(fact)].append(fact.settings)
     return {kind: _profile(same) for kind, same in by_kind.items()}
 
 

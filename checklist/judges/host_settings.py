@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from checklist.judges.advice import finding
 from checklist.judges.context import Judgement, JudgingContext, answer, few, no_verdict, skipped
 from checklist.measurements import Facts
-from checklist.reference import Reference, compared, is_called, kind_of, most_have, values_of
+from checklist.reference import Reference, compared, is_called, machine_of, most_have, values_of
 from checklist.result import Finding
 
 # Between the nodes of a run these are other checks' (versions, interface): no second finding of one thing
@@ -39,12 +39,12 @@ def host_settings(context: JudgingContext) -> Judgement:
         return skipped("host-settings", "There is one host, and no other's settings (--reference-settings).")
     if reference is None:
         return _among_themselves(context, hosts)
-    others = [fact for fact in held if kind_of(fact) not in reference]
-    known = [fact for fact in held if kind_of(fact) in reference]
+    others = [fact for fact in held if machine_of(fact) not in reference]
+    known = [fact for fact in held if machine_of(fact) in reference]
     if not known:
         title = f"The reference is of {_words(reference)}, and no node of this run is."
         return no_verdict("host-settings", title)
-    told = {fact.node: _differences(fact, reference[kind_of(fact)]) for fact in known}
+    told = {fact.node: _differences(fact, reference[machine_of(fact)]) for fact in known}
     findings = _findings(context, told, f"those of {right}", blamed=True)
     good = f"All settings that are known are those of {right}."
     if others:
@@ -61,13 +61,13 @@ def _reference(context: JudgingContext, hosts: Iterable[Facts]) -> tuple[Referen
     found = None if name is None else next((fact for fact in hosts if is_called(fact, name)), None)
     if found is None:
         return None, ""
-    return {kind_of(found): found.settings}, context.name(found.node)
+    return {machine_of(found): found.settings}, context.name(found.node)
 
 
 def _among_themselves(context: JudgingContext, hosts: list[Facts]) -> Judgement:
     by_kind: dict[str, list[Facts]] = defaultdict(list)
     for fact in hosts:
-        by_kind[kind_of(fact)].append(fact)
+        by_kind[machine_of(fact)].append(fact)
     findings: list[Finding] = []
     open_ones: dict[str, None] = {}
     count = 0
