@@ -69,6 +69,11 @@ CHECKS: dict[str, Check] = {
         ),
         Check(name="mesh", phase="mesh", between="pair", tells="every node reaches every other with 256 KB"),
         Check(
+            name="open-ports",
+            phase="mesh",
+            tells="ports all over the kernel's range are open between nodes, over IPv4 and IPv6",
+        ),
+        Check(
             name="gemm",
             phase="node",
             loaded=True,

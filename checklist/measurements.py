@@ -146,6 +146,25 @@ class Probe:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class OpenPorts:
+    """Some of a node's ports, and which of them another node could not connect to."""
+
+    __pydantic_config__ = STRICT
+    src: int
+    dst: int
+    address: str
+    """Of ``dst``, on the interface in use."""
+    other_family: bool = False
+    """Whether that is its address of the family (IPv4, IPv6) that the run does not go over."""
+    low: int
+    high: int
+    """From and to where the kernel of ``dst`` gives ports out."""
+    tried: tuple[int, ...]
+    """Spread over that range."""
+    blocked: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Local:
     """One figure of one rank alone. ``what`` is a name of checks.LOCALS."""
 
@@ -335,6 +354,7 @@ class Measurements:
     facts: tuple[Facts, ...] = ()
     health: tuple[GpuHealth, ...] = ()
     probes: tuple[Probe, ...] = ()
+    open_ports: tuple[OpenPorts, ...] = ()
     locals: tuple[Local, ...] = ()
     repeated: tuple[Repeated, ...] = ()
     collectives: tuple[Collective, ...] = ()

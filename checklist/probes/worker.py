@@ -53,7 +53,19 @@ def run(context: Context, answers: Answers, command: Message) -> None:
 
 def _commands() -> dict[str, Callable[..., Any]]:
     # Each module is imported when its first command comes: some need torch.
-    from checklist.probes import corruption, counters, facts, gpus, mesh, node, pairs, screen, storage, world
+    from checklist.probes import (
+        corruption,
+        counters,
+        facts,
+        gpus,
+        mesh,
+        node,
+        open_ports,
+        pairs,
+        screen,
+        storage,
+        world,
+    )
 
     return {
         "facts": facts.gather,
@@ -61,6 +73,9 @@ def _commands() -> dict[str, Callable[..., Any]]:
         "counters": counters.read,
         "listen": mesh.listen,
         "reach": mesh.reach,
+        "open": open_ports.open_some,
+        "knock": open_ports.knock,
+        "close": open_ports.close,
         "local": node.measure,
         "repeat": corruption.repeat,
         "remove": storage.remove,

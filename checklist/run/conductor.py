@@ -84,6 +84,7 @@ class Conductor(Session):
             facts=tuple(got.facts[rank] for rank in sorted(got.facts)),
             health=tuple(got.health),
             probes=tuple(got.probes),
+            open_ports=tuple(got.open_ports),
             locals=tuple(got.locals),
             repeated=tuple(got.repeated),
             collectives=tuple(got.collectives),

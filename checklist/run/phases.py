@@ -23,9 +23,10 @@ from checklist.probes import gpus
 from checklist.probes.counters import growth
 from checklist.reference import check_node
 from checklist.round_robin import ALL_PAIRS_UP_TO
-from checklist.run import sweep
+from checklist.run import pairing, sweep
 from checklist.run.control import Limits
-from checklist.run.pairing import PhaseSkipped, mesh, pairs, refuse_busy, trouble
+from checklist.run.open_ports import try_ports
+from checklist.run.pairing import PhaseSkipped, pairs, refuse_busy, trouble
 from checklist.run.session import Session
 
 __all__ = ["DO", "PHASES", "PhaseSkipped", "limits_of"]
@@ -61,6 +62,14 @@ def facts(run: Session) -> str | None:
     check_node(run.options.reference_node, run.got.facts.values())
     _health(run, "before")
     return trouble(outcome)
+
+
+def mesh(run: Session) -> str | None:
+    """Phase 1: every node connects to every other; then to ports all over the ranges of some."""
+    problem = pairing.mesh(run)
+    if any(check.name == "open-ports" for check in run.options.checks) and not run.rendezvous.simulated:
+        try_ports(run)
+    return problem
 
 
 def node(run: Session) -> str | None:

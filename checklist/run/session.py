@@ -13,6 +13,7 @@ from checklist.measurements import (
     Facts,
     GpuHealth,
     Local,
+    OpenPorts,
     Pair,
     Phase,
     Probe,
@@ -33,6 +34,7 @@ class Collected:
     facts: dict[int, Facts] = field(default_factory=dict)
     health: list[GpuHealth] = field(default_factory=list)
     probes: list[Probe] = field(default_factory=list)
+    open_ports: list[OpenPorts] = field(default_factory=list)
     locals: list[Local] = field(default_factory=list)
     repeated: list[Repeated] = field(default_factory=list)
     collectives: list[Collective] = field(default_factory=list)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from checklist.analysis.baseline import Record
@@ -16,6 +17,7 @@ from checklist.measurements import (
     Local,
     Measurements,
     Nic,
+    OpenPorts,
     Phase,
     Probe,
     Repeated,
@@ -90,6 +92,7 @@ def gpu_run(nodes: int = 2, gpus: int = 8, **changes: Any) -> Measurements:
         facts=tuple(facts(rank, gpus) for rank in range(ranks)),
         health=tuple(healthy_gpu(rank, gpus, when) for rank in range(ranks) for when in ("before", "after")),
         probes=mesh(nodes),
+        open_ports=opened(nodes),
         locals=tuple(
             Local(rank=rank, what=what, value=value * (1 + 0.002 * (rank % 3)), unit=unit)
             for rank in range(ranks)
@@ -179,6 +182,27 @@ def mesh(
         )
         for src in range(nodes)
         for dst in range(nodes)
+        if src != dst
+    )
+
+
+def opened(
+    nodes: int, blocked: Mapping[tuple[int, int], Collection[int]] | None = None
+) -> tuple[OpenPorts, ...]:
+    """What the two nodes that follow each have tried of its ports, some of which are blocked on some ways."""
+    tried = tuple(range(33_650, 61_000, 1_764))
+    return tuple(
+        OpenPorts(
+            src=src,
+            dst=dst,
+            address=f"10.0.0.{dst + 1}",
+            low=32_768,
+            high=60_999,
+            tried=tried,
+            blocked=tuple(port for port in tried if port in (blocked or {}).get((src, dst), ())),
+        )
+        for dst in range(nodes)
+        for src in dict.fromkeys((dst + away) % nodes for away in (1, 2))
         if src != dst
     )
 

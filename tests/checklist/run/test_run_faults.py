@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 WHY_NOT = netns.missing()
 pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=f"no separate hosts here: {WHY_NOT}")
 
-NETWORK = ("--only", "ranks,interface,hostname,mesh,pairs")
+NETWORK = ("--only", "ranks,interface,hostname,mesh,open-ports,pairs")
 COLLECTIVES = ("--only", "correctness,bandwidth", "--profile", "standard", "--timeout", "60")
 LIMIT_S = 90.0  # a machine with other things to do; alone the longest case takes a third of it
 
@@ -33,9 +33,10 @@ def measured(
     fault: Callable[[Bed], object],
     *arguments: str,
     ipv6: bool = False,
+    dual: bool = False,
     **more: object,
 ) -> Result:
-    with bed(hosts, ipv6=ipv6) as made:
+    with bed(hosts, ipv6=ipv6, dual=dual) as made:
         fault(made)
         job = made.run(folder, *arguments, limit_s=LIMIT_S, **more)
         return told(made, job)
@@ -176,6 +177,35 @@ def test_a_pair_that_is_only_late_is_tried_again_and_not_named(tmp_path: Path) -
 
     assert result.verdict == "PASS", result.headline
     assert "Connections that did not come about in time beside others, but did alone: 1." in result.notes
+
+
+@pytest.mark.slow
+def test_a_part_of_the_ports_that_is_blocked_is_named_with_the_host_and_the_ports(tmp_path: Path) -> None:
+    def fault(made: Bed) -> None:
+        made.block_ports(2, "46884:60999")
+
+    result = measured(tmp_path, 4, fault, "--only", "open-ports")
+    (found,) = result.findings
+
+    assert (found.verdict, found.nodes) == ("FAIL", ("h2",))
+    assert "Into h2 these ports are blocked: about 46884 to 60999 (8 of 16 tried" in found.title
+
+
+@pytest.mark.slow
+def test_a_host_of_two_families_of_which_one_is_blocked_is_named_and_the_run_goes_over_the_other(
+    tmp_path: Path,
+) -> None:
+    result = measured(tmp_path, 3, lambda made: made.block_ipv6(1), *NETWORK, dual=True)
+    (found,) = result.findings
+
+    assert (found.verdict, found.suspects) == ("WARN", ("h1",))
+    assert found.title == "h1 is not reached over IPv6, but over IPv4."
+
+
+@pytest.mark.slow
+def test_hosts_of_two_families_that_both_work_have_no_finding(tmp_path: Path) -> None:
+    result = measured(tmp_path, 3, nothing, *NETWORK, dual=True)
+    assert (result.findings, len(result.measurements.open_ports)) == ((), 12)
 
 
 @pytest.mark.slow
