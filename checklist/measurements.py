@@ -371,6 +371,8 @@ class Measurements:
     """What was told and can't be; none of it is among the others."""
     hosts: dict[int, str] = field(default_factory=dict)
     """What each node that has joined calls its host, by the control channel: also where it told no facts."""
+    callers: dict[int, str] = field(default_factory=dict)
+    """From which address each of them has joined."""
 
     def phase(self, name: PhaseName) -> Phase | None:
         """How that phase went; None where it never began."""

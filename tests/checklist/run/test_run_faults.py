@@ -274,6 +274,46 @@ def test_a_host_that_is_set_up_otherwise_is_named_with_what_is_due(tmp_path: Pat
 
 
 @pytest.mark.slow
+def test_two_hosts_of_one_name_are_named_by_it(tmp_path: Path) -> None:
+    def fault(made: Bed) -> None:
+        made.called[2] = "h1"
+        made.names(2, f"127.0.0.1 localhost\n{made.address(2)} h1\n{made.address(0)} h0\n")
+
+    result = measured(tmp_path, 3, fault, *NETWORK)
+    (found,) = result.findings
+
+    assert (found.verdict, set(found.suspects)) == ("WARN", {"h1 (node 1)", "h1 (node 2)"})
+    assert found.title.startswith("Duplicate host name: ")
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_two_hosts_of_one_address_are_named_with_it_although_one_of_them_is_lost(tmp_path: Path) -> None:
+    with bed(3) as made:
+        made.on(2, "ip", "addr", "flush", "dev", "eth0")
+        made.on(2, "ip", "addr", "add", f"{made.address(1)}/24", "dev", "eth0")
+        result = made.run(tmp_path, "--only", "interface", limit_s=LIMIT_S).result
+
+    titles = [found.title for found in result.findings]
+    assert f"Duplicate address: h1 and h2 both have {made.address(1)}." in titles, titles
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_control_ports_that_are_dropped_are_told_from_a_host_that_is_gone(
+    tmp_path: Path,
+) -> None:
+    with bed(2) as made:
+        made.block_ports(0, "29517:29524")
+        job = made.run(tmp_path, *NETWORK, limit_s=LIMIT_S)
+
+    assert [process.returncode for process in job.processes] == [1, 2]
+    assert "ports 29517 to 29524, could not be reached" in job.output(1)
+    assert "The host answers on port 29500, so a firewall drops these" in job.output(1)
+    assert any("to ports 29517 to 29524 of this host" in note for note in job.result.notes)
+
+
+@pytest.mark.slow
 def test_two_runs_of_one_node_each_say_that_they_are_not_one_job(tmp_path: Path) -> None:
     with bed(2) as made:
         own = {host: {"RANK": "0", "MASTER_ADDR": made.address(host)} for host in range(2)}
