@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from checklist.options import CommandOptions, Options, build, flags, help_of, type_of
+from checklist.reference import read as read_reference
 from checklist.run.rendezvous import NO_SECRET, Rendezvous, from_environment
 from estimator.errors import MISTAKE, UserError
 
@@ -78,9 +79,10 @@ def checklist(options: CommandOptions, given: set[str]) -> None:
         if place is not None and leads and not place.secret:
             _say(NO_SECRET)
         nodes = place.nodes if place and "nodes" not in given else options.nodes
-        run = options.options(nodes=nodes, directory=options.directory, datastore=options.datastore)
+        asked = options.options(nodes=nodes, directory=options.directory, datastore=options.datastore)
+        run = asked.of_nodes()
         outputs = outputs_of(options, cluster=options.cluster, context=options.context)
-        conclude = _Conclude(run, _before(outputs, options.json, options.history)) if leads else None
+        conclude = _Conclude(asked, _before(outputs, options.json, options.history)) if leads else None
         status = _measure(run, place, options.keep, options.node_name, conclude)
     except UserError as error:
         print(error, file=sys.stderr)
@@ -94,14 +96,16 @@ def checklist(options: CommandOptions, given: set[str]) -> None:
 
 
 class _Conclude:
-    """Judges, where rank 0 is: nobody else knows the past. Raises UserError for unreadable thresholds."""
+    """Judges, where rank 0 is: nobody else knows the past. Raises UserError for files that can't be read."""
 
     result: Result
 
     def __init__(self, options: Options, past: History) -> None:
         from checklist.judges.thresholds import table
 
-        self._options, self._past, self._table = options, past, table(options.thresholds)
+        self._options, self._past, self._table = options.of_nodes(), past, table(options.thresholds)
+        file = options.reference_settings
+        self._reference = None if file is None else read_reference(file, options.reference_node)
 
     def __call__(self, measured: Measurements) -> int:
         """Judge what was measured and publish the result. Returns the exit status."""
@@ -118,6 +122,8 @@ class _Conclude:
             accept_baseline=self._options.accept_baseline,
             system=self._options.system,
             suspects=self._options.suspects,
+            reference=self._reference,
+            reference_node=self._options.reference_node,
         )
         self.result = replace(result, notes=(*result.notes, *self._past.problems))
         return result.exit_code

@@ -54,6 +54,11 @@ CHECKS: dict[str, Check] = {
             tells="shared memory is large enough for NCCL and data loaders",
         ),
         Check(name="memlock", phase="facts", tells="memory can be locked, as RDMA needs"),
+        Check(
+            name="host-settings",
+            phase="facts",
+            tells="kernel, governor, huge pages, sysctls, limits, IOMMU, firmware are as they should be",
+        ),
         Check(name="interface", phase="facts", tells="NCCL and gloo take an interface that reaches others"),
         Check(
             name="rdma",
@@ -70,6 +75,11 @@ CHECKS: dict[str, Check] = {
         ),
         Check(name="mesh", phase="mesh", between="pair", tells="every node reaches every other with 256 KB"),
         Check(name="dcgm", phase="diag", tells="NVIDIA's own diagnostic, level 2, where `dcgmi` is (`deep`)"),
+        Check(
+            name="open-ports",
+            phase="mesh",
+            tells="ports all over the kernel's range are open between nodes, over IPv4 and IPv6",
+        ),
         Check(
             name="gemm",
             phase="node",

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TypeVar
 
-from checklist.measurements import Facts, GpuHealth, Local, Measurements, Probe
+from checklist.measurements import SAME_AS_RANK, Facts, GpuHealth, Local, Measurements, Probe
 from checklist.result import Figure, Result
 
 MOST_RANKS = 1024  # of more, what is the same for a node, or was well, is told once or not at all
@@ -75,7 +75,7 @@ def _ranks(run: Measurements) -> Measurements:
     told = next((fact for fact in run.facts if fact.rdma_ports), None)
     return replace(
         run,
-        facts=tuple(_ports_beside(_beside(fact, first[fact.node]), told) for fact in run.facts),
+        facts=_settings_once(_ports_beside(_beside(fact, first[fact.node]), told) for fact in run.facts),
         # What was before is the same after, or worse
         health=tuple(
             _well(state) for state in run.health if state.when == "after" or state.rank not in after
@@ -118,6 +118,18 @@ def _ports_beside(fact: Facts, told: Facts | None) -> Facts:
     if told is None or fact.rank == told.rank or fact.rdma_ports != told.rdma_ports:
         return fact
     return replace(fact, rdma_ports=None)
+
+
+def _settings_once(facts: Iterable[Facts]) -> tuple[Facts, ...]:
+    """Where hosts are set up alike, the first tells it and the others whose settings theirs are."""
+    ranks: dict[tuple[tuple[str, str], ...], int] = {}
+    kept = []
+    for fact in facts:
+        if fact.settings:
+            rank = ranks.setdefault(tuple(sorted(fact.settings.items())), fact.rank)
+            fact = fact if rank == fact.rank else replace(fact, settings={SAME_AS_RANK: str(rank)})
+        kept.append(fact)
+    return tuple(kept)
 
 
 def _locals(every: Iterable[Local]) -> tuple[Local, ...]:

@@ -22,6 +22,7 @@ SCHEMA_VERSION = 2
 PhaseName = Literal["facts", "mesh", "diag", "node", "world", "pairs"]
 PHASES: tuple[PhaseName, ...] = get_args(PhaseName)  # in the order in which they run
 NO_FOLDER = "there is no folder"  # how the error of a Local begins whose place is missing
+SAME_AS_RANK = "the same as rank"  # among a host's settings: instead of them all, in a large run's result
 IDLE = "nothing"  # the operation of a Hang that was lost between two of them
 BROKEN_OFF = "it had not ended when the run was broken off"  # of a Phase, where nobody knows more
 R = TypeVar("R")
@@ -113,6 +114,9 @@ class Facts:
     """Of its host; told by the first rank of each node alone."""
     gpu_processes: int | None = None
     """Processes of others that were on this rank's GPU before the checks."""
+    settings: dict[str, str] = field(default_factory=dict)
+    """Of the host, by name, from its first rank alone; what can't be read is not there. In the result of a
+    large run "the same as rank" names whose they are, where an earlier rank has told the same."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,6 +183,25 @@ class Probe:
     """Whether the bytes arrived in time; None where nothing connected."""
     seconds: float | None = None
     error: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenPorts:
+    """Some of a node's ports, and which of them another node could not connect to."""
+
+    __pydantic_config__ = STRICT
+    src: int
+    dst: int
+    address: str
+    """Of ``dst``, on the interface in use."""
+    other_family: bool = False
+    """Whether that is its address of the family (IPv4, IPv6) that the run does not go over."""
+    low: int
+    high: int
+    """From and to where the kernel of ``dst`` gives ports out."""
+    tried: tuple[int, ...]
+    """Spread over that range."""
+    blocked: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -295,6 +318,8 @@ class Pair:
     """TCP segments that the sender has sent for it, retransmitted ones too; None without a socket."""
     retransmitted: int | None = None
     """Those of them that were sent again."""
+    rails: tuple[float, ...] = ()
+    """Over NCCL what each GPU sent to its counterpart, by local rank, GB/s of the best repetition."""
     alone: bool = False
     """A second measurement of this pair, with nothing else running on any node."""
     repeat: Literal["shared", "control"] | None = None
@@ -410,6 +435,7 @@ class Measurements:
     facts: tuple[Facts, ...] = ()
     health: tuple[GpuHealth, ...] = ()
     probes: tuple[Probe, ...] = ()
+    open_ports: tuple[OpenPorts, ...] = ()
     locals: tuple[Local, ...] = ()
     diagnosed: tuple[Diagnosed, ...] = ()
     repeated: tuple[Repeated, ...] = ()
@@ -427,6 +453,8 @@ class Measurements:
     """What was told and can't be; none of it is among the others."""
     hosts: dict[int, str] = field(default_factory=dict)
     """What each node that has joined calls its host, by the control channel: also where it told no facts."""
+    callers: dict[int, str] = field(default_factory=dict)
+    """From which address each of them has joined."""
 
     def phase(self, name: PhaseName) -> Phase | None:
         """How that phase went; None where it never began."""

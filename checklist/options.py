@@ -99,6 +99,10 @@ class CheckOptions(_Model):
     """What the thresholds call this system, where its machine type and GPU don't tell."""
     suspects: Names = ()
     """Nodes to look at first, and alone, with commas: such as one that held up a training."""
+    reference_node: Text = None
+    """The node whose settings are right: of this run, or of the result behind --reference-settings."""
+    reference_settings: File = None
+    """A result.json of an earlier run, whose nodes' settings are right."""
     accept_baseline: bool = False
     """Compare with no past: the figures' past starts anew with this run."""
 
@@ -158,6 +162,12 @@ class Options(CheckOptions):
                 "Give --datastore a folder that every node has, or s3://bucket/prefix.",
             )
         return self
+
+    def of_nodes(self) -> Options:
+        """As the nodes get them: a reference that is kept in a file is whoever judges' affair."""
+        if self.reference_settings is None:
+            return self
+        return self.model_copy(update={"reference_settings": None, "reference_node": None})
 
     @property
     def effort(self) -> Effort:

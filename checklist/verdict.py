@@ -26,9 +26,11 @@ from checklist.judges import (
     gpu_load,
     gpus,
     hangs,
+    host_settings,
     loss,
     mesh,
     network,
+    open_ports,
     pairs,
     speed,
     unsound,
@@ -38,6 +40,7 @@ from checklist.judges.context import Judgement, JudgingContext
 from checklist.judges.thresholds import Table, table
 from checklist.measurements import Measurements
 from checklist.open_failures import still_open
+from checklist.reference import Reference
 from checklist.result import CheckResult, Finding, FitResult, Result, Skipped, Standing, Verdict
 
 # Without these nobody can say that training would work; the others may be unknowable where it does
@@ -49,6 +52,7 @@ JUDGES: dict[str, Callable[[JudgingContext], Judgement]] = {
     "versions": facts.versions,
     "shared-memory": facts.shared_memory,
     "memlock": facts.memlock,
+    "host-settings": host_settings.host_settings,
     "interface": network.interface,
     "rdma": network.rdma,
     "hostname": network.hostname,
@@ -57,6 +61,7 @@ JUDGES: dict[str, Callable[[JudgingContext], Judgement]] = {
     "gpu-health": gpus.gpu_health,
     "mesh": mesh.mesh,
     "dcgm": dcgm.dcgm,
+    "open-ports": open_ports.open_ports,
     "gemm": speed.gemm,
     "gpu-load": gpu_load.gpu_load,
     "corruption": corruption.corruption,
@@ -87,6 +92,8 @@ def judge(
     accept_baseline: bool = False,
     system: str | None = None,
     suspects: Collection[str] = (),
+    reference: Reference | None = None,
+    reference_node: str | None = None,
 ) -> Result:
     """The result of one run.
 
@@ -110,6 +117,10 @@ def judge(
         The user's name for this system in the table of thresholds.
     suspects:
         Nodes that were to be looked at first (:mod:`checklist.suspects`).
+    reference:
+        Settings of hosts that are right, from a kept result (:func:`checklist.reference.read`).
+    reference_node:
+        The node of this run whose settings are right.
     """
     measurements = sound(measurements)
     context = JudgingContext(
@@ -120,6 +131,8 @@ def judge(
         pairs_seen=pairs_seen or {},
         accept_baseline=accept_baseline,
         system=system,
+        reference=reference,
+        reference_node=reference_node,
     )
     asked = tuple(checks)
     answers = [coverage.told(context, unsound.told(context, JUDGES[check.name](context))) for check in asked]

@@ -73,6 +73,8 @@ class ChecklistFlow(FlowSpec):
     thresholds = option("thresholds")
     system = option("system")
     suspects = option("suspects")
+    reference_node = option("reference_node")
+    reference_settings = option("reference_settings")
     accept_baseline = option("accept_baseline")
     json = option("json")
     instance_type = option("instance_type")

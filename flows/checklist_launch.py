@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from pydantic import model_validator
 
+from checklist import reference
 from checklist.judges import thresholds
 from checklist.options import (
     CheckOptions,
@@ -65,6 +66,9 @@ class Launch:
     thresholds: str | None
     """The user's table; its file stays where the run is launched."""
     thresholds_file: str
+    reference: reference.Reference | None = None
+    """The settings of the result behind --reference-settings; that file stays there, too."""
+    reference_file: str = ""
 
     def pack(self) -> str:
         """Pack into one word without spaces, for an environment variable (see :meth:`unpack`)."""
@@ -84,6 +88,7 @@ class RunConfig:
     shares: tuple[tuple[str, ...], ...]
     """By node: UUIDs of the GPUs that are its own, where all nodes are on one machine."""
     local: bool
+    reference: reference.Reference | None = None
 
 
 class FlowOptions(OutputOptions, CheckOptions):
@@ -154,11 +159,14 @@ def ask(values: Mapping[str, Any], backend: Backend, gpus: int | None) -> Asked:
         gpus_per_node=gpus_per_node,
         thresholds=table,
         thresholds_file=str(options.thresholds or ""),
+        reference=_read_reference(options),
+        reference_file=_reference_of(options),
     ).pack()
     if len(launch) > MOST_LAUNCH and backend != "local":
         raise UserError(
-            f"--thresholds {options.thresholds} is too large to travel with a run on {backend}.",
-            "Leave only the rows of this system in it, with shorter sources.",
+            f"{_files(options)} too large to travel with a run on {backend}.",
+            "Leave only the rows of this system in --thresholds, with shorter sources; beside "
+            "--reference-settings name one node by --reference-node.",
         )
     return Asked(
         request=_request(options, gpus_per_node),
@@ -197,9 +205,20 @@ def resolve(asked: FlowOptions, launch: Launch, *, datastore: str) -> RunConfig:
             f"This deployment was made with --thresholds {launch.thresholds_file or '(none)'}.",
             "Deploy the flow anew: its tasks can't read files of another machine.",
         )
+    if _reference_of(asked) != launch.reference_file:
+        raise UserError(
+            f"This deployment was made with --reference-settings {launch.reference_file or '(none)'}.",
+            "Deploy the flow anew: its tasks can't read files of another machine.",
+        )
     if launch.backend == "local":
         options, uuids = local.shared_out(options)
-        return RunConfig(options=options, thresholds=launch.thresholds, shares=tuple(uuids), local=True)
+        return RunConfig(
+            options=options,
+            thresholds=launch.thresholds,
+            shares=tuple(uuids),
+            local=True,
+            reference=launch.reference,
+        )
     if options.gpus_per_node not in (None, launch.gpus_per_node) and options.device != "cpu":
         raise UserError(
             f"This deployment asks for {launch.gpus_per_node} GPUs a node, not {options.gpus_per_node}.",
@@ -214,17 +233,23 @@ def resolve(asked: FlowOptions, launch: Launch, *, datastore: str) -> RunConfig:
         }
     )
     shares: tuple[tuple[str, ...], ...] = ((),) * options.nodes
-    return RunConfig(options=options, thresholds=launch.thresholds, shares=shares, local=False)
+    return RunConfig(
+        options=options,
+        thresholds=launch.thresholds,
+        shares=shares,
+        local=False,
+        reference=launch.reference,
+    )
 
 
 def _run_options(options: FlowOptions, datastore: str | None = None) -> Options:
-    """What a node is given. The thresholds travel as text, with the launch."""
+    """What a node is given. The thresholds travel as text, with the launch, as do settings of a file."""
     return options.options(
         start_timeout=options.start_timeout,
         directory=workdir.place(),  # each node's user has another root in it
         datastore=datastore,
         thresholds=None,
-    )
+    ).of_nodes()
 
 
 def table_of(text: str | None) -> thresholds.Table:
@@ -243,6 +268,24 @@ def _read_thresholds(file: Path | None) -> str | None:
     file = file.expanduser()
     thresholds.read(file, own=True)  # raises for the first mistake in it
     return file.read_text(encoding="utf-8-sig")
+
+
+def _read_reference(options: FlowOptions) -> reference.Reference | None:
+    file = options.reference_settings
+    return None if file is None else reference.read(file, options.reference_node)
+
+
+def _reference_of(options: FlowOptions) -> str:
+    """The file behind --reference-settings and the node in it that is meant; empty: none."""
+    if options.reference_settings is None:
+        return ""
+    return " of ".join(filter(None, (str(options.reference_settings), options.reference_node)))
+
+
+def _files(options: FlowOptions) -> str:
+    given = (("--thresholds", options.thresholds), ("--reference-settings", options.reference_settings))
+    named = [f"{flag} {file}" for flag, file in given if file is not None]
+    return f"{' and '.join(named)} {'are' if len(named) > 1 else 'is'}"
 
 
 def _check_writable(file: Path | None) -> None:

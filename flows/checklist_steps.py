@@ -241,6 +241,8 @@ def judge_run(
         accept_baseline=run_config.options.accept_baseline,
         system=run_config.options.system,
         suspects=run_config.options.suspects,
+        reference=run_config.reference,
+        reference_node=run_config.options.reference_node,
     )
     return replace(result, notes=(*result.notes, *suspicions.notes(left), *past.notes))
 

@@ -27,8 +27,8 @@ class Op:
     name: str
     counts: Literal["buffer", "total", "nothing"]
     """What S counts: one rank's buffer, all ranks' buffers together, or nothing (barrier)."""
-    factor: Literal["reduce-and-spread", "others", "one"]
-    """busbw / algbw: 2(n-1)/n, (n-1)/n or 1."""
+    factor: Literal["reduce-and-spread", "others", "uneven", "one"]
+    """busbw / algbw: 2(n-1)/n, (n-1)/n, (n-1/2)/n or 1."""
 
 
 OPS: dict[str, Op] = {
@@ -38,6 +38,7 @@ OPS: dict[str, Op] = {
         Op(name="all_gather", counts="total", factor="others"),
         Op(name="reduce_scatter", counts="total", factor="others"),
         Op(name="all_to_all", counts="total", factor="others"),
+        Op(name="all_to_all_v", counts="total", factor="uneven"),
         Op(name="gather", counts="total", factor="others"),
         Op(name="scatter", counts="total", factor="others"),
         Op(name="broadcast", counts="buffer", factor="one"),
@@ -53,7 +54,19 @@ def bus_factor(op: str, ranks: int) -> float:
     kind = OPS[op].factor
     if kind == "one":
         return 1.0
+    if kind == "uneven" and ranks > 1:
+        return (ranks - 0.5) / ranks
     return (ranks - 1) / ranks * (2 if kind == "reduce-and-spread" else 1)
+
+
+def uneven_parts(elements: int, ranks: int) -> list[int]:
+    """What a rank of an uneven all-to-all sends to itself, to the next rank, to the one after it, and so on.
+
+    As tokens for experts are: every other one gets three times as much. All ranks send and receive the same
+    in all, and keep half a part, so that what the wires carry is known.
+    """
+    few, many = elements // 2, 2 * elements - elements // 2
+    return [elements if 2 * (place // 2) + 1 == ranks else (few, many)[place % 2] for place in range(ranks)]
 
 
 def algbw(size_bytes: int, seconds: float) -> float:

@@ -239,7 +239,7 @@ def _collective(item: Collective, ceilings: Ceilings) -> tuple[Collective, list[
 
 def _pair(pair: Pair, ceilings: Ceilings) -> tuple[Pair | None, list[Unsound]]:
     most = ceilings.pair(pair.src, pair.dst)
-    for rate in (pair.gbytes_per_s, pair.gbytes_per_s_p95):
+    for rate in (pair.gbytes_per_s, pair.gbytes_per_s_p95, *pair.rails):
         if why := wrong(rate, "GB/s", most):
             return None, _Teller("pairs", pair.src, dst=pair.dst).bad("bandwidth", rate, "GB/s", why)
     again, sent = pair.retransmitted, pair.segments

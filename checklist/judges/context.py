@@ -22,6 +22,7 @@ from checklist.analysis.paths import Paths
 from checklist.analysis.recurrence import Look
 from checklist.judges.thresholds import Key, Table, Threshold
 from checklist.measurements import Facts, Measurements, PhaseName
+from checklist.reference import Reference
 from checklist.result import CheckResult, Figure, Finding, Skipped, Verdict
 from estimator import hardware
 from estimator.errors import UserError
@@ -70,6 +71,10 @@ class JudgingContext:
     """Earlier runs' looks for what comes and goes."""
     system: str | None = None
     """The user's name for this system, asked for first in the table of thresholds."""
+    reference: Reference | None = None
+    """Settings of hosts that are right, from a kept result."""
+    reference_node: str | None = None
+    """The node of this run whose settings are right."""
     setting: Setting = field(init=False)
     leaders: tuple[Facts, ...] = field(init=False)
     """The facts of each node's first rank, by node."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from checklist.judges.advice import finding
-from checklist.judges.context import Judgement, JudgingContext, answer, no_verdict, skipped
+from checklist.judges.context import Judgement, JudgingContext, answer, few, no_verdict, skipped
 from checklist.judges.rdma_ports import rates, rdma_ports
 from checklist.measurements import Facts
 from checklist.result import Finding, Gravity
@@ -28,7 +28,8 @@ def interface(context: JudgingContext) -> Judgement:
     known = [fact for fact in context.leaders if fact.nic is not None]
     if not known:
         return context.unmeasured("interface", "facts")
-    if context.local or len(context.leaders) == 1:
+    duplicates = [] if context.local else _duplicates(context, known)
+    if not duplicates and (context.local or len(context.leaders) == 1):
         return answer("interface", f"{known[0].nic}; all ranks are on one machine.", nodes=context.all_names)
     findings = []
     for fact in known:
@@ -52,7 +53,7 @@ def interface(context: JudgingContext) -> Judgement:
                     best=others[0] if others else "<interface>",
                 )
             )
-    findings += _duplicates(context, known)
+    findings += duplicates
     findings = findings or _unlike_nics(context, known)
     if len(known) < len(context.leaders) and not findings:
         return no_verdict("interface", "It is not known which interface every node uses.")
@@ -61,18 +62,30 @@ def interface(context: JudgingContext) -> Judgement:
 
 
 def _duplicates(context: JudgingContext, known: list[Facts]) -> list[Finding]:
-    """Addresses that different hosts have on the interface that they use."""
-    holders: dict[str, list[Facts]] = defaultdict(list)
+    """Addresses that different hosts have on the interface that they use.
+
+    Of two such hosts one is mostly lost before it says anything; then the control channel knows from where
+    it has joined. A caller's address that those who call from it don't have is a gateway's.
+    """
+    hosts: dict[str, dict[int, str | int]] = defaultdict(dict)  # by address and node; two nodes may share one
     for fact in known:
         own = next((nic.addresses for nic in fact.nics if nic.name == fact.nic), ())
         for address in own:
             if not address.startswith(UNREACHABLE):
-                holders[address].append(fact)
+                hosts[address][fact.node] = fact.boot_id or fact.node
+    run = context.measurements
+    own_addresses = {fact.node: fact.addresses for fact in context.leaders}
+    callers: dict[str, list[int]] = defaultdict(list)
+    for node, address in run.callers.items():
+        callers[address].append(node)
+    for address, nodes in callers.items():
+        named = {run.hosts.get(node) for node in nodes}
+        if len(named) == len(nodes) > 1 and all(address in own_addresses.get(n, (address,)) for n in nodes):
+            hosts[address] |= {node: node for node in nodes if node not in own_addresses}
     findings = []
-    for address, facts in holders.items():
-        hosts = {fact.boot_id or fact.node for fact in facts}  # two nodes of one host are another finding
-        if len(hosts) > 1:
-            names = context.names(fact.node for fact in facts)
+    for address, holders in hosts.items():
+        if len(set(holders.values())) > 1:
+            names = context.names(holders)
             title = f"Duplicate address: {' and '.join(names)} both have {address}."
             findings.append(
                 finding(
@@ -82,7 +95,7 @@ def _duplicates(context: JudgingContext, known: list[Facts]) -> list[Finding]:
                     title,
                     suspects=names,
                     address=address,
-                    nic=facts[0].nic,
+                    nic=known[0].nic,
                 )
             )
     return findings
@@ -171,6 +184,8 @@ def rdma(context: JudgingContext) -> Judgement:
 def hostname(context: JudgingContext) -> Judgement:
     """FAIL (on one machine WARN) for a host that can't resolve its own name, WARN for one that gets loopback.
 
+    WARN too for two hosts of one name: whatever goes by names takes one for the other.
+
     gloo and torch's store announce themselves by that name.
 
     Limits: none.
@@ -201,4 +216,22 @@ def hostname(context: JudgingContext) -> Judgement:
                     nic=fact.nic,
                 )
             )
+    findings += _same_names(context)
     return answer("hostname", "Each host resolves its own name.", findings, nodes=context.all_names)
+
+
+def _same_names(context: JudgingContext) -> list[Finding]:
+    """Names that different hosts have, as they call themselves or as the cluster does."""
+    holders: dict[str, dict[int, str | int]] = defaultdict(dict)
+    for fact in () if context.local else context.leaders:
+        for name in {fact.hostname, fact.node_name or fact.hostname}:
+            holders[name][fact.node] = fact.boot_id or fact.node
+    findings = []
+    for name, nodes in sorted(holders.items()):
+        if len(set(nodes.values())) > 1:  # two nodes of one host are another finding
+            title = (
+                f"Duplicate host name: {few(context.names(nodes))} are different hosts, all called {name}."
+            )
+            suspects = context.names(nodes)
+            findings.append(finding("hostname", "hostname-duplicate", "WARN", title, suspects=suspects))
+    return findings

@@ -15,6 +15,7 @@ from checklist.judges.advice import finding
 from checklist.judges.comparison import Comparison, compare
 from checklist.judges.context import Judgement, JudgingContext, Measured, answer, few, no_verdict, skipped
 from checklist.judges.mesh import cut_off, unreached
+from checklist.judges.rails import rails, rails_between
 from checklist.judges.thresholds import PAIR, Threshold
 from checklist.result import Figure, Finding, Gravity
 
@@ -28,6 +29,8 @@ def pairs(context: JudgingContext) -> Judgement:
 
     Due is what paths of one class reach: within an NVLink domain, within a leaf, across leaves, between nodes
     of the same kinds. WARN for what is slow a little, and where few of one kind are far above the others.
+    Where one rail of a node (a GPU and its network card) is slow and the others are not, it is the rail that
+    is named; one that is slow on all nodes is nobody's own (checklist/analysis/rails.py).
     Slow links that are all paths between groups of nodes are one uplink (checklist/analysis/uplinks.py). WARN
     for pairs that are slow only together, each time: what they share is narrow
     (checklist/analysis/sharing.py).
@@ -176,10 +179,17 @@ def _faults(context: JudgingContext, diagnosis: Diagnosis) -> list[Finding]:
         and fault.node not in lost
         and not {(fault.src, fault.dst), (fault.dst, fault.src)} & cut
     ]
+    of_rails = rails(context)
     links = [fault for fault in faults if fault.node is None and fault.status == "confirmed"]
     uplink = _uplink(context, links)
     rest = [fault for fault in faults if uplink is None or fault not in links]
-    return [*([uplink] if uplink else []), *(_fault(context, fault) for fault in rest)]
+    whole = [fault for fault in rest if (fault.node,) not in of_rails]  # else a rail of it is the reason
+    found = [uplink] if uplink else []
+    return [
+        *found,
+        *(one for same in of_rails.values() for one in same),
+        *(_fault(context, one) for one in whole),
+    ]
 
 
 def _uplink(context: JudgingContext, links: list[Fault]) -> Finding | None:
@@ -225,6 +235,7 @@ def _fault(context: JudgingContext, fault: Fault) -> Finding:
     else:
         src, dst = context.name(int(fault.src or 0)), context.name(int(fault.dst or 0))
         arrow = "and" if fault.both_ways else "to"
+        share += rails_between(context, int(fault.src or 0), int(fault.dst or 0))
         title, code, names = (
             f"The link from {src} {arrow} {dst} is slow{nvlink}: {share}.",
             "slow-link",

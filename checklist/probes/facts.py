@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from checklist.measurements import Facts, to_dict
-from checklist.probes import cloud, gpus, nics, rdma
+from checklist.probes import cloud, gpus, nics, rdma, settings
 from checklist.probes.context import Context
 
 HOST_ID = "CHECKLIST_HOST_ID"  # instead of the kernel's boot id, where one kernel plays several hosts
@@ -57,6 +57,7 @@ def gather(context: Context, backend: str, route_to: str) -> dict[str, Any]:
         ib_devices=_devices("/sys/class/infiniband"),
         rdma_ports=rdma.ports() if context.local_rank == 0 else None,
         gpu_processes=None if uuid is None else (seen.busy or {}).get(uuid, 0),
+        settings=settings.read(interfaces, choice.nic) if context.local_rank == 0 else {},
     )
     return {"facts": to_dict(facts), "address": choice.address, "usable": choice.usable}
 

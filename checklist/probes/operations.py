@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from checklist.analysis.busbw import uneven_parts
+
 if TYPE_CHECKING:
     import torch
 
@@ -205,6 +207,24 @@ class _Maker:
             run=lambda: dist.all_to_all_single(target, source),
             result=lambda: list(target.chunk(self.world)),
             expected=lambda piece, i: self.values(piece, i + self.rank * self.elements),
+        )
+
+    def all_to_all_v(self) -> Work:
+        """As mixtures of experts do it: to each rank a part of another size."""
+        import torch
+        import torch.distributed as dist
+
+        parts = uneven_parts(self.elements, self.world)
+        # By rank: what it sends to each, and where in its buffer the part for this rank begins
+        sent = [[parts[(to - of) % self.world] for to in range(self.world)] for of in range(self.world)]
+        begins = [sum(sizes[: self.rank]) for sizes in sent]
+        sizes, got = sent[self.rank], [sizes[self.rank] for sizes in sent]
+        source = self.filled(self.rank, sum(sizes))
+        target = self.buffer(sum(got))
+        return Work(
+            run=lambda: dist.all_to_all_single(target, source, got, sizes),
+            result=lambda: list(torch.split(target, got)),
+            expected=lambda piece, i: self.values(piece, i + begins[piece]),
         )
 
     def send_recv(self) -> Work:

@@ -84,6 +84,7 @@ class Conductor(Session):
             facts=tuple(got.facts[rank] for rank in sorted(got.facts)),
             health=tuple(got.health),
             probes=tuple(got.probes),
+            open_ports=tuple(got.open_ports),
             locals=tuple(got.locals),
             diagnosed=tuple(got.diagnosed),
             repeated=tuple(got.repeated),
@@ -97,6 +98,7 @@ class Conductor(Session):
             notes=tuple(self.notes),
             unsound=tuple(got.unsound),
             hosts=dict(sorted(self.hosts.items())),
+            callers=dict(sorted(self.callers.items())),
         )
         return sound(told)
 
@@ -142,13 +144,17 @@ class Conductor(Session):
         while len(self.ranks) < self.rendezvous.world and time.monotonic() < deadline:
             if self.stopped.wait(0.05):
                 return
-        peers = self.hub.peers()
+        peers = self.hub.joined()
         self.nodes = {rank: peer.node for rank, peer in peers.items()}
         self.hosts = {peer.node: peer.host for peer in peers.values()}
+        self.callers = {peer.node: peer.address for peer in peers.values()}
         missing = sorted(set(range(self.rendezvous.world)) - set(self.nodes))
         if missing:
-            ranks = ", ".join(map(str, missing[:20]))
-            self.notes.append(f"Rank {ranks} did not come within {self.limits.rendezvous:g} s.")
+            ranks, ports = ", ".join(map(str, missing[:20])), self.rendezvous.ports
+            self.notes.append(
+                f"Rank {ranks} did not come within {self.limits.rendezvous:g} s to ports {ports[0]} to "
+                f"{ports[-1]} of this host: its own output says whether these are blocked, if it was started."
+            )
         self.notes += [f"Not taken in: {why}." for why in self.hub.refused()]
 
     def _phase(self, name: PhaseName) -> None:

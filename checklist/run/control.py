@@ -25,7 +25,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
-from checklist.run.rendezvous import Rendezvous
+from checklist.run.rendezvous import PORT_OFFSET, Rendezvous
 from estimator.errors import UserError
 from launchers.cluster.channel import Connection, Heartbeat, Unreachable, connect
 from launchers.cluster.greeting import BadMessage, Message, Refused
@@ -33,6 +33,8 @@ from launchers.cluster.listener import Guest, Listener
 
 BEAT_S = 0.5
 _PARTING_S = 5.0  # for supervisors to read their last message, over a slow link too
+_KNOCKS = 2  # ports that are asked once more, when there was no way to rank 0
+_SSH = 22
 _LONGEST = 64 << 20  # a run of a thousand nodes ends with its measurements in one message
 
 Position = tuple[str, int, str]  # operation, sequence, and the process's state as the kernel gives it
@@ -157,6 +159,8 @@ class Peer:
     ranks: tuple[int, ...]
     node: int
     host: str
+    address: str
+    """From where it has called."""
     connection: Connection[RunMessage] = field(repr=False)
 
 
@@ -176,6 +180,7 @@ class Hub:
         self._rendezvous, self._limits = rendezvous, limits
         self._lock = threading.Lock()
         self._peers: dict[int, Peer] = {}  # by rank
+        self._joined: dict[int, Peer] = {}  # by rank: all that have ever been there
         self._refused: list[str] = []
         self._closed = False
         self.events: queue.Queue[Event] = queue.Queue()
@@ -186,6 +191,11 @@ class Hub:
         """Who is there now, by rank."""
         with self._lock:
             return dict(self._peers)
+
+    def joined(self) -> dict[int, Peer]:
+        """Who has ever been there, by rank: also who was lost at once."""
+        with self._lock:
+            return dict(self._joined)
 
     def refused(self) -> list[str]:
         """Why others that know the secret were not taken in."""
@@ -245,8 +255,15 @@ class Hub:
                 connection = guest.accept(MESSAGES, silence_s=self._limits.lost_after, longest=_LONGEST)
             except OSError:  # it has gone, and tries again
                 return None
-            peer = Peer(ranks=claim.ranks, node=claim.node, host=claim.host, connection=connection)
+            peer = Peer(
+                ranks=claim.ranks,
+                node=claim.node,
+                host=claim.host,
+                address=guest.address,
+                connection=connection,
+            )
             self._peers.update(dict.fromkeys(claim.ranks, peer))
+            self._joined.update(dict.fromkeys(claim.ranks, peer))
         return peer
 
     def _objection(self, claim: Claim) -> str | None:
@@ -283,9 +300,39 @@ def join(rendezvous: Rendezvous, limits: Limits) -> Connection[RunMessage]:
         raise UserError(
             f"Rank 0's control channel at {rendezvous.host}, ports {rendezvous.ports[0]} to "
             f"{rendezvous.ports[-1]}, could not be reached within {limits.rendezvous:g} s ({error}).",
-            "Is rank 0 running, does its name resolve here, are these ports of its host open (CHECKLIST_PORT "
-            "takes others), and is CHECKLIST_SECRET the same on all?",
+            _why_unreachable(rendezvous, limits.connect),
         ) from None
+
+
+def _why_unreachable(rendezvous: Rendezvous, limit_s: float) -> str:
+    """What to do, by whether the host answers at all: a refusal is an answer, too."""
+    control = [_answers(rendezvous.host, port, limit_s) for port in rendezvous.ports[:_KNOCKS]]
+    if any(control):
+        return (
+            "The host answers, and nobody of this run listens there: is rank 0 running, does a firewall "
+            "refuse these ports, and is CHECKLIST_SECRET the same on all?"
+        )
+    others = (rendezvous.ports[0] - PORT_OFFSET, rendezvous.ports[-1] + 1, _SSH)  # the first a launcher's own
+    elsewhere = next((port for port in others if _answers(rendezvous.host, port, limit_s)), None)
+    if elsewhere is not None:
+        return (
+            f"The host answers on port {elsewhere}, so a firewall drops these: open them, or give others by "
+            "CHECKLIST_PORT."
+        )
+    return (
+        "Nothing at that host answers: is it up, does its name resolve here, and are these ports open "
+        "(CHECKLIST_PORT takes others)?"
+    )
+
+
+def _answers(host: str, port: int, limit_s: float) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=limit_s).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return True
 
 
 def _why_lost(error: Exception, patience_s: float) -> str:

@@ -297,6 +297,7 @@ def _pair(run: Session, src: int, dst: int, number: int, reply: Any, error: str 
             gbytes_per_s=best,
             gbytes_per_s_p95=slow,
             bytes=reply["bytes"] if reply is not None else None,
+            rails=reply.get("rails", ()) if reply is not None else (),
             segments=reply.get("segments") if reply is not None else None,
             retransmitted=reply.get("retransmitted") if reply is not None else None,
             alone=alone,
@@ -353,7 +354,13 @@ def _together(replies: list[Any]) -> dict[str, Any] | None:
     if not replies or any(reply is None for reply in replies):
         return None
     seconds = [max(times) for times in zip(*(reply["there"] for reply in replies), strict=False)]
-    return {"seconds": seconds, "bytes": sum(reply["bytes"] for reply in replies), "error": None}
+    rails = tuple(float(f"{summary(reply['there'], reply['bytes'])[0]:.4g}") for reply in replies)
+    return {
+        "seconds": seconds,
+        "bytes": sum(reply["bytes"] for reply in replies),
+        "error": None,
+        "rails": rails if len(rails) > 1 else (),
+    }
 
 
 def _with_sinks(run: Session) -> dict[int, int]:

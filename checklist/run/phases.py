@@ -22,10 +22,12 @@ from checklist.measurements import (
 from checklist.options import Options
 from checklist.probes import gpus
 from checklist.probes.counters import growth
+from checklist.reference import check_node
 from checklist.round_robin import ALL_PAIRS_UP_TO
-from checklist.run import sweep
+from checklist.run import pairing, sweep
 from checklist.run.control import Limits
-from checklist.run.pairing import PhaseSkipped, mesh, pairs, refuse_busy, trouble
+from checklist.run.open_ports import try_ports
+from checklist.run.pairing import PhaseSkipped, pairs, refuse_busy, trouble
 from checklist.run.session import Session
 
 __all__ = ["DO", "PHASES", "PhaseSkipped", "limits_of"]
@@ -58,6 +60,7 @@ def facts(run: Session) -> str | None:
     for rank, (offset, error) in run.clocks().items():
         if rank in run.got.facts:
             run.fact(rank, clock_offset_s=offset, clock_offset_error_s=error)
+    check_node(run.options.reference_node, run.got.facts.values())
     _health(run, "before")
     return trouble(outcome)
 
@@ -75,6 +78,14 @@ def diag(run: Session) -> str | None:
     outcome = run.ask("diagnose", arguments, limit_s=left_s + _LEAVE_S)
     run.got.diagnosed += [record(Diagnosed, reply) for reply in outcome.replies.values()]
     return trouble(outcome)
+
+
+def mesh(run: Session) -> str | None:
+    """Phase 1: every node connects to every other; then to ports all over the ranges of some."""
+    problem = pairing.mesh(run)
+    if any(check.name == "open-ports" for check in run.options.checks) and not run.rendezvous.simulated:
+        try_ports(run)
+    return problem
 
 
 def node(run: Session) -> str | None:

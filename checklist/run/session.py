@@ -14,6 +14,7 @@ from checklist.measurements import (
     Facts,
     GpuHealth,
     Local,
+    OpenPorts,
     Pair,
     Phase,
     Probe,
@@ -34,6 +35,7 @@ class Collected:
     facts: dict[int, Facts] = field(default_factory=dict)
     health: list[GpuHealth] = field(default_factory=list)
     probes: list[Probe] = field(default_factory=list)
+    open_ports: list[OpenPorts] = field(default_factory=list)
     locals: list[Local] = field(default_factory=list)
     diagnosed: list[Diagnosed] = field(default_factory=list)
     repeated: list[Repeated] = field(default_factory=list)
@@ -54,6 +56,7 @@ class Session(Requests):
         self.got = Collected()
         self.addresses: dict[int, str] = {}  # by rank: where others reach its host
         self.hosts: dict[int, str] = {}  # by node: what it calls itself when it joins
+        self.callers: dict[int, str] = {}  # by node: from which address it has joined
         self.unusable: dict[int, str] = {}  # by rank: why its backend can't talk to others
         self.device, self.backend = "cpu", "gloo"
         self.scratch = secrets.token_hex(6)  # in the name of whatever is written and removed again

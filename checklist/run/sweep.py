@@ -22,6 +22,7 @@ OPERATIONS = {
         "all_gather",
         "reduce_scatter",
         "all_to_all",
+        "all_to_all_v",
         "broadcast",
         "send_recv",
         "barrier",

@@ -22,6 +22,7 @@ from launchers.cluster.processes import is_loopback
 MOST_STRANGERS = 256  # that are greeted at once; more wait in the kernel's queue
 STRANGER_S = 1.0  # after so long a stranger gives way to others that wait
 _BACK_OFF_S = 0.05
+_MAPPED = "::ffff:"  # how a socket for both families shows an IPv4 address
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _SPARE_DESCRIPTORS = 256  # for all else that the listening process opens
 
@@ -31,6 +32,8 @@ class Guest(Generic[Model]):
 
     def __init__(self, sock: socket.socket, claim: Model, answer: Callable[[Reply], None]) -> None:
         self.claim = claim
+        self.address: str = sock.getpeername()[0].removeprefix(_MAPPED)
+        """From where it calls."""
         self._socket, self._answer = sock, answer
 
     def accept(

@@ -20,6 +20,8 @@ class Cluster:
     transmit: Mapping[int, float] = field(default_factory=dict)
     receive: Mapping[int, float] = field(default_factory=dict)
     links: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    rails: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    """By node and rail of eight, what that one still carries, both ways; a pair is as fast as its slowest."""
     cut: frozenset[tuple[int, int]] = frozenset()
     path: Callable[[int, int], float] | None = None
     """GB/s from one node to another where all are well; None: ``speed`` everywhere."""
@@ -33,7 +35,12 @@ class Cluster:
             error = "no connection"
             return Pair(src=src, dst=dst, round=number, gbytes_per_s=None, error=error, alone=alone)
         value = self.truth(src, dst) * share
-        return Pair(src=src, dst=dst, round=number, gbytes_per_s=value, alone=alone)
+        if not self.rails:
+            return Pair(src=src, dst=dst, round=number, gbytes_per_s=value, alone=alone)
+        shares = [min(self.rails.get((node, rail), 1.0) for node in (src, dst)) for rail in range(8)]
+        rails = tuple(value / 8 * one for one in shares)
+        value *= min(shares)
+        return Pair(src=src, dst=dst, round=number, gbytes_per_s=value, alone=alone, rails=rails)
 
     def first_pass(self, seed: int = 0, crowded: float = 1.0) -> tuple[Pair, ...]:
         """``crowded``: the share that is left of pairs between an even and an odd node."""

@@ -84,10 +84,15 @@ class Job:
 
 
 class Bed:
-    """Some hosts. Host i has the name ``h<i>`` and the address 10.77.0.(10 + i), or fd77::(10 + i) alone."""
+    """Some hosts. Host i has the name ``h<i>`` and the address 10.77.0.(10 + i), or fd77::(10 + i) alone.
 
-    def __init__(self, hosts: int, rate: str = RATE, *, ipv6: bool = False) -> None:
-        self.hosts, self._ipv6 = hosts, ipv6
+    ``dual``: both, of which names lead to the first.
+    """
+
+    def __init__(self, hosts: int, rate: str = RATE, *, ipv6: bool = False, dual: bool = False) -> None:
+        self.hosts, self._ipv6, self._dual = hosts, ipv6, dual
+        self.called = [f"h{host}" for host in range(hosts)]
+        """What each host calls itself."""
         self._id = secrets.token_hex(3)
         self._bridge, self._second_bridge = f"ckb{self._id}", f"ckc{self._id}"
         self._jobs: list[Job] = []
@@ -113,9 +118,9 @@ class Bed:
         do("ip", "link", "add", wire, "type", "veth", "peer", "name", "eth0", "netns", name)
         do("ip", "link", "set", wire, "master", self._bridge, "up")
         do("ip", "-n", name, "link", "set", "lo", "up")
-        if self._ipv6:  # nodad: no second's wait for who else has it
-            do("ip", "-n", name, "addr", "add", f"{self.address(host)}/64", "dev", "eth0", "nodad")
-        else:
+        if self._ipv6 or self._dual:  # nodad: no second's wait for who else has it
+            do("ip", "-n", name, "addr", "add", f"{self.ipv6_address(host)}/64", "dev", "eth0", "nodad")
+        if not self._ipv6:
             do("ip", "-n", name, "addr", "add", f"{self.address(host)}/24", "dev", "eth0")
         do("ip", "-n", name, "link", "set", "eth0", "up")
         self.slow(host, rate)
@@ -125,7 +130,10 @@ class Bed:
         return f"ck{self._id}h{host}"
 
     def address(self, host: int) -> str:
-        return f"fd77::{10 + host:x}" if self._ipv6 else f"10.77.0.{10 + host}"
+        return self.ipv6_address(host) if self._ipv6 else f"10.77.0.{10 + host}"
+
+    def ipv6_address(self, host: int) -> str:
+        return f"fd77::{10 + host:x}"
 
     def _wire(self, host: int) -> str:
         return f"ckv{self._id}{host}"
@@ -168,6 +176,15 @@ class Bed:
     def block_inbound(self, host: int) -> None:
         """Nobody can connect to that host, and it can to all, as behind a firewall that only lets out."""
         self.on(host, "iptables", "-A", "INPUT", "-i", "eth0", "-p", "tcp", "--syn", "-j", "DROP")
+
+    def block_ports(self, host: int, ports: str) -> None:
+        """Nobody can connect to those ports of that host, as "46000:60999", and nothing says so."""
+        asks = ("-i", "eth0", "-p", "tcp", "--syn", "--dport", ports)
+        self.on(host, "iptables", "-A", "INPUT", *asks, "-j", "DROP")
+
+    def block_ipv6(self, host: int) -> None:
+        """Nothing comes into that host over IPv6."""
+        self.on(host, "ip6tables", "-A", "INPUT", "-i", "eth0", "-p", "tcp", "-j", "DROP")
 
     def cut_at_first(self, src: int, dst: int, packets: int = 2) -> None:
         """So many packets that ask for a connection are lost, and then no more."""
@@ -231,7 +248,7 @@ class Bed:
         for host in range(self.hosts):
             own = (environment or {}).get(host, {})
             command = ["ip", "netns", "exec", self.name(host), "unshare", "--uts"]
-            command += ["sh", "-c", f'hostname h{host} && exec "$@"', "sh"]
+            command += ["sh", "-c", f'hostname {self.called[host]} && exec "$@"', "sh"]
             command += [sys.executable, "-m", "checklist", *arguments, "--keep", str(keep / f"host{host}")]
             command += ["--json", str(keep / ("result.json" if host == 0 else f"result{host}.json"))]
             with (keep / f"host{host}.txt").open("w") as output:
@@ -259,7 +276,7 @@ class Bed:
             "MASTER_PORT": "29500",
             "OMP_NUM_THREADS": "1",
             "CHECKLIST_HOST_ID": self.name(host),  # one kernel has one boot id
-            "NODE_NAME": f"h{host}",
+            "NODE_NAME": self.called[host],
             "AWS_EC2_METADATA_DISABLED": "true",
             "PYTHONPATH": str(ROOT),
             **own,
@@ -312,9 +329,9 @@ class Bed:
 
 
 @contextlib.contextmanager
-def bed(hosts: int, rate: str = RATE, *, ipv6: bool = False) -> Iterator[Bed]:
+def bed(hosts: int, rate: str = RATE, *, ipv6: bool = False, dual: bool = False) -> Iterator[Bed]:
     """Hosts for the length of a block."""
-    made = Bed(hosts, rate, ipv6=ipv6)
+    made = Bed(hosts, rate, ipv6=ipv6, dual=dual)
     try:
         yield made
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from checklist.analysis.baseline import Record
@@ -16,6 +17,7 @@ from checklist.measurements import (
     Local,
     Measurements,
     Nic,
+    OpenPorts,
     Phase,
     Probe,
     Repeated,
@@ -29,6 +31,18 @@ H100 = "NVIDIA H100 80GB HBM3"
 VERSIONS: dict[str, str | None] = {"torch": "2.8.0", "cuda": "12.8", "nccl": "2.27.3", "driver": "570.1"}
 GIB = 2**30
 WHEN = ("before", "loaded", "after")
+SETTINGS = {
+    "cpu": "Intel(R) Xeon(R) Platinum 8488C",
+    "kernel release": "6.8.0-1021-aws",
+    "kernel parameters": "read",
+    "kernel parameter iommu": "pt",
+    "CPU governor": "performance",
+    "net.core.rmem_max": "16777216",
+    "net.core.somaxconn": "4096",
+    "transparent huge pages, enabled": "madvise",
+    "ulimit nofile": "1048576",
+    "firmware of mlx5_core": "28.39.1002",
+}
 
 
 def facts(rank: int, gpus: int, **changes: Any) -> Facts:
@@ -58,6 +72,7 @@ def facts(rank: int, gpus: int, **changes: Any) -> Facts:
         hostname_address=f"10.0.0.{node + 1}",
         efa_devices=32 if gpus == 8 else 0,
         ib_devices=(),
+        settings=dict(SETTINGS) if rank % gpus == 0 else {},
     )
     return dataclasses.replace(told, **changes)
 
@@ -78,6 +93,7 @@ def gpu_run(nodes: int = 2, gpus: int = 8, **changes: Any) -> Measurements:
         facts=tuple(facts(rank, gpus) for rank in range(ranks)),
         health=tuple(healthy_gpu(rank, gpus, when) for rank in range(ranks) for when in WHEN),
         probes=mesh(nodes),
+        open_ports=opened(nodes),
         locals=tuple(
             Local(rank=rank, what=what, value=value * (1 + 0.002 * (rank % 3)), unit=unit)
             for rank in range(ranks)
@@ -182,6 +198,27 @@ def mesh(
         )
         for src in range(nodes)
         for dst in range(nodes)
+        if src != dst
+    )
+
+
+def opened(
+    nodes: int, blocked: Mapping[tuple[int, int], Collection[int]] | None = None
+) -> tuple[OpenPorts, ...]:
+    """What the two nodes that follow each have tried of its ports, some of which are blocked on some ways."""
+    tried = tuple(range(33_650, 61_000, 1_764))
+    return tuple(
+        OpenPorts(
+            src=src,
+            dst=dst,
+            address=f"10.0.0.{dst + 1}",
+            low=32_768,
+            high=60_999,
+            tried=tried,
+            blocked=tuple(port for port in tried if port in (blocked or {}).get((src, dst), ())),
+        )
+        for dst in range(nodes)
+        for src in dict.fromkeys((dst + away) % nodes for away in (1, 2))
         if src != dst
     )
 

@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checklist.analysis import busbw as formulas
-from checklist.analysis.busbw import MIB, OPS, actual_bytes, buffer_elements, bus_factor, busbw, fit
+from checklist.analysis.busbw import (
+    MIB,
+    OPS,
+    actual_bytes,
+    buffer_elements,
+    bus_factor,
+    busbw,
+    fit,
+    uneven_parts,
+)
 
 # Worked by hand from nccl-tests' doc/PERFORMANCE.md: op, ranks, S, time in us, busbw in GB/s.
 WORKED = [
@@ -32,7 +41,7 @@ def test_busbw_is_what_nccl_tests_defines(op: str, ranks: int, size: int, us: fl
 
 
 def test_one_rank_moves_nothing_over_the_bus() -> None:
-    assert bus_factor("all_reduce", 1) == 0
+    assert bus_factor("all_reduce", 1) == bus_factor("all_to_all_v", 1) == 0
     assert bus_factor("broadcast", 1) == 1
 
 
@@ -48,6 +57,18 @@ def test_what_is_moved_is_the_size_asked_for_but_for_the_rounding(
     moved = actual_bytes(op, buffer_elements(op, size, element, ranks), element, ranks)
     assert moved <= size or moved <= element * ranks
     assert moved > size - element * ranks
+
+
+@given(st.integers(1, 4_000), st.integers(1, 512))
+def test_an_uneven_all_to_all_moves_as_much_as_an_even_one_and_its_busbw_counts_what_crosses(
+    elements: int, ranks: int
+) -> None:
+    parts = uneven_parts(elements, ranks)
+    assert (len(parts), sum(parts)) == (ranks, elements * ranks)
+    assert bus_factor("all_to_all_v", ranks) == pytest.approx(
+        sum(parts[1:]) / sum(parts), abs=0.51 / sum(parts)
+    )
+    assert ranks == 1 or max(parts) >= 3 * min(parts)
 
 
 def test_a_barrier_moves_nothing() -> None:

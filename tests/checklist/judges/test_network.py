@@ -50,3 +50,33 @@ def test_a_duplicate_address_names_both_hosts_and_a_bridge_of_each_is_none() -> 
     bridge = Nic(name="docker0", addresses=("172.17.0.1",), up=True)
     bridged = tuple(dataclasses.replace(fact, nics=(*fact.nics, bridge)) for fact in gpu_run().facts)
     assert judge(gpu_run(facts=bridged)).findings == ()
+
+
+def test_a_duplicate_address_is_named_also_where_its_hosts_were_lost_before_they_told_anything() -> None:
+    callers = {0: "10.0.0.1", 1: "10.0.0.2", 2: "10.0.0.2"}
+    hosts = {node: f"host-{node}" for node in range(3)}
+    run = dataclasses.replace(gpu_run(3), callers=callers, hosts=hosts)
+    for told in (8, 16):  # of ranks: host-2 was lost, or both were
+        part = dataclasses.replace(run, facts=run.facts[:told])
+        (fault,) = (one for one in judge(part).findings if one.code == "address-duplicate")
+        assert fault.title == "Duplicate address: host-1 and host-2 both have 10.0.0.2."
+        assert "separate jobs" not in judge(part).headline
+
+
+def test_hosts_that_join_through_one_gateway_have_no_duplicate_address() -> None:
+    through = dict.fromkeys((1, 2), "192.0.2.1")
+    hosts = {node: f"host-{node}" for node in range(3)}
+    run = dataclasses.replace(gpu_run(3), callers={0: "10.0.0.1", **through}, hosts=hosts)
+    assert judge(run).findings == ()
+    lost = dataclasses.replace(run, facts=run.facts[:16])
+    assert "address-duplicate" not in {fault.code for fault in judge(lost).findings}
+
+
+def test_two_hosts_of_one_name_are_a_warning_whoever_gave_it() -> None:
+    (fault,) = judge(spoil(gpu_run(3, 1), 2, hostname="host-1")).findings
+    assert (fault.verdict, fault.suspects) == ("WARN", ("host-1 (node 1)", "host-1 (node 2)"))
+    assert fault.title.endswith("are different hosts, all called host-1.")
+    named = spoil(spoil(gpu_run(3, 1), 1, node_name="rack"), 2, node_name="rack")
+    assert [one.code for one in judge(named).findings] == ["hostname-duplicate"]
+    one_host = spoil(gpu_run(3, 1), 2, hostname="host-1", boot_id="boot-1")
+    assert [one.code for one in judge(one_host).findings] == ["nodes-share-host"]

@@ -224,3 +224,39 @@ def test_all_paths_between_two_groups_of_nodes_are_one_slow_uplink(nodes: int, l
     assert f"each of the {half**2} paths over it has {left:.0%} of what it should." in fault.title
     assert result.bad_nodes == ()
     assert result.verdict == "FAIL"
+
+
+def test_a_slow_rail_of_a_node_is_named_with_its_gpu_and_not_as_a_slow_node() -> None:
+    result = judge(with_pairs(gpu_run(4), Cluster(nodes=4, speed=45, rails={(2, 5): 0.5})))
+    (fault,) = result.findings
+    assert fault.title == (
+        "Rail 5 of host-2 (GPU 5 and its network card) is slow in both directions: 50% of what its "
+        "neighbours carry."
+    )
+    assert (fault.code, fault.verdict, fault.nodes, fault.ranks) == ("slow-rail", "FAIL", ("host-2",), (21,))
+    assert result.bad_nodes == ("host-2",)
+
+
+def test_a_rail_that_is_slow_everywhere_is_its_switch_s_and_no_node_s() -> None:
+    everywhere = {(node, 3): 0.5 for node in range(4)}
+    result = judge(with_pairs(gpu_run(4), Cluster(nodes=4, speed=90, rails=everywhere)))
+    (fault,) = (one for one in result.findings if one.check == "pairs")
+    assert fault.title.startswith("Rail 3 is slow on all 4 nodes (host-0, host-1, host-2, host-3): 50%")
+    assert (fault.code, fault.verdict, result.bad_nodes) == ("slow-rail-everywhere", "FAIL", ())
+
+
+def test_a_slow_rail_between_two_nodes_is_either_s() -> None:
+    result = judge(with_pairs(gpu_run(2), Cluster(nodes=2, speed=90, rails={(1, 0): 0.5})))
+    (fault,) = (one for one in result.findings if one.code == "slow-rail")
+    assert (fault.suspects, fault.nodes, fault.ranks) == (("host-0", "host-1"), (), (0, 8))
+
+
+def test_the_rail_of_a_slow_link_is_told() -> None:
+    run = with_pairs(gpu_run(4), Cluster(nodes=4, speed=45, links={(1, 3): 0.5}))
+    pairs = [
+        dataclasses.replace(pair, rails=(2.8, *[5.6 if (pair.src, pair.dst) == (1, 3) else 2.8] * 7))
+        for pair in run.pairs
+    ]
+    (fault,) = judge(dataclasses.replace(run, pairs=tuple(pairs))).findings
+    assert fault.title.startswith("The link from host-1 to host-3 is slow: 5")
+    assert fault.title.endswith(" of what it should be on rail 0 alone.")

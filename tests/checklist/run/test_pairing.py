@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from checklist.round_robin import schedule
 from checklist.run.pairing import pairs
 from tests.checklist.run.sessions import Answered
+from tests.checklist.runs import facts
 
 NIGHT = 20_000
 
@@ -60,3 +62,22 @@ def test_above_32_nodes_a_link_that_is_slow_when_all_send_is_measured_though_no_
     assert any("4,032 ordered pairs were timed at once" in note for note in run.notes)
     unseen = {(pair.src, pair.dst) for pair in run.got.pairs if not pair.alone}
     assert {slow, slow[::-1]} <= unseen
+
+
+def test_over_nccl_what_each_gpu_carries_is_kept_beside_what_the_node_does() -> None:
+    def answer(what: str, rank: int, told: Mapping[str, Any]) -> Any:
+        if what in ("listen", "store"):
+            return 4000
+        slow = 2.0 if rank == 6 else 1.0
+        return {"there": [0.1 * slow, 0.2], "back": [0.1, 0.2], "bytes": 10**9}
+
+    run = Answered(8, answer)
+    run.device, run.backend = "cuda", "nccl"
+    run.nodes = {rank: rank // 4 for rank in range(8)}
+    run.got.facts = {rank: facts(rank, 4) for rank in range(8)}
+    run.got.facts = {rank: dataclasses.replace(fact, gpu_processes=0) for rank, fact in run.got.facts.items()}
+    assert pairs(run) is None
+    told = {(pair.src, pair.dst): pair for pair in run.got.pairs if not pair.alone}
+    assert told[0, 1].rails == (10.0, 10.0, 10.0, 10.0)
+    assert told[1, 0].rails == (10.0, 10.0, 5.0, 10.0)
+    assert told[1, 0].gbytes_per_s == pytest.approx(20.0)

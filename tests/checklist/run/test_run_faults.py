@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,14 +16,13 @@ from tests.checklist.netns import Bed, Job, bed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from checklist.result import Result
 
 WHY_NOT = netns.missing()
 pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=f"no separate hosts here: {WHY_NOT}")
 
-NETWORK = ("--only", "ranks,interface,hostname,mesh,pairs")
+NETWORK = ("--only", "ranks,interface,hostname,mesh,open-ports,pairs")
 COLLECTIVES = ("--only", "correctness,bandwidth", "--profile", "standard", "--timeout", "60")
 LIMIT_S = 120.0  # a machine with other things to do; alone the longest case takes 48 s
 
@@ -33,9 +33,10 @@ def measured(
     fault: Callable[[Bed], object],
     *arguments: str,
     ipv6: bool = False,
+    dual: bool = False,
     **more: object,
 ) -> Result:
-    with bed(hosts, ipv6=ipv6) as made:
+    with bed(hosts, ipv6=ipv6, dual=dual) as made:
         fault(made)
         job = made.run(folder, *arguments, limit_s=LIMIT_S, **more)
         return told(made, job)
@@ -198,6 +199,35 @@ def test_a_pair_that_is_only_late_is_tried_again_and_not_named(tmp_path: Path) -
 
 
 @pytest.mark.slow
+def test_a_part_of_the_ports_that_is_blocked_is_named_with_the_host_and_the_ports(tmp_path: Path) -> None:
+    def fault(made: Bed) -> None:
+        made.block_ports(2, "46884:60999")
+
+    result = measured(tmp_path, 4, fault, "--only", "open-ports")
+    (found,) = result.findings
+
+    assert (found.verdict, found.nodes) == ("FAIL", ("h2",))
+    assert "Into h2 these ports are blocked: about 46884 to 60999 (8 of 16 tried" in found.title
+
+
+@pytest.mark.slow
+def test_a_host_of_two_families_of_which_one_is_blocked_is_named_and_the_run_goes_over_the_other(
+    tmp_path: Path,
+) -> None:
+    result = measured(tmp_path, 3, lambda made: made.block_ipv6(1), *NETWORK, dual=True)
+    (found,) = result.findings
+
+    assert (found.verdict, found.suspects) == ("WARN", ("h1",))
+    assert found.title == "h1 is not reached over IPv6, but over IPv4."
+
+
+@pytest.mark.slow
+def test_hosts_of_two_families_that_both_work_have_no_finding(tmp_path: Path) -> None:
+    result = measured(tmp_path, 3, nothing, *NETWORK, dual=True)
+    assert (result.findings, len(result.measurements.open_ports)) == ((), 12)
+
+
+@pytest.mark.slow
 def test_an_mtu_black_hole_shows_as_a_pair_that_connects_and_moves_nothing(tmp_path: Path) -> None:
     result = measured(tmp_path, 3, lambda made: made.black_hole(1, 2), "--only", "mesh,correctness")
 
@@ -239,6 +269,70 @@ def test_a_host_that_cannot_resolve_its_own_name_is_named(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+def test_a_host_that_is_set_up_otherwise_is_named_with_what_is_due(tmp_path: Path) -> None:
+    def fault(made: Bed) -> None:
+        made.on(2, "sysctl", "-qw", "net.core.somaxconn=128")
+
+    settings = ("--only", "host-settings")
+    most, first, reference = tmp_path / "most", tmp_path / "first", tmp_path / "reference"
+    with bed(3) as made:
+        fault(made)
+        due = str(Path("/proc/sys/net/core/somaxconn").read_text().strip())
+        (of_most,) = told(made, made.run(most, *settings, limit_s=LIMIT_S)).findings
+        named_one = made.run(first, *settings, "--reference-node", "h2", limit_s=LIMIT_S)
+        (against_one,) = told(made, named_one).findings
+        file = ("--reference-settings", str(first / "result.json"), "--reference-node", "h2")
+        (against_file,) = told(made, made.run(reference, *settings, *file, limit_s=LIMIT_S)).findings
+        nobody = made.run(tmp_path / "nobody", *settings, "--reference-node", "h9", limit_s=LIMIT_S)
+
+    assert (of_most.verdict, of_most.suspects) == ("WARN", ("h2",))
+    assert f"net.core.somaxconn 128 instead of {due}" in of_most.title
+    assert against_one.nodes == against_file.nodes == ("h0", "h1")
+    assert [process.returncode for process in nobody.processes] == [2, 2, 2]
+    assert "Give --reference-node one of h0, h1, h2." in nobody.output()
+
+
+@pytest.mark.slow
+def test_two_hosts_of_one_name_are_named_by_it(tmp_path: Path) -> None:
+    def fault(made: Bed) -> None:
+        made.called[2] = "h1"
+        made.names(2, f"127.0.0.1 localhost\n{made.address(2)} h1\n{made.address(0)} h0\n")
+
+    result = measured(tmp_path, 3, fault, *NETWORK)
+    (found,) = result.findings
+
+    assert (found.verdict, set(found.suspects)) == ("WARN", {"h1 (node 1)", "h1 (node 2)"})
+    assert found.title.startswith("Duplicate host name: ")
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_two_hosts_of_one_address_are_named_with_it_although_one_of_them_is_lost(tmp_path: Path) -> None:
+    with bed(3) as made:
+        made.on(2, "ip", "addr", "flush", "dev", "eth0")
+        made.on(2, "ip", "addr", "add", f"{made.address(1)}/24", "dev", "eth0")
+        result = made.run(tmp_path, "--only", "interface", limit_s=LIMIT_S).result
+
+    titles = [found.title for found in result.findings]
+    assert f"Duplicate address: h1 and h2 both have {made.address(1)}." in titles, titles
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_control_ports_that_are_dropped_are_told_from_a_host_that_is_gone(
+    tmp_path: Path,
+) -> None:
+    with bed(2) as made:
+        made.block_ports(0, "29517:29524")
+        job = made.run(tmp_path, *NETWORK, limit_s=LIMIT_S)
+
+    assert [process.returncode for process in job.processes] == [1, 2]
+    assert "ports 29517 to 29524, could not be reached" in job.output(1)
+    assert "The host answers on port 29500, so a firewall drops these" in job.output(1)
+    assert any("to ports 29517 to 29524 of this host" in note for note in job.result.notes)
+
+
+@pytest.mark.slow
 def test_two_runs_of_one_node_each_say_that_they_are_not_one_job(tmp_path: Path) -> None:
     with bed(2) as made:
         own = {host: {"RANK": "0", "MASTER_ADDR": made.address(host)} for host in range(2)}
@@ -265,7 +359,7 @@ def test_a_rank_that_hangs_or_dies_in_a_collective_is_named_with_it(
 
     hang = result.measurements.hangs[0]
     assert (hang.rank, hang.node, hang.phase, hang.kind) == (2, 2, "world", kind)
-    assert hang.op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+    assert hang.op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "all_to_all_v")
     assert named(result, "hangs") == {"h2"}
     assert result.headline.startswith(f"Rank 2 (h2) {'hung' if kind == 'hang' else 'died'} in {hang.op}")
     if kind == "hang":

@@ -1,0 +1,109 @@
+"""Which settings of hosts are right: those of a result that was kept, or of one node of this run."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from checklist import result
+from checklist.measurements import SAME_AS_RANK, Facts
+from checklist.probes.settings import COMMAND_LINE, CPU, PARAMETER
+from estimator.errors import UserError
+
+Settings = Mapping[str, str]
+Reference = dict[str, dict[str, str]]  # by kind of machine
+FEWEST = 3  # hosts, of which most can have one value
+NOT_SET = "not set"
+
+
+def machine_of(fact: Facts) -> str:
+    """What makes two hosts comparable: their machine type; where none is known, their GPUs and processor."""
+    if fact.instance_type:
+        return fact.instance_type
+    gpus = [f"{count} x {name}" for name, count in Counter(fact.gpu_names).items()]
+    return ", ".join([*gpus, fact.settings.get(CPU, "a processor that is not known")])
+
+
+def compared(settings: Settings, names: Iterable[str]) -> dict[str, str]:
+    """Those of the named settings that are known; a parameter that the kernel was not given is not set."""
+    told = {}
+    for name in names:
+        value = settings.get(name)
+        if value is None and name.startswith(PARAMETER) and COMMAND_LINE in settings:
+            value = NOT_SET
+        if value is not None and name not in (CPU, COMMAND_LINE):
+            told[name] = value
+    return told
+
+
+def values_of(hosts: Iterable[Settings]) -> dict[str, Counter[str]]:
+    """How many of the hosts have which value, by setting."""
+    every = list(hosts)
+    names = sorted({name for settings in every for name in settings})
+    values: dict[str, Counter[str]] = defaultdict(Counter)
+    for settings in every:
+        for name, value in compared(settings, names).items():
+            values[name][value] += 1
+    return values
+
+
+def most_have(counts: Counter[str]) -> str | None:
+    """The value that more than half of the hosts have, of which there must be enough, or all have."""
+    value, count = counts.most_common(1)[0]
+    enough = counts.total() >= FEWEST and 2 * count > counts.total()
+    return value if enough or count == counts.total() else None
+
+
+def read(file: Path, node: str | None = None) -> Reference:
+    """The settings that a result holds, by kind of machine: the named node's, else what most nodes have.
+
+    Raises UserError where that is no result, or none with settings of that node.
+    """
+    told = result.read(file.expanduser()).measurements.facts
+    by_rank = {fact.rank: fact.settings for fact in told}
+    hosts = [
+        replace(fact, settings=by_rank[int(fact.settings.get(SAME_AS_RANK, fact.rank))])
+        for fact in told
+        if fact.settings
+    ]
+    if node is not None:
+        hosts = [fact for fact in hosts if is_called(fact, node)][:1]
+    if not hosts:
+        whose = "any node" if node is None else node
+        known = dict.fromkeys(fact.node_name or fact.hostname for fact in told if fact.settings)
+        raise UserError(
+            f"{file} has no settings of {whose}.",
+            f"It has those of {_few(known)}."
+            if known
+            else "Make it anew with --json: an older one has none.",
+        )
+    by_kind: dict[str, list[dict[str, str]]] = defaultdict(list)
+    for fact in hosts:
+        by_kind[machine_of(fact)].append(fact.settings)
+    return {kind: _profile(same) for kind, same in by_kind.items()}
+
+
+def _profile(hosts: list[dict[str, str]]) -> dict[str, str]:
+    """What most of the hosts have."""
+    told = {name: value for name, counts in values_of(hosts).items() if (value := most_have(counts))}
+    return told | {COMMAND_LINE: "read"} if any(COMMAND_LINE in host for host in hosts) else told
+
+
+def is_called(fact: Facts, name: str) -> bool:
+    return name in (fact.node_name, fact.hostname)
+
+
+def check_node(name: str | None, facts: Iterable[Facts]) -> None:
+    """Raises UserError where no node of this run is called so."""
+    told = sorted(facts, key=lambda fact: fact.rank)
+    if name is None or not told or any(is_called(fact, name) for fact in told):
+        return
+    known = dict.fromkeys(fact.node_name or fact.hostname for fact in told)
+    raise UserError(f"There is no node {name!r} in this run.", f"Give --reference-node one of {_few(known)}.")
+
+
+def _few(names: Iterable[str]) -> str:
+    every = list(names)
+    return ", ".join(every[:8]) + (f" and {len(every) - 8} more" if len(every) > 8 else "")

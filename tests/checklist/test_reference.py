@@ -1,0 +1,68 @@
+"""A kept result as what settings should be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from checklist import reference, result
+from checklist.options import Options
+from checklist.verdict import judge
+from estimator.errors import UserError
+from tests.checklist.runs import SETTINGS, all_with, gpu_run, spoil
+
+OTHER = {**SETTINGS, "CPU governor": "powersave"}
+
+
+def kept(folder: Path, nodes: int = 4, odd: int = 0) -> Path:
+    """A result in which one node is set up otherwise."""
+    file = folder / "result.json"
+    result.write(judge(spoil(gpu_run(nodes), 8 * odd, settings=OTHER)), file)
+    return file
+
+
+def test_a_result_is_what_most_of_its_nodes_have_or_what_the_named_one_has(tmp_path: Path) -> None:
+    file = kept(tmp_path)
+    assert reference.read(file)["p5.48xlarge"]["CPU governor"] == "performance"
+    assert reference.read(file, "host-0")["p5.48xlarge"]["CPU governor"] == "powersave"
+
+
+def test_the_result_of_a_large_run_says_the_same_in_less(tmp_path: Path) -> None:
+    file = kept(tmp_path, nodes=130, odd=3)
+    told = [fact for fact in result.read(file).measurements.facts if len(fact.settings) > 1]
+    assert [fact.node for fact in told] == [0, 3]
+    assert reference.read(file)["p5.48xlarge"] == {
+        name: value for name, value in SETTINGS.items() if name != "cpu"
+    }
+    assert reference.read(file, "host-99")["p5.48xlarge"]["CPU governor"] == "performance"
+
+
+def test_what_two_nodes_have_otherwise_is_nobody_s_reference(tmp_path: Path) -> None:
+    assert "CPU governor" not in reference.read(kept(tmp_path, nodes=2))["p5.48xlarge"]
+
+
+def test_what_is_no_reference_is_said_in_a_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"has no settings of host-9\.") as error:
+        reference.read(kept(tmp_path), "host-9")
+    assert error.value.advice == "It has those of host-0, host-1, host-2, host-3."
+    with pytest.raises(UserError, match="can't be read: No such file"):
+        reference.read(tmp_path / "missing.json")
+    old = tmp_path / "old.json"
+    result.write(judge(all_with(gpu_run(2), settings={})), old)
+    with pytest.raises(UserError, match="has no settings of any node"):
+        reference.read(old)
+
+
+def test_a_node_that_is_not_in_the_run_is_refused_with_those_that_are() -> None:
+    with pytest.raises(UserError, match="There is no node 'h9' in this run") as error:
+        reference.check_node("h9", gpu_run(2).facts)
+    assert error.value.advice == "Give --reference-node one of host-0, host-1."
+    reference.check_node("host-1", gpu_run(2).facts)
+    reference.check_node(None, gpu_run(2).facts)
+
+
+def test_nodes_are_not_asked_for_a_reference_that_is_of_another_run() -> None:
+    asked = Options(reference_settings="result.json", reference_node="h1")
+    assert asked.of_nodes() == Options()
+    assert Options(reference_node="h1").of_nodes().reference_node == "h1"
