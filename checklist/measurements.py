@@ -158,6 +158,8 @@ class GpuHealth:
     """The newest that GPU and slot both have."""
     pcie_width: int | None = None
     pcie_width_most: int | None = None
+    pcie_replays: int | None = None
+    """Packets that its link has sent again since the driver was loaded."""
     nvlinks_active: int | None = None
     nvlink_mbytes_per_s: int | None = None
     """Of the slowest active one, 10^6 bytes a second."""

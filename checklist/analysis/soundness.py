@@ -36,6 +36,7 @@ _COUNTS = (
     "pcie_generation_most",
     "pcie_width",
     "pcie_width_most",
+    "pcie_replays",
     "nvlinks_active",
     "nvlink_mbytes_per_s",
 )

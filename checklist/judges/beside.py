@@ -1,4 +1,4 @@
-"""GPUs beside others of their kind: what one has less of."""
+"""GPUs beside others of their kind, and beside themselves before the load."""
 
 from __future__ import annotations
 
@@ -17,6 +17,13 @@ def kinds_of(context: JudgingContext) -> dict[int, str]:
         for fact in context.facts
         if fact.local_rank < len(fact.gpu_names)
     }
+
+
+def load_s(context: JudgingContext) -> float:
+    """Seconds from the GPUs' health before the load to that after it."""
+    return sum(
+        phase.seconds for phase in context.measurements.phases if phase.name in ("mesh", "diag", "node")
+    )
 
 
 def fewer(

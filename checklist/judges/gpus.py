@@ -7,13 +7,14 @@ from dataclasses import replace
 
 from checklist.judges import xids
 from checklist.judges.advice import finding
-from checklist.judges.beside import fewer, kinds_of
+from checklist.judges.beside import fewer, kinds_of, load_s
 from checklist.judges.context import Judgement, JudgingContext, answer, no_verdict, skipped
 from checklist.judges.nvlink import nvlink
 from checklist.measurements import GpuHealth
 from checklist.result import Finding
 
 NORMAL_THROTTLING = ("software power cap", "sync boost")  # under load every large GPU meets its power limit
+PCIE_REPLAYS_PER_MINUTE = 8  # DCGM's dcgm_gpu_hardware_limits.h
 
 
 def gpus(context: JudgingContext) -> Judgement:
@@ -63,8 +64,9 @@ def gpu_health(context: JudgingContext) -> Judgement:
     so many on all of a kind are taken for meant, as a virtual machine may tell what isn't so.
 
     Limits: none of our own: what an XID asks for is checklist/data/xids.csv (NVIDIA's catalogue); reasons
-    of throttling that every large GPU meets under load are left out (``NORMAL_THROTTLING``); for NVLinks'
-    errors those of DCGM, in checklist/judges/nvlink.py.
+    of throttling that every large GPU meets under load are left out (``NORMAL_THROTTLING``); WARN for more
+    than ``PCIE_REPLAYS_PER_MINUTE`` (8, DCGM's limit); NVLinks' errors by DCGM's limits, in
+    checklist/judges/nvlink.py.
 
     Can't tell: PASS needs XIDs and memory errors to be readable after the load, else it is NO-VERDICT; a
     link that all GPUs of a kind lack looks as if it were so by design. NVLinks' errors are those of the load
@@ -79,6 +81,7 @@ def gpu_health(context: JudgingContext) -> Judgement:
     findings = [fault for state in states for fault in _ill(context, state)]
     findings += nvlink(context)
     findings += _narrow(context, states)
+    findings += _replays(context, states)
     unique = {(fault.code, fault.ranks): fault for fault in findings}  # before and after: once
     if not unique and len(after) < len(context.facts):
         return no_verdict("gpu-health", "The GPUs were not asked again after the load.")
@@ -117,6 +120,34 @@ def _narrow(context: JudgingContext, states: list[GpuHealth]) -> list[Finding]:
                 )
             )
     return found
+
+
+def _replays(context: JudgingContext, states: list[GpuHealth]) -> list[Finding]:
+    """GPUs whose PCIe link had to send again more often than it should under load."""
+    before = {state.rank: state.pcie_replays for state in states if state.when == "before"}
+    minutes = max(load_s(context), 60.0) / 60  # a short load is not to make much of a few
+    findings = []
+    for state in states:
+        first, last = before.get(state.rank), state.pcie_replays
+        if state.when != "after" or first is None or last is None:
+            continue
+        if (last - first) / minutes > PCIE_REPLAYS_PER_MINUTE:
+            name = context.name_of_rank(state.rank)
+            title = (
+                f"The PCIe link of the GPU of rank {state.rank} ({name}) sent again {last - first:,} times."
+            )
+            findings.append(
+                finding(
+                    "gpu-health",
+                    "pcie-replays",
+                    "WARN",
+                    title,
+                    nodes=[name],
+                    ranks=[state.rank],
+                    gpu=state.uuid,
+                )
+            )
+    return findings
 
 
 def _ill(context: JudgingContext, state: GpuHealth) -> list[Finding]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from checklist.judges.advice import finding
-from checklist.judges.beside import fewer
+from checklist.judges.beside import fewer, load_s
 from checklist.judges.context import JudgingContext, few
 from checklist.measurements import GpuHealth
 from checklist.result import Finding, Gravity
@@ -48,7 +48,7 @@ def _errors(context: JudgingContext, before: GpuHealth | None, after: GpuHealth)
     }
     if not grown:
         return []
-    seconds = sum(phase.seconds for phase in context.measurements.phases if phase.name in ("mesh", "node"))
+    seconds = load_s(context)
     many = seconds > 0 and grown.get("CRC", 0) / seconds >= CRC_PER_S
     verdict: Gravity = "FAIL" if many or grown.keys() & set(SERIOUS_ERRORS) else "WARN"
     counted = ", ".join(f"{number:,} {kind}" for kind, number in grown.items())

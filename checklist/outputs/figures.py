@@ -9,6 +9,7 @@ from checklist.checks import LOCALS
 from checklist.result import CheckResult, Figure, Result
 
 MOST_NAMES = 3  # of a check's figures, in words
+LOADED = {"sm_clock_mhz": "SM clock, MHz", "power_w": "power, W", "temperature_c": "temperature, °C"}
 Row = tuple[str, ...]
 
 
@@ -28,11 +29,28 @@ def by_rank(result: Result) -> tuple[Row, tuple[Row, ...]]:
     for local in result.measurements.locals:
         if local.value is not None:
             told[local.rank][local.what].append(local.value)
+    loaded = {state.rank: state for state in result.measurements.health if state.when == "loaded"}
+    of_gpus = [
+        field for field in LOADED if any(getattr(state, field) is not None for state in loaded.values())
+    ]
     kinds = [kind for kind in LOCALS.values() if any(kind.name in figures for figures in told.values())]
     nodes, names = result.measurements.nodes_by_rank, result.measurements.names
-    headers = ("rank", "node", *(f"{kind.name}, {kind.unit}" for kind in kinds))
+    headers = (
+        "rank",
+        "node",
+        *(f"{kind.name}, {kind.unit}" for kind in kinds),
+        *(LOADED[field] for field in of_gpus),
+    )
     rows = tuple(
-        (str(rank), names.get(nodes.get(rank, -1), ""), *(_cell(told[rank][k.name]) for k in kinds))
+        (
+            str(rank),
+            names.get(nodes.get(rank, -1), ""),
+            *(_cell(told[rank][kind.name]) for kind in kinds),
+            *(
+                _cell([value] if (value := getattr(loaded.get(rank), field, None)) else [])
+                for field in of_gpus
+            ),
+        )
         for rank in sorted(told)
     )
     return headers, rows

@@ -92,6 +92,7 @@ def _health(nvml: Any, handle: Any, rank: int, when: Any) -> GpuHealth:
         pcie_generation=ask("nvmlDeviceGetCurrPcieLinkGeneration"),
         pcie_width=ask("nvmlDeviceGetCurrPcieLinkWidth"),
         pcie_width_most=ask("nvmlDeviceGetMaxPcieLinkWidth"),
+        pcie_replays=ask("nvmlDeviceGetPcieReplayCounter"),
         **nvlink.links(nvml, handle),
         **nvlink.fabric(nvml, handle),
         recovery_action=_recovery(nvml, handle),

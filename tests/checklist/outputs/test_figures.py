@@ -47,7 +47,9 @@ def test_each_rank_has_a_row_with_the_slowest_of_its_peers() -> None:
     )
     failed = Local(rank=2, what="gemm_bf16", value=None, unit="TFLOPS", error="no memory")
     headers, rows = by_rank(judge(gpu_run(locals=(*gpu_run().locals, *copies, failed))))
-    assert headers == ("rank", "node", "gemm_bf16, TFLOPS", "hbm_copy, GB/s", "peer_copy, GB/s")
-    assert rows[1] == ("1", "host-0", "762", "2856", "200")
+    loaded = ("SM clock, MHz", "power, W", "temperature, °C")
+    assert headers == ("rank", "node", "gemm_bf16, TFLOPS", "hbm_copy, GB/s", "peer_copy, GB/s", *loaded)
+    assert rows[1] == ("1", "host-0", "762", "2856", "200", "1715", "690", "61")
     assert rows[9][:2] == ("9", "host-1")
     assert by_rank(judge(cpu_run(locals=())))[1] == ()
+    assert "SM clock, MHz" not in by_rank(judge(cpu_run()))[0]

@@ -16,6 +16,7 @@ from checklist.measurements import Diagnosed, record
 from checklist.probes.context import Context
 from checklist.probes.dcgm import diagnose, ids_of, read
 from launchers.cluster.processes import is_running
+from tests.lab.control_plane import wait_for
 
 SAMPLES = Path(__file__).with_name("samples")
 FIRST, SECOND = "GPU-927d7444-b45a-7c49-8402-5e686e46a026", "GPU-f5046fa5-3db4-45e8-8703-1a2b3c4d5e6f"
@@ -166,7 +167,7 @@ def test_at_its_limit_it_is_ended_with_all_that_it_has_started(
     assert told.error == "the diagnostic was ended after 2 s"
     assert time.monotonic() - begin < 20
     child = int((context.directory / "child").read_text())
-    assert not is_running(child)
+    wait_for(lambda: not is_running(child), 5, "what it had started has ended")
 
 
 def test_it_is_interrupted_first_so_that_the_host_engine_hears_of_it(
