@@ -21,6 +21,7 @@ from checklist.condensed import condensed
 from checklist.judges import (
     corruption,
     coverage,
+    efa,
     facts,
     gpus,
     hangs,
@@ -64,6 +65,7 @@ JUDGES: dict[str, Callable[[JudgingContext], Judgement]] = {
     "hbm": speed.hbm,
     "host-copy": speed.host_copy,
     "peer-copy": speed.peer_copy,
+    "efa": efa.efa,
     "storage": speed.storage,
     "datastore": speed.datastore,
     "correctness": world.correctness,
