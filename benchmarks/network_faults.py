@@ -33,7 +33,7 @@ from tests.checklist.netns import Bed, bed
 RESULTS = Path(__file__).parent / "results"
 LIMIT_S = 150.0
 MANY_LIMIT_S = 480.0
-NETWORK = ("--only", "ranks,interface,hostname,mesh,pairs,loss")
+NETWORK = ("--only", "ranks,host-settings,interface,hostname,mesh,open-ports,pairs,loss")
 WORLD = ("--only", "correctness,bandwidth", "--profile", "standard", "--timeout", "60", "--op-timeout", "8")
 
 
@@ -52,6 +52,7 @@ class Case:
     during: str = "collectives"
     """What host 2's worker does when it is struck: "collectives" or "pairs"."""
     ipv6: bool = False
+    dual: bool = False
     limit_s: float = LIMIT_S
 
 
@@ -121,6 +122,21 @@ def _slowest(result: Result) -> dict[str, float]:
     }
 
 
+def _says(words: str, *bad: str) -> Callable[[Result], bool]:
+    """One finding has those words, and only those nodes are bad."""
+    return lambda result: result.bad_nodes == bad and any(words in fault.title for fault in result.findings)
+
+
+def _renamed(made: Bed) -> None:
+    made.called[2] = "h1"
+    made.names(2, f"127.0.0.1 localhost\n{made.address(2)} h1\n{made.address(0)} h0\n")
+
+
+def _readdressed(made: Bed) -> None:
+    made.on(2, "ip", "addr", "flush", "dev", "eth0")
+    made.on(2, "ip", "addr", "add", f"{made.address(1)}/24", "dev", "eth0")
+
+
 def _hung(kind: str) -> Callable[[Result], bool]:
     return lambda result: (
         result.bad_nodes == ("h2",)
@@ -188,6 +204,37 @@ CASES = (
         hosts=4,
         right=lambda r: r.bad_nodes == ("h2",) and "only inbound is blocked" in r.headline,
         fault=lambda b: b.block_inbound(2),
+    ),
+    Case(
+        name="half of the ports are blocked",
+        hosts=4,
+        right=_says("Into h2 these ports are blocked: about 46884 to 60999", "h2"),
+        fault=lambda b: b.block_ports(2, "46884:60999"),
+    ),
+    Case(
+        name="one of two families is blocked",
+        hosts=4,
+        right=_says("h2 is not reached over IPv6, but over IPv4."),
+        fault=lambda b: b.block_ipv6(2),
+        dual=True,
+    ),
+    Case(
+        name="duplicate host name",
+        hosts=3,
+        right=_says("Duplicate host name: h1 (node 1), h1 (node 2)"),
+        fault=_renamed,
+    ),
+    Case(
+        name="duplicate address",
+        hosts=3,
+        right=lambda r: any("Duplicate address: h1 and h2 both have" in f.title for f in r.findings),
+        fault=_readdressed,
+    ),
+    Case(
+        name="host set up otherwise",
+        hosts=4,
+        right=_a_little("h2"),
+        fault=lambda b: b.on(2, "sysctl", "-qw", "net.core.somaxconn=128"),
     ),
     Case(
         name="loses 3 % of its packets",
@@ -275,7 +322,7 @@ MANY = (
 
 def once(case: Case, folder: Path) -> dict[str, Any]:
     """Run a case once; whether it was right, how long it took, what was left behind."""
-    with bed(case.hosts, ipv6=case.ipv6) as made:
+    with bed(case.hosts, ipv6=case.ipv6, dual=case.dual) as made:
         case.fault(made)
         job = made.start(folder, *case.arguments, environment=case.environment, world=case.world)
         if case.strike is not None:

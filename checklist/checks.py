@@ -103,6 +103,7 @@ CHECKS: dict[str, Check] = {
         Check(
             name="peer-copy", phase="node", loaded=True, tells="copies between the GPUs of a node (NVLink)"
         ),
+        Check(name="efa", phase="node", tells="EFA moves messages from each host to itself"),
         Check(
             name="storage",
             phase="node",
@@ -157,6 +158,8 @@ CHECKS: dict[str, Check] = {
     )
 }
 
+BY_NODE = ("efa", "storage", "datastore")  # checks whose figures each node's first rank measures alone
+
 LOCALS: dict[str, LocalKind] = {
     kind.name: kind
     for kind in (
@@ -170,6 +173,7 @@ LOCALS: dict[str, LocalKind] = {
         LocalKind(name="h2d", check="host-copy", unit="GB/s", tells="pinned host memory to GPU"),
         LocalKind(name="d2h", check="host-copy", unit="GB/s", tells="GPU to pinned host memory"),
         LocalKind(name="peer_copy", check="peer-copy", unit="GB/s", tells="GPU to GPU of the same node"),
+        LocalKind(name="efa_loopback", check="efa", unit="GB/s", tells="EFA, from the host to itself"),
         LocalKind(name="storage_write", check="storage", unit="GB/s", tells="work directory, with fsync"),
         LocalKind(
             name="storage_files",

@@ -22,6 +22,7 @@ SCHEMA_VERSION = 2
 PhaseName = Literal["facts", "mesh", "diag", "node", "world", "pairs"]
 PHASES: tuple[PhaseName, ...] = get_args(PhaseName)  # in the order in which they run
 NO_FOLDER = "there is no folder"  # how the error of a Local begins whose place is missing
+NO_TOOL = "there is no"  # the same, where the program that measures is missing
 SAME_AS_RANK = "the same as rank"  # among a host's settings: instead of them all, in a large run's result
 IDLE = "nothing"  # the operation of a Hang that was lost between two of them
 BROKEN_OFF = "it had not ended when the run was broken off"  # of a Phase, where nobody knows more

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Literal
 
 from checklist.analysis.baseline import DAY_S
-from checklist.checks import CHECKS, LOCALS
+from checklist.checks import BY_NODE, CHECKS, LOCALS
 from checklist.judges.context import Judgement, JudgingContext
 from checklist.result import CheckResult, Coverage, Finding
 from checklist.round_robin import pairs_of
@@ -50,7 +50,7 @@ def _covered(context: JudgingContext, result: CheckResult) -> CheckResult:
         ranks = [item.ranks for item in context.measurements.collectives]
         # The backend's log knows of more than the collectives: where they are not there it speaks for all
         return _limited(result, Coverage(what="ranks", measured=max(ranks, default=world), of=world))
-    if check in ("storage", "datastore"):
+    if check in BY_NODE:
         nodes = {context.nodes_by_rank[rank] for rank in _measured_alone(context, check)}
         covered = Coverage(what="nodes", measured=len(nodes), of=context.measurements.nodes_asked)
         return _limited(_only(context, result, nodes), covered)

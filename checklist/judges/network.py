@@ -67,24 +67,26 @@ def _duplicates(context: JudgingContext, known: list[Facts]) -> list[Finding]:
     Of two such hosts one is mostly lost before it says anything; then the control channel knows from where
     it has joined. A caller's address that those who call from it don't have is a gateway's.
     """
-    hosts: dict[str, dict[int, str | int]] = defaultdict(dict)  # by address and node; two nodes may share one
+    hosts: dict[str, set[int]] = defaultdict(set)  # nodes by address
     for fact in known:
         own = next((nic.addresses for nic in fact.nics if nic.name == fact.nic), ())
         for address in own:
             if not address.startswith(UNREACHABLE):
-                hosts[address][fact.node] = fact.boot_id or fact.node
+                hosts[address].add(fact.node)
     run = context.measurements
-    own_addresses = {fact.node: fact.addresses for fact in context.leaders}
+    told = {fact.node: fact for fact in context.leaders}
     callers: dict[str, list[int]] = defaultdict(list)
     for node, address in run.callers.items():
         callers[address].append(node)
     for address, nodes in callers.items():
         named = {run.hosts.get(node) for node in nodes}
-        if len(named) == len(nodes) > 1 and all(address in own_addresses.get(n, (address,)) for n in nodes):
-            hosts[address] |= {node: node for node in nodes if node not in own_addresses}
+        theirs = all(node not in told or address in told[node].addresses for node in nodes)
+        if len(named) == len(nodes) > 1 and theirs:
+            hosts[address] |= set(nodes)
     findings = []
     for address, holders in hosts.items():
-        if len(set(holders.values())) > 1:
+        # Two nodes of one host are another finding
+        if len({(told[node].boot_id if node in told else None) or node for node in holders}) > 1:
             names = context.names(holders)
             title = f"Duplicate address: {' and '.join(names)} both have {address}."
             findings.append(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from checklist.measurements import Facts, to_dict
-from checklist.probes import cloud, gpus, nics, rdma, settings
+from checklist.probes import cloud, efa, gpus, nics, rdma, settings
 from checklist.probes.context import Context
 
 HOST_ID = "CHECKLIST_HOST_ID"  # instead of the kernel's boot id, where one kernel plays several hosts
@@ -53,7 +53,7 @@ def gather(context: Context, backend: str, route_to: str) -> dict[str, Any]:
         nvlink_domain=seen.nvlink_domain,
         resolves_own_hostname=resolved is not None,
         hostname_address=resolved,
-        efa_devices=_efa(),
+        efa_devices=efa.devices(),
         ib_devices=_devices("/sys/class/infiniband"),
         rdma_ports=rdma.ports() if context.local_rank == 0 else None,
         gpu_processes=None if uuid is None else (seen.busy or {}).get(uuid, 0),
@@ -125,15 +125,6 @@ def _devices(directory: str) -> tuple[str, ...]:
         return tuple(sorted(os.listdir(directory)))  # noqa: PTH208 - names are what is wanted
     except OSError:
         return ()
-
-
-def _efa() -> int:
-    """EFA devices: those whose driver is efa."""
-    count = 0
-    for name in _devices("/sys/class/infiniband"):
-        driver = Path("/sys/class/infiniband", name, "device/driver")
-        count += driver.exists() and driver.resolve().name == "efa"
-    return count
 
 
 def _read(path: str) -> str | None:

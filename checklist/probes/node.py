@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from checklist.analysis.busbw import algbw
 from checklist.checks import LOCALS
 from checklist.measurements import Local, to_dict
-from checklist.probes import gpu_load, storage
+from checklist.probes import efa, gpu_load, storage
 from checklist.probes.context import Context
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _NEED_TORCH = {"gemm", "gpu-load", "hbm", "host-copy", "peer-copy"}  # it is slo
 def measure(
     context: Context, device: str, checks: list[str], load_s: float, places: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """Those of the checks gemm, hbm, host-copy and peer-copy that are asked for, and storage, as Locals.
+    """Those of the checks gemm, hbm, host-copy, peer-copy and efa that are asked for, and storage, as Locals.
 
     The load of gemm is also that of check gpu-load.
 
@@ -69,6 +69,8 @@ def measure(
     if _NEED_TORCH & set(checks):
         _compute(context, device == "cuda", checks, load_s, figure)
     if context.local_rank == 0:
+        if "efa" in checks and efa.devices():
+            noted("efa_loopback", lambda: efa.loopback(context.progress.begin))
         storage.measure(noted, **places)
     return [to_dict(one) for one in figures]
 

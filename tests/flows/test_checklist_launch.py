@@ -11,11 +11,14 @@ import jsonschema
 import pytest
 import yaml
 
+from checklist import result
 from checklist.options import json_schema
+from checklist.verdict import judge
 from estimator.errors import UserError
 from flows import checklist_launch
 from flows.checklist_launch import DEFAULTS, Launch, ask, resolve
-from tests.flows.checklist_options import FLOOR, options_with, values_with
+from tests.checklist.runs import gpu_run
+from tests.flows.checklist_options import FLOOR, options_with, run_config_with, values_with
 
 
 @pytest.mark.parametrize(
@@ -154,6 +157,25 @@ def test_thresholds_travel_with_a_run_elsewhere(tmp_path: Path) -> None:
     assert [(row.system, row.floor) for row in own] == [("here", 1_000_000)]
     with pytest.raises(UserError, match="This deployment was made with"):
         resolve(options_with(thresholds="other.csv"), launch, datastore="s3://bucket/root")
+
+
+def test_right_settings_of_a_kept_result_travel_with_a_run_elsewhere(tmp_path: Path) -> None:
+    file = tmp_path / "right.json"
+    result.write(judge(gpu_run(4)), file)
+    given = {"reference_settings": str(file), "reference_node": "host-1"}
+    launch = Launch.unpack(ask(values_with(**given), "batch", None).launch)
+    run_config = resolve(options_with(**given), launch, datastore="s3://bucket/root")
+    assert (run_config.reference or {})["p5.48xlarge"]["CPU governor"] == "performance"
+    assert run_config.options.reference_node is None, "the nodes look for it in vain"
+    with pytest.raises(UserError, match=r"made with --reference-settings .*right\.json of host-1"):
+        resolve(options_with(reference_settings="other.json"), launch, datastore="s3://bucket/root")
+    with pytest.raises(UserError, match="has no settings of host-9"):
+        ask(values_with(**{**given, "reference_node": "host-9"}), "batch", None)
+
+
+def test_a_reference_of_this_run_is_known_to_its_nodes_and_to_who_judges() -> None:
+    config = run_config_with(reference_node="h1")
+    assert (config.options.reference_node, config.reference) == ("h1", None)
 
 
 def test_thresholds_too_large_to_travel_are_refused(tmp_path: Path) -> None:

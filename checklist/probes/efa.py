@@ -1,0 +1,80 @@
+"""Messages from a host to itself over EFA, as the EFA installer's own test (efa_test.sh) sends them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from checklist.measurements import NO_TOOL
+
+TOOL = "fi_pingpong"
+_INSTALLED = "/opt/amazon/efa/bin"  # where the installer puts it, which not every shell's path has
+_ATTEMPTS = 3  # as efa_test.sh, as are the next three
+_CLIENT_S = 8.0
+_SERVER_FIRST_S = 0.5
+_OVER_EFA = {"FI_EFA_ENABLE_SHM_TRANSFER": "0"}  # else a host talks to itself through shared memory
+# bytes, #sent, #ack, total, time, MB/sec: the last is 10^6 bytes a second
+_ROW = re.compile(r"^\s*(\d+[kmg]?)\s+\S+\s+=?\S+\s+\S+\s+[\d.]+s\s+([\d.]+)\s", re.MULTILINE)
+_MB = 1e-3  # in GB
+
+
+def devices() -> int:
+    """EFA devices: those whose driver is efa."""
+    drivers = Path("/sys/class/infiniband").glob("*/device/driver")
+    return sum(driver.resolve().name == "efa" for driver in drivers)
+
+
+def loopback(begin: Callable[[], None]) -> tuple[list[float], str | None]:
+    """GB/s of the largest message, and nothing to note; ``begin`` is called before each attempt.
+
+    Raises OSError, which says what the tool has said last, where no attempt came to its end.
+    """
+    tool = shutil.which(TOOL) or shutil.which(TOOL, path=_INSTALLED)
+    if tool is None:
+        raise OSError(f"{NO_TOOL} {TOOL}")
+    problem = ""
+    for _ in range(_ATTEMPTS):
+        begin()
+        told, problem = _attempt(tool)
+        rows = _ROW.findall(told)
+        if rows and not problem:
+            return [float(rows[-1][1]) * _MB], None
+    raise OSError(problem or f"{TOOL} has told no figures")
+
+
+def _attempt(tool: str) -> tuple[str, str]:
+    """What the client has printed, and why it failed; empty: it didn't."""
+    port, environment = str(_free_port()), {**os.environ, **_OVER_EFA}
+    command = [tool, "-e", "rdm", "-p", "efa"]
+    with subprocess.Popen(
+        [*command, "-B", port], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as server:
+        try:
+            time.sleep(_SERVER_FIRST_S)
+            client = subprocess.run(
+                [*command, "-P", port, "localhost"],
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=_CLIENT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return "", f"{TOOL} did not end within {_CLIENT_S:g} s"
+        finally:
+            server.kill()
+    if not client.returncode:
+        return client.stdout, ""
+    lines = [line.strip() for line in (client.stderr or client.stdout).splitlines() if line.strip()]
+    return client.stdout, f"{TOOL} ended with {client.returncode}" + (f": {lines[-1]}" if lines else "")
+
+
+def _free_port() -> int:
+    with socket.create_server(("localhost", 0)) as any_socket:
+        return int(any_socket.getsockname()[1])

@@ -1,0 +1,59 @@
+"""EFA on each host by itself works, doesn't, or wasn't tried."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from checklist.measurements import Local, Measurements
+from checklist.result import Result
+from checklist.verdict import judge
+from tests.checklist.runs import all_with, gpu_run, verdict_of
+
+
+def tried(*told: float | str) -> Measurements:
+    """A run whose nodes have told a figure or an error each."""
+    run = gpu_run(len(told))
+    own = tuple(
+        Local(
+            rank=8 * node,
+            what="efa_loopback",
+            value=None if isinstance(one, str) else one,
+            unit="GB/s",
+            error=one if isinstance(one, str) else None,
+        )
+        for node, one in enumerate(told)
+    )
+    return dataclasses.replace(run, locals=(*run.locals, *own))
+
+
+def reason(result: Result) -> str:
+    check = result.check("efa")
+    assert check is not None
+    return check.reason
+
+
+def test_that_messages_arrive_is_a_pass_however_fast() -> None:
+    result = judge(tried(15.4, 0.1))
+    check = result.check("efa")
+    assert check is not None
+    assert (check.verdict, len(check.figures), check.nodes) == ("PASS", 2, ("host-0", "host-1"))
+
+
+def test_a_host_that_does_not_reach_itself_fails_with_the_reason() -> None:
+    (fault,) = judge(tried(15.4, "fi_pingpong did not end within 8 s")).findings
+    assert (fault.verdict, fault.nodes) == ("FAIL", ("host-1",))
+    assert (
+        fault.title == "EFA doesn't get a message from host-1 to itself: fi_pingpong did not end within 8 s."
+    )
+
+
+def test_without_the_tool_nothing_is_known() -> None:
+    nowhere = judge(tried("there is no fi_pingpong", "there is no fi_pingpong"))
+    assert (verdict_of(nowhere, "efa"), nowhere.verdict) == ("NO-VERDICT", "PASS")
+    one = judge(tried(15.4, "there is no fi_pingpong"))
+    assert (verdict_of(one, "efa"), reason(one)) == ("NO-VERDICT", "There is no fi_pingpong on host-1.")
+
+
+def test_without_efa_it_is_left_out_and_with_it_never_a_pass_unmeasured() -> None:
+    assert verdict_of(judge(all_with(gpu_run(2), efa_devices=0)), "efa") == "skipped"
+    assert verdict_of(judge(gpu_run(2)), "efa") == "NO-VERDICT"
