@@ -288,7 +288,7 @@ def test_a_host_that_is_set_up_otherwise_is_named_with_what_is_due(tmp_path: Pat
     assert f"net.core.somaxconn 128 instead of {due}" in of_most.title
     assert against_one.nodes == against_file.nodes == ("h0", "h1")
     assert [process.returncode for process in nobody.processes] == [2, 2, 2]
-    assert "Give --reference-node one of h0, h1, h2." in nobody.output()
+    assert "There is no node 'h9' among those of this run, h0, h1, h2." in nobody.output()
 
 
 @pytest.mark.slow
