@@ -101,7 +101,10 @@ def check_node(name: str | None, facts: Iterable[Facts]) -> None:
     if name is None or not told or any(is_called(fact, name) for fact in told):
         return
     known = dict.fromkeys(fact.node_name or fact.hostname for fact in told)
-    raise UserError(f"There is no node {name!r} in this run.", f"Give --reference-node one of {_few(known)}.")
+    raise UserError(
+        f"There is no node {name!r} among those of this run, {_few(known)}.",
+        "Give --reference-node one of them.",
+    )
 
 
 def _few(names: Iterable[str]) -> str:

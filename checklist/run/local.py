@@ -58,8 +58,14 @@ def run_local(options: Options, *, directory: Path | None = None) -> Measurement
 def shared_out(options: Options) -> tuple[Options, list[tuple[str, ...]]]:
     """The options as they are for nodes of this machine, and the UUIDs of each node's GPUs.
 
-    The number of processes and the device are decided then. Raises UserError where there are too few GPUs.
+    The number of processes and the device are decided then. Raises UserError where there are too few GPUs, or
+    where one of several hosts is meant.
     """
+    if options.reference_node is not None:
+        raise UserError(
+            f"--reference-node {options.reference_node} is one of several hosts, and all nodes are here.",
+            "Name a result by --reference-settings, too, or run it on a cluster.",
+        )
     visible = gpus.look().uuids if options.device != "cpu" else ()
     share = len(visible) // options.nodes
     if visible and options.device == "auto" and not share:

@@ -63,10 +63,7 @@ class Reply(Message):
 
 def call(endpoint: Endpoint, port: int, claim: BaseModel, deadline: float) -> socket.socket:
     """Greet whoever listens there. Raises OSError or BadMessage where that is nobody of this run."""
-    try:
-        sock = socket.create_connection((endpoint.host, port), timeout=_left(deadline))
-    except TimeoutError:
-        raise Silent("nothing answers") from None
+    sock = _connect(endpoint.host, port, deadline)
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if _take(sock, len(MAGIC), deadline) != MAGIC:
@@ -92,6 +89,32 @@ def call(endpoint: Endpoint, port: int, claim: BaseModel, deadline: float) -> so
         sock.close()
         raise
     return sock
+
+
+def _connect(host: str, port: int, deadline: float) -> socket.socket:
+    """A connection to whichever of the host's addresses answers, each of which gets a part of the time.
+
+    Of a host with IPv4 and IPv6 one may be blocked, without a word. Raises OSError where one refuses, Silent
+    where none says anything.
+    """
+    ways = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    refused: OSError | None = None
+    for place, (family, kind, protocol, _, address) in enumerate(ways):
+        parts = len(ways) - place + 1 if len(ways) > 1 else 1  # one more for the greeting
+        try:
+            sock = socket.socket(family, kind, protocol)
+        except OSError as error:  # a family that this host doesn't have
+            refused = refused or error
+            continue
+        try:
+            sock.settimeout(_left(deadline) / parts)
+            sock.connect(address)
+        except OSError as error:
+            sock.close()
+            refused = refused if isinstance(error, TimeoutError) else refused or error
+        else:
+            return sock
+    raise refused or Silent("nothing answers")
 
 
 def hear(

@@ -254,7 +254,7 @@ def test_a_result_that_can_not_be_written_after_all_is_put_elsewhere(
         (("--thresholds", "/nowhere/own.csv"), "/nowhere/own.csv"),
         (("--thresholds", "/proc/self/mem"), "/proc/self/mem"),
         (("--reference-settings", "/nowhere/right.json"), "The result /nowhere/right.json can't be read:"),
-        (("--device", "cpu", "--reference-node", "h9"), "There is no node 'h9' in this run.\nGive --ref"),
+        (("--device", "cpu", "--reference-node", "h9"), "--reference-node h9 is one of several hosts, and"),
         (("--json", "/nowhere/out.json"), "/nowhere/out.json can't be written."),
         (("--timeout", "-1"), "A time limit of -1"),
         (("--datastore", "gs://bucket"), "The datastore 'gs://bucket' can't be measured."),

@@ -18,7 +18,7 @@ from estimator.errors import UserError
 from flows import checklist_launch
 from flows.checklist_launch import DEFAULTS, Launch, ask, resolve
 from tests.checklist.runs import gpu_run
-from tests.flows.checklist_options import FLOOR, options_with, run_config_with, values_with
+from tests.flows.checklist_options import FLOOR, options_with, values_with
 
 
 @pytest.mark.parametrize(
@@ -173,9 +173,12 @@ def test_right_settings_of_a_kept_result_travel_with_a_run_elsewhere(tmp_path: P
         ask(values_with(**{**given, "reference_node": "host-9"}), "batch", None)
 
 
-def test_a_reference_of_this_run_is_known_to_its_nodes_and_to_who_judges() -> None:
-    config = run_config_with(reference_node="h1")
+def test_a_reference_of_this_run_is_known_to_its_nodes_and_refused_where_all_are_one_host() -> None:
+    launch = Launch.unpack(ask(values_with(reference_node="h1"), "kubernetes", 8).launch)
+    config = resolve(options_with(reference_node="h1"), launch, datastore="s3://bucket/root")
     assert (config.options.reference_node, config.reference) == ("h1", None)
+    with pytest.raises(UserError, match="--reference-node h1 is one of several hosts"):
+        ask(values_with(reference_node="h1"), "local", None)
 
 
 def test_thresholds_too_large_to_travel_are_refused(tmp_path: Path) -> None:

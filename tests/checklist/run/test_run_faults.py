@@ -222,6 +222,24 @@ def test_a_host_of_two_families_of_which_one_is_blocked_is_named_and_the_run_goe
 
 
 @pytest.mark.slow
+def test_a_host_whose_name_leads_to_a_blocked_family_takes_part_and_is_told_what_works(
+    tmp_path: Path,
+) -> None:
+    def fault(made: Bed) -> None:
+        for host in range(3):
+            both = [(made.ipv6_address(other), made.address(other), f"h{other}") for other in range(3)]
+            ways = "".join(f"{ipv6} {name}\n{ipv4} {name}\n" for ipv6, ipv4, name in both)
+            made.names(host, f"127.0.0.1 localhost\n{ways}")
+        made.block_ipv6(2)
+
+    master = {host: {"MASTER_ADDR": "h0"} for host in range(3)}
+    result = measured(tmp_path, 3, fault, *NETWORK, dual=True, environment=master)
+
+    assert len(result.measurements.facts) == 3
+    assert "h2 is not reached over IPv6, but over IPv4." in [found.title for found in result.findings]
+
+
+@pytest.mark.slow
 def test_hosts_of_two_families_that_both_work_have_no_finding(tmp_path: Path) -> None:
     result = measured(tmp_path, 3, nothing, *NETWORK, dual=True)
     assert (result.findings, len(result.measurements.open_ports)) == ((), 12)
@@ -289,7 +307,7 @@ def test_a_host_that_is_set_up_otherwise_is_named_with_what_is_due(tmp_path: Pat
     assert f"net.core.somaxconn 128 instead of {due}" in of_most.title
     assert against_one.nodes == against_file.nodes == ("h0", "h1")
     assert [process.returncode for process in nobody.processes] == [2, 2, 2]
-    assert "Give --reference-node one of h0, h1, h2." in nobody.output()
+    assert "There is no node 'h9' among those of this run, h0, h1, h2." in nobody.output()
 
 
 @pytest.mark.slow

@@ -299,6 +299,24 @@ def test_ipv6_and_loopback_alone() -> None:
         assert takes_part(main) < 5
 
 
+def test_a_host_of_which_one_address_says_nothing_is_met_at_the_other(
+    main: Main, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = main.where.ports[0]
+    with contextlib.ExitStack() as held:
+        silent = held.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(3):  # its queue is full: who comes now hears nothing
+            waiting = held.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(silent.getsockname())
+        way = (socket.AF_INET, socket.SOCK_STREAM, 0, "")
+        ways = [(*way, silent.getsockname()), (*way, ("127.0.0.1", port))]
+        monkeypatch.setattr("launchers.cluster.greeting.socket.getaddrinfo", lambda *_, **__: ways)
+        begin = time.monotonic()
+        call(main.where).close()
+    assert 1 < time.monotonic() - begin < 5
+
+
 def test_on_a_loopback_host_no_other_address_answers(main: Main) -> None:
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", main.where.ports[0]), timeout=2)
