@@ -83,6 +83,7 @@ def test_hosts_that_have_ipv6_alone_pass_every_phase(tmp_path: Path) -> None:
     assert not any("." in address for address in addresses if not address.startswith("127."))
 
 
+@pytest.mark.slow
 def test_a_slow_host_is_named_over_ipv6_too(tmp_path: Path) -> None:
     result = measured(tmp_path, 4, lambda made: made.slow(2, "50mbit"), *NETWORK, ipv6=True)
 

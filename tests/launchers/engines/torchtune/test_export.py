@@ -82,8 +82,8 @@ def make_checkpointer(base: Path, out: Path) -> Any:
     ("family", "stored", "trained_in"),
     [
         ("llama", "BF16", "F32"),
-        ("llama", "BF16", "BF16"),
-        ("mistral", "BF16", "BF16"),
+        pytest.param("llama", "BF16", "BF16", marks=pytest.mark.slow),
+        pytest.param("mistral", "BF16", "BF16", marks=pytest.mark.slow),
         ("qwen2-tied", "F32", "F32"),
     ],
 )
