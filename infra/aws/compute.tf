@@ -3,15 +3,8 @@
 # Everything starts from no machine and goes back to none.
 
 locals {
-  # Metaflow's job definitions hold no ulimits, and EFA pins memory: so every container gets it unlimited. Docker
-  # reads the file when it starts, which a boothook comes before.
+  # Metaflow's job definitions hold no ulimits, and EFA pins memory: so every container gets it unlimited.
   unlimited_memlock = <<-EOT
-    MIME-Version: 1.0
-    Content-Type: multipart/mixed; boundary="==BOUNDARY=="
-
-    --==BOUNDARY==
-    Content-Type: text/cloud-boothook; charset="us-ascii"
-
     #!/bin/bash
     options=/etc/sysconfig/docker
     if ! grep -qs 'memlock=-1' "$options"; then
@@ -21,9 +14,16 @@ locals {
         echo 'OPTIONS="--default-ulimit memlock=-1:-1"' >>"$options"
       fi
     fi
-
-    --==BOUNDARY==--
   EOT
+
+  # Boothooks run before Docker starts, which reads that file then.
+  user_data = { for own_disks in [true, false] : own_disks => join("\n", concat(
+    ["MIME-Version: 1.0", "Content-Type: multipart/mixed; boundary=\"==BOUNDARY==\"", ""],
+    flatten([for script in concat([local.unlimited_memlock], own_disks ? [file("${path.module}/instance_store.sh")] : []) :
+      ["--==BOUNDARY==", "Content-Type: text/cloud-boothook; charset=\"us-ascii\"", "", script]
+    ]),
+    ["--==BOUNDARY==--", ""],
+  )) }
 
   # Compute environments of GPUs. POOL-multi takes runs on several nodes, the others do not.
   environments = merge(
@@ -67,7 +67,7 @@ resource "aws_placement_group" "gpu" {
 resource "aws_launch_template" "gpu" {
   for_each               = local.environments
   name_prefix            = "${var.name}-${each.key}-"
-  user_data              = base64encode(local.unlimited_memlock)
+  user_data              = base64encode(local.user_data[each.value.pool.instance_store])
   update_default_version = true
 
   # One EFA interface for each network card

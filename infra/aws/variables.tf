@@ -53,12 +53,14 @@ variable "gpu_pools" {
     instance_type. max_nodes holds for each of its compute environments. spot: single-node runs may use spot
     machines first. capacity_reservation_id: of an On-Demand Capacity Reservation or a Capacity Block.
     placement_group: the nodes of a run near each other; off where a reservation is in a group of its own.
-    disk_mib_per_s: of the gp3 disk, which weights and checkpoints are written to.
+    instance_store: the machine's own NVMe disks, where it has some, take what jobs write (weights, checkpoints).
+    disk_mib_per_s: of the gp3 disk, which takes it where there are none.
   EOT
   type = map(object({
     instance_type           = string
     max_nodes               = number
     spot                    = optional(bool, false)
+    instance_store          = optional(bool, true)
     disk_gib                = optional(number, 500)
     disk_mib_per_s          = optional(number, 1000)
     placement_group         = optional(bool, true)

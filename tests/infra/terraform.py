@@ -104,7 +104,7 @@ def prepare(place: Path, endpoint: str) -> Stack:
     """The stack in a folder of its own, beside the table of machines that it reads."""
     folder = place / "infra" / "aws"
     folder.mkdir(parents=True)
-    for file in (*STACK.glob("*.tf"), STACK / ".terraform.lock.hcl"):
+    for file in (*STACK.glob("*.tf"), *STACK.glob("*.sh"), STACK / ".terraform.lock.hcl"):
         shutil.copy(file, folder)
     (folder / "test_override.tf").write_text(OVERRIDE)
     mirror = f'provider_installation {{\n  filesystem_mirror {{\n    path = "{plugins()}"\n  }}\n}}\n'

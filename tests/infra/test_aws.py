@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
+from email import message_from_string
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missi
 POOL = {"instance_type": "p4d.24xlarge", "max_nodes": 2}
 VALUES: dict[str, Any] = {
     "network": {"zones": ["us-east-1a"]},
-    "gpu_pools": {"a100": POOL, "a10g": {"instance_type": "g5.2xlarge", "max_nodes": 4, "spot": True}},
+    "gpu_pools": {
+        "a100": POOL,
+        "a10g": {"instance_type": "g5.2xlarge", "max_nodes": 4, "spot": True, "instance_store": False},
+    },
     "metadata_service_url": "http://metadata.internal:8080",
     "nightly_check": {"pool": "a100", "image": "launcher:1", "on_nodes": "torchtune:1"},
     "alert_emails": ["platform@example.com"],
@@ -155,12 +159,8 @@ def test_containers_may_pin_all_memory_as_efa_needs(
     planned: dict[str, dict[str, Any]], tmp_path: Path, before: str | None
 ) -> None:
     """The boothook is run, twice, on a node's file."""
-    (data,) = {
-        base64.b64decode(item["user_data"]).decode()
-        for name, item in planned.items()
-        if name.startswith("aws_launch_template.gpu[")
-    }
-    script = data[data.index("#!/bin/bash") : data.rindex("--==BOUNDARY==--")]
+    scripts = {script for pool in ("a100", "a10g") for script in _boothooks(planned, pool)}
+    (script,) = (script for script in scripts if "memlock" in script)
     file = tmp_path / "docker"
     if before is not None:
         file.write_text(before)
@@ -170,6 +170,26 @@ def test_containers_may_pin_all_memory_as_efa_needs(
     (options,) = re.findall(r'^OPTIONS="(.*)"$', file.read_text(), re.MULTILINE)
     assert options.split().count("memlock=-1:-1") == 1
     assert ("nofile=32768:65536" in options) == ("nofile" in (before or ""))
+
+
+def test_a_machines_own_disks_are_used_unless_its_pool_says_not_to(
+    planned: dict[str, dict[str, Any]],
+) -> None:
+    script = (STACK / "instance_store.sh").read_text().strip()
+    assert [one.strip() == script for one in _boothooks(planned, "a100")] == [False, True]
+    assert [one.strip() == script for one in _boothooks(planned, "a10g")] == [False]
+
+
+def _boothooks(planned: dict[str, dict[str, Any]], pool: str) -> list[str]:
+    """What all machines of a pool run before Docker starts."""
+    (data,) = {
+        base64.b64decode(item["user_data"]).decode()
+        for name, item in planned.items()
+        if name.startswith(f'aws_launch_template.gpu["{pool}-')
+    }
+    parts = message_from_string(data).get_payload()
+    assert {part.get_content_type() for part in parts} == {"text/cloud-boothook"}
+    return [part.get_payload() for part in parts]
 
 
 def test_the_disk_of_steps_that_fetch_weights_is_as_large_as_a_model(
