@@ -57,7 +57,7 @@ def disks(tmp_path: Path) -> Iterator[list[str]]:
 
 
 def boot(home: Path, disks: list[str], *, times: int = 1, array: bool = True, mdadm: bool = True) -> str:
-    """What the script says as a machine boots, then the disk that Docker's folder lies on, and a file in it."""
+    """What the script says as a machine boots; then the disk below Docker's folder, and a file in it."""
     tools, root = home / "bin", home / "root"
     tools.mkdir()
     for name, body in TOOLS.items():

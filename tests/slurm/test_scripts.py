@@ -34,7 +34,11 @@ exit $status
 """
 
 
-@pytest.mark.parametrize("script", sorted(SCRIPTS.glob("*.*")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "script",
+    [*sorted(SCRIPTS.glob("*.*")), *sorted((ROOT / "infra").glob("*/*.sh"))],
+    ids=lambda path: path.name,
+)
 def test_scripts_have_nothing_that_shellcheck_complains_of(script: Path) -> None:
     shellcheck = Path(sys.executable).with_name("shellcheck")
     if not shellcheck.exists():
