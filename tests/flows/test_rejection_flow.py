@@ -183,6 +183,7 @@ def by_transformers(settings: Settings) -> Settings:
     return settings.model_copy(update={"rejection": settings.rejection.model_copy(update=drawing)})
 
 
+@pytest.mark.nightly  # two nodes draw as one in tests/launchers/rejection, too
 def test_the_mean_score_rises_with_two_nodes_that_draw_what_one_draws(flow: Flow) -> None:
     status = flow.run(
         "run",

@@ -126,11 +126,12 @@ LOSS = ("--only", "ranks,mesh,pairs,loss")
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("rate", "code", "level"),
     [
         pytest.param("200mbit", "crowded", "WARN", id="enough-for-one-pair-of-three"),
-        pytest.param("60mbit", "slow-uplink", "FAIL", id="not-enough-for-one", marks=pytest.mark.nightly),
+        pytest.param("60mbit", "slow-uplink", "FAIL", id="not-enough-for-one"),
     ],
 )
 def test_an_uplink_that_carries_too_little_is_named_and_none_of_its_hosts(
