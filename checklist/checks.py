@@ -74,12 +74,12 @@ CHECKS: dict[str, Check] = {
             tells="ECC, remapped rows, XID, throttling, NVLinks and their fabric, before and after",
         ),
         Check(name="mesh", phase="mesh", between="pair", tells="every node reaches every other with 256 KB"),
-        Check(name="dcgm", phase="diag", tells="NVIDIA's own diagnostic, level 2, where `dcgmi` is (`deep`)"),
         Check(
             name="open-ports",
             phase="mesh",
             tells="ports all over the kernel's range are open between nodes, over IPv4 and IPv6",
         ),
+        Check(name="dcgm", phase="diag", tells="NVIDIA's own diagnostic, level 2, where `dcgmi` is (`deep`)"),
         Check(
             name="gemm",
             phase="node",
