@@ -59,8 +59,8 @@ class Ceilings:
         sheet = None
         if gpu is not None and what == "hbm_copy":
             sheet = gpu.bandwidth_gbps
-        elif gpu is not None and what in ("gemm_bf16", "gemm_fp8"):
-            sheet = dict(gpu.peak_tflops).get(what.removeprefix("gemm_"))
+        elif gpu is not None and what in ("gemm_bf16", "gemm_bf16_sustained", "gemm_fp8"):
+            sheet = dict(gpu.peak_tflops).get(what.split("_")[1])
         if gpu is None or sheet is None:
             return none_above(unit)
         return Ceiling(BEYOND_SHEET * sheet, f"{BEYOND_SHEET:g} times the data sheet of {gpu.name}")

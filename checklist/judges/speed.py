@@ -64,10 +64,15 @@ def gemm(context: JudgingContext) -> Judgement:
     Peers are GPUs of one model, of one NVLink domain where that has enough of them; floors go by the rank.
     WARN where those of one model are so uneven that half of them may be slow.
 
-    Limits: the rows ``gemm_bf16``, ``gemm_fp8`` and ``gemm_fp32`` of thresholds.csv (TFLOPS); beside at least
-    ``PEERS`` others an ``OUTLIER`` below ``PEERS_WARN`` or ``PEERS_FAIL`` of their median; ``UNEVEN``, 1.1
-    from the slowest to the fastest, without one of ``EXTREMES`` at either end; for the slowest, and for each
-    GPU by itself, ``WARN_SHARE`` and ``FAIL_SHARE`` of checklist/analysis/baseline.py.
+    Two figures: the fastest products of a burst (``gemm_bf16``), as the table's sources measure, and products
+    for seconds (``gemm_bf16_sustained``), during which a GPU at its power limit lowers its clocks, on normal
+    numbers by a seventh; the table has no row of that.
+
+    Limits: the rows ``gemm_bf16``, ``gemm_bf16_sustained``, ``gemm_fp8`` and ``gemm_fp32`` of thresholds.csv
+    (TFLOPS); beside at least ``PEERS`` others an ``OUTLIER`` below ``PEERS_WARN`` or ``PEERS_FAIL`` of their
+    median; ``UNEVEN``, 1.1 from the slowest to the fastest, without one of ``EXTREMES`` at either end; for
+    the slowest, and for each GPU by itself, ``WARN_SHARE`` and ``FAIL_SHARE`` of
+    checklist/analysis/baseline.py.
 
     Can't tell: why. On CPUs it depends on what else runs: NO-VERDICT.
     """

@@ -43,6 +43,34 @@ def test_the_floor_is_asked_before_peers_and_history() -> None:
     assert "MAMF" in str(figure.source)
 
 
+def test_a_healthy_h200_at_its_power_limit_is_not_below_the_floor_of_a_burst() -> None:
+    """As measured: benchmarks/results/products_nvidia_h200.md, 8192, normal numbers."""
+    burst = Local(rank=0, what="gemm_bf16", value=764.0, unit="TFLOPS")
+    sustained = dataclasses.replace(burst, what="gemm_bf16_sustained", value=655.0)
+    run = gpu_run(1, 1)
+    h200 = tuple(dataclasses.replace(fact, gpu_names=("NVIDIA H200",)) for fact in run.facts)
+    run = dataclasses.replace(run, facts=h200, locals=(burst, sustained))
+    gemm = judge(run).check("gemm")
+    assert gemm is not None
+    figures = {figure.name: (figure.verdict, figure.expected) for figure in gemm.figures}
+    assert figures == {"gemm_bf16": ("PASS", 730.9), "gemm_bf16_sustained": ("NO-VERDICT", None)}
+    assert gemm.verdict == "PASS"
+
+
+def test_a_gpu_that_is_slow_only_for_seconds_is_named_beside_its_peers() -> None:
+    run = gpu_run(1)
+    sustained = [
+        Local(
+            rank=rank, what="gemm_bf16_sustained", value=560.0 if rank == 5 else 655.0 + rank, unit="TFLOPS"
+        )
+        for rank in range(8)
+    ]
+    result = judge(dataclasses.replace(run, locals=(*run.locals, *sustained)))
+    faults = [fault for fault in result.findings if fault.check == "gemm"]
+    ((found),) = [(fault.code, fault.verdict, fault.ranks) for fault in faults]
+    assert found == ("straggler", "FAIL", (5,))
+
+
 def test_all_gpus_below_the_floor_is_one_finding_and_no_single_nodes_fault() -> None:
     run = gpu_run()
     slow = tuple(dataclasses.replace(item, value=float(item.value or 0) * 0.7) for item in run.locals)

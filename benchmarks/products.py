@@ -1,0 +1,189 @@
+"""How fast a GPU multiplies matrices: for a moment or for seconds, of which numbers, in which shape.
+
+    python -m benchmarks.products [--seconds 3]
+
+A published figure is of some shape, some seconds and some numbers; check gemm's is compared with it. Writes
+benchmarks/results/products_<GPU>.{json,md}: the median TFLOPS of spans of time after a rest, with the clocks,
+the power and the reasons for lower clocks that NVML tells meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import statistics
+import threading
+import time
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import describe
+from checklist.probes.nvml import throttle_reasons
+
+RESULTS = Path(__file__).parent / "results"
+SPANS_S = (
+    0.0,
+    0.02,
+    0.1,
+    0.3,
+    1.0,
+    math.inf,
+)  # the first begins after the rest, and each ends the one before
+REST_S = 1.5  # before each case: the power's average is low again
+FLUSH_BYTES = 1 << 28  # more than any cache
+SHAPES = {  # m, k, n
+    "4096": (4096, 4096, 4096),
+    "8192": (8192, 8192, 8192),
+    "16384": (16384, 16384, 16384),
+    "2048 x 2048 x 13312, the best of MAMF on an H100": (2048, 2048, 13312),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=3.0, help="of load in each case (default: 3)")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
+    options = parser.parse_args()
+    rows = [
+        measure(shape, numbers, options.seconds, flushed=flushed)
+        for shape, numbers, flushed in (
+            ("4096", "normal", False),
+            ("8192", "normal", False),
+            ("8192", "normal", True),
+            ("8192", "uniform", False),
+            ("8192", "zeros", False),
+            ("16384", "normal", False),
+            ("2048 x 2048 x 13312, the best of MAMF on an H100", "normal", False),
+            ("2048 x 2048 x 13312, the best of MAMF on an H100", "normal", True),
+        )
+    ]
+    write(rows, options)
+
+
+def measure(shape: str, numbers: str, seconds: float, *, flushed: bool) -> dict[str, Any]:
+    """One case. ``flushed``: the cache is filled with other bytes before each product, untimed."""
+    import torch
+
+    m, k, n = SHAPES[shape]
+    left, right = _matrix(m, k, numbers), _matrix(k, n, numbers)
+    out = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
+    other = torch.empty(FLUSH_BYTES, device="cuda", dtype=torch.int8)
+    torch.matmul(left, right, out=out)
+    torch.cuda.synchronize()
+    time.sleep(REST_S)
+    taken: list[tuple[float, float]] = []  # when each began, and how long it took
+    began = time.perf_counter()
+    with _Watch() as watch:
+        while time.perf_counter() - began < seconds:
+            if flushed:
+                other.zero_()
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            torch.matmul(left, right, out=out)
+            torch.cuda.synchronize()
+            taken.append((begin - began, time.perf_counter() - begin))
+    speeds = [(when, 2 * m * k * n / each / 1e12) for when, each in taken]
+    return {
+        "shape": shape,
+        "numbers": numbers,
+        "flushed": flushed,
+        "products": len(speeds),
+        "spans": [
+            statistics.median(inside)
+            if (inside := [speed for when, speed in speeds if a <= when < b])
+            else None
+            for a, b in pairwise(SPANS_S)
+        ],
+        "most": max(speed for _, speed in speeds),
+        **watch.told(),
+    }
+
+
+def _matrix(rows: int, columns: int, numbers: str) -> Any:
+    import torch
+
+    if numbers == "zeros":
+        return torch.zeros(rows, columns, device="cuda", dtype=torch.bfloat16)
+    draw = torch.randn if numbers == "normal" else torch.rand
+    return draw(rows, columns, device="cuda", dtype=torch.bfloat16)
+
+
+class _Watch:
+    """Clock, power and reasons of the first GPU, by NVML, twenty times a second."""
+
+    def __enter__(self) -> _Watch:
+        import pynvml
+
+        pynvml.nvmlInit()
+        self._nvml, self._handle = pynvml, pynvml.nvmlDeviceGetHandleByIndex(0)
+        self._over, self._looks = threading.Event(), list[tuple[int, float, tuple[str, ...], int]]()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        nvml, handle = self._nvml, self._handle
+        while not self._over.wait(0.05):
+            self._looks.append(
+                (
+                    nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
+                    nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+                    throttle_reasons(nvml, handle) or (),
+                    nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+                )
+            )
+
+    def told(self) -> dict[str, Any]:
+        late = self._looks[len(self._looks) // 2 :]
+        reasons = Counter(reason for look in self._looks for reason in look[2])
+        return {
+            "clock_mhz": [look[0] for look in self._looks],
+            "power_w": [round(look[1]) for look in self._looks],
+            "clock_late_mhz": statistics.median(look[0] for look in late),
+            "power_late_w": statistics.median(look[1] for look in late),
+            "most_c": max(look[3] for look in self._looks),
+            "reasons": dict(reasons),
+        }
+
+
+def write(rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
+    """The figures, and the page."""
+    machine = describe()
+    gpu = machine["gpus"][0]
+    name = "products_" + re.sub(r"[^a-z0-9]+", "_", gpu.lower())
+    command = f"python -m benchmarks.products --seconds {options.seconds:g}"
+    options.out.mkdir(parents=True, exist_ok=True)
+    told = {"command": command, "machine": machine, "rows": rows}
+    (options.out / f"{name}.json").write_text(json.dumps(told, indent=1) + "\n")
+    spans = " | ".join(
+        f"{a:g} to {b:g} s" if b < math.inf else f"later than {a:g} s" for a, b in pairwise(SPANS_S)
+    )
+    lines = [
+        f"# Matrix products on {gpu}",
+        "",
+        f"`{command}`, {machine['text']}. bf16, each product timed by itself after {REST_S:g} s of rest.",
+        "",
+        f"| Shape | Numbers | Cache flushed | {spans} | Most | SM clock later | Power | Clocks held by |",
+        "|---|---|---|" + "---:|" * (len(SPANS_S) + 2) + "---|",
+    ]
+    lines += [
+        f"| {row['shape']} | {row['numbers']} | {'yes' if row['flushed'] else 'no'} "
+        f"| {' | '.join('' if speed is None else f'{speed:.0f}' for speed in row['spans'])} "
+        f"| {row['most']:.0f} | {row['clock_late_mhz']:.0f} MHz "
+        f"| {row['power_late_w']:.0f} W | {', '.join(row['reasons'])} |"
+        for row in rows
+    ]
+    (options.out / f"{name}.md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
