@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,6 +26,15 @@ from checklist.run.rendezvous import Rendezvous
 from checklist.run.session import Session
 from estimator.errors import UserError
 
+SIGN_S = 10.0  # from one line that says how far a run is to the next
+_DOES: dict[PhaseName, str] = {
+    "facts": "what each node says of itself",
+    "mesh": "connections between nodes",
+    "diag": "NVIDIA's own diagnostic",
+    "node": "each rank alone",
+    "world": "collectives over all ranks",
+    "pairs": "pairs of nodes",
+}
 _TOLD = ("NCCL_", "GLOO_", "FI_", "TORCH_NCCL_", "OMP_", "CUDA_VISIBLE_DEVICES")
 
 
@@ -46,9 +57,18 @@ class Conductor(Session):
         super().__init__(options, rendezvous, hub, limits)
         self._on_measured, self._conclude = on_measured, conclude
         self.measured: Measurements | None = None  # all of it, at the end
+        self._phase_began: float | None = None
+        self._over = threading.Event()
 
     def run(self) -> None:
-        """The whole run; tells every supervisor how it ended."""
+        """The whole run; tells every supervisor how it ended, and standard error how far it is."""
+        threading.Thread(target=self._give_signs, name="checklist-signs", daemon=True).start()
+        try:
+            self._conduct()
+        finally:
+            self._over.set()
+
+    def _conduct(self) -> None:
         try:
             self._gather()
             for name in phases.PHASES:
@@ -67,6 +87,21 @@ class Conductor(Session):
                 advice="This is a mistake of ours: please report it.",
             )
         self.hub.tell_all(end)
+
+    def _give_signs(self) -> None:
+        while not self._over.wait(SIGN_S):
+            print(f"checklist: {self.stage()}", file=sys.stderr, flush=True)
+
+    def stage(self) -> str:
+        """What is being done, for how long already, and how long that may take at most."""
+        now = time.monotonic()
+        if self._phase_began is None:
+            waited = f"{_minutes(now - self._begin)} of at most {_minutes(self.limits.rendezvous)}"
+            return f"{len(self.ranks)} of {self.rendezvous.world} ranks are here, {waited}"
+        began, name = self._phase_began, self.phase
+        so_far = f"{_minutes(now - began)} of at most {_minutes(self.phase_ends - began)}"
+        counted = {"world": len(self.got.collectives), "pairs": len(self.got.pairs)}.get(name)
+        return f"{_DOES[name]}, {so_far}" + ("" if counted is None else f", {counted} measured")
 
     def measurements(self) -> Measurements:
         """All that there is now, as far as it can be."""
@@ -159,7 +194,7 @@ class Conductor(Session):
 
     def _phase(self, name: PhaseName) -> None:
         begin = time.monotonic()
-        self.phase, self.phase_ends = name, begin + self.options.limit_s(name)
+        self.phase, self.phase_ends, self._phase_began = name, begin + self.options.limit_s(name), begin
         if self.stopped.is_set() or name not in self.options.phases:
             self.got.phases.append(Phase(name=name, status="skipped", reason="not asked for"))
             return
@@ -173,3 +208,8 @@ class Conductor(Session):
         self.got.phases.append(
             Phase(name=name, status=status, seconds=seconds, reason=problem)  # type: ignore[arg-type]
         )
+
+
+def _minutes(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes}:{rest:02d}"

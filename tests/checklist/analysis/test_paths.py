@@ -106,10 +106,10 @@ def test_a_few_that_have_a_faster_path_make_nobody_slow(nodes: int) -> None:
 
 
 def test_a_direction_that_was_fast_once_is_luck_and_no_path() -> None:
-    lucky = Cluster(nodes=4, path=lambda src, dst: 1.25 * NIC if (src, dst) == (1, 2) else NIC)
-    assert examine(lucky, Paths.alike(4)).uneven == ()
-    both = Cluster(nodes=4, path=lambda src, dst: 1.25 * NIC if {src, dst} == {1, 2} else NIC)
-    assert [one.fast for one in examine(both, Paths.alike(4)).uneven] == [(1, 2)]
+    lucky = Cluster(nodes=6, path=lambda src, dst: 1.25 * NIC if (src, dst) == (1, 2) else NIC)
+    assert examine(lucky, Paths.alike(6)).uneven == ()
+    both = Cluster(nodes=6, path=lambda src, dst: 1.25 * NIC if {src, dst} == {1, 2} else NIC)
+    assert [one.fast for one in examine(both, Paths.alike(6)).uneven] == [(1, 2)]
 
 
 def test_two_nodes_of_a_leaf_are_no_measure_of_themselves() -> None:

@@ -19,6 +19,7 @@ import pytest
 from checklist.condensed import MOST_PROBES
 from checklist.measurements import IDLE, Measurements, Probe, record
 from checklist.options import Options
+from checklist.run import conductor as conductor_module
 from checklist.run.conductor import Conductor
 from checklist.run.control import At, Beat, Do, End, Ended, FromWorker, Hub, Limits, Where, join
 from checklist.run.rendezvous import Rendezvous, from_environment, of_node
@@ -218,6 +219,28 @@ def test_every_node_gets_the_condensed_form_of_a_large_run_and_rank_0_has_it_who
     finally:
         for link in links:
             link.close()
+        hub.close()
+
+
+def test_a_long_run_says_every_few_seconds_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(conductor_module, "SIGN_S", 0.1)
+    hub = Hub(place(0), SHORT)
+    conductor = Conductor(Options(device="cpu"), place(0), hub, replace(SHORT, rendezvous=65.0))
+    try:
+        threading.Thread(target=conductor.run, daemon=True).start()
+        told = ""
+        deadline = time.monotonic() + 10
+        while told.count("checklist: ") < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+            told += capfd.readouterr().err
+        assert "checklist: 0 of 2 ranks are here, 0:00 of at most 1:05\n" in told
+        conductor.phase, conductor._phase_began = "pairs", time.monotonic() - 75.5
+        conductor.phase_ends = conductor._phase_began + 120.5
+        assert conductor.stage() == "pairs of nodes, 1:15 of at most 2:00, 0 measured"
+    finally:
+        conductor.stop()
         hub.close()
 
 
