@@ -220,9 +220,9 @@ def measured_parts(state: CardState) -> list[MeasuredPart]:
 
 def memory_points(state: CardState) -> list[MemoryPoint]:
     """Memory over time: of each GPU by NVML; else of each rank, by torch or resident; else of the step."""
-    if state.samples and state.samples[0].gpus:
-        count_of = len(state.samples[0].gpus)
-        per_time = [(s.at, [g.used_bytes for g in s.gpus]) for s in state.samples]
+    if state.gpu_samples:
+        count_of = len(state.gpu_samples[0].gpus)
+        per_time = [(s.at, [g.used_bytes for g in s.gpus]) for s in state.gpu_samples]
         if count_of > MOST_LINES:
             return [_point(state, at, f"most of {count_of} GPUs", max(used)) for at, used in per_time]
         return [_point(state, at, f"GPU {i}", value) for at, used in per_time for i, value in enumerate(used)]
@@ -234,7 +234,7 @@ def memory_points(state: CardState) -> list[MemoryPoint]:
         if len({memory.rank for memory in state.memory}) > MOST_LINES:
             return [_point(state, m.at, "a rank", m.rss) for m in state.memory]
         return [_point(state, m.at, f"rank {m.rank}", m.rss) for m in state.memory]
-    return [_point(state, s.at, "the step's processes", s.rss_bytes) for s in state.samples]
+    return [_point(state, s.at, "the step's processes", s.rss_bytes) for s in state.host_samples]
 
 
 def plan_rows(plan: Plan) -> tuple[tuple[str, str], ...]:

@@ -75,7 +75,7 @@ def test_the_status_says_how_far_it_is_and_how_it_ended() -> None:
 
 
 def test_a_step_that_has_only_begun_has_a_card() -> None:
-    state = make_state(steps=0, samples=(), eta_seconds=None)
+    state = make_state(steps=0, gpu_samples=(), host_samples=(), eta_seconds=None)
     assert "ETA unknown" in _text(draw(state))
 
 
