@@ -125,7 +125,7 @@ def test_a_result_whose_evaluation_fails_is_handed_over_and_the_failure_is_noted
         work_dir=tmp_path,
         total_steps=1,
     )
-    trained = Trained(job=job, metrics=(metrics(1),), memory_peak_bytes=None, exported_step=1)
+    trained = Trained(job=job, metrics=(metrics(1),), memory_peak=None, exported_step=1)
     run._hand_over(asked, node_address({}), start, trained, tmp_path / "work")
     assert (tmp_path / "out" / result / "README.md").exists()
     assert run._is_finished(asked, node_address({}))
