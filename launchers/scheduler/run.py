@@ -36,6 +36,7 @@ from launchers.harness.run import HarnessRequest, run_tasks
 from launchers.model_card import Facts, closing_facts, hub_page, write_records
 from launchers.replanning import plans_key
 from launchers.report.metrics import summarise
+from launchers.report.peak import MemoryPeak
 from launchers.scheduler.hosts import Host, Start, prepare_start
 from launchers.scheduler.meeting import meet
 from launchers.scheduler.ownership import Ownership
@@ -196,22 +197,17 @@ def _hand_over(request: SchedulerRun, place: Allocation, start: Start, trained: 
     # As the user gave them, but decided: a relative output would be another folder elsewhere
     kept = settings.model_copy(update={"output_dir": request.settings.output_dir})
     write_records(finished, plan, kept, facts, model=start.model, again=AGAIN)
-    peak = trained.memory_peak
-    counter: Counter = "resident" if plan.layout.device == "cpu" else "reserved"
-    predicted = plan.prediction.memory.counted(counter)
+    memory_predicted, memory_measured = _memory(plan, trained.memory_peak)
     values = {
         "job": place.job,
         "attempts": start.attempt + 1,
         "resumed_from": trained.resumed_from,
         "predicted": {
-            "memory_bytes": predicted.likely_bytes if predicted else None,
-            "memory_upper_bytes": predicted.upper_bytes if predicted else None,
-            "memory_counter": counter,
+            **memory_predicted,
             "tokens_per_second": plan.prediction.tokens_per_second,
         },
         "measured": {
-            "memory_peak_bytes": peak.size_bytes if peak else None,
-            "memory_counter": peak.counter if peak else counter,
+            **memory_measured,
             "tokens_per_second": summary.tokens_per_second,
             "step_seconds": summary.step_seconds,
             "mfu": summary.mfu,
@@ -234,6 +230,18 @@ def _hand_over(request: SchedulerRun, place: Allocation, start: Start, trained: 
     _print_result(facts, evaluation, request.output)
     if settings.export.push:
         _push(request.output, hub_page(request.output, plan, kept, facts, model=start.model), settings)
+
+
+def _memory(plan: Plan, peak: MemoryPeak | None) -> tuple[dict[str, object], dict[str, object]]:
+    """The memory of a process for metrics.json: predicted and measured, of the same counter."""
+    counter: Counter = "resident" if plan.layout.device == "cpu" else "reserved"
+    counter = peak.counter if peak else counter
+    predicted = plan.prediction.memory.counted(counter)
+    return {
+        "memory_bytes": predicted.likely_bytes if predicted else None,
+        "memory_upper_bytes": predicted.upper_bytes if predicted else None,
+        "memory_counter": counter,
+    }, {"memory_peak_bytes": peak.size_bytes if peak else None, "memory_counter": counter}
 
 
 def _push(output: Path, page: str, settings: Settings) -> None:
