@@ -162,7 +162,8 @@ class Profile:
                 steps=tuple(self._history.steps()),
                 ranks=tuple(self._history.ranks()),
                 memory=tuple(self._history.memory_series),
-                samples=tuple(self._sampler.samples.kept),
+                gpu_samples=tuple(self._sampler.samples.gpus.kept),
+                host_samples=tuple(self._sampler.samples.host.kept),
                 total_steps=self._history.total_steps,
                 eta_seconds=None if self._ended else self._history.eta_seconds(),
                 phase=self._history.phase.name if self._history.phase else "",
@@ -193,7 +194,7 @@ class Profile:
             duration_seconds=duration,
             samples=samples.count,
             sampling_seconds=sampler.own_cpu_seconds + self._card_seconds,
-            gpus=self._gpus() if samples.count else (),
+            gpus=self._gpus(),
             ranks=tuple(
                 RankMeasured(
                     rank=row.rank,
@@ -209,7 +210,7 @@ class Profile:
             host_total_bytes=int(psutil.virtual_memory().total),
             host_rss_peak_bytes=samples.rss_peak,
             host_pss_peak_bytes=samples.pss_of_peak,
-            mean_cpu_cores=sampler.cpu_seconds / duration if samples.count > 1 else None,
+            mean_cpu_cores=sampler.cpu_seconds / duration if samples.host.count > 1 else None,
             shared_memory_peak_bytes=samples.shared_memory_peak,
             disk_free_min_bytes=samples.disk_free_min,
             steps=history.last_step,

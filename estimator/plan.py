@@ -24,6 +24,9 @@ ALLOCATOR = "allocator"
 Device = Literal["cuda", "cpu"]
 Sharding = Literal["none", "ddp", "fsdp", "shard_grad_op", "zero0", "zero1", "zero2", "zero3"]
 Schedule = Literal["none", "afab", "1f1b", "interleaved", "zero-bubble"]
+Counter = Literal["device", "reserved", "allocated", "resident"]
+"""Who counts the memory of a process: NVML, less what was in use before; torch.cuda.max_memory_reserved and
+max_memory_allocated; on a CPU the kernel."""
 
 # What launchers/settings.py lets a run ask for; anything else is planned only
 LAUNCHED_ENGINES = ("torchtune", "deepspeed", "fsdp2", "trl")
@@ -40,12 +43,21 @@ def gib(size: float) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Counted:
+    """What a counter of memory should say at its highest, in bytes."""
+
+    likely_bytes: int
+    upper_bytes: int | None  # None: no range is known
+    categories: tuple[tuple[str, int], ...]  # of ``likely_bytes``
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryEstimate:
     """Peak memory of one process (one GPU; on a CPU, one process's host memory), in bytes: two figures.
 
     What it *needs*: below that the run fails, so this decides whether it fits and what is requested. What it
-    *shows*: what nvidia-smi and ``torch.cuda.max_memory_reserved`` say where there is room, which is more, as
-    PyTorch's allocator gives cached blocks back only when memory is short.
+    *shows*: what nvidia-smi says where there is room, which is more, as PyTorch's allocator gives cached
+    blocks back only when memory is short. What other counters should say: :meth:`counted`.
 
     ``categories`` holds each part's bytes of what it needs at the moment of the peak, in the order in which
     they are drawn. Their sum is ``needs_bytes``.
@@ -61,6 +73,7 @@ class MemoryEstimate:
     shows_basis: str
     uncorrected: MemoryEstimate | None = None  # what it was before earlier runs corrected it
     formulas: str = ""  # calibration.formulas() at the time; empty: not noted
+    outside_bytes: int | None = None  # of what a GPU shows, outside of PyTorch's allocator; None: not noted
 
     @property
     def needs_bytes(self) -> int:
@@ -70,17 +83,46 @@ class MemoryEstimate:
     @property
     def live_bytes(self) -> int:
         """Tensors that are alive at the peak, what ``torch.cuda.max_memory_allocated`` counts."""
-        return sum(value for name, value in self.categories if name not in (RUNTIME, ALLOCATOR))
+        return sum(value for _, value in self._tensors)
 
     @property
     def shown_categories(self) -> tuple[tuple[str, int], ...]:
-        """The same parts, with the allocator's as large as the counters will show: their sum is shows_bytes.
+        """The same parts, those that are no tensors as large as a GPU shows them: their sum is shows_bytes.
 
         Where less is shown than needed, on a CPU, what is missing comes off the allocator's part alone.
         """
-        rest = [(name, value) for name, value in self.categories if name != ALLOCATOR]
+        outside = self._outside_bytes
+        runtime = dict(self.categories).get(RUNTIME, 0) if outside is None else outside
+        rest = [*self._tensors, (RUNTIME, runtime)] if runtime else [*self._tensors]
         kept = self.shows_bytes - sum(value for _, value in rest)
         return (*rest, (ALLOCATOR, kept)) if kept > 0 else tuple(rest)
+
+    def counted(self, counter: Counter) -> Counted | None:
+        """What ``counter`` should say, for what it has said; None where the estimate can't tell.
+
+        A device shows more than torch has reserved: CUDA's context and NCCL's buffers lie beside.
+        """
+        shown, outside = self.shown_categories, self._outside_bytes
+        if counter == "allocated":
+            return Counted(likely_bytes=self.live_bytes, upper_bytes=None, categories=self._tensors)
+        if counter != "reserved":
+            upper = self.shows_range[1]
+            return Counted(likely_bytes=self.shows_bytes, upper_bytes=upper, categories=shown)
+        if outside is None:
+            return None
+        return Counted(
+            likely_bytes=self.shows_bytes - outside,
+            upper_bytes=self.shows_range[1] - outside,
+            categories=tuple((name, value) for name, value in shown if name != RUNTIME),
+        )
+
+    @property
+    def _tensors(self) -> tuple[tuple[str, int], ...]:
+        return tuple((name, value) for name, value in self.categories if name not in (RUNTIME, ALLOCATOR))
+
+    @property
+    def _outside_bytes(self) -> int | None:
+        return getattr(self, "outside_bytes", None)  # an earlier version's pickled plan hasn't got the field
 
     @property
     def fits(self) -> bool | None:

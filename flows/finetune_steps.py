@@ -287,7 +287,7 @@ class FinetuneSteps(FlowSpec):
     def _export(self) -> None:
         """The facts of the run, and the finished model where the user can take it."""
         with user_errors():
-            summary, peak = summarise(self.outcome.metrics), self.measured.memory_peak_bytes
+            summary, peak = summarise(self.outcome.metrics), self.measured.memory_peak
             self.facts = closing_facts(self.plan, summary, peak, self.evaluation, self.outcome.exported)
             if self.used_settings.harness.tasks:
                 self.facts += self.task_metrics.facts()

@@ -11,12 +11,13 @@ from pathlib import Path
 import yaml
 
 from estimator.models import ModelRef
-from estimator.plan import GIB, Plan
+from estimator.plan import GIB, MemoryEstimate, Plan
 from estimator.setup import IMAGE_TASK
 from launchers import engines, handover, hub_push
 from launchers.dataset import mixture
 from launchers.evaluate import EvaluationResult
 from launchers.report.metrics import Summary, duration
+from launchers.report.peak import NAMES, MemoryPeak
 from launchers.settings import Settings
 
 Facts = list[tuple[str, str]]  # rows of (what, value), for people
@@ -36,16 +37,15 @@ def slug(model: str) -> str:
 def closing_facts(
     plan: Plan,
     summary: Summary,
-    memory_peak_bytes: int | None,
+    memory_peak: MemoryPeak | None,
     evaluation: EvaluationResult | None,
     exported: Sequence[tuple[str, str]] = (),
 ) -> Facts:
-    """Predicted beside measured, and what was learnt. ``memory_peak_bytes``: of the largest process.
+    """Predicted beside measured, and what was learnt. ``memory_peak``: of the largest process.
 
     ``exported``: which step the result is, where that is a question (launchers.report.evaluations).
     """
     predicted = plan.prediction
-    memory = predicted.memory
     rows = [
         ("steps", f"{summary.steps}"),
         *exported,
@@ -55,11 +55,7 @@ def closing_facts(
             duration(summary.step_seconds) if summary.step_seconds >= 60 else f"{summary.step_seconds:.2f} s",
         ),
         _speed(plan, summary),
-        (
-            "peak memory of a process",
-            f"predicted {memory.shows_bytes / GIB:.2f} GiB (up to {memory.shows_range[1] / GIB:.2f}), "
-            f"measured {_gib(memory_peak_bytes)}",
-        ),
+        _memory(predicted.memory, memory_peak),
     ]
     if evaluation is not None and evaluation.base is not None and evaluation.finetuned is not None:
         before, after = evaluation.base.loss, evaluation.finetuned.loss
@@ -74,6 +70,17 @@ def closing_facts(
     if summary.mfu is not None:
         rows.append(("MFU", f"{summary.mfu:.1%}"))
     return rows
+
+
+def _memory(estimate: MemoryEstimate, peak: MemoryPeak | None) -> tuple[str, str]:
+    """What was predicted for the counter that has measured it; without one, for the whole process."""
+    predicted = estimate.counted(peak.counter if peak else "device")
+    name = peak.name if peak else NAMES["resident"]
+    measured = _gib(peak.size_bytes if peak else None)
+    if predicted is None:
+        return name, f"predicted unknown, measured {measured}"
+    likely, upper = _gib(predicted.likely_bytes), _gib(predicted.upper_bytes).removesuffix(" GiB")
+    return name, f"predicted {likely} (up to {upper}), measured {measured}"
 
 
 def _speed(plan: Plan, summary: Summary) -> tuple[str, str]:

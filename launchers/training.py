@@ -23,6 +23,7 @@ from launchers.replanning import Replanning, after_kill, choose_plan, out_of_mem
 from launchers.report.drawn import DrawnPictures
 from launchers.report.evaluations import HeldOutLoss, best_of, evaluation_line, handed_over, is_over, why_over
 from launchers.report.metrics import Meter, Metrics, dist_lines, tokens_of_steps
+from launchers.report.peak import MemoryPeak, largest_process
 from launchers.report.progress import Progress
 from launchers.report.stragglers import Stragglers, words
 from launchers.report.telemetry import DistInfo, Drawn, Evaluated, Event, Memory, Pace, Phase, Profiled
@@ -57,7 +58,7 @@ class Trained:
 
     job: TrainJob  # its plan is the one that this attempt went by
     metrics: tuple[Metrics, ...]  # of all steps, those before resumed_from too, on node 0; empty elsewhere
-    memory_peak_bytes: int | None  # of this node's largest process since it started; None: not reported
+    memory_peak: MemoryPeak | None  # of this node's largest process since it started; None: not reported
     windows: tuple[Window, ...] = ()  # profiled by this node's ranks
     evaluations: tuple[HeldOutLoss, ...] = ()  # while it trained, those before resumed_from too
     exported_step: int  # whose model is the result
@@ -168,7 +169,7 @@ def train(
     return Trained(
         job=job,
         metrics=tuple(listener.metrics),
-        memory_peak_bytes=listener.memory_peak_bytes,
+        memory_peak=listener.memory_peak,
         windows=tuple(listener.traces.windows),
         evaluations=tuple(listener.evaluations),
         exported_step=exported,
@@ -364,7 +365,8 @@ class _Listener:
         metrics = self._meter.add(event)
         if metrics is not None:
             self.metrics.append(metrics)
-            self._progress.step(metrics, self.memory_peak_bytes)
+            peak = self.memory_peak
+            self._progress.step(metrics, None if peak is None else peak.size_bytes)
             self._track(metrics.step, metrics.figures())
 
     def _show(self, event: Profiled) -> None:
@@ -400,11 +402,10 @@ class _Listener:
             self._track(loss.step, loss.figures(settings.task))
 
     @property
-    def memory_peak_bytes(self) -> int | None:
+    def memory_peak(self) -> MemoryPeak | None:
         """The largest process: torch's reserved memory on GPUs, resident memory on CPUs."""
-        reserved = [memory.reserved_peak for memory in self._memory.values() if memory.reserved_peak]
-        resident = [memory.rss_peak for memory in self._memory.values()]
-        return max(reserved or resident, default=None)
+        ranks = self._memory.values()
+        return largest_process((rank.reserved_peak for rank in ranks), (rank.rss_peak for rank in ranks))
 
     def _track(self, step: int, figures: dict[str, float]) -> None:
         if self._trackers is None:

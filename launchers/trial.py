@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from estimator.errors import Change, UserError
-from estimator.plan import GIB, Plan
+from estimator.plan import GIB, Counted, Plan
 from estimator.planning.trials import trial_plans
 from launchers import pipeline
 from launchers.cluster.endpoint import NodeAddress
@@ -25,6 +25,7 @@ from launchers.gang.failures import GangFailed
 from launchers.gang.job import TrainJob
 from launchers.gang.node import run_node
 from launchers.report.metrics import Meter, tokens_of_steps
+from launchers.report.peak import MemoryPeak, largest_process
 from launchers.report.telemetry import DistInfo, Event, Memory
 from launchers.sections import ProfileWindow
 from launchers.store.bundles import Storage
@@ -58,10 +59,17 @@ class TrialResult:
     out_of_memory: bool = False
 
     @property
-    def memory_peak_bytes(self) -> int | None:
+    def memory_peak(self) -> MemoryPeak | None:
         """The largest process: torch's reserved memory on GPUs, resident memory on CPUs."""
-        reserved = [rank.reserved_bytes for rank in self.ranks if rank.reserved_bytes]
-        return max(reserved or [rank.rss_bytes for rank in self.ranks], default=None)
+        return largest_process(
+            (rank.reserved_bytes for rank in self.ranks), (rank.rss_bytes for rank in self.ranks)
+        )
+
+    @property
+    def predicted_memory(self) -> Counted | None:
+        """What was predicted for :attr:`memory_peak`, also where the trial has failed before it had one."""
+        on_gpu = self.plan.layout.device == "cuda"
+        return self.plan.prediction.memory.counted("reserved" if on_gpu else "resident")
 
     def to_dict(self) -> dict[str, object]:
         """Plain values, for JSON."""
@@ -190,13 +198,18 @@ def layout_words(plan: Plan) -> str:
 
 def result_words(result: TrialResult) -> str:
     """A trial's figures beside what was predicted, in a line."""
-    prediction = result.plan.prediction
-    predicted = f"predicted {_rate(prediction.tokens_per_second)}, {_gib(prediction.memory.shows_bytes)}"
+    memory, peak = result.predicted_memory, result.memory_peak
+    of_torch = " reserved by torch" if result.plan.layout.device == "cuda" else ""
+    predicted = (
+        f"predicted {_rate(result.plan.prediction.tokens_per_second)}, "
+        f"{_gib(memory.likely_bytes if memory else None)}{of_torch}"
+    )
     if result.out_of_memory:
         return f"{predicted}; ran out of memory"
     if result.failure is not None:
         return f"{predicted}; failed: {result.failure}"
-    return f"{predicted}; measured {_rate(result.tokens_per_second)}, {_gib(result.memory_peak_bytes)}"
+    measured = _gib(peak.size_bytes if peak else None)
+    return f"{predicted}; measured {_rate(result.tokens_per_second)}, {measured}"
 
 
 def _rate(tokens_per_second: float | None) -> str:

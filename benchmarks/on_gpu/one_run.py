@@ -216,7 +216,7 @@ def _device(sampler: Sampler, processes: int) -> dict[str, Any]:
             "device_total_bytes": info.total_bytes,
             "device_before_bytes": before,
             "device_bytes": peak - before,
-            "samples": samples.count,
+            "samples": samples.gpus.count,
             "notes": notes,
         }
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from estimator.charts import FARTHEST_CAPACITY
-from estimator.plan import GIB, MemoryEstimate
+from estimator.plan import GIB, Counted
 
 MOST_POINTS = 500  # of one line, so that a card stays small however long the run
 LEAST_SMOOTHED = 40  # points; with fewer, each is drawn
@@ -50,10 +50,13 @@ def gib(size_bytes: float) -> float:
 
 
 def memory_bars(
-    predicted: MemoryEstimate | None, measured: Sequence[MeasuredPart], unit: str
+    predicted: Counted | None, measured: Sequence[MeasuredPart], unit: str, capacity: int | None = None
 ) -> dict[str, Any]:
-    """Predicted memory by category over the measured one, with the upper bound and the capacity."""
-    parts = predicted.shown_categories if predicted else ()
+    """Predicted memory by category over the measured one, with the upper bound and the capacity.
+
+    ``predicted``: of the same counter as ``measured``.
+    """
+    parts = predicted.categories if predicted else ()
     bars = [
         {"bar": "predicted", "part": name, "gib": gib(size), "order": i}
         for i, (name, size) in enumerate(parts)
@@ -70,9 +73,10 @@ def memory_bars(
     marks = []
     axis = [f"GiB of a {unit}"]  # a line each, which a phone has room for
     if predicted:
-        marks.append({"gib": gib(predicted.shows_range[1]), "mark": "upper bound", "colour": _UPPER})
-        capacity = predicted.capacity_bytes
-        if capacity is not None and capacity <= FARTHEST_CAPACITY * predicted.shows_range[1]:
+        highest = predicted.upper_bytes or predicted.likely_bytes
+        if predicted.upper_bytes is not None:
+            marks.append({"gib": gib(highest), "mark": "upper bound", "colour": _UPPER})
+        if capacity is not None and capacity <= FARTHEST_CAPACITY * highest:
             marks.append({"gib": gib(capacity), "mark": "capacity", "colour": _CAPACITY})
         elif capacity is not None:
             axis.append(f"(capacity: {gib(capacity):.1f} GiB, far to the right)")
@@ -277,12 +281,15 @@ def side_by_side(views: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def memory_over_time(points: Sequence[MemoryPoint], predicted: MemoryEstimate | None) -> dict[str, Any]:
-    """Memory of each process or GPU over the time, before the predicted range."""
+def memory_over_time(
+    points: Sequence[MemoryPoint], predicted: Counted | None, capacity: int | None = None
+) -> dict[str, Any]:
+    """Memory of each process or GPU over the time, before the range predicted for the same counter."""
     layers: list[dict[str, Any]] = []
     y = {"type": "quantitative", "title": "GiB", "scale": {"zero": True}}
     if predicted:
-        band = {"low": gib(predicted.shows_bytes), "high": gib(predicted.shows_range[1]), "what": "predicted"}
+        highest = predicted.upper_bytes or predicted.likely_bytes
+        band = {"low": gib(predicted.likely_bytes), "high": gib(highest), "what": "predicted"}
         layers.append(
             {
                 "data": {"values": [band]},
@@ -297,13 +304,10 @@ def memory_over_time(points: Sequence[MemoryPoint], predicted: MemoryEstimate | 
                 "encoding": {"y": {**y, "field": "high"}, "text": {"field": "text"}},
             }
         )
-        if (
-            predicted.capacity_bytes is not None
-            and predicted.capacity_bytes <= FARTHEST_CAPACITY * predicted.shows_range[1]
-        ):
+        if capacity is not None and capacity <= FARTHEST_CAPACITY * highest:
             layers.append(
                 {
-                    "data": {"values": [{"gib": gib(predicted.capacity_bytes)}]},
+                    "data": {"values": [{"gib": gib(capacity)}]},
                     "mark": {"type": "rule", "color": _CAPACITY, "strokeDash": [5, 3]},
                     "encoding": {"y": {**y, "field": "gib"}},
                 }

@@ -167,9 +167,10 @@ def _pair(predicted: str | None, measured: str | None) -> str:
 
 
 def _memory(record: RunRecord) -> str:
-    peak = record.measured.memory_peak_bytes if record.measured else None
-    predicted = record.plan.prediction.memory.shows_bytes
-    return _pair(size(predicted), None if peak is None else size(peak))
+    peak = record.measured.memory_peak if record.measured else None
+    predicted = record.plan.prediction.memory.counted(peak.counter if peak else "device")
+    pair = _pair(size(predicted.likely_bytes) if predicted else None, size(peak.size_bytes) if peak else None)
+    return f"{pair}, reserved by torch" if peak and peak.counter == "reserved" else pair
 
 
 def _speed(record: RunRecord) -> str:

@@ -12,8 +12,8 @@ from typing import Any
 
 from decorators.card import charts
 from decorators.card.blocks import UNKNOWN, Block, Chart, Grid, Log, Text, safe, size
-from decorators.card.charts import MeasuredPart, MemoryPoint
 from decorators.card.evaluation import drawn_blocks, evaluation_blocks, task_blocks
+from decorators.card.memory import memory_bars, memory_over_time, memory_rows
 from decorators.card.trial import trial_rows
 from decorators.card.window import window_blocks
 from decorators.profile.history import CardState, RankRow, Setting
@@ -24,7 +24,6 @@ from launchers.report.metrics import dist_lines, duration
 
 LOG_TITLE = "The end of the log"
 MOST_RANKS = 64  # rows of the rank table
-MOST_LINES = 8  # of the memory chart; more ranks or GPUs are drawn as their maximum
 
 
 def draw(state: CardState) -> list[Block]:
@@ -42,7 +41,7 @@ def draw(state: CardState) -> list[Block]:
     if state.task_metrics is not None:
         blocks += task_blocks(state.task_metrics)
     if state.plan is not None:
-        blocks.append(Chart(spec=_memory_bars(state)))
+        blocks.append(Chart(spec=memory_bars(state)))
         blocks.append(Grid(headers=("", "predicted", "measured"), rows=tuple(comparison(state))))
     else:
         known = [(what, measured) for what, _, measured in comparison(state) if measured != UNKNOWN]
@@ -65,10 +64,9 @@ def draw(state: CardState) -> list[Block]:
         blocks += drawn_blocks(state.drawn)
     for window in state.windows:
         blocks += window_blocks(window, state.plan)
-    memory = memory_points(state)
-    if memory:
-        estimate = state.plan.prediction.memory if state.plan else None
-        blocks.append(Chart(spec=charts.memory_over_time(memory, estimate)))
+    over_time = memory_over_time(state)
+    if over_time is not None:
+        blocks.append(Chart(spec=over_time))
     if state.plan is not None:
         blocks += _plan(state.plan)
     if state.ranks:
@@ -134,37 +132,7 @@ def comparison(state: CardState) -> list[tuple[str, str, str]]:
     prediction = plan.prediction if plan else None
     memory = prediction.memory if prediction else None
     on_gpu = plan.layout.device == "cuda" if plan else bool(measured.gpus)
-    rows = [
-        (
-            f"memory of a {'GPU' if on_gpu else 'process'}",
-            f"{size(memory.shows_bytes)}, at most {size(memory.shows_range[1])}" if memory else UNKNOWN,
-            size(measured.memory_peak_bytes),
-        )
-    ]
-    if memory is not None and on_gpu:
-        allocated = [rank.allocated_peak_bytes for rank in measured.ranks if rank.allocated_peak_bytes]
-        rows.append(
-            (
-                "of it, tensors",
-                size(memory.live_bytes),
-                size(max(allocated)) if allocated else UNKNOWN,
-            )
-        )
-        rows.append(
-            (
-                "needed to run",
-                f"{size(memory.needs_bytes)}, at most {size(memory.needs_range[1])}",
-                "",
-            )
-        )
-    if measured.gpus:
-        rows.append(
-            (
-                "the same, by NVML",
-                f"{size(memory.capacity_bytes)} there are" if memory else UNKNOWN,
-                size(max(gpu.peak_used_bytes for gpu in measured.gpus)),
-            )
-        )
+    rows = memory_rows(memory, measured, on_gpu=on_gpu)
     rows += [
         (
             "host memory of a node",
@@ -197,44 +165,6 @@ def comparison(state: CardState) -> list[tuple[str, str, str]]:
         ),
     ]
     return rows
-
-
-def measured_parts(state: CardState) -> list[MeasuredPart]:
-    """The measured bar: torch's peak of the fullest rank on GPUs, resident memory on CPUs."""
-    ranks = state.measured.ranks
-    on_gpu = [r for r in ranks if r.reserved_peak_bytes is not None]
-    if on_gpu:
-        fullest = max(on_gpu, key=lambda rank: rank.reserved_peak_bytes or 0)
-        allocated, reserved = fullest.allocated_peak_bytes or 0, fullest.reserved_peak_bytes or 0
-        return [
-            MeasuredPart(name="allocated", size_bytes=allocated),
-            MeasuredPart(name="reserved besides", size_bytes=max(reserved - allocated, 0)),
-        ]
-    resident = [r.rss_peak_bytes for r in ranks if r.rss_peak_bytes is not None]
-    if resident:
-        return [MeasuredPart(name="resident", size_bytes=max(resident))]
-    if state.plan is None and state.measured.host_rss_peak_bytes:
-        return [MeasuredPart(name="resident", size_bytes=state.measured.host_rss_peak_bytes)]
-    return []
-
-
-def memory_points(state: CardState) -> list[MemoryPoint]:
-    """Memory over time: of each GPU by NVML; else of each rank, by torch or resident; else of the step."""
-    if state.samples and state.samples[0].gpus:
-        count_of = len(state.samples[0].gpus)
-        per_time = [(s.at, [g.used_bytes for g in s.gpus]) for s in state.samples]
-        if count_of > MOST_LINES:
-            return [_point(state, at, f"most of {count_of} GPUs", max(used)) for at, used in per_time]
-        return [_point(state, at, f"GPU {i}", value) for at, used in per_time for i, value in enumerate(used)]
-    reserved = [(m, m.reserved_peak) for m in state.memory if m.reserved_peak is not None]
-    if reserved:
-        several = len({m.rank for m, _ in reserved}) > MOST_LINES
-        return [_point(state, m.at, "a rank" if several else f"rank {m.rank}", used) for m, used in reserved]
-    if state.memory:
-        if len({memory.rank for memory in state.memory}) > MOST_LINES:
-            return [_point(state, m.at, "a rank", m.rss) for m in state.memory]
-        return [_point(state, m.at, f"rank {m.rank}", m.rss) for m in state.memory]
-    return [_point(state, s.at, "the step's processes", s.rss_bytes) for s in state.samples]
 
 
 def plan_rows(plan: Plan) -> tuple[tuple[str, str], ...]:
@@ -325,13 +255,6 @@ def count(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:,.0f}"
 
 
-def _memory_bars(state: CardState) -> dict[str, Any]:
-    on_gpu = state.plan.layout.device == "cuda" if state.plan else bool(state.measured.gpus)
-    estimate = state.plan.prediction.memory if state.plan else None
-    unit = "GPU" if on_gpu else "process"
-    return charts.memory_bars(estimate, measured_parts(state), unit)
-
-
 def _speed_curve(state: CardState) -> dict[str, Any]:
     plan, steps = state.plan, state.steps
     speeds, title = [(s.step, s.tokens_per_second) for s in steps], "tokens/s"
@@ -402,10 +325,6 @@ def _ranks(ranks: Sequence[RankRow]) -> list[Block]:
     if len(ranks) > MOST_RANKS:
         blocks.append(Text(markdown=f"and {len(ranks) - MOST_RANKS} more"))
     return blocks
-
-
-def _point(state: CardState, at: float, who: str, used: int) -> MemoryPoint:
-    return MemoryPoint(minutes=max(at - state.started, 0.0) / 60, who=who, used_bytes=used)
 
 
 def _percent(share: float | None) -> str:

@@ -13,16 +13,18 @@ def trial_rows(trials: Sequence[TrialResult], kept: Plan | None) -> tuple[tuple[
     """A row for each plan that was tried: speed and memory of a process, predicted and measured."""
     rows = []
     for trial in trials:
-        prediction = trial.plan.prediction
-        measured = f"{_rate(trial.tokens_per_second)}, {size(trial.memory_peak_bytes)}"
+        memory, peak = trial.predicted_memory, trial.memory_peak
+        reserved = " reserved" if trial.plan.layout.device == "cuda" else ""
+        measured = f"{_rate(trial.tokens_per_second)}, {size(peak.size_bytes if peak else None)}"
         if trial.failure is not None:
             measured = "ran out of memory" if trial.out_of_memory else trial.failure
         taken = " (taken)" if kept is not None and kept.layout == trial.plan.layout else ""
         rows.append(
             (
                 layout_words(trial.plan) + taken,
-                f"{_rate(prediction.tokens_per_second)}, {size(prediction.memory.shows_bytes)}",
-                measured,
+                f"{_rate(trial.plan.prediction.tokens_per_second)}, "
+                f"{size(memory.likely_bytes if memory else None)}{reserved}",
+                f"{measured}{reserved}" if trial.failure is None else measured,
             )
         )
     return tuple(rows)

@@ -57,9 +57,9 @@ def window_blocks(window: Window, plan: Plan | None) -> list[Block]:
         measured = [MeasuredPart(name=name, size_bytes=size) for name, size in window.memory]
         unit = "GPU" if window.split.device == "cuda" else "process"
         blocks.append(Text(markdown="**Memory of the window's tensors by what they are**"))
-        blocks.append(
-            Chart(spec=charts.memory_bars(prediction.memory if prediction else None, measured, unit))
-        )
+        predicted = prediction.memory.counted("allocated") if prediction else None
+        capacity = prediction.memory.capacity_bytes if prediction else None
+        blocks.append(Chart(spec=charts.memory_bars(predicted, measured, unit, capacity)))
     # As logs, which scroll in themselves and are copied as they are: a path may be wider than the page.
     blocks.append(Text(markdown="The trace, for ui.perfetto.dev:"))
     blocks.append(Log(text=window.trace))

@@ -7,7 +7,7 @@ import importlib.metadata
 import os
 from dataclasses import dataclass
 
-from decorators.profile.measured import GpuMeasured, Measured, RankMeasured
+from decorators.profile.measured import GpuMeasured, Measured, RankMeasured, process_peak
 from estimator import calibration, hardware
 from estimator.calibration import Finished, Store
 from estimator.errors import UserError
@@ -38,7 +38,7 @@ def finished(
 
     Raises UserError where the two can't belong together.
     """
-    peak = process_peak(plan, measured)
+    peak = comparable_peak(plan, measured)
     if peak is None or measured.node != 0 or measured.steps < FEWEST_STEPS:
         return None
     memory = plan.prediction.memory.uncorrected or plan.prediction.memory
@@ -67,24 +67,23 @@ def finished(
     )
 
 
-def process_peak(plan: Plan, measured: Measured | _TrialPeaks) -> tuple[int, str] | None:
-    """The largest process's memory, whole, and how it was found; None where no process has reported any.
+def comparable_peak(plan: Plan, measured: Measured | _TrialPeaks) -> tuple[int, str] | None:
+    """The largest process's memory as a device shows it, and how it was found; None where that isn't known.
 
-    On a GPU, what NVML saw beyond what was in use before the step: context, communication and the allocator's
-    reserve. Where NVML is missing or has seen less than torch reserved, torch's figure and the context as
-    predicted. On a CPU, resident memory.
+    That is what is predicted (``shows_bytes``). Where NVML was not asked, or has seen less than torch
+    reserved, what lies outside of torch is added as predicted. On a CPU, resident memory.
     """
-    if plan.layout.device == "cpu":
-        resident = [rank.rss_peak_bytes for rank in measured.ranks if rank.rss_peak_bytes]
-        return (max(resident), "resident") if resident else None
-    reserved = max((rank.reserved_peak_bytes or 0 for rank in measured.ranks), default=0)
-    if not reserved:
+    peak = process_peak(measured.ranks, measured.gpus)
+    if peak is None or (peak.counter == "resident") != (plan.layout.device == "cpu"):
         return None
-    device = max((gpu.peak_used_bytes - gpu.start_used_bytes for gpu in measured.gpus), default=0)
-    if device >= reserved:
-        return device, "device"
-    runtime = dict(plan.prediction.memory.categories).get("runtime", 0)
-    return reserved + runtime, "reserved, and the context as predicted"
+    if peak.counter != "reserved":
+        return peak.size_bytes, peak.counter
+    memory = plan.prediction.memory.uncorrected or plan.prediction.memory
+    shown, reserved = memory.counted("device"), memory.counted("reserved")
+    if shown is None or reserved is None:  # an earlier version's plan
+        return None
+    outside = shown.likely_bytes - reserved.likely_bytes
+    return peak.size_bytes + outside, "reserved, and what lies outside as predicted"
 
 
 def keep_trial(result: TrialResult, *, run: str, in_container: bool) -> str | None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from decorators.profile.measured import Measured
-from decorators.profile.sampling import Sample
+from decorators.profile.sampling import GpusSample, HostSample
 from estimator.plan import Plan
 from launchers.evaluate import EvaluationResult
 from launchers.harness.result import HarnessResult
@@ -76,7 +76,8 @@ class CardState:
     steps: tuple[StepRow, ...]
     ranks: tuple[RankRow, ...]
     memory: tuple[Memory, ...]
-    samples: tuple[Sample, ...]
+    gpu_samples: tuple[GpusSample, ...]
+    host_samples: tuple[HostSample, ...]
     total_steps: int | None
     eta_seconds: float | None
     phase: str

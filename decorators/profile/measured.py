@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from launchers.report.peak import MemoryPeak, largest_process
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,15 +73,18 @@ class Measured:
         return tuple(gpu.name for gpu in self.gpus)
 
     @property
-    def memory_peak_bytes(self) -> int | None:
-        """The largest process, comparable with a plan's memory for one process.
+    def memory_peak(self) -> MemoryPeak | None:
+        """The largest process, and by which counter; None when no process has reported any memory.
 
-        torch's reserved memory on GPUs (what NVML sees is more by the CUDA context), resident memory on
-        CPUs; None when no process has reported any.
+        On a GPU what NVML saw beyond what was in use before the step; where it was not asked, or saw less
+        than torch reserved, what torch reserved. On a CPU resident memory.
         """
-        reserved = [r.reserved_peak_bytes for r in self.ranks if r.reserved_peak_bytes is not None]
-        resident = [r.rss_peak_bytes for r in self.ranks if r.rss_peak_bytes is not None]
-        return max(reserved or resident, default=None)
+        return process_peak(self.ranks, self.gpus)
+
+    @property
+    def memory_peak_bytes(self) -> int | None:
+        """The bytes of :attr:`memory_peak`."""
+        return self.memory_peak.size_bytes if self.memory_peak else None
 
     @property
     def host_peak_bytes(self) -> int:
@@ -90,3 +96,12 @@ class Measured:
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), sort_keys=True)
+
+
+def process_peak(ranks: Sequence[RankMeasured], gpus: Sequence[GpuMeasured]) -> MemoryPeak | None:
+    """The largest of some training processes, each alone on its GPU if it has one."""
+    return largest_process(
+        (rank.reserved_peak_bytes for rank in ranks),
+        (rank.rss_peak_bytes for rank in ranks),
+        device_bytes=max((gpu.peak_used_bytes - gpu.start_used_bytes for gpu in gpus), default=0),
+    )

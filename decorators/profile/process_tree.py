@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -38,10 +39,15 @@ class ProcessTree:
         self._cpu = seen
         return rss
 
-    def pss(self) -> int | None:
-        """Proportional set size of the tree; None where the kernel doesn't tell."""
+    def pss(self, between: Callable[[], None] = lambda: None) -> int | None:
+        """Proportional set size of the tree; None where the kernel doesn't tell.
+
+        The kernel may count for a second where a process has gigabytes of pages: ``between`` is called before
+        each, for what can't wait for all of them.
+        """
         total = 0
         for process in self.processes():
+            between()
             try:
                 text = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
             except (FileNotFoundError, ProcessLookupError):

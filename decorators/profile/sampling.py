@@ -3,6 +3,9 @@
 Per-process GPU memory is not asked for: inside a container NVML can't name the container's processes. What
 is read is the memory of each whole device that the task can see; what was in use when the step began is
 kept beside it.
+
+GPUs and host are looked at in turns and on budgets of their own: the kernel may count for a second where a
+process has gigabytes of pages, and no GPU's peak must go by while that is paid for.
 """
 
 from __future__ import annotations
@@ -11,9 +14,11 @@ import os
 import shutil
 import threading
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import psutil
 
@@ -21,32 +26,46 @@ from decorators.profile.process_tree import ProcessTree
 from estimator.hardware.visible_gpus import VARIABLE, visible_gpus
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
-OWN_CPU_BUDGET = 0.004  # of the step's time, for one core
+# Of the step's time, for one core, 0.4 % together. The memory of GPUs has its own: peaks hang on it, and the
+# driver knows it, while it may have to ask the device for power and temperature.
+GPU_MEMORY_CPU_BUDGET = 0.001
+GPU_FIGURES_CPU_BUDGET = 0.0005
+HOST_CPU_BUDGET = 0.0025
 PSS_SECONDS = 10.0
 PSS_CPU_BUDGET = 0.001
 GROWN = 1.1  # times the resident memory at the last look at PSS: look again, on ten times the budget
 PSS_OF_PEAK = 0.9  # of the highest resident memory: a PSS from below that is none of the peak
 KEPT_SAMPLES = 1000
 MOST_NOTES = 5
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuSample:
+    """One GPU. None: not asked for this time, or the device hasn't got it."""
+
     used_bytes: int
-    utilisation: float | None  # 0 to 1
-    power_watts: float | None
-    temperature_celsius: int | None
+    utilisation: float | None = None  # 0 to 1
+    power_watts: float | None = None
+    temperature_celsius: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sample:
-    """One look at the node."""
+class GpusSample:
+    """One look at all GPUs."""
 
     at: float
     gpus: tuple[GpuSample, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostSample:
+    """One look at the step's processes and their host."""
+
+    at: float
     rss_bytes: int
-    pss_bytes: int | None
-    host_used_bytes: int
+    pss_bytes: int | None  # None: not asked for this time
+    used_bytes: int
     shared_memory_bytes: int | None
     disk_free_bytes: int | None
 
@@ -91,15 +110,20 @@ class Gpus:
         )
         self._handles.append(handle)
 
-    def sample(self) -> tuple[GpuSample, ...]:
+    def memory(self) -> tuple[GpuSample, ...]:
+        """Each GPU's memory alone."""
+        return tuple(GpuSample(used_bytes=int(self._memory(handle).used)) for handle in self._handles)
+
+    def with_figures(self, samples: tuple[GpuSample, ...]) -> tuple[GpuSample, ...]:
+        """The same with utilisation, power and temperature."""
         return tuple(
-            GpuSample(
-                used_bytes=int(self._memory(handle).used),
+            replace(
+                sample,
                 utilisation=self._ask(lambda h=handle: self._nvml.nvmlDeviceGetUtilizationRates(h).gpu / 100),
                 power_watts=self._ask(lambda h=handle: self._nvml.nvmlDeviceGetPowerUsage(h) / 1000),
                 temperature_celsius=self._ask(lambda h=handle: self._nvml.nvmlDeviceGetTemperature(h, 0)),
             )
-            for handle in self._handles
+            for sample, handle in zip(samples, self._handles, strict=True)
         )
 
     def _memory(self, handle: Any) -> Any:
@@ -134,12 +158,29 @@ def _words(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
+class Series(Generic[T]):
+    """Samples of one kind, thinned out evenly as they grow."""
+
+    def __init__(self) -> None:
+        self.kept: list[T] = []
+        self.count = 0  # of all that came
+        self._stride = 1
+
+    def add(self, sample: T) -> None:
+        if self.count % self._stride == 0:
+            self.kept.append(sample)
+            if len(self.kept) >= KEPT_SAMPLES:
+                self.kept = self.kept[::2]
+                self._stride *= 2
+        self.count += 1
+
+
 @dataclass
 class Samples:
     """What the sampler has found so far; read it under the sampler's lock."""
 
-    kept: list[Sample] = field(default_factory=list)  # thinned out evenly as they grow
-    count: int = 0
+    gpus: Series[GpusSample] = field(default_factory=Series)
+    host: Series[HostSample] = field(default_factory=Series)
     rss_peak: int = 0
     pss_peak: int | None = None
     rss_at_pss_peak: int = 0
@@ -150,36 +191,26 @@ class Samples:
     gpu_power_peak: list[float | None] = field(default_factory=list)
     gpu_temperature_peak: list[int | None] = field(default_factory=list)
     gpu_utilisation: list[list[float]] = field(default_factory=list)  # [sum, seconds] of each
-    _stride: int = 1
 
-    def add(self, sample: Sample, seconds: float) -> None:
-        """Take a sample that stands for the last ``seconds``."""
+    @property
+    def count(self) -> int:
+        """Looks at the GPUs; where there are none, at the host."""
+        return self.gpus.count or self.host.count
+
+    def add_host(self, sample: HostSample) -> None:
+        """Take a look at the host."""
+        self.host.add(sample)
         self.rss_peak = max(self.rss_peak, sample.rss_bytes)
         if sample.pss_bytes is not None and sample.pss_bytes > (self.pss_peak or 0):
             self.pss_peak, self.rss_at_pss_peak = sample.pss_bytes, sample.rss_bytes
         self.shared_memory_peak = _most(self.shared_memory_peak, sample.shared_memory_bytes)
         known = [free for free in (self.disk_free_min, sample.disk_free_bytes) if free is not None]
         self.disk_free_min = min(known, default=None)
-        self._add_gpus(sample.gpus, seconds)
-        if self.count % self._stride == 0:
-            self.kept.append(sample)
-            if len(self.kept) >= KEPT_SAMPLES:
-                self.kept = self.kept[::2]
-                self._stride *= 2
-        self.count += 1
 
-    @property
-    def pss_of_peak(self) -> int | None:
-        """PSS at the peak of memory; None where none was sampled near it."""
-        return self.pss_peak if self.rss_at_pss_peak >= PSS_OF_PEAK * self.rss_peak else None
-
-    def forget_peaks(self) -> None:
-        """Take the next samples for the first ones, what GPUs held at the very start apart."""
-        self.rss_peak, self.pss_peak, self.shared_memory_peak = 0, None, None
-        self.rss_at_pss_peak = 0
-        self.gpu_peak = self.gpu_start
-
-    def _add_gpus(self, gpus: tuple[GpuSample, ...], seconds: float) -> None:
+    def add_gpus(self, sample: GpusSample, seconds: float) -> None:
+        """Take a look at the GPUs; its utilisation, if it has one, stands for the last ``seconds``."""
+        self.gpus.add(sample)
+        gpus = sample.gpus
         if len(gpus) != len(self.gpu_peak):
             self.gpu_start = self.gpu_peak = tuple(gpu.used_bytes for gpu in gpus)
             self.gpu_power_peak, self.gpu_temperature_peak = [None] * len(gpus), [None] * len(gpus)
@@ -192,10 +223,43 @@ class Samples:
                 self.gpu_utilisation[i][0] += gpu.utilisation * seconds
                 self.gpu_utilisation[i][1] += seconds
 
+    @property
+    def pss_of_peak(self) -> int | None:
+        """PSS at the peak of memory; None where none was sampled near it."""
+        return self.pss_peak if self.rss_at_pss_peak >= PSS_OF_PEAK * self.rss_peak else None
+
+    def forget_peaks(self) -> None:
+        """Take the next samples for the first ones, what GPUs held at the very start apart."""
+        self.rss_peak, self.pss_peak, self.shared_memory_peak = 0, None, None
+        self.rss_at_pss_peak = 0
+        self.gpu_peak = self.gpu_start
+
 
 def _most(a: Any, b: Any) -> Any:
     known = [value for value in (a, b) if value is not None]
     return max(known) if known else None
+
+
+class _Turn:
+    """When something is to be looked at: after each interval, later where it costs more than its budget."""
+
+    def __init__(self, interval_s: float, cpu_budget: float) -> None:
+        self.due = 0.0
+        self._interval, self._budget = interval_s, cpu_budget
+
+    @property
+    def has_come(self) -> bool:
+        return time.monotonic() >= self.due
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Look within this: what it costs, also where it fails, decides on the next turn."""
+        before = time.thread_time()
+        try:
+            yield
+        finally:
+            cost = time.thread_time() - before
+            self.due = time.monotonic() + max(self._interval, cost / self._budget)
 
 
 class Sampler:
@@ -209,8 +273,11 @@ class Sampler:
         self.own_cpu_seconds = 0.0
         self.cpu_seconds = 0.0
         self.started = time.monotonic()
-        self._interval = interval_s
         self._tree = ProcessTree(foreign)
+        self._memory_turn = _Turn(interval_s, GPU_MEMORY_CPU_BUDGET)
+        self._figures_turn = _Turn(interval_s, GPU_FIGURES_CPU_BUDGET)
+        self._host_turn = _Turn(interval_s, HOST_CPU_BUDGET)
+        self._last_figures = self.started
         self._next_pss = self._next_pss_if_grown = 0.0
         self._rss_at_pss = 0
         self._stop = threading.Event()
@@ -243,46 +310,65 @@ class Sampler:
             self.note(f"The profiler stopped: {_words(error)}.")
 
     def _loop(self, gpus: Gpus) -> None:
-        last = self.started
+        turns = (self._memory_turn, self._host_turn) if gpus.infos else (self._host_turn,)
         while True:
             stopping = self._stop.is_set()
-            before = time.thread_time()
-            try:
-                sample = self._sample(gpus)
-                now = time.monotonic()
-                with self.lock:
-                    self.samples.add(sample, now - last)
-                    self.cpu_seconds = self._tree.cpu_seconds
-                last = now
-            except Exception as error:  # noqa: BLE001
-                self.note(f"Some samples failed: {_words(error)}.")
-            cost = time.thread_time() - before
+            self._look_at_gpus(gpus, last=stopping)
+            if stopping or self._host_turn.has_come:
+                with self._failures_noted(), self._host_turn.taken():
+                    self._look_at_host(lambda: self._look_at_gpus(gpus))
             with self.lock:
                 self.own_cpu_seconds = time.thread_time()
             if stopping:
                 return
-            self._stop.wait(max(self._interval, cost / OWN_CPU_BUDGET))
+            self._stop.wait(max(0.0, min(turn.due for turn in turns) - time.monotonic()))
 
-    def _sample(self, gpus: Gpus) -> Sample:
+    @contextmanager
+    def _failures_noted(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  # a profiler never breaks a step
+            self.note(f"Some samples failed: {_words(error)}.")
+
+    def _look_at_gpus(self, gpus: Gpus, *, last: bool = False) -> None:
+        """Look at the GPUs if it is their turn, and the last time anyway."""
+        if not gpus.infos or not (last or self._memory_turn.has_come):
+            return
+        with self._failures_noted():
+            at, seconds = time.time(), 0.0
+            with self._memory_turn.taken():
+                samples = gpus.memory()
+            if last or self._figures_turn.has_come:
+                with self._figures_turn.taken():
+                    samples = gpus.with_figures(samples)
+                now = time.monotonic()
+                seconds, self._last_figures = now - self._last_figures, now
+            with self.lock:
+                self.samples.add_gpus(GpusSample(at=at, gpus=samples), seconds)
+
+    def _look_at_host(self, between: Callable[[], None]) -> None:
+        """Look at the host; ``between`` is called between the processes whose pages are counted."""
         rss, pss, now = self._tree.sample(), None, time.monotonic()
         grown = rss > GROWN * self._rss_at_pss and now >= self._next_pss_if_grown
         if now >= self._next_pss or grown:
             before = time.thread_time()
-            pss = self._tree.pss()
+            pss = self._tree.pss(between)
             cost = time.thread_time() - before
             self._rss_at_pss = rss
             self._next_pss = now + max(PSS_SECONDS, cost / PSS_CPU_BUDGET)
             self._next_pss_if_grown = now + cost / (10 * PSS_CPU_BUDGET)
         memory = psutil.virtual_memory()
-        return Sample(
+        sample = HostSample(
             at=time.time(),
-            gpus=gpus.sample(),
             rss_bytes=rss,
             pss_bytes=pss,
-            host_used_bytes=int(memory.total - memory.available),
+            used_bytes=int(memory.total - memory.available),
             shared_memory_bytes=_used(SHARED_MEMORY),
             disk_free_bytes=_free(Path.cwd()),
         )
+        with self.lock:
+            self.samples.add_host(sample)
+            self.cpu_seconds = self._tree.cpu_seconds
 
 
 def _used(path: Path) -> int | None:

@@ -44,6 +44,8 @@ RUNS_FOR_A_BOUND = 19
 # on shapes and types.
 UNCERTAIN = ("allocator", "activations", "communication buffers", "optimizer temporaries", "runtime")
 ADDED = "calibration"  # the category of what runs need beyond the formulas
+# Runs that earlier versions have kept so: with the context that a run needs, beside one that it shows
+MIXED_KIND = "reserved, and the context as predicted"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,6 +77,8 @@ class Calibration:
             if run.checkpoint_bytes and run.checkpoint_seconds:
                 rates = self._checkpoints.setdefault((run.engine, run.gpu), [])
                 rates.append(run.checkpoint_bytes / run.checkpoint_seconds)
+            if run.measured_kind == MIXED_KIND:
+                continue
             key = (run.engine, run.method, run.gpu, run.formulas)
             self._ratios.setdefault(key, []).append(run.ratio)
             if run.live_ratio is not None:
@@ -169,7 +173,7 @@ def apply(estimate: MemoryEstimate, correction: Correction) -> MemoryEstimate:
             1 + live * (correction.largest_live_ratio - 1),
             correction,
         )
-    host = estimate.host_bytes
+    host, outside = estimate.host_bytes, estimate.outside_bytes
     if correction.gpu == "cpu":  # the node's memory is that of its processes; of a GPU, it says nothing
         host = math.ceil(host * needed / estimate.needs_bytes)
     return dataclasses.replace(
@@ -182,6 +186,7 @@ def apply(estimate: MemoryEstimate, correction: Correction) -> MemoryEstimate:
         needs_basis=f"{estimate.needs_basis}; {correction.basis}",
         shows_basis=f"{estimate.shows_basis}; {correction.basis}",
         uncorrected=estimate,
+        outside_bytes=None if outside is None else round(outside * correction.factor),
     )
 
 

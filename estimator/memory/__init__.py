@@ -68,6 +68,7 @@ def estimate(setup: Setup, *, capacity_bytes: int | None = None) -> MemoryEstima
         host_bytes=needed.likely_bytes * setup.processes_per_node if on_cpu else host_bytes(setup),
         needs_basis=needed.basis,
         shows_basis=shown.basis,
+        outside_bytes=None if on_cpu else runtime_bytes(setup),
     )
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from estimator.errors import UserError
 from estimator.hardware import local_machine
-from estimator.plan import Plan
+from estimator.plan import Counter, Plan
 from launchers import checks, engines, handover, hub_push, pipeline
 from launchers.cluster.allocation import Allocation
 from launchers.cluster.endpoint import Secret
@@ -36,6 +36,7 @@ from launchers.harness.run import HarnessRequest, run_tasks
 from launchers.model_card import Facts, closing_facts, hub_page, write_records
 from launchers.replanning import plans_key
 from launchers.report.metrics import summarise
+from launchers.report.peak import MemoryPeak
 from launchers.scheduler.hosts import Host, Start, prepare_start
 from launchers.scheduler.meeting import meet
 from launchers.scheduler.ownership import Ownership
@@ -191,22 +192,22 @@ def _hand_over(request: SchedulerRun, place: Allocation, start: Start, trained: 
         unscored = str(error)
         print(error, file=sys.stderr, flush=True)
     summary = summarise(trained.metrics)
-    facts = closing_facts(plan, summary, trained.memory_peak_bytes, evaluation, trained.exported)
+    facts = closing_facts(plan, summary, trained.memory_peak, evaluation, trained.exported)
     facts += scored.facts() if scored else []
     # As the user gave them, but decided: a relative output would be another folder elsewhere
     kept = settings.model_copy(update={"output_dir": request.settings.output_dir})
     write_records(finished, plan, kept, facts, model=start.model, again=AGAIN)
+    memory_predicted, memory_measured = _memory(plan, trained.memory_peak)
     values = {
         "job": place.job,
         "attempts": start.attempt + 1,
         "resumed_from": trained.resumed_from,
         "predicted": {
-            "memory_bytes": plan.prediction.memory.shows_bytes,
-            "memory_upper_bytes": plan.prediction.memory.shows_range[1],
+            **memory_predicted,
             "tokens_per_second": plan.prediction.tokens_per_second,
         },
         "measured": {
-            "memory_peak_bytes": trained.memory_peak_bytes,
+            **memory_measured,
             "tokens_per_second": summary.tokens_per_second,
             "step_seconds": summary.step_seconds,
             "mfu": summary.mfu,
@@ -229,6 +230,18 @@ def _hand_over(request: SchedulerRun, place: Allocation, start: Start, trained: 
     _print_result(facts, evaluation, request.output)
     if settings.export.push:
         _push(request.output, hub_page(request.output, plan, kept, facts, model=start.model), settings)
+
+
+def _memory(plan: Plan, peak: MemoryPeak | None) -> tuple[dict[str, object], dict[str, object]]:
+    """The memory of a process for metrics.json: predicted and measured, of the same counter."""
+    counter: Counter = "resident" if plan.layout.device == "cpu" else "reserved"
+    counter = peak.counter if peak else counter
+    predicted = plan.prediction.memory.counted(counter)
+    return {
+        "memory_bytes": predicted.likely_bytes if predicted else None,
+        "memory_upper_bytes": predicted.upper_bytes if predicted else None,
+        "memory_counter": counter,
+    }, {"memory_peak_bytes": peak.size_bytes if peak else None, "memory_counter": counter}
 
 
 def _push(output: Path, page: str, settings: Settings) -> None:

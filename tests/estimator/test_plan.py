@@ -26,6 +26,7 @@ PLAIN = st.builds(
     needs_basis=WORDS,
     shows_basis=WORDS,
     uncorrected=st.none(),
+    outside_bytes=st.none() | COUNTS,
 )
 MEMORIES = PLAIN | st.builds(replace, PLAIN, uncorrected=PLAIN)
 PLANS = st.builds(
@@ -84,3 +85,14 @@ def test_a_plan_of_an_earlier_release_is_read_with_neutral_values() -> None:
     assert read.layout == made.layout
     assert read.request == made.request
     assert read.prediction.mfu is None
+
+
+def test_a_plan_that_an_earlier_version_has_pickled_tells_nothing_of_what_torch_reserves() -> None:
+    made = plan(Job(model=find("llama-8b"), method="lora"), Target(kind="kubernetes"))
+    memory = made.prediction.memory
+    assert memory.counted("reserved") is not None
+    object.__delattr__(memory, "outside_bytes")  # as pickle leaves a field that it has not got
+    assert memory.counted("reserved") is None
+    shown = memory.counted("device")
+    assert shown is not None
+    assert shown.likely_bytes == memory.shows_bytes == sum(value for _, value in shown.categories)

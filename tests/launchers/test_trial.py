@@ -9,6 +9,7 @@ import pytest
 
 from estimator.errors import UserError
 from launchers import trial
+from launchers.report.peak import MemoryPeak
 from launchers.store.bundles import LocalStorage
 from launchers.trial import Decision, RankPeaks, TrialResult, find_decision, layout_words, result_words
 from tests.launchers.gang.conftest import make_plan
@@ -57,9 +58,24 @@ def test_the_largest_process_counts_by_what_torch_reserved_where_it_did() -> Non
         RankPeaks(rank=0, device="cuda:0", allocated_bytes=1, reserved_bytes=2 * GIB, rss_bytes=9 * GIB),
         RankPeaks(rank=1, device="cuda:1", allocated_bytes=1, reserved_bytes=3 * GIB, rss_bytes=9 * GIB),
     )
-    assert result(ranks=on_gpus).memory_peak_bytes == 3 * GIB
-    assert result().memory_peak_bytes == GIB
-    assert result(ranks=()).memory_peak_bytes is None
+    assert result(ranks=on_gpus).memory_peak == MemoryPeak(size_bytes=3 * GIB, counter="reserved")
+    assert result().memory_peak == MemoryPeak(size_bytes=GIB, counter="resident")
+    assert result(ranks=()).memory_peak is None
+
+
+def test_on_gpus_the_prediction_is_of_what_torch_reserves_too() -> None:
+    plan = result().plan
+    memory = replace(
+        plan.prediction.memory, shows_bytes=4 * GIB, shows_range=(3 * GIB, 5 * GIB), outside_bytes=GIB
+    )
+    on_gpu = replace(
+        plan,
+        layout=replace(plan.layout, device="cuda"),
+        prediction=replace(plan.prediction, memory=memory),
+    )
+    ranks = (RankPeaks(rank=0, device="cuda:0", allocated_bytes=1, reserved_bytes=2 * GIB, rss_bytes=9),)
+    words = result_words(result(plan=on_gpu, ranks=ranks))
+    assert words == ("predicted unknown speed, 3.00 GiB reserved by torch; measured 640 tokens/s, 2.00 GiB")
 
 
 def test_tried_plans_are_told_apart_by_their_layout() -> None:

@@ -41,9 +41,14 @@ def test_predicted_stands_beside_measured_and_what_a_run_has_not_got_is_a_dash()
     assert rows["steps"] == ("60", "-")
     assert rows["loss, first -> last"] == ("2.0000 -> 0.0333", "-")
     assert rows["held-out loss, before -> after"] == ("2.0000 -> 1.0000", "-")
-    assert rows["memory, predicted -> measured"] == ("34.0 GiB -> 31.9 GiB", "34.0 GiB -> ?")
+    assert rows["memory, predicted -> measured"] == ("34.0 GiB -> 32.5 GiB", "34.0 GiB -> ?")
     assert rows["time, predicted -> measured"] == ("1:30:00 -> 4:20", "1:30:00 -> ?")
     assert rows["USD, predicted -> measured"] == ("61.45 -> 2.96", "61.45 -> ?")
+
+
+def test_what_torch_reserved_stands_beside_what_it_was_to_reserve() -> None:
+    rows = dict(figures([_record(measured=make_state(nvml=False).measured)]))
+    assert rows["memory, predicted -> measured"] == ("33.0 GiB -> 31.9 GiB, reserved by torch",)
 
 
 def test_only_settings_that_differ_are_rows_and_a_folder_is_no_difference() -> None:

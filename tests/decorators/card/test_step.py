@@ -6,12 +6,11 @@ import dataclasses
 import json
 from typing import Any
 
-from decorators.card import charts
 from decorators.card import step as card
 from decorators.card.blocks import Block, Log
 from decorators.card.step import Chart, Grid, Text, comparison, draw, status, title
 from decorators.profile.history import Setting
-from estimator.plan import GIB, Override
+from estimator.plan import Override
 from launchers.report.evaluations import HeldOutLoss
 from tests.decorators.flows.plans import make_plan
 from tests.decorators.profile.states import STARTED, make_state
@@ -33,10 +32,7 @@ def _charts(blocks: list[Block]) -> list[dict[str, Any]]:
 
 def test_predicted_and_measured_stand_side_by_side() -> None:
     rows = {what: (predicted, measured) for what, predicted, measured in comparison(make_state())}
-    assert rows["memory of a GPU"] == ("34.0 GiB, at most 40.0 GiB", "31.9 GiB")
-    assert rows["of it, tensors"][0] == "32.0 GiB"
-    assert rows["needed to run"] == ("33.0 GiB, at most 36.0 GiB", "")
-    assert rows["the same, by NVML"] == ("80.0 GiB there are", "33.0 GiB")
+    assert rows["memory of a GPU, by NVML"] == ("34.0 GiB, at most 40.0 GiB", "32.5 GiB")
     assert rows["host memory of a node"] == ("100 GiB", "61.0 GiB")
     assert rows["tokens/s"] == ("24,000", "16,391")
     assert rows["time"] == ("1:30:00", "4:20 so far")
@@ -75,7 +71,7 @@ def test_the_status_says_how_far_it_is_and_how_it_ended() -> None:
 
 
 def test_a_step_that_has_only_begun_has_a_card() -> None:
-    state = make_state(steps=0, samples=(), eta_seconds=None)
+    state = make_state(steps=0, gpu_samples=(), host_samples=(), eta_seconds=None)
     assert "ETA unknown" in _text(draw(state))
 
 
@@ -103,37 +99,6 @@ def test_every_rank_has_its_row() -> None:
         "7", "node-0", "cuda:7 NVIDIA A100-SXM4-80GB", "train", rows[7][4], "31.9 GiB", "645 MiB"
     )  # fmt: skip
     assert card.rank_rows(make_state(on_gpus=False).ranks)[0][5] == "no GPU"
-
-
-def test_the_bars_hold_every_category_and_the_measured_memory() -> None:
-    spec = charts.memory_bars(
-        make_plan({}, "kubernetes").prediction.memory, card.measured_parts(make_state()), "GPU"
-    )
-    bars = spec["layer"][0]["data"]["values"]
-    predicted = [bar for bar in bars if bar["bar"] == "predicted"]
-    assert [bar["part"] for bar in predicted] == [
-        "weights", "gradients", "optimizer", "activations", "runtime", "allocator"
-    ]  # fmt: skip
-    assert sum(bar["gib"] for bar in predicted) == 34  # what it shows, beside what was shown
-    measured = [bar for bar in bars if bar["bar"] == "measured"]
-    assert round(sum(bar["gib"] for bar in measured), 1) == 31.9
-    assert [mark["gib"] for mark in spec["layer"][1]["data"]["values"]] == [40, 80]
-
-
-def test_a_capacity_far_above_is_named_rather_than_drawn() -> None:
-    memory = dataclasses.replace(make_plan({}, "local").prediction.memory, capacity_bytes=64 * GIB)
-    spec = charts.memory_bars(memory, [], "process")
-    assert [mark["mark"] for mark in spec["layer"][1]["data"]["values"]] == ["upper bound"]
-    assert "(capacity: 64.0 GiB, far to the right)" in spec["layer"][0]["encoding"]["x"]["title"]
-
-
-def test_memory_over_time_is_nvmls_else_torchs_else_resident() -> None:
-    assert card.memory_points(make_state())[0].who == "GPU 0"
-    assert card.memory_points(make_state(nvml=False))[-1].used_bytes > 31 * GIB
-    assert card.memory_points(make_state(on_gpus=False))[0].used_bytes < GIB
-    assert {p.who for p in card.memory_points(make_state(on_gpus=False, memory=()))} == {
-        "the step's processes"
-    }
 
 
 def test_a_long_run_makes_a_card_of_the_same_size() -> None:

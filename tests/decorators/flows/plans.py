@@ -62,6 +62,7 @@ def make_plan(parameters: dict[str, Any], backend: str) -> Plan:
                 needs_basis="a table in the tests",
                 shows_basis="a table in the tests",
                 formulas="of the tests",
+                outside_bytes=1 * GIB if on_gpus else None,
             ),
             flops_per_token=6.0 * (8e9 if on_gpus else 3e6),
             peak_flops_per_gpu=312e12 if on_gpus else None,

@@ -6,7 +6,7 @@ from typing import Any
 
 from decorators.profile.history import CardState, History
 from decorators.profile.measured import GpuMeasured, Measured, RankMeasured
-from decorators.profile.sampling import GpuSample, Sample
+from decorators.profile.sampling import GpuSample, GpusSample, HostSample
 from estimator.plan import Plan
 from tests.decorators.flows.plans import make_plan
 from tests.decorators.flows.synthetic import events
@@ -70,8 +70,8 @@ def make_state(
         usd=2.96 if on_gpus else None,
         notes=() if gpus else ("No NVIDIA GPU on this machine: only host memory is measured.",),
     )
-    samples = tuple(
-        Sample(
+    gpu_samples = tuple(
+        GpusSample(
             at=STARTED + second,
             gpus=tuple(
                 GpuSample(
@@ -82,9 +82,15 @@ def make_state(
                 )
                 for _ in gpus
             ),
+        )
+        for second in range(260 if gpus else 0)
+    )
+    host_samples = tuple(
+        HostSample(
+            at=STARTED + second,
             rss_bytes=60 * GIB,
             pss_bytes=None,
-            host_used_bytes=70 * GIB,
+            used_bytes=70 * GIB,
             shared_memory_bytes=GIB,
             disk_free_bytes=400 * GIB,
         )
@@ -96,7 +102,8 @@ def make_state(
         "steps": tuple(history.steps()),
         "ranks": rows,
         "memory": tuple(history.memory_series),
-        "samples": samples,
+        "gpu_samples": gpu_samples,
+        "host_samples": host_samples,
         "total_steps": 400,
         "eta_seconds": history.eta_seconds(),
         "phase": "train",

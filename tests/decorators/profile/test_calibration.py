@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from decorators.profile.calibration import finished, keep, process_peak
+from decorators.profile.calibration import comparable_peak, finished, keep
 from decorators.profile.measured import Measured
 from estimator.calibration import VARIABLE, Finished, Store, formulas
 from estimator.plan import MemoryEstimate, Plan
@@ -36,21 +36,45 @@ def with_memory(plan: Plan, **changes: Any) -> Plan:
 
 def test_a_gpus_process_is_what_nvml_saw_beyond_what_was_there_before() -> None:
     plan, measured = pair()
-    assert process_peak(plan, measured) == (33 * GIB - GIB // 2, "device")
+    assert comparable_peak(plan, measured) == (33 * GIB - GIB // 2, "device")
 
 
-def test_without_nvml_the_predicted_context_is_added_to_torchs_reserve() -> None:
+def test_without_nvml_what_is_predicted_to_lie_outside_is_added_to_torchs_reserve() -> None:
     plan, measured = pair(nvml=False)
-    with_context = with_memory(plan, categories=(*plan.prediction.memory.categories, ("runtime", 2 * GIB)))
-    peak = process_peak(with_context, measured)
-    assert measured.memory_peak_bytes is not None
-    assert peak == (measured.memory_peak_bytes + 2 * GIB, "reserved, and the context as predicted")
+    assert measured.memory_peak is not None
+    assert measured.memory_peak.counter == "reserved"
+    memory = plan.prediction.memory
+    first = dataclasses.replace(memory, outside_bytes=2 * GIB)
+    # What it needs of the context, and what a correction made of it, are other quantities
+    corrected = with_memory(plan, outside_bytes=3 * GIB, uncorrected=first)
+    peak = comparable_peak(corrected, measured)
+    assert peak == (
+        measured.memory_peak.size_bytes + 2 * GIB,
+        "reserved, and what lies outside as predicted",
+    )
+
+
+def test_a_prediction_that_cant_tell_what_lies_outside_of_torch_is_not_learned_from() -> None:
+    plan, measured = pair(nvml=False)
+    assert record(with_memory(plan, outside_bytes=None), measured) is None
+    assert record(with_memory(pair()[0], outside_bytes=None), pair()[1]) is not None, "NVML saw the whole"
+
+
+def test_a_run_that_shows_just_what_was_predicted_corrects_nothing_by_any_counter() -> None:
+    for nvml in (True, False):
+        plan, measured = pair(nvml=nvml)
+        shown = plan.prediction.memory.shows_bytes
+        ranks = tuple(dataclasses.replace(rank, reserved_peak_bytes=shown - GIB) for rank in measured.ranks)
+        gpus = tuple(dataclasses.replace(gpu, peak_used_bytes=shown + GIB // 2) for gpu in measured.gpus)
+        found = record(plan, dataclasses.replace(measured, ranks=ranks, gpus=gpus))
+        assert found is not None
+        assert found.ratio == 1.0
 
 
 def test_a_device_on_which_nvml_saw_less_than_torch_reserved_is_not_believed() -> None:
     plan, measured = pair()
     gpus = tuple(dataclasses.replace(gpu, peak_used_bytes=GIB) for gpu in measured.gpus)
-    peak = process_peak(plan, dataclasses.replace(measured, gpus=gpus))
+    peak = comparable_peak(plan, dataclasses.replace(measured, gpus=gpus))
     assert peak is not None
     assert peak[1].startswith("reserved")
 

@@ -7,13 +7,22 @@ import subprocess
 import sys
 import time
 import types
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from decorators.profile import sampling
 from decorators.profile.process_tree import ProcessTree
-from decorators.profile.sampling import Gpus, GpuSample, Sample, Sampler, Samples
+from decorators.profile.sampling import (
+    GpuInfo,
+    Gpus,
+    GpuSample,
+    GpusSample,
+    HostSample,
+    Sampler,
+    Samples,
+)
 from decorators.profiler import Profile
 from tests.decorators.conftest import wait_until
 
@@ -97,52 +106,149 @@ def test_cpu_time_of_children_is_counted() -> None:
 def test_peaks_survive_what_comes_later() -> None:
     samples = Samples()
     for used in (10, 30, 20):
-        samples.add(_sample(used), 1.0)
+        samples.add_host(_host(used))
+        samples.add_gpus(_gpus(used), 1.0)
     assert samples.rss_peak == 30
     assert (samples.gpu_start, samples.gpu_peak) == ((10,), (30,))
+
+
+def test_peaks_that_are_forgotten_begin_anew_from_what_gpus_held_at_the_start() -> None:
+    samples = Samples()
+    for used in (10, 30):
+        samples.add_host(_host(used))
+        samples.add_gpus(_gpus(used), 1.0)
+    samples.forget_peaks()
+    samples.add_gpus(_gpus(20), 1.0)
+    assert samples.rss_peak == 0, "a look at the GPUs alone brings no host's peak back"
+    samples.add_host(_host(5))
+    assert samples.rss_peak == 5
+    assert (samples.gpu_start, samples.gpu_peak) == ((10,), (20,))
+
+
+def test_utilisation_is_weighted_by_the_time_since_it_was_last_asked_for() -> None:
+    samples = Samples()
+    for utilisation, seconds in ((0.0, 1.0), (None, 0.0), (None, 0.0), (0.8, 3.0)):
+        gpu = GpuSample(used_bytes=1, utilisation=utilisation)
+        samples.add_gpus(GpusSample(at=0.0, gpus=(gpu,)), seconds)
+    total, seconds = samples.gpu_utilisation[0]
+    assert (total / seconds, seconds) == (pytest.approx(0.6), 4.0)
 
 
 def test_a_disk_that_was_full_is_remembered_as_full() -> None:
     samples = Samples()
     for free in (None, 5, 0, 7):
-        samples.add(dataclasses.replace(_sample(1), disk_free_bytes=free), 1.0)
+        samples.add_host(dataclasses.replace(_host(1), disk_free_bytes=free))
     assert samples.disk_free_min == 0
 
 
 def test_a_long_run_keeps_few_samples_and_all_its_peaks() -> None:
     samples = Samples()
     for number in range(20_000):
-        samples.add(_sample(number if number != 11_111 else 10**9), 1.0)
-    assert len(samples.kept) < sampling.KEPT_SAMPLES
-    assert samples.count == 20_000
-    assert samples.rss_peak == 10**9
-    gaps = {round(b.at - a.at) for a, b in zip(samples.kept, samples.kept[1:], strict=False)}
-    assert len(gaps) == 1  # still evenly spread
+        used = number if number != 11_111 else 10**9
+        samples.add_gpus(_gpus(used), 1.0)
+        samples.add_host(_host(used))
+    for series in (samples.gpus, samples.host):
+        assert len(series.kept) < sampling.KEPT_SAMPLES
+        assert series.count == samples.count == 20_000
+        gaps = {round(b.at - a.at) for a, b in zip(series.kept, series.kept[1:], strict=False)}
+        assert len(gaps) == 1  # still evenly spread
+    assert samples.rss_peak == samples.gpu_peak[0] == 10**9
 
 
 def test_sampling_stays_below_half_a_percent_of_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    def dear(self: Sampler, gpus: Gpus) -> Sample:
-        end = time.thread_time() + 0.02
-        while time.thread_time() < end:
-            pass
-        return _sample(1)
-
-    monkeypatch.setattr(Sampler, "_sample", dear)
-    sampler = Sampler(0.01)
-    sampler.start()
+    budgets = (sampling.GPU_MEMORY_CPU_BUDGET, sampling.GPU_FIGURES_CPU_BUDGET, sampling.HOST_CPU_BUDGET)
+    assert sum(budgets) == pytest.approx(0.004), "what docs/gpu-profile.md says"
+    monkeypatch.setattr(ProcessTree, "sample", lambda _: _burn(0.02))
+    gpus = _RisingGpus(dear_memory=0.02, dear_figures=0.02)
+    sampler = _started(monkeypatch, gpus)
     time.sleep(1)
     sampler.stop()
-    assert sampler.samples.count <= 3  # each cost 20 ms: the next is due 5 s later, but for the last
+    # each look cost 20 ms: the next is due 8 s later at the earliest, but for the last
+    assert sampler.samples.gpus.count <= 2
+    assert sampler.samples.host.count <= 2
+    assert gpus.asked <= 2
 
 
-def test_a_failing_sample_is_noted_once_and_breaks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(self: Sampler, gpus: Gpus) -> Sample:
+def test_a_gpus_peak_is_seen_while_a_dear_look_at_the_host_is_paid_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ProcessTree, "pss", lambda *_: _burn(0.3))
+    gpus = _RisingGpus()
+    sampler = _started(monkeypatch, gpus)
+    wait_until(lambda: sampler.samples.host.count > 0, 20)  # the next one is due in two minutes
+    for used in (130, 2):
+        seen = sampler.samples.gpus.count
+        gpus.used = used
+        wait_until(lambda seen=seen: sampler.samples.gpus.count > seen + 1, 20)
+    sampler.stop()
+    assert sampler.samples.gpu_start == (1,)
+    assert sampler.samples.gpu_peak == (130,)
+    assert sampler.samples.host.count == 2  # the first and the last
+
+
+def test_a_gpus_peak_is_seen_while_the_pages_of_many_processes_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpus = _RisingGpus()
+
+    def counted(tree: ProcessTree, between: Callable[[], None]) -> int:
+        for used in (5, 130, 2):
+            gpus.used = used
+            time.sleep(0.05)
+            between()
+        return 1
+
+    monkeypatch.setattr(ProcessTree, "pss", counted)
+    sampler = _started(monkeypatch, gpus)
+    wait_until(lambda: sampler.samples.host.count > 0, 20)
+    sampler.stop()
+    assert sampler.samples.gpu_peak == (130,)
+
+
+def test_between_the_pages_of_two_processes_there_is_time_for_something_else() -> None:
+    child, looks = _start(HOLD, "1"), []
+    try:
+        assert ProcessTree().pss(lambda: looks.append(1))
+    finally:
+        _end(child)
+    assert len(looks) >= 2
+
+
+def test_power_that_is_dear_to_ask_for_takes_no_look_from_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = _RisingGpus(dear_figures=0.05)
+    sampler = _started(monkeypatch, gpus)
+    wait_until(lambda: sampler.samples.gpus.count > 4, 20)
+    sampler.stop()
+    assert gpus.asked == 2  # the first time and the last
+
+
+def test_the_last_look_has_gpus_and_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = _RisingGpus(dear_memory=0.05)
+    sampler = _started(monkeypatch, gpus)
+    wait_until(lambda: sampler.samples.host.count > 0, 20)
+    gpus.used = 77
+    sampler.stop()
+    last = sampler.samples.gpus.kept[-1].gpus[0]
+    assert (last.used_bytes, last.utilisation) == (77, 0.5)
+    assert sampler.samples.host.count >= 2
+    assert sampler.own_cpu_seconds > 0.05
+
+
+@pytest.mark.parametrize("failing", ["memory", "host"])
+def test_a_failing_look_is_noted_once_and_breaks_nothing(
+    monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    def fails(*_: Any) -> Any:
         raise RuntimeError("the device has fallen off the bus")
 
-    monkeypatch.setattr(Sampler, "_sample", failing)
-    sampler = Sampler(0.01)
-    sampler.start()
-    time.sleep(0.2)
+    monkeypatch.setattr(
+        _RisingGpus if failing == "memory" else ProcessTree,
+        "memory" if failing == "memory" else "sample",
+        fails,
+    )
+    sampler = _started(monkeypatch, _RisingGpus())
+    other = sampler.samples.host if failing == "memory" else sampler.samples.gpus
+    wait_until(lambda: other.count > 1, 20)
     sampler.stop()
     assert sum("fallen off the bus" in note for note in sampler.notes) == 1
 
@@ -168,7 +274,8 @@ def test_gpus_are_read_through_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     gpus = Gpus()
     assert [info.name for info in gpus.infos] == ["Test GPU"] * 3
-    assert gpus.sample()[2] == GpuSample(
+    assert gpus.memory()[2] == GpuSample(used_bytes=2 * MIB)
+    assert gpus.with_figures(gpus.memory())[2] == GpuSample(
         used_bytes=2 * MIB, utilisation=0.5, power_watts=250.0, temperature_celsius=60
     )
 
@@ -183,7 +290,7 @@ def test_only_the_visible_gpus_are_measured(
     monkeypatch.setitem(sys.modules, "pynvml", _nvml(3))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     gpus = Gpus()
-    assert [sample.used_bytes // MIB for sample in gpus.sample()] == seen
+    assert [sample.used_bytes // MIB for sample in gpus.memory()] == seen
     assert bool(gpus.note) == (not seen)
 
 
@@ -192,7 +299,8 @@ def test_what_a_gpu_doesnt_tell_is_unknown_and_not_zero(monkeypatch: pytest.Monk
     nvml.nvmlDeviceGetUtilizationRates = nvml.nvmlDeviceGetPowerUsage = _unsupported
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    sample = Gpus().sample()[0]
+    gpus = Gpus()
+    sample = gpus.with_figures(gpus.memory())[0]
     assert sample.utilisation is None
     assert sample.power_watts is None
     assert sample.temperature_celsius == 60
@@ -223,22 +331,58 @@ def _nvml(count: int) -> Any:
 
 def test_a_pss_from_before_the_peak_is_no_figure_of_the_peak() -> None:
     samples = Samples()
-    samples.add(dataclasses.replace(_sample(60), pss_bytes=56), 1.0)
+    samples.add_host(dataclasses.replace(_host(60), pss_bytes=56))
     assert samples.pss_of_peak == 56
-    samples.add(_sample(500), 1.0)
+    samples.add_host(_host(500))
     assert samples.pss_of_peak is None
-    samples.add(dataclasses.replace(_sample(480), pss_bytes=400), 1.0)
+    samples.add_host(dataclasses.replace(_host(480), pss_bytes=400))
     assert samples.pss_of_peak == 400
 
 
-def _sample(used: int) -> Sample:
-    gpu = GpuSample(used_bytes=used, utilisation=None, power_watts=None, temperature_celsius=None)
-    return Sample(
+class _RisingGpus(Gpus):
+    """One GPU, of which ``used`` is in use; each question may cost processor time."""
+
+    def __init__(self, *, dear_memory: float = 0.0, dear_figures: float = 0.0) -> None:
+        self.infos, self.note = [GpuInfo(index=0, name="Test GPU", total_bytes=144)], ""
+        self.used, self.asked = 1, 0
+        self._dear_memory, self._dear_figures = dear_memory, dear_figures
+
+    def memory(self) -> tuple[GpuSample, ...]:
+        _burn(self._dear_memory)
+        return (GpuSample(used_bytes=self.used),)
+
+    def with_figures(self, samples: tuple[GpuSample, ...]) -> tuple[GpuSample, ...]:
+        self.asked += 1
+        _burn(self._dear_figures)
+        return tuple(dataclasses.replace(sample, utilisation=0.5) for sample in samples)
+
+
+def _started(monkeypatch: pytest.MonkeyPatch, gpus: _RisingGpus) -> Sampler:
+    """A sampler of these GPUs, with an interval of 10 ms."""
+    monkeypatch.setattr(sampling, "Gpus", lambda: gpus)
+    sampler = Sampler(0.01)
+    sampler.start()
+    return sampler
+
+
+def _burn(seconds: float) -> int:
+    """Take processor time, as a look does that is dear."""
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+    return 1
+
+
+def _gpus(used: int) -> GpusSample:
+    return GpusSample(at=float(used), gpus=(GpuSample(used_bytes=used),))
+
+
+def _host(used: int) -> HostSample:
+    return HostSample(
         at=float(used),
-        gpus=(gpu,),
         rss_bytes=used,
         pss_bytes=None,
-        host_used_bytes=used,
+        used_bytes=used,
         shared_memory_bytes=None,
         disk_free_bytes=None,
     )

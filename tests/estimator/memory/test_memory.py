@@ -67,6 +67,37 @@ def test_qlora_stores_linear_weights_in_half_a_byte_and_embeddings_in_bf16() -> 
     assert parts["weights"] / 1e9 == pytest.approx(0.5 * 6.476 + 2 * 0.262, rel=0.01)
 
 
+@pytest.mark.parametrize("processes", [1, 8])
+def test_torch_reserves_what_a_gpu_shows_but_for_context_and_collectives(processes: int) -> None:
+    layout = layout_of(processes_per_node=processes, sharding="fsdp" if processes > 1 else "none")
+    setup = setup_of(Job(model=find("llama-8b")), layout)
+    found = memory.estimate(setup)
+    reserved, device = found.counted("reserved"), found.counted("device")
+    assert reserved is not None
+    assert device is not None
+    assert device.likely_bytes - reserved.likely_bytes == found.outside_bytes == memory.runtime_bytes(setup)
+    for counted, kind in ((reserved, "reserved"), (device, "process")):
+        known = memory.range_of(setup, kind)
+        assert (counted.likely_bytes, counted.upper_bytes) == (known.likely_bytes, known.upper_bytes)
+        assert sum(value for _, value in counted.categories) == counted.likely_bytes
+
+
+def test_of_a_cpus_process_nothing_lies_outside() -> None:
+    found = memory.estimate(setup_of(Job(model=find("llama-8b")), layout_of(device="cpu")))
+    assert found.counted("reserved") is None
+    resident = found.counted("resident")
+    assert resident is not None
+    assert (resident.likely_bytes, resident.upper_bytes) == (found.shows_bytes, found.shows_range[1])
+
+
+def test_tensors_alone_are_predicted_without_context_and_allocator() -> None:
+    found = memory.estimate(setup_of(Job(model=find("llama-8b")), layout_of()))
+    allocated = found.counted("allocated")
+    assert allocated is not None
+    assert sum(value for _, value in allocated.categories) == allocated.likely_bytes == found.live_bytes
+    assert not {"runtime", "allocator"} & set(dict(allocated.categories))
+
+
 def test_what_is_needed_is_the_sum_of_the_categories_and_lies_below_the_upper_end() -> None:
     found = memory.estimate(setup_of(Job(model=find("llama-8b")), layout_of()), capacity_bytes=80 * GIB)
     assert found.needs_bytes == sum(value for _, value in found.categories)

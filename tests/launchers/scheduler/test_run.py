@@ -15,10 +15,12 @@ import pytest
 
 from estimator import models
 from estimator.errors import UserError
+from estimator.plan import GIB
 from launchers import handover, settings
 from launchers.cluster.allocation import node_address
 from launchers.cluster.processes import is_running
 from launchers.gang.job import TrainJob
+from launchers.report.peak import MemoryPeak
 from launchers.scheduler import run
 from launchers.scheduler.hosts import Start
 from launchers.training import Trained
@@ -125,7 +127,7 @@ def test_a_result_whose_evaluation_fails_is_handed_over_and_the_failure_is_noted
         work_dir=tmp_path,
         total_steps=1,
     )
-    trained = Trained(job=job, metrics=(metrics(1),), memory_peak_bytes=None, exported_step=1)
+    trained = Trained(job=job, metrics=(metrics(1),), memory_peak=None, exported_step=1)
     run._hand_over(asked, node_address({}), start, trained, tmp_path / "work")
     assert (tmp_path / "out" / result / "README.md").exists()
     assert run._is_finished(asked, node_address({}))
@@ -135,6 +137,20 @@ def test_a_result_whose_evaluation_fails_is_handed_over_and_the_failure_is_noted
     assert found["evaluation"] is None
     assert found["evaluation_failed"].startswith("The evaluation of ")
     assert found["evaluation_failed"] in said.err
+
+
+def test_what_torch_reserved_is_kept_beside_what_it_was_to_reserve() -> None:
+    peak = MemoryPeak(size_bytes=32 * GIB, counter="reserved")
+    predicted, measured = run._memory(make_plan({}, "kubernetes"), peak)
+    assert predicted == {
+        "memory_bytes": 33 * GIB,
+        "memory_upper_bytes": 39 * GIB,
+        "memory_counter": "reserved",
+    }
+    assert measured == {"memory_peak_bytes": 32 * GIB, "memory_counter": "reserved"}
+    predicted, measured = run._memory(make_plan({}, "local"), None)
+    assert (predicted["memory_bytes"], predicted["memory_counter"]) == (600 << 20, "resident")
+    assert measured["memory_peak_bytes"] is None
 
 
 def test_a_full_disk_is_said_in_two_lines(tmp_path: Path) -> None:
