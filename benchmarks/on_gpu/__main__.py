@@ -27,7 +27,7 @@ from estimator import models
 from estimator.errors import UserError
 from estimator.hardware.local_machine import here
 from launchers import workdir
-from launchers.checks import PACKAGES, check_installed
+from launchers.checks import check_installed
 
 RESULTS = Path(__file__).parents[1] / "results"
 MISTAKE = 2
@@ -104,7 +104,7 @@ def _check(options: argparse.Namespace) -> None:
         raise UserError(
             f"--resolution {options.resolution:g} is not possible.", "Give a number such as 0.02."
         )
-    for engine in PACKAGES:
+    for engine in cases.ENGINES:
         check_installed(engine, "qlora")
     if options.model:
         from launchers.models import tiny_llama
