@@ -60,7 +60,7 @@ class Measured:
 
     @property
     def device_missed(self) -> bool:
-        """Whether NVML's figure is below what torch reserved: it was not looked at when the most was in use."""
+        """Whether NVML's figure is below what torch reserved: nobody looked while the most was in use."""
         outcome = self.outcome
         if outcome is None or outcome.device_bytes is None or outcome.reserved_bytes is None:
             return False

@@ -211,7 +211,7 @@ def _copied(setup: Setup) -> float:
         return 0.0
     weights, kept = weights_of(setup.model), 2 if setup.adapters else 4
     in_16_bits = weights.all - (weights.linear if setup.quantization != "none" else 0)
-    copied = 2 * in_16_bits * (kept + 2)
+    copied = 2.0 * in_16_bits * (kept + 2)
     if setup.quantization != "none":
         copied += 2 * 2 * weights.linear * QUANTISED_BYTES[setup.quantization]
     reduced = 2 + 4 + REDUCED_COPY + ADDED * (setup.accumulation - 1) / setup.accumulation

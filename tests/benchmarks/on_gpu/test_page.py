@@ -79,7 +79,9 @@ def test_nvml_stands_beside_torchs_counters() -> None:
 
 def test_a_peak_that_nvml_missed_is_left_out_with_its_reason() -> None:
     case = CASES[0]
-    measured = ran(case, plan_of(case, ON_GPUS, H200), device_bytes=GIB // 2, reserved_bytes=29 * GIB, samples=6)
+    measured = ran(
+        case, plan_of(case, ON_GPUS, H200), device_bytes=GIB // 2, reserved_bytes=29 * GIB, samples=6
+    )
     measured.found = Found(runs_bytes=29 * GIB, fails_bytes=28 * GIB, trials=0, finished=True)
     text = rendered(measured)
     memory = cells(text, "Memory of one process", case.name)

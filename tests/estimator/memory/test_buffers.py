@@ -53,7 +53,7 @@ def test_one_process_under_fsdp2_holds_16_bit_copies_and_both_sums_of_the_roots_
 
 @pytest.mark.usefixtures("alone")
 def test_fsdp2_in_one_process_copies_the_weights_and_frees_the_roots_after_the_forward_pass() -> None:
-    """torch, not the estimator: launchers/engines/fsdp2/sharding.py names reshard_after_forward for the root."""
+    """What torch does where the root is told to reshard, as launchers/engines/fsdp2/sharding.py does."""
     network = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     options: dict[str, Any] = {"mesh": init_device_mesh("cpu", (1,)), "mp_policy": policy}
