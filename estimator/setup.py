@@ -194,6 +194,15 @@ class Setup:
         return self.method in LLAMA_ADAPTERS
 
     @property
+    def sharded_alone(self) -> bool:
+        """Whether one process that holds everything is under FSDP2 all the same, for what its policies do.
+
+        launchers/engines/fsdp2/sharding.py, _is_divided.
+        """
+        for_its_policies = self.precision == "bf16-mixed" or self.offload == "all"
+        return self.engine == "fsdp2" and for_its_policies and self.world_size == 1
+
+    @property
     def copies_experts(self) -> bool:
         """Whether each forward pass adds adapters to a copy of a block's experts, as PEFT's do."""
         return self.lora_experts and self.adapters and self.engine in FAMILY_CODE

@@ -2,10 +2,11 @@
 
     python -m benchmarks.on_gpu [--minutes 20]
 
-Runs the launchers with full training, LoRA and QLoRA on torchtune and DeepSpeed, with packed rows and rows
-of many lengths, with longest_first and expandable_segments on and off, on random weights in the shapes of
-Llama 3.2 1B, 3B and Llama 3.1 8B: the largest that is planned to fit. Nothing is downloaded. For each case:
-live and reserved memory, what NVML shows, tokens/s, and the smallest memory limit on which it still runs.
+Runs the launchers with full training, LoRA and QLoRA on torchtune, DeepSpeed and FSDP2, with packed rows and
+rows of many lengths, with longest_first and expandable_segments on and off, on random weights in the shapes
+of Llama 3.2 1B, 3B and Llama 3.1 8B: the largest that is planned to fit. Nothing is downloaded. For each
+case: live and reserved memory, what NVML shows, tokens/s, and the smallest memory limit on which it still
+runs.
 Writes a page (.md), rows for `finetune compare` (.csv) and all figures (.json), after each case anew.
 """
 

@@ -42,7 +42,7 @@ def render(heading: Heading, measured: Sequence[Measured], scale: Scale, checked
         "## Speed" if ran else "",
         _SPEED_WORDS if ran else "",
         _table(SPEED, ran),
-        *(["## NVML beside torch's counters", _NVML, _table(DEVICE, ran)] if on_gpus and ran else []),
+        *(_beside_nvml(ran) if on_gpus and ran else []),
         "## The checklist",
         *_checklist(checked),
         *_not_measured(measured),
@@ -62,6 +62,29 @@ _NVML = (
     "CUDA's context, NCCL's buffers, and what the libraries allocate themselves. Seen by the sampler of "
     "`@gpu_profile`."
 )
+_MISSED = (
+    "Left out is a figure of NVML's that is below what torch reserved in the same run: the sampler did not "
+    "look while the most was in use, so it is no peak, and what lies outside of torch's allocator, and with "
+    "it what the case needs, is not known:"
+)
+
+
+def _beside_nvml(ran: Sequence[Measured]) -> list[str]:
+    missed = [each for each in ran if each.device_missed]
+    lines = [f"{each.case.name}: {_missed(each)}" for each in missed]
+    return [
+        "## NVML beside torch's counters",
+        _NVML,
+        _table(DEVICE, ran),
+        f"{_MISSED}\n\n{_list(lines)}" if missed else "",
+    ]
+
+
+def _missed(measured: Measured) -> str:
+    outcome = measured.outcome
+    assert outcome is not None
+    seen, reserved = outcome.device_bytes or 0, outcome.reserved_bytes or 0
+    return f"{seen / GIB:.2f} GiB seen in {outcome.samples} looks, {reserved / GIB:.2f} GiB reserved"
 
 
 def _versions(checked: Checked) -> str:
@@ -202,7 +225,7 @@ def _shown(measured: Measured) -> int | None:
     outcome = measured.outcome
     if outcome is None:
         return None
-    return outcome.resident_bytes if outcome.reserved_bytes is None else outcome.device_bytes
+    return outcome.resident_bytes if outcome.reserved_bytes is None else measured.device_bytes
 
 
 def _needed(measured: Measured) -> int | None:
@@ -212,7 +235,7 @@ def _needed(measured: Measured) -> int | None:
 def _between(measured: Measured) -> str:
     """How far above a limit that did not do the smallest one is that did, and after how many runs."""
     found = measured.found
-    if found is None:
+    if found is None or measured.needed_bytes is None:
         return NONE
     return f"{(found.runs_bytes - found.fails_bytes) / GIB:.2f} ({len(measured.trials)} runs)"
 
@@ -261,7 +284,7 @@ SPEED: tuple[Column, ...] = (
 )
 DEVICE: tuple[Column, ...] = (
     CASE,
-    ("NVML", _gib(_of("device_bytes"))),
+    ("NVML", _gib(lambda measured: measured.device_bytes)),
     ("reserved", _gib(_of("reserved_bytes"))),
     ("outside of torch", _gib(lambda measured: measured.outside_bytes)),
     ("in use before", _gib(_of("device_before_bytes"))),

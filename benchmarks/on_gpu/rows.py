@@ -59,11 +59,13 @@ def _figures(measured: Measured) -> list[dict[str, Any]]:
         peaks = [
             ("reserved (max_memory_reserved)", outcome.reserved_bytes, ""),
             ("allocated (max_memory_allocated)", outcome.live_bytes, ""),
-            ("process (NVML, beyond what was in use before)", outcome.device_bytes, ""),
+            ("process (NVML, beyond what was in use before)", measured.device_bytes, ""),
         ]
     if found is not None and measured.needed_bytes is not None:
         above = (found.runs_bytes - found.fails_bytes) / GIB
         how = f"smallest limit that ran, {above:.2f} GiB above one that did not"
+        if not found.trials:
+            how = f"as it ran without a limit, {above:.2f} GiB above what was alive; none lower was tried"
         peaks.append(("needed", measured.needed_bytes, how))
     cells = [
         {

@@ -59,12 +59,28 @@ class Measured:
         return self.outcome is not None and self.outcome.ended == "ran"
 
     @property
-    def outside_bytes(self) -> int:
-        """What the process holds on the GPU beside what torch reserves: CUDA's context, NCCL's buffers."""
+    def device_missed(self) -> bool:
+        """Whether NVML's figure is below what torch reserved: nobody looked while the most was in use."""
+        outcome = self.outcome
+        if outcome is None or outcome.device_bytes is None or outcome.reserved_bytes is None:
+            return False
+        return outcome.device_bytes < outcome.reserved_bytes
+
+    @property
+    def device_bytes(self) -> int | None:
+        """What NVML saw at the peak; None where it did not look, or missed the peak."""
+        return None if self.outcome is None or self.device_missed else self.outcome.device_bytes
+
+    @property
+    def outside_bytes(self) -> int | None:
+        """What the process holds on the GPU beside what torch reserves: CUDA's context, NCCL's buffers.
+
+        None where NVML missed the peak; 0 where nothing is held on a GPU.
+        """
         outcome = self.outcome
         if outcome is None or outcome.device_bytes is None or outcome.reserved_bytes is None:
             return 0
-        return max(outcome.device_bytes - outcome.reserved_bytes, 0)
+        return None if self.device_missed else outcome.device_bytes - outcome.reserved_bytes
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -78,8 +94,12 @@ class Measured:
 
     @property
     def needed_bytes(self) -> int | None:
-        """The smallest memory of one process with which the case still ran; None where it was not sought."""
-        return None if self.found is None else self.found.runs_bytes + self.outside_bytes
+        """The smallest memory of one process with which the case still ran.
+
+        None where it was not sought, or what lies outside of torch's allocator is not known.
+        """
+        outside = self.outside_bytes
+        return None if self.found is None or outside is None else self.found.runs_bytes + outside
 
 
 @dataclass(kw_only=True)

@@ -69,6 +69,8 @@ def buffers(setup: Setup, part: Part) -> Buffers:
     trained = trained_parameters(setup, part)
     if setup.sharding in ("fsdp", "shard_grad_op") and setup.shard > 1:
         return _fsdp(setup, part, trained)
+    if setup.sharded_alone:
+        return _fsdp_alone(setup, part, trained)
     if setup.engine == "megatron" and setup.sharding in ("zero1", "ddp"):
         return NONE  # gradients are in the buckets already
     if setup.replicate * setup.shard > 1 or setup.context > 1:
@@ -124,6 +126,29 @@ def _fsdp(setup: Setup, part: Part, trained: int) -> Buffers:
     reduced = reduce_size * part.block
     return Buffers(
         at_loss, fetched, gathered + first, reduced, size * root, apart, size * part.head, starting
+    )
+
+
+def _fsdp_alone(setup: Setup, part: Part, trained: int) -> Buffers:
+    """What FSDP2 copies in one process, which has nobody to gather from.
+
+    torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, wait_for_unshard: a group's weights are copied
+    when it computes, none is fetched ahead, and the root's are freed after the forward pass, too.
+    _fsdp_collectives.py, foreach_reduce: gradients are copied into the type that they are summed in, and from
+    there into a result that is as large; the copy of the group before is still held.
+    """
+    size, reduce_size = computing(setup), gradient_size(setup)
+    block, root = _block_bytes(setup, part), size * (part.own_head + part.embedding)
+    if setup.adapters:
+        reduced = 2 * reduce_size * share(trained, max(part.layers, 1))
+        return Buffers(0, root, root + block, reduced, 0, reduced, forward=root + block)
+    reduced = reduce_size * part.block
+    first = size * min(shape_of(setup.model).largest_linear, part.block)
+    of_root = reduce_size * (part.own_head + part.embedding)
+    # The root's gradients in 16 bits beside its weights; then these are freed, and both copies are there
+    last = max(root, 2 * of_root - root - reduced)
+    return Buffers(
+        0, root, root + block + first, reduced, last, 2 * of_root, size * part.head, forward=root + block
     )
 
 

@@ -20,6 +20,10 @@ from estimator.setup import IMAGE_TASK, Setup
 # in stas00/ml-engineering, training/performance. Outside PyTorch's allocator.
 CUDA_CONTEXT_BYTES = int(0.75 * GIB)
 NCCL_BYTES = int(1.5 * GIB)
+# The loop has a process group in one process, too: on an H200 (torch 2.11, NCCL 2.28.9) 1.30 and 1.68 GiB lay
+# outside of the allocator, where torchtune, which has none then, left 0.73
+# (benchmarks/results/on_gpu_1x_nvidia_h200.md, on_gpu_1x_nvidia_h200_fsdp2.md)
+NCCL_ALONE_BYTES = {"fsdp2": int(0.57 * GIB), "deepspeed": int(0.95 * GIB)}
 
 # Python, torch and an engine, imported, in one process without a GPU: resident 0.43 to 0.46 GiB with
 # DeepSpeed; with torchtune 0.09 GiB less, as its ranks leave out `datasets`, pandas and pyarrow
@@ -46,7 +50,12 @@ def runtime_bytes(setup: Setup) -> int:
         if setup.task == IMAGE_TASK:
             runtime = CPU_RUNTIME_OF_IMAGES_BYTES
         return runtime + (GLOO_BYTES if setup.world_size > 1 else 0)
-    return CUDA_CONTEXT_BYTES + (NCCL_BYTES if setup.world_size > 1 else 0)
+    return CUDA_CONTEXT_BYTES + (NCCL_BYTES if setup.world_size > 1 else nccl_alone_bytes(setup))
+
+
+def nccl_alone_bytes(setup: Setup) -> int:
+    """NCCL's share in an engine that has a process group also where there is one process."""
+    return NCCL_ALONE_BYTES.get(setup.engine, 0)
 
 
 def host_bytes(setup: Setup) -> int:

@@ -207,7 +207,7 @@ def _moments(
     head = _head_gradient(setup, part)
     late = late_gradient_bytes(setup, part)
     dequantised = dequantised_bytes(setup)
-    streams = setup.shard > 1 and setup.device == "cuda"
+    streams = (setup.shard > 1 or setup.sharded_alone) and setup.device == "cuda"
     early = held_gradients if setup.optimizer_in_backward else max(held_gradients, min(head, gradients))
     recomputed = block if checkpointed(setup) else 0
     return [

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from estimator.memory.host import runtime_bytes
+from estimator.memory.host import nccl_alone_bytes, runtime_bytes
 from estimator.memory.moments import Peak, peak
 from estimator.memory.residuals import LIVE, Residual, residual_of
 from estimator.models import DiffusionSpec
@@ -69,7 +69,8 @@ def needed_runtime_bytes(setup: Setup) -> int:
     """What a process that holds no tensor yet can't do without, outside of PyTorch's allocator."""
     if setup.device == "cpu":
         return runtime_bytes(setup)
-    return CONTEXT_NEEDED_BYTES + (NCCL_NEEDED_BYTES if setup.world_size > 1 else 0)
+    several = NCCL_NEEDED_BYTES if setup.world_size > 1 else 0
+    return CONTEXT_NEEDED_BYTES + max(several, nccl_alone_bytes(setup))
 
 
 def shows(setup: Setup, kind: str) -> Range:

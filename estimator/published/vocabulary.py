@@ -261,7 +261,7 @@ def loss_of(text: str, engine: Engine, seq_len: int) -> tuple[LossKind, int]:
         return ("chunked" if engine in ("torchtune", "litgpt") else "plain"), _litgpt_chunks(engine, seq_len)
     if re.search(r"liger|fused|cut[- ]?ce|cce", words):
         return "fused", chunks
-    if "recomputed" in words:  # launchers/dataset/batches.py: the head's products are made again
+    if "recomputed" in words:  # launchers/dataset/batches.py: the logits' fp32 copy is made again
         return "recomputed", chunks
     if "chunk" in words:
         if count := re.search(r"(\d+) chunks", words):

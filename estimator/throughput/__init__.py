@@ -265,8 +265,10 @@ def kernel_seconds(setup: Setup, load: Work, gpu: Gpu, table: Efficiency) -> Ker
     products += load.expert / gain / (rate * table.of("grouped products"))
     products += load.weights / bandwidth
     attention_rate = rate * table.of("attention", f"{gpu.architecture} {kind}", f"{gpu.architecture}")
-    others = load.moved * table.of("moved", kind) / bandwidth
-    others += load.dequantised * table.of("dequantised", setup.quantization, kind) / bandwidth
+    if setup.document_mask and setup.attention == "flash":
+        attention_rate *= table.of("masked attention")
+    others = (load.moved + load.copied) * table.of("moved", kind) / bandwidth
+    others += load.dequantised * table.of("dequantised", f"{setup.engine} {kind}", kind) / bandwidth
     return KernelTimes(products=products, attention=load.attention / attention_rate, others=others)
 
 
@@ -292,7 +294,8 @@ def optimizer_seconds(setup: Setup, load: Work, gpu: Gpu, table: Efficiency) -> 
         # The node's processes share its cores; gradients go there and weights come back
         return parameters * setup.processes_per_node / HOST_ADAM + parameters * 4 / host_link(gpu)
     size = OPTIMIZER_BYTES[setup.optimizer] * (0.5 if setup.precision == "bf16" else 1.0)
-    seconds = parameters * size * table.of("optimizer") / ((gpu.bandwidth_gbps or 1.0) * 1e9)
+    moved = parameters * size + load.copied_once
+    seconds = moved * table.of("optimizer") / ((gpu.bandwidth_gbps or 1.0) * 1e9)
     return seconds + _paged_bytes(setup, gpu, parameters) / host_link(gpu)
 
 

@@ -31,8 +31,20 @@ RESIDUAL_BYTES, SPLIT_BYTES, ROTARY_BYTES, GATED_BYTES, PLAIN_BYTES = 6, 4, 12, 
 SCORE_BYTES = 16  # attention without a fused kernel: scores, mask and softmax for each pair of tokens
 ROUTED_BYTES = 12  # a token's copies to and from its experts
 LOGIT_BYTES = 34  # forward and backward: logits, fp32 copy, log-softmax, its gradient, and back to bf16
+LOGIT_AGAIN_BYTES = 14  # fp32 copy and log-softmax once more, in the backward pass (dataset/batches.py)
 FUSED_LOGIT_BYTES = 10
 QUANTISED_BYTES = {"nf4": 0.5625, "nf4-double": 0.516, "int8": 1.0}  # a weight with its scales
+# torchao unpacks NF4 by operators of torch, one after the other (0.15, dtypes/nf4tensor.py,
+# get_original_weight): for the two weights of each byte shifted, masked and made 64-bit indices (22), looked
+# up (20), scales repeated and multiplied (16), and put side by side (8)
+TORCHAO_EAGER_BYTES = 66 / 2
+# FSDP2 in one process (torch 2.11, distributed/fsdp/_fully_shard): weights are copied for the forward and for
+# the backward pass; gradients into the type of their sum, which is copied, and added to those before
+REDUCED_COPY, ADDED = 8, 12
+# DeepSpeed without ZeRO (0.19.8, runtime/bf16_optimizer.py and engine.py): each micro batch's gradients are
+# added to zeros, made fp32, and added to those before; once a step they are put in a bucket, made 16 bits to
+# be sent, and put back, the weights made 16 bits, and the fp32 gradients zero
+DEEPSPEED_ADDED, DEEPSPEED_STEP = 2 + 6 + 18, 28 + 6 + 4
 # Bytes kept for the backward pass for each token, unit of width and layer: Korthikanti et al. 2022
 # (arXiv:2205.05198), equation 1, without dropout's masks; a checkpoint alone is the layer's input.
 KEPT_BYTES = {"none": 32, "selective": 16, "full": 2}
@@ -48,7 +60,9 @@ class Work:
 
     ``linear``, ``expert``, ``head`` and ``attention`` are FLOPs with recomputation; ``linear`` and
     ``expert`` may run in 8 or 4 bits. ``moved`` are bytes between products as eager kernels move them;
-    ``weights`` bytes of weights read (and, where they are sharded, copied); ``dequantised`` weights unpacked.
+    ``weights`` bytes of weights read (and, where they are sharded, copied); ``dequantised`` weights unpacked;
+    ``copied`` bytes of weights and gradients that the engine copies for each micro batch, ``copied_once`` for
+    each step.
     ``layers`` counts passes through a layer, forward and backward together being one; ``offloaded`` are bytes
     of activations that go to the host and come back. ``trained`` are all trained weights of the model.
     """
@@ -60,6 +74,8 @@ class Work:
     moved: float
     weights: float
     dequantised: float
+    copied: float
+    copied_once: float
     layers: float
     offloaded: float
     trained: int
@@ -138,7 +154,7 @@ def work(setup: Setup) -> Work:
     adapters = 2 * _adapters_used(setup) * (1 + PRODUCT_BACKWARD + repeat_products)
     head_weights = model.vocab * model.hidden if model.causal else 0
     head_backward = PRODUCT_BACKWARD if _head_trained(setup) else PRODUCT_BACKWARD / 2
-    head_passes = 1 + head_backward + reference + (setup.loss == "recomputed")
+    head_passes = 1 + head_backward + reference
     attention = 2 * _attended(setup) * (model.q_dim + model.attention_out_dim)
     rest_passes = 3 + repeat_rest + reference
     size = 4 if setup.precision == "fp32" else 2
@@ -146,7 +162,7 @@ def work(setup: Setup) -> Work:
     saved = tokens * model.hidden * stage * model.layers / setup.tensor
     unpacked = 0.0
     if setup.quantization != "none":
-        unpacked = weights.linear * split * (QUANTISED_BYTES[setup.quantization] + 2)
+        unpacked = weights.linear * split * _unpacked_bytes(setup)
     return Work(
         linear=tokens * split * (2 * dense * passes + adapters),
         expert=tokens * split * 2 * experts * (passes + (backward if copied else 0.0)),
@@ -158,11 +174,48 @@ def work(setup: Setup) -> Work:
         moved=tokens / setup.tensor * (stage * model.layers * _moved(setup) * rest_passes + _logits(setup)),
         weights=read * passes + COPY_MOVES * copied * split * size * (1 + repeat_products + reference),
         dequantised=unpacked * passes,
+        copied=_copied(setup),
+        copied_once=DEEPSPEED_STEP * _trained(setup) if _wrapped(setup) else 0.0,
         layers=stage * model.layers * (1 + (repeat_rest + reference) / 3),
         offloaded=2.0 * setup.activation_offload * KEPT_BYTES[setup.checkpointing] * saved,
-        trained=setup.trainable_parameters if setup.adapters else weights.all,
+        trained=_trained(setup),
         model_flops_per_token=_model_flops(setup),
     )
+
+
+def _trained(setup: Setup) -> int:
+    return setup.trainable_parameters if setup.adapters else weights_of(setup.model).all
+
+
+def _unpacked_bytes(setup: Setup) -> float:
+    """Bytes read and written to unpack one weight: by one kernel, or by torchao's operators."""
+    if setup.engine == "torchtune" and not setup.compile:
+        return TORCHAO_EAGER_BYTES
+    return QUANTISED_BYTES[setup.quantization] + 2
+
+
+def _wrapped(setup: Setup) -> bool:
+    """Whether DeepSpeed's optimizer for bf16 without ZeRO keeps weights and gradients in fp32 beside."""
+    return setup.sharding == "zero0" and setup.precision == "bf16-mixed"
+
+
+def _copied(setup: Setup) -> float:
+    """Bytes of weights and gradients that the engine itself copies for one micro batch.
+
+    Under FSDP2 in one process alone: where several share, links take longer, and published runs have both.
+    """
+    trained = _trained(setup)
+    if _wrapped(setup):
+        return float(DEEPSPEED_ADDED * trained)
+    if not setup.sharded_alone:
+        return 0.0
+    weights, kept = weights_of(setup.model), 2 if setup.adapters else 4
+    in_16_bits = weights.all - (weights.linear if setup.quantization != "none" else 0)
+    copied = 2.0 * in_16_bits * (kept + 2)
+    if setup.quantization != "none":
+        copied += 2 * 2 * weights.linear * QUANTISED_BYTES[setup.quantization]
+    reduced = 2 + 4 + REDUCED_COPY + ADDED * (setup.accumulation - 1) / setup.accumulation
+    return copied + trained * reduced
 
 
 def _adapters_used(setup: Setup) -> float:
@@ -214,8 +267,13 @@ def _head_trained(setup: Setup) -> bool:
 
 
 def _attended(setup: Setup) -> float:
-    """Tokens that one token attends to, summed over the layers; half the sequence where it is causal."""
+    """Tokens that one token attends to, summed over the layers; half the sequence where it is causal.
+
+    Under a dense mask all of them: the kernels that take one compute each pair, and hide it then.
+    """
     model, length = setup.model, setup.seq_len
+    if setup.document_mask:
+        return float(model.layers * length)
     reach = length / 2 if model.causal else float(length)
     window = float(model.sliding_window or length)
     # Under a causal window the first tokens see fewer than the window
@@ -251,4 +309,6 @@ def _logits(setup: Setup) -> float:
     if not setup.model.causal:
         return 0.0
     each = FUSED_LOGIT_BYTES if setup.loss == "fused" else LOGIT_BYTES
+    if setup.loss == "recomputed":
+        each += LOGIT_AGAIN_BYTES
     return float(each * setup.model.vocab)

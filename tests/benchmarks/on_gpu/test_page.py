@@ -42,7 +42,7 @@ def test_live_shown_and_needed_memory_stand_beside_what_was_predicted() -> None:
     memory = plan.prediction.memory
     needed = round(memory.needs_bytes / 1.25)
     measured = ran(case, plan, live_bytes=memory.live_bytes * 2, device_bytes=memory.shows_bytes)
-    limit = needed - measured.outside_bytes
+    limit = needed - (measured.outside_bytes or 0)
     measured.found = Found(runs_bytes=limit, fails_bytes=limit - GIB // 2, trials=2, finished=True)
     measured.trials = [Outcome(ended="ran"), Outcome(ended="out of memory")]
     found = cells(rendered(measured), "Memory of one process", case.name)
@@ -75,6 +75,22 @@ def test_nvml_stands_beside_torchs_counters() -> None:
         "0.00",
         "41",
     ]
+
+
+def test_a_peak_that_nvml_missed_is_left_out_with_its_reason() -> None:
+    case = CASES[0]
+    measured = ran(
+        case, plan_of(case, ON_GPUS, H200), device_bytes=GIB // 2, reserved_bytes=29 * GIB, samples=6
+    )
+    measured.found = Found(runs_bytes=29 * GIB, fails_bytes=28 * GIB, trials=0, finished=True)
+    text = rendered(measured)
+    memory = cells(text, "Memory of one process", case.name)
+    assert memory[3], "what was predicted stays"
+    assert memory[4:6] == ["", ""], "neither the figure nor its error"
+    assert memory[7:] == ["", "", ""], "what lies outside of torch is not known, nor with it what is needed"
+    assert cells(text, "NVML beside torch's counters", case.name) == ["", "29.00", "", "0.00", "6"]
+    assert "below what torch reserved in the same run" in text
+    assert f"- {case.name}: 0.50 GiB seen in 6 looks, 29.00 GiB reserved" in text
 
 
 def test_what_ran_out_of_memory_or_was_left_out_is_named_with_its_reason() -> None:

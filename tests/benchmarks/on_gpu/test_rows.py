@@ -68,6 +68,24 @@ def test_each_figure_is_a_row_and_is_compared_with_what_is_predicted_for_it(tmp_
     assert len(found.judged) == 1, "four figures of one run are one verdict"
 
 
+def test_a_peak_that_nvml_missed_is_no_row(tmp_path: Path) -> None:
+    case = CASES[0]
+    measured = needing(ran(case, plan_of(case, ON_GPUS, H200), device_bytes=GIB // 2), 20.0)
+    assert [row.kind for row in read(tmp_path, measured)] == ["reserved", "allocated"]
+
+
+@pytest.mark.parametrize(
+    ("trials", "words"), [(3, "smallest limit that ran"), (0, "as it ran without a limit")]
+)
+def test_a_row_of_what_is_needed_says_whether_a_limit_was_tried(trials: int, words: str) -> None:
+    case = CASES[0]
+    measured = ran(case, plan_of(case, ON_GPUS, H200))
+    measured.found = Found(runs_bytes=20 * GIB, fails_bytes=19 * GIB, trials=trials, finished=True)
+    *_, needed = rows.rows([measured], source="s", prefix="x")
+    assert needed["mem_kind"] == "needed"
+    assert words in needed["notes"]
+
+
 def test_a_speed_is_scored_once_and_only_of_packed_rows(tmp_path: Path) -> None:
     varying, packed = CASES[0], next(case for case in CASES if case.lengths == "fixed")
     measured = [ran(case, plan_of(case, ON_GPUS, H200)) for case in (varying, packed)]

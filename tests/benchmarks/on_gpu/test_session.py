@@ -12,6 +12,7 @@ import pytest
 from benchmarks.on_gpu import cases, data
 from benchmarks.on_gpu.cases import ON_CPU
 from benchmarks.on_gpu.one_run import Order, Outcome
+from benchmarks.on_gpu.search import Found
 from benchmarks.on_gpu.session import Clock, Measured, Session, run_apart
 from estimator.job import Machine
 from launchers.models import tiny_llama
@@ -59,6 +60,16 @@ def test_what_lies_outside_of_torch_is_added_to_the_limit_that_ran() -> None:
     measured = Measured(case=FULL, outcome=Outcome(ended="ran", reserved_bytes=900, device_bytes=1000))
     assert measured.outside_bytes == 100
     assert measured.needed_bytes is None
+    measured.found = Found(runs_bytes=800, fails_bytes=790, trials=3, finished=True)
+    assert measured.needed_bytes == 900
+
+
+def test_a_peak_that_nvml_missed_is_no_measurement_and_leaves_what_is_needed_unknown() -> None:
+    outcome = Outcome(ended="ran", reserved_bytes=900, device_bytes=20)
+    found = Found(runs_bytes=800, fails_bytes=790, trials=3, finished=True)
+    measured = Measured(case=FULL, outcome=outcome, found=found)
+    assert measured.device_missed
+    assert (measured.device_bytes, measured.outside_bytes, measured.needed_bytes) == (None, None, None)
 
 
 @pytest.mark.slow

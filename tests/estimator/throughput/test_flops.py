@@ -84,3 +84,35 @@ def test_the_weights_of_a_model_add_up() -> None:
             weights.dense + weights.one_expert * model.experts - model.layers * model.hidden * model.experts
         )
         assert linear == pytest.approx(weights.linear)
+
+
+def test_under_a_dense_mask_attention_computes_each_pair_of_tokens() -> None:
+    causal, masked = (work(Setup(model=LLAMA, document_mask=mask)) for mask in (False, True))
+    assert masked.attention == pytest.approx(2 * causal.attention)
+    assert masked.linear == causal.linear
+
+
+def test_torchaos_operators_move_more_to_unpack_a_weight_than_one_kernel() -> None:
+    qlora = Setup(model=LLAMA, method="lora", quantization="nf4-double")
+    assert work(qlora).dequantised / work(replace(qlora, compile=True)).dequantised == pytest.approx(
+        33 / 2.516
+    )
+    assert work(replace(qlora, engine="fsdp2")).dequantised == work(replace(qlora, compile=True)).dequantised
+
+
+def test_the_head_is_multiplied_once_where_only_the_losss_fp32_copy_is_made_again() -> None:
+    plain, again = (work(Setup(model=LLAMA, loss=loss)) for loss in ("plain", "recomputed"))
+    assert again.head == plain.head
+    assert again.moved > plain.moved
+
+
+def test_fsdp2_in_one_process_and_deepspeed_without_zero_copy_states() -> None:
+    full = Setup(model=LLAMA, engine="fsdp2", precision="bf16-mixed", accumulation=2)
+    # 4 + 2 bytes for each of both passes; gradients 2 + 4, 8, and half the time 12
+    assert work(full).copied == pytest.approx((12 + 20) * LLAMA.parameters)
+    assert work(replace(full, method="lora")).copied == pytest.approx(8 * LLAMA.parameters, rel=0.1)
+    assert work(replace(full, precision="bf16")).copied == 0
+    zero = replace(full, engine="deepspeed", sharding="zero0")
+    assert work(zero).copied == 26 * LLAMA.parameters
+    assert work(zero).copied_once == 38 * LLAMA.parameters
+    assert work(replace(zero, precision="bf16")).copied_once == 0

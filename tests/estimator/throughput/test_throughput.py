@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from estimator import hardware, throughput
 from estimator.errors import UserError
 from estimator.models import find
+from estimator.published.compare import compare
+from estimator.published.fit import MEASURED
 from estimator.setup import Setup
 from estimator.throughput import MeasuredBandwidth, Speed
 from estimator.throughput.efficiency import products_rate, published
@@ -227,6 +229,17 @@ def test_lora_is_faster_than_full_training_and_qlora_slower_than_lora() -> None:
     lora = replace(full, method="lora")
     qlora = replace(lora, quantization="nf4")
     assert rate_of(full) < rate_of(qlora) < rate_of(lora) < 1.5 * rate_of(full)
+
+
+def test_this_packages_own_runs_are_predicted_within_a_tenth() -> None:
+    found = [item for item in compare(MEASURED).throughput if item.row.source.startswith("benchmarks.on_gpu")]
+    assert len(found) == 7
+    assert {item.row.id: item.error for item in found if abs(item.error) > 0.1} == {}
+
+
+def test_a_dense_mask_is_slower_than_none() -> None:
+    packed = Setup(model=LLAMA, engine="fsdp2", micro_batch_size=2)
+    assert 1.05 < step_of(replace(packed, document_mask=True)) / step_of(packed) < 1.5
 
 
 def test_more_micro_batches_and_virtual_stages_shrink_the_bubble() -> None:
