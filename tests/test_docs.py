@@ -49,7 +49,7 @@ from flows.commands import RUNS, flow_words  # noqa: E402
 from launchers import engines, settings  # noqa: E402
 from launchers.dataset import preferences, rows  # noqa: E402
 from launchers.models import weights  # noqa: E402
-from tests import image_plans, record_reference  # noqa: E402
+from tests import image_plans, measured_runs, record_reference  # noqa: E402
 from tests.conftest import write_images, write_pairs  # noqa: E402
 from tests.flows.conftest import FLOW, environment  # noqa: E402
 
@@ -345,6 +345,7 @@ def checks_table() -> str:
 GENERATED = {
     "checks": ("docs/checklist.md", checks_table),
     "plan": ("README.md", plan_block),
+    "measured": ("docs/estimator.md", measured_runs.table),
     "errors": ("docs/estimator.md", errors_of_the_estimator),
     "models": ("docs/models.md", models_table),
     "families": ("docs/models.md", planned_families),

@@ -1,0 +1,37 @@
+"""The table of docs/estimator.md: this package's own runs on an H200, predicted beside measured."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from pathlib import Path
+
+from estimator.published.compare import Scored, compare_rows
+from estimator.published.rows import PublishedRow, read
+
+MEASURED = Path(__file__).parents[1] / "estimator" / "data" / "measured.csv"
+SOURCE = "benchmarks.on_gpu on 1x NVIDIA H200, 2026-11-26"
+NAMES = {"torchtune": "torchtune", "deepspeed": "DeepSpeed", "fsdp2": "FSDP2"}
+METHODS = {"full": "full", "lora": "LoRA", "qlora": "QLoRA"}
+
+
+def table() -> str:
+    """A line for each run; what a run was not measured in, or is not scored in, is left empty."""
+    scored = compare_rows(row for row in read(MEASURED) if row.source == SOURCE)
+    lines = ["| Run | Live | Reserved | Shown by NVML | Tokens/s | |", "|---|---|---|---|---|---|"]
+    for run, rows in groupby(scored.rows, _run):
+        ids = {row.id for row in rows}
+        peaks = {item.row.kind: item for item in scored.memory if item.row.id in ids}
+        (speed,) = (item for item in scored.throughput if item.row.id in ids)
+        cells = [run, *(_pair(peaks.get(kind), ".2f") for kind in ("allocated", "reserved", "process"))]
+        lines.append("| " + " | ".join([*cells, _pair(speed, ",.0f"), f"{speed.error:+.0%}"]) + " |")
+    return "\n".join(lines)
+
+
+def _run(row: PublishedRow) -> str:
+    assert row.setup is not None
+    size = f"{row.setup.model.parameters / 1e9:.0f}B"
+    return f"{size} {METHODS[row.method]}, {NAMES[row.framework.split()[0]]}"
+
+
+def _pair(item: Scored | None, form: str) -> str:
+    return "" if item is None else f"{item.predicted:{form}} / {item.measured:{form}}"
