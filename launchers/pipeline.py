@@ -31,6 +31,7 @@ from launchers.dataset.measured import MAX_ROWS
 from launchers.dataset.preferences import Sample
 from launchers.dataset.prepared import Prepared, PreparedInfo
 from launchers.dataset.stored import StoredRows
+from launchers.engines._schedule import warmup_steps
 from launchers.evaluate import EvaluationRequest, EvaluationResult, evaluate
 from launchers.harness import tasks
 from launchers.images import pictures
@@ -443,12 +444,9 @@ def tokenise(
         print(mixture.summary(train, settings))
     info = prepare.prepare(train, model_dir, settings, settings.seq_len or 0, folder, held_out or drawn)
     print(prepare.summary(info, " + ".join(mixture.names(settings))))
-    warmup = settings.schedule.warmup_steps
-    if warmup is not None and warmup >= info.total_steps:
-        print(
-            f"WARNING: the warm-up has {warmup:,} steps and the run {info.total_steps:,}: the learning rate "
-            "does not reach its peak"
-        )
+    told = short_run_warning(settings, info.total_steps)
+    if told is not None:
+        print(told)
     checks.check_window(settings, info.total_steps)
     checks.check_evaluations(settings, info.total_steps)
     if settings.evaluation.in_training and not (folder / "heldout").is_dir():
@@ -465,6 +463,22 @@ def tokenise(
     tokenizer = render.load_tokenizer(model_dir, settings)
     print(prepare.sample_view(Prepared(folder), tokenizer), flush=True)
     return info
+
+
+def short_run_warning(settings: Settings, total_steps: int) -> str | None:
+    """In words that the run is over before its warm-up; None: it is not. The first step of one has rate 0."""
+    warmup = warmup_steps(settings.schedule, total_steps)
+    if total_steps > warmup:
+        return None
+    if total_steps == 1:
+        return (
+            "WARNING: the run has one step, and the warm-up begins at a learning rate of 0: nothing is "
+            "learned; give more rows or epochs, or schedule.warmup_steps 0"
+        )
+    return (
+        f"WARNING: the warm-up has {warmup:,} steps and the run {total_steps:,}: the learning rate does not "
+        "reach its peak"
+    )
 
 
 def evaluate_model(

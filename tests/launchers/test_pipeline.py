@@ -194,6 +194,24 @@ def test_steps_are_known_where_the_data_is_at_hand(dataset: Path) -> None:
     assert pipeline.count_steps(settings.build({"dataset": "owner/rows"})) is None
 
 
+@pytest.mark.parametrize(
+    ("schedule", "steps", "words"),
+    [
+        ({}, 1, "nothing is learned"),
+        ({}, 5, "the warm-up has 5 steps and the run 5"),
+        ({"warmup_ratio": 1.0}, 40, "the warm-up has 40 steps and the run 40"),
+        ({}, 6, None),
+        ({"warmup_steps": 0}, 1, None),
+    ],
+)
+def test_a_run_that_ends_in_its_warm_up_is_told(
+    schedule: dict[str, float], steps: int, words: str | None
+) -> None:
+    told = pipeline.short_run_warning(settings.build({"schedule": schedule}), steps)
+    assert (told is None) == (words is None)
+    assert words is None or words in (told or "")
+
+
 def test_steps_of_a_budget_are_planned_with_full_sequences() -> None:
     given = {"dataset": "owner/rows", "tokens": "20k", "global_batch_size": 16, "seq_len": 256}
     assert pipeline.count_steps(settings.build(given)) == 5
