@@ -14,6 +14,7 @@ import json
 import math
 import re
 import statistics
+import sys
 import threading
 import time
 from collections import Counter
@@ -22,24 +23,19 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import describe
-from checklist.probes.nvml import throttle_reasons
+from checklist.probes.gpu_load import Sample, sample
 
 RESULTS = Path(__file__).parent / "results"
-SPANS_S = (
-    0.0,
-    0.02,
-    0.1,
-    0.3,
-    1.0,
-    math.inf,
-)  # the first begins after the rest, and each ends the one before
+# The first span begins after the rest, and each ends the one before
+SPANS_S = (0.0, 0.02, 0.1, 0.3, 1.0, math.inf)
 REST_S = 1.5  # before each case: the power's average is low again
+LOOK_S = 0.05
 FLUSH_BYTES = 1 << 28  # more than any cache
 SHAPES = {  # m, k, n
     "4096": (4096, 4096, 4096),
     "8192": (8192, 8192, 8192),
     "16384": (16384, 16384, 16384),
-    "2048 x 2048 x 13312, the best of MAMF on an H100": (2048, 2048, 13312),
+    "2048 x 2048 x 13312": (2048, 2048, 13312),
 }
 
 
@@ -48,6 +44,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="of load in each case (default: 3)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     options = parser.parse_args()
+    if not describe()["gpus"]:
+        sys.exit("No NVIDIA GPU is seen here (by its driver, NVML): there is nothing to measure.")
     rows = [
         measure(shape, numbers, options.seconds, flushed=flushed)
         for shape, numbers, flushed in (
@@ -57,8 +55,8 @@ def main() -> None:
             ("8192", "uniform", False),
             ("8192", "zeros", False),
             ("16384", "normal", False),
-            ("2048 x 2048 x 13312, the best of MAMF on an H100", "normal", False),
-            ("2048 x 2048 x 13312, the best of MAMF on an H100", "normal", True),
+            ("2048 x 2048 x 13312", "normal", False),
+            ("2048 x 2048 x 13312", "normal", True),
         )
     ]
     write(rows, options)
@@ -120,7 +118,7 @@ class _Watch:
 
         pynvml.nvmlInit()
         self._nvml, self._handle = pynvml, pynvml.nvmlDeviceGetHandleByIndex(0)
-        self._over, self._looks = threading.Event(), list[tuple[int, float, tuple[str, ...], int]]()
+        self._over, self._looks = threading.Event(), list[Sample]()
         self._thread = threading.Thread(target=self._look, daemon=True)
         self._thread.start()
         return self
@@ -130,27 +128,21 @@ class _Watch:
         self._thread.join()
 
     def _look(self) -> None:
-        nvml, handle = self._nvml, self._handle
-        while not self._over.wait(0.05):
-            self._looks.append(
-                (
-                    nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
-                    nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
-                    throttle_reasons(nvml, handle) or (),
-                    nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
-                )
-            )
+        while not self._over.wait(LOOK_S):
+            self._looks.append(sample(self._nvml, self._handle))
 
     def told(self) -> dict[str, Any]:
-        late = self._looks[len(self._looks) // 2 :]
-        reasons = Counter(reason for look in self._looks for reason in look[2])
+        """What was seen; "late" is the median of the second half."""
+        clocks = [look.sm_clock_mhz or 0 for look in self._looks]
+        power = [look.power_w or 0.0 for look in self._looks]
+        half = len(self._looks) // 2
         return {
-            "clock_mhz": [look[0] for look in self._looks],
-            "power_w": [round(look[1]) for look in self._looks],
-            "clock_late_mhz": statistics.median(look[0] for look in late),
-            "power_late_w": statistics.median(look[1] for look in late),
-            "most_c": max(look[3] for look in self._looks),
-            "reasons": dict(reasons),
+            "clock_mhz": clocks,
+            "power_w": [round(watts) for watts in power],
+            "clock_late_mhz": statistics.median(clocks[half:]),
+            "power_late_w": statistics.median(power[half:]),
+            "most_c": max(look.temperature_c or 0 for look in self._looks),
+            "reasons": dict(Counter(reason for look in self._looks for reason in look.reasons or ())),
         }
 
 

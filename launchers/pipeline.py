@@ -435,7 +435,9 @@ def tokenise(
     ``model_dir`` needs the configuration and the tokenizer only.
     """
     if settings.task == IMAGE_TASK:
-        return image_runs.prepare(samples, held_out, settings, folder)
+        info = image_runs.prepare(samples, held_out, settings, folder)
+        _tell_short_run(settings, info.total_steps)
+        return info
     from launchers.dataset import prepare, render
 
     train, drawn = prepare.split(samples, settings)
@@ -444,9 +446,7 @@ def tokenise(
         print(mixture.summary(train, settings))
     info = prepare.prepare(train, model_dir, settings, settings.seq_len or 0, folder, held_out or drawn)
     print(prepare.summary(info, " + ".join(mixture.names(settings))))
-    told = short_run_warning(settings, info.total_steps)
-    if told is not None:
-        print(told)
+    _tell_short_run(settings, info.total_steps)
     checks.check_window(settings, info.total_steps)
     checks.check_evaluations(settings, info.total_steps)
     if settings.evaluation.in_training and not (folder / "heldout").is_dir():
@@ -466,7 +466,7 @@ def tokenise(
 
 
 def short_run_warning(settings: Settings, total_steps: int) -> str | None:
-    """In words that the run is over before its warm-up; None: it is not. The first step of one has rate 0."""
+    """A line for a run that ends within its warm-up, whose first step has a learning rate of 0; else None."""
     warmup = warmup_steps(settings.schedule, total_steps)
     if total_steps > warmup:
         return None
@@ -479,6 +479,12 @@ def short_run_warning(settings: Settings, total_steps: int) -> str | None:
         f"WARNING: the warm-up has {warmup:,} steps and the run {total_steps:,}: the learning rate does not "
         "reach its peak"
     )
+
+
+def _tell_short_run(settings: Settings, total_steps: int) -> None:
+    warning = short_run_warning(settings, total_steps)
+    if warning is not None:
+        print(warning)
 
 
 def evaluate_model(

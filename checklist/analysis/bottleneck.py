@@ -115,19 +115,18 @@ class Uneven:
 def uneven(bounds: Bounds, paths: Paths) -> tuple[Uneven, ...]:
     """Classes with sides above ``UNEVEN`` times the reference, outside of the run's own spread.
 
-    A path is fast both ways: one direction alone is a measurement that had luck, as on a line whose bursts
-    may be faster than it, when the sender was held up before (seen once in 40 runs on a machine under load).
+    A path is fast both ways: the way back must be above by half as much at least, where it was measured. One
+    direction alone is luck, as on a line that lets a burst through after its sender was held up.
     """
     samples, found = bounds.samples, []
     limit = max(UNEVEN, 1 + SPREADS * bounds.spread)
     due = samples.due_gbytes_per_s
     far_above = samples.value > limit * due
-    above_at_all = samples.value > (1 + limit) / 2 * due
-    back = _backwards(samples, above_at_all)
+    back_above = _of_ways_back(samples, samples.value > (1 + limit) / 2 * due)
     for number, reference in samples.references.items():
         inside = samples.classes == number
         nodes = np.union1d(samples.src[inside], samples.dst[inside])
-        above = inside & far_above & back
+        above = inside & far_above & back_above
         if not paths.one_kind(number) or inside.sum() < LEAST_SAMPLES or not above.any() or not reference:
             continue
         fast = np.union1d(samples.src[above], samples.dst[above])
@@ -135,7 +134,7 @@ def uneven(bounds: Bounds, paths: Paths) -> tuple[Uneven, ...]:
     return tuple(found)
 
 
-def _backwards(samples: Samples, flags: Flags) -> Flags:
+def _of_ways_back(samples: Samples, flags: Flags) -> Flags:
     """What ``flags`` say of each sample's way back; True where that was not measured."""
     ends = zip(samples.src.tolist(), samples.dst.tolist(), strict=True)
     by_ends = dict(zip(ends, flags.tolist(), strict=True))
