@@ -14,6 +14,7 @@ from torch import nn
 
 from estimator.exact import compiled
 from estimator.exact.built import BuiltModel, Loss
+from estimator.exact.torchtune_imports import torchtune_imports
 from estimator.setup import Setup
 
 ATTENTION = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "o_proj": "output_proj"}
@@ -21,7 +22,8 @@ ATTENTION = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "o_proj
 
 def build(setup: Setup) -> BuiltModel:
     """Build torchtune's model of the setup's shape on fake tensors, with its forward pass and loss."""
-    from torchtune.models.llama3_1._position_embeddings import Llama3ScaledRoPE
+    with torchtune_imports():
+        from torchtune.models.llama3_1._position_embeddings import Llama3ScaledRoPE
 
     name, extra = _builder(setup)
     module = import_module(f"torchtune.models.{name}")

@@ -17,14 +17,17 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
-from torchao.dtypes.nf4tensor import NF4Tensor, to_nf4
-from torchtune import training
-from torchtune.models import convert_weights
-from torchtune.models.qwen2._convert_weights import qwen2_hf_to_tune, qwen2_tune_to_hf
+from torchao.quantization.quantize_.workflows.nf4.nf4_tensor import NF4Tensor, to_nf4
 
+from estimator.exact.torchtune_imports import torchtune_imports
 from launchers.engines import _merge
 from launchers.engines.torchtune.checkpoint import plain_name
 from launchers.engines.torchtune.config import weight_files
+
+with torchtune_imports():
+    from torchtune import training
+    from torchtune.models import convert_weights
+    from torchtune.models.qwen2._convert_weights import qwen2_hf_to_tune, qwen2_tune_to_hf
 
 Tensors = dict[str, torch.Tensor]
 

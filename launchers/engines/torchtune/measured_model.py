@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from launchers.dataset.batches import summed_cross_entropy
-from launchers.engines.torchtune.deferred import deferred_datasets
+from estimator.exact.torchtune_imports import torchtune_imports
 
-with deferred_datasets():
+with torchtune_imports():
     from torchtune.modules.peft import disable_adapter
 
 

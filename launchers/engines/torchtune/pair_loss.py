@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from launchers.engines.loop.preference_losses import Rewards
-from launchers.engines.torchtune.deferred import deferred_datasets
+from estimator.exact.torchtune_imports import torchtune_imports
 
-with deferred_datasets():
+with torchtune_imports():
     from torchtune.rlhf.loss import DPOLoss
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torchtune import training
-from torchtune.training import FullModelHFCheckpointer
+from estimator.exact.torchtune_imports import torchtune_imports
+
+with torchtune_imports():
+    from torchtune import training
+    from torchtune.training import FullModelHFCheckpointer
 
 if TYPE_CHECKING:
     import torch

@@ -45,14 +45,14 @@ from launchers.engines.neftune import EmbeddingNoise
 from launchers.engines.profiling import Profiler
 from launchers.engines.torchtune import checkpoint as torchtune_checkpoint
 from launchers.engines.torchtune.clock import StepClock
-from launchers.engines.torchtune.deferred import deferred_datasets
+from estimator.exact.torchtune_imports import torchtune_imports
 from launchers.engines.torchtune.measured_model import MeasuredModel
 from launchers.engines.waiting import Waiting
 from launchers.gang.job import TrainJob
 from launchers.gang.leaving import Cadence
 from launchers.gang.rank import RankEnv, RankReporter, checkpoint_part_done
 
-with deferred_datasets():
+with torchtune_imports():
     import torchtune.training
     from torchtune.modules.peft import get_lora_module_names
 
