@@ -33,7 +33,7 @@ _QUANTIZATION = "torchtune.training.quantization"
 
 @contextmanager
 def torchtune_imports() -> Iterator[None]:
-    """Context in which ``import torchtune`` works; every import of torchtune in this package is inside one."""
+    """Context in which ``import torchtune`` works; all first imports of torchtune are made inside one."""
     _alias_nf4()
     sys.modules.setdefault(_QUANTIZATION, _quantization_placeholder())
     with _deferred_datasets():
@@ -73,7 +73,7 @@ def _quantization_placeholder() -> ModuleType:
 
 @contextmanager
 def _deferred_datasets() -> Iterator[None]:
-    """Context in which ``datasets`` resolves to functions that import the real package on their first call."""
+    """Context in which ``datasets`` resolves to functions that import the real package when called."""
     spec = importlib.util.find_spec("datasets") if "datasets" not in sys.modules else None
     if spec is None:
         yield

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from launchers.dataset.batches import summed_cross_entropy
 from estimator.exact.torchtune_imports import torchtune_imports
+from launchers.dataset.batches import summed_cross_entropy
 
 with torchtune_imports():
     from torchtune.modules.peft import disable_adapter

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from launchers.engines.loop.preference_losses import Rewards
 from estimator.exact.torchtune_imports import torchtune_imports
+from launchers.engines.loop.preference_losses import Rewards
 
 with torchtune_imports():
     from torchtune.rlhf.loss import DPOLoss

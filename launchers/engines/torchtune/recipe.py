@@ -39,13 +39,13 @@ import torch.distributed as dist
 from omegaconf import OmegaConf
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from estimator.exact.torchtune_imports import torchtune_imports
 from launchers.dataset.prepared import Prepared
 from launchers.engines.loop.evaluation import Evaluator
 from launchers.engines.neftune import EmbeddingNoise
 from launchers.engines.profiling import Profiler
 from launchers.engines.torchtune import checkpoint as torchtune_checkpoint
 from launchers.engines.torchtune.clock import StepClock
-from estimator.exact.torchtune_imports import torchtune_imports
 from launchers.engines.torchtune.measured_model import MeasuredModel
 from launchers.engines.waiting import Waiting
 from launchers.gang.job import TrainJob

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
+from tests.optional import require_torchtune
 
 CODE = """
 import sys
@@ -19,14 +19,15 @@ import datasets
 print(type(rows) is datasets.Dataset, rows["text"][:])
 from torchao.quantization import NF4Tensor
 from torchtune.modules.peft.lora import to_nf4
-print(type(to_nf4(__import__("torch").ones(64, 64))) is NF4Tensor)
+import torch
+print(type(to_nf4(torch.ones(256, 256))) is NF4Tensor)
 from torchtune.training import get_quantizer_mode
 print(get_quantizer_mode(None))
 """
 
 
 def test_a_rank_imports_no_dataset_loader_and_torchtune_still_has_it(tmp_path: object) -> None:
-    pytest.importorskip("torchtune", reason="torchtune is not installed here")
+    require_torchtune()
     done = subprocess.run(
         [sys.executable, "-c", CODE, str(tmp_path)], capture_output=True, text=True, timeout=240, check=False
     )

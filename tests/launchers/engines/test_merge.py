@@ -145,10 +145,10 @@ if engine == "deepspeed":
     del tensors
     merge = lambda: export.merge(folder, adapter, out / "model")
 else:
+    from launchers.engines.torchtune import export
     from torchtune import training
     from torchtune.models.llama3 import lora_llama3
     from torchtune.training import FullModelHFCheckpointer
-    from launchers.engines.torchtune import export
     with training.set_default_dtype(torch.bfloat16):
         model = lora_llama3(
             lora_attn_modules=["q_proj", "k_proj", "v_proj", "output_proj"], apply_lora_to_mlp=True,

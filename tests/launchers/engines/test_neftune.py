@@ -15,6 +15,7 @@ from launchers.engines.neftune import EmbeddingNoise
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv
 from tests.launchers.engines.loop import runs
+from tests.optional import require_torchtune
 
 STEPS, BATCH, ALPHA, WIDTH = 3, 4, 5.0, 32
 ALONE = RankEnv(rank=0, local_rank=0, world_size=1, local_world_size=1, node=0)
@@ -78,7 +79,7 @@ def test_the_noise_of_a_run_is_the_same_on_two_processes_and_after_a_checkpoint(
     tmp_path: Path, engine: str, alone: str, together: str
 ) -> None:
     if engine == "torchtune":
-        pytest.importorskip("torchtune", reason="torchtune is not installed here")
+        require_torchtune()
     model = runs.make_model(tmp_path / "model")
     data = runs.make_data(tmp_path / "data", runs.documents(12), batch=BATCH, steps=STEPS)
     options: dict[str, Any] = {"steps": STEPS, "engine": engine}

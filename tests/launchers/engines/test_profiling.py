@@ -17,6 +17,7 @@ from launchers.report import trace as traces
 from launchers.report.window import Window
 from tests.launchers.engines import ranks
 from tests.launchers.engines.loop import runs as loop_runs
+from tests.optional import require_torchtune
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 STEPS, FIRST, LAST = 5, 3, 4
@@ -39,7 +40,7 @@ def _fsdp2(folder: Path) -> TrainJob:
 
 
 def _torchtune(folder: Path) -> TrainJob:
-    pytest.importorskip("torchtune", reason="torchtune is not installed here")
+    require_torchtune()
     from tests.launchers.engines.torchtune import runs
 
     model = runs.make_model(folder / "weights")

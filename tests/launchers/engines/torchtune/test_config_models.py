@@ -11,12 +11,14 @@ from launchers.engines.torchtune import config as torchtune_config
 from launchers.engines.torchtune import support as torchtune_support
 from launchers.settings import Settings
 from tests.launchers.engines.torchtune import runs
+from tests.optional import require_torchtune
 
 pytestmark = pytest.mark.slow
 
 
 def build(name: str, **settings: Any) -> Any:
     """The model on the meta device: shapes, no memory."""
+    require_torchtune()
     import torch
     from omegaconf import OmegaConf
     from torchtune import config

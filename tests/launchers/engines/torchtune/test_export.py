@@ -12,8 +12,10 @@ from estimator.models import hf_config
 from launchers.engines.torchtune import config as torchtune_config
 from launchers.settings import Settings
 from tests.launchers.engines.torchtune import runs
+from tests.optional import require_torchtune
 
 torch = pytest.importorskip("torch")
+require_torchtune()
 
 from safetensors.torch import load_file  # noqa: E402
 
@@ -133,7 +135,7 @@ def test_the_merged_model_and_the_adapter_are_those_of_torchtunes_own_functions(
 @pytest.mark.timeout(600)
 def test_two_processes_merge_a_4_bit_base_as_torchtune_does_with_the_same_4_bits(tmp_path: Path) -> None:
     """Each holds a shard of every matrix; what is merged was made 4-bit as a whole."""
-    from torchao.dtypes.nf4tensor import NF4Tensor
+    from torchao.quantization import NF4Tensor
     from torchtune import training
     from torchtune.modules.peft import get_merged_lora_ckpt
 

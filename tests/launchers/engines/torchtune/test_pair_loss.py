@@ -11,9 +11,10 @@ from launchers.dataset.prepared import Prepared
 from launchers.engines.torchtune.engine import Torchtune
 from launchers.settings import Settings
 from tests.launchers.engines.loop import runs
+from tests.optional import require_torchtune
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("torchtune", reason="torchtune is not installed here")
+require_torchtune()
 
 from launchers.engines.loop.preference_losses import Answers, dpo_rewards, sigmoid_loss  # noqa: E402
 from launchers.engines.torchtune.pair_loss import PairLoss  # noqa: E402
