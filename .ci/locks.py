@@ -1,9 +1,9 @@
-"""Renews infra/docker/requirements/locked/: every package of the tested sets, with its version and hashes.
+"""Renew infra/docker/requirements/locked/: every package of the tested set, with its version and hashes.
 
     pip install uv && python .ci/locks.py
 
 A lock is made of the list of the same name beside that folder; `launcher`, which has none, of pyproject.toml.
-The images install two locks together, an engine's and a datastore's, so that these are made to agree. All are
+The nodes' image installs `train` and one datastore's lock together, so these are resolved to agree. All are
 for Linux on x86-64 and Python 3.11, as the images are. tests/infra/test_locks.py says when one is too old.
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 LISTS = Path("infra", "docker", "requirements")
 LOCKED = LISTS / "locked"
-IMAGES = ("torchtune", "deepspeed", "s3", "gs", "azure")  # each agrees with those before it
+IMAGES = ("train", "s3", "gs", "azure")  # each agrees with those before it
 PYTHON = "3.11"
 PLATFORM = "x86_64-manylinux_2_28"
 
@@ -46,8 +46,7 @@ def main() -> None:
         made: tuple[Path, ...] = ()
         for name in IMAGES:
             made += (lock(name, Path(folder), str(LISTS / f"{name}.txt"), agree_with=made),)
-        lock("loop", Path(folder), str(LISTS / "loop.txt"))
-        extras = ("--extra", "kubernetes", "--extra", "aws", "--constraint", str(LISTS / "common.txt"))
+        extras = ("--extra", "kubernetes", "--extra", "aws", "--constraint", str(LISTS / "train.txt"))
         lock("launcher", Path(folder), "pyproject.toml", *extras)
         for file in Path(folder).iterdir():
             shutil.copyfile(file, ROOT / LOCKED / file.name)

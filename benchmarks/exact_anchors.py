@@ -19,6 +19,7 @@ from unittest import mock
 
 from benchmarks.machine import describe
 from estimator.exact.support import untraceable
+from estimator.exact.torchtune_imports import torchtune_imports
 from estimator.plan import GIB
 from estimator.published import rows
 from estimator.published.rows import PublishedRow
@@ -47,7 +48,9 @@ class Anchor:
 def norm_of_torchtune_04() -> Iterator[None]:
     """torchtune 0.4's RMSNorm (modules/rms_norm.py): the weight is applied in the input's type."""
     import torch
-    from torchtune.modules import RMSNorm
+
+    with torchtune_imports():
+        from torchtune.modules import RMSNorm
 
     def forward(norm: Any, x: torch.Tensor) -> torch.Tensor:
         fp32 = x.float()

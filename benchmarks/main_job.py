@@ -96,7 +96,7 @@ def bare(folder: Path, data: Path, model: Path, steps: int) -> Timing:
     began = time.perf_counter()
     with (job.work_dir / "bare.log").open("wb") as output:
         subprocess.run(
-            [sys.executable, str(recipe), "--config", str(config)],
+            [sys.executable, "-m", "estimator.exact.torchtune_imports", str(recipe), "--config", str(config)],
             env={
                 **os.environ,
                 "OMP_NUM_THREADS": str(os.cpu_count()),

@@ -10,7 +10,8 @@ torchtune imports names that torchao has moved or removed since 0.15:
 torchtune's dataset builders import ``datasets``, and with it pandas and pyarrow: 0.6 of 4.0 CPU seconds and
 95 MB per process (torchtune 0.6.1, datasets 5.0, pandas 3.0). They get functions that import it when called.
 
-This module lives in the lowest layer because exact mode and the torchtune engine both import torchtune.
+This module lives in the lowest layer because exact mode and the torchtune engine both import torchtune. As a
+program it runs one of torchtune's own recipes: a path, and the recipe's arguments.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import logging
+import runpy
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -97,3 +99,17 @@ def _deferred(module: str, name: str) -> Callable[..., Any]:
 
     call.__name__ = name
     return call
+
+
+def main() -> None:
+    """Run the recipe whose path is the first argument, with the other arguments as its own."""
+    if len(sys.argv) < 2:
+        sys.exit("usage: python -m estimator.exact.torchtune_imports RECIPE.py --config CONFIG.yaml")
+    sys.argv = sys.argv[1:]
+    with torchtune_imports():
+        importlib.import_module("torchtune.training")
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

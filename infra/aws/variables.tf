@@ -195,7 +195,7 @@ variable "nightly_check" {
     profile  = optional(string, "standard")
     schedule = optional(string, "cron(0 3 * * ? *)")
     image    = string # target launcher of infra/docker/Dockerfile: starts the flow
-    on_nodes = string # target torchtune or deepspeed: what the nodes run
+    on_nodes = string # target train of infra/docker/Dockerfile: runs on the nodes
     # After so long without a check, alert_emails hear of it; at most a week, as CloudWatch looks no further back.
     silent_hours = optional(number, 36)
   })

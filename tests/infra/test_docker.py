@@ -24,17 +24,15 @@ ROOT = Path(__file__).parents[2]
 DOCKERFILE = ROOT / "infra" / "docker" / "Dockerfile"
 REQUIREMENTS = DOCKERFILE.parent / "requirements"
 TEXT = DOCKERFILE.read_text()
-TARGETS = ("torchtune", "deepspeed", "launcher")
+TARGETS = ("train", "launcher")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 def pinned(file: str) -> dict[str, str]:
-    """Package -> version of one list of requirements, with those that it includes."""
+    """Package -> version of one list of requirements."""
     found: dict[str, str] = {}
     for line in (REQUIREMENTS / file).read_text().splitlines():
-        if line.startswith("-r "):
-            found |= pinned(line.removeprefix("-r "))
-        elif line and not line.startswith("#"):
+        if line and not line.startswith("#"):
             name, version = re.split("==|>=", line)
             found[canonicalize_name(name)] = version
     return found
@@ -65,18 +63,15 @@ def test_hadolint_finds_nothing() -> None:
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("engine", ["torchtune", "deepspeed"])
-def test_the_images_versions_are_within_the_projects_bounds(engine: str) -> None:
-    versions = pinned(f"{engine}.txt")
-    for requirement in asked(engine, "kubernetes", "aws", "trackers"):
+def test_the_images_versions_are_within_the_projects_bounds() -> None:
+    versions = pinned("train.txt")
+    for requirement in asked("train", "rl", "diffusion", "eval", "liger", "kubernetes", "aws", "trackers"):
         name = canonicalize_name(requirement.name)
-        assert versions[name] in requirement.specifier, f"{engine}.txt: {name}=={versions[name]}"
-    others = {"torchtune": {"deepspeed"}, "deepspeed": {"torchtune", "torchao", "torchdata"}}[engine]
-    assert not others & versions.keys()
+        assert versions[name] in requirement.specifier, f"{name}=={versions[name]}"
 
 
 def test_the_images_versions_are_those_that_are_said_to_be_tested() -> None:
-    versions = {**pinned("torchtune.txt"), **pinned("deepspeed.txt")}
+    versions = pinned("train.txt")
     rows = re.findall(
         r"^\| ([\w-]+) \| `[^`]+` \| ([\d.]+) \|", (ROOT / "docs" / "pins.md").read_text(), re.M
     )
@@ -93,9 +88,8 @@ def test_a_pod_has_nothing_to_install_when_it_starts(datastore: str) -> None:
     (packages,) = re.findall(r"pip install (.*?); fi", command)
     named = {canonicalize_name(word) for word in packages.split() if not word.startswith("-")}
     assert "requests" in named  # the pattern has found what it should
-    for engine in ("torchtune", "deepspeed"):
-        assert named <= {*pinned(f"{datastore}.txt"), *pinned(f"{engine}.txt")}
-        assert '"/requirements/${DATASTORE}.txt"' in stages()[engine]
+    assert named <= {*pinned(f"{datastore}.txt"), *pinned("train.txt")}
+    assert '"/requirements/${DATASTORE}.txt"' in stages()["train"]
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -169,12 +163,12 @@ def test_the_workflow_pushes_nothing_of_a_pull_request_and_names_every_image(
     steps = workflow["jobs"]["build"]["steps"]
     only_tags = "startsWith(github.ref, 'refs/tags/v')"
     (name,) = [step for step in steps if step.get("id") == "image"]
-    script = name["run"].replace("${{ matrix.target }}", "torchtune")
+    script = name["run"].replace("${{ matrix.target }}", "train")
     output = tmp_path / "output"
     for tag in ("v0.1.0", "0" * 40):
         given = {"TAG": tag, "GITHUB_REPOSITORY_OWNER": "Some-Owner", "GITHUB_OUTPUT": str(output)}
         subprocess.run(["bash", "-euc", script], env={**os.environ, **given}, check=True, timeout=60)
-        assert re.fullmatch(r"name=ghcr\.io/[a-z0-9-]+/finetune-torchtune:[\w.-]+\n", output.read_text())
+        assert re.fullmatch(r"name=ghcr\.io/[a-z0-9-]+/finetune-train:[\w.-]+\n", output.read_text())
         output.unlink()
     assert name["env"]["TAG"] == f"${{{{ {only_tags} && github.ref_name || github.sha }}}}"
     (login,) = [step for step in steps if "login-action" in step.get("uses", "")]

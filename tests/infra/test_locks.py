@@ -18,9 +18,7 @@ from tests.infra.test_docker import REQUIREMENTS, ROOT, TEXT, asked
 LOCKS = sorted((REQUIREMENTS / "locked").glob("*.txt"))
 RENEW = "python .ci/locks.py"
 EXTRAS = {
-    "torchtune": ("torchtune", "kubernetes", "aws", "trackers"),
-    "deepspeed": ("deepspeed", "kubernetes", "aws", "trackers"),
-    "loop": ("deepspeed", "fsdp2", "eval"),
+    "train": ("train", "rl", "diffusion", "eval", "liger", "kubernetes", "aws", "trackers"),
     "launcher": ("kubernetes", "aws"),
 }
 # What runs of the packages that an image's Python can use
@@ -37,10 +35,9 @@ def locked(name: str) -> dict[str, str]:
 
 
 def listed(name: str) -> list[Requirement]:
-    """What a list asks for, with those that it includes."""
+    """Requirements of a list."""
     lines = (REQUIREMENTS / f"{name}.txt").read_text().splitlines()
-    found = [each for line in lines if line.startswith("-r ") for each in listed(line[3:].partition(".")[0])]
-    return found + [Requirement(line) for line in lines if line and line[0] not in "-#"]
+    return [Requirement(line) for line in lines if line and line[0] != "#"]
 
 
 def outside(name: str, requirements: list[Requirement]) -> list[str]:
@@ -53,8 +50,8 @@ def outside(name: str, requirements: list[Requirement]) -> list[str]:
     ]
 
 
-def test_every_list_but_the_common_one_has_its_lock() -> None:
-    lists = {file.name for file in REQUIREMENTS.glob("*.txt")} - {"common.txt"}
+def test_every_list_has_its_lock() -> None:
+    lists = {file.name for file in REQUIREMENTS.glob("*.txt")}
     assert {file.name for file in LOCKS} == lists | {"launcher.txt"}
 
 
@@ -79,9 +76,7 @@ def test_a_lock_is_within_the_projects_bounds(name: str) -> None:
     assert outside(name, asked(*EXTRAS[name])) == [], f"renew it: {RENEW}"
 
 
-@pytest.mark.parametrize(
-    "pair", itertools.combinations(("torchtune", "deepspeed", "s3", "gs", "azure"), 2), ids="-".join
-)
+@pytest.mark.parametrize("pair", itertools.combinations(("train", "s3", "gs", "azure"), 2), ids="-".join)
 def test_what_is_installed_together_agrees(pair: tuple[str, str]) -> None:
     one, other = map(locked, pair)
     assert {
@@ -91,7 +86,7 @@ def test_what_is_installed_together_agrees(pair: tuple[str, str]) -> None:
 
 def test_the_images_install_nothing_but_what_is_locked() -> None:
     installs = re.findall(r"(?:uv )?pip install ((?:[^&\n]|\\\n)*)", TEXT)
-    assert len(installs) == 4
+    assert len(installs) == 3
     for words in installs:
         assert "--require-hashes" in words or "--no-deps --editable ." in words
     assert set(re.findall(r"source=infra/docker/requirements(\S*),target=/requirements", TEXT)) == {"/locked"}
