@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from estimator.memory.activations import EAGER_ALONE, SOFT_CAPPED
 from estimator.memory.evaluation import WEIGHT_BYTES as GPU_WEIGHT_BYTES
 from estimator.memory.host import CPU_RUNTIME_BYTES, CUDA_CONTEXT_BYTES
 from estimator.models import ModelSpec
@@ -37,7 +38,8 @@ SAMPLING_BYTES = 12
 # More where top_p is below 1: sorted scores with their indices, probabilities and their sums, two masks
 # (generation/logits_process.py, TopPLogitsWarper)
 TOP_P_BYTES = 4 + 8 + 4 + 4 + 2
-_ROUTED_COPIES = 5  # of a token's hidden size, for each expert that it goes to (integrations/moe.py)
+# Copies of a token's hidden size for each expert it is routed to (transformers 5.24, integrations/moe.py)
+_ROUTED_COPIES = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,10 +71,10 @@ def drawn_batch(setup: Setup) -> Batch:
 def kv_cache_bytes(model: ModelSpec, sequences: int, tokens: int, *, bytes_each: int = 2) -> int:
     """Bytes of the keys and values of ``sequences`` sequences of ``tokens`` tokens each, exactly.
 
-    For each sequence, token and block: kv_heads * head_dim keys and as many values, or of latent attention
-    (MLA) the expanded ones of all heads, which transformers keeps. Blocks with a sliding window (or Llama 4's
-    chunks) keep its tokens alone. A batch that generates has cached all tokens but the last one drawn. The
-    allocator holds more: see :func:`working_bytes`.
+    Per sequence, token and block: kv_heads * head_dim keys and as many values; with latent attention (MLA)
+    the compressed latents, kv_lora_rank + qk_rope_head_dim numbers (transformers 5.24). Blocks with a sliding
+    window (or Llama 4's chunks) keep the tokens of the window. A batch that generates has cached all tokens
+    but the last one generated. The allocator holds more: see :func:`working_bytes`.
 
     Parameters
     ----------
@@ -83,7 +85,7 @@ def kv_cache_bytes(model: ModelSpec, sequences: int, tokens: int, *, bytes_each:
     """
     near = min(tokens, model.sliding_window or tokens)
     cached = (model.layers - model.sliding_layers) * tokens + model.sliding_layers * near
-    return sequences * cached * (model.kv_dim + model.v_dim) * bytes_each
+    return sequences * cached * _cached_width(model) * bytes_each
 
 
 def live_bytes(
@@ -92,20 +94,25 @@ def live_bytes(
     """Tensors beside the weights that are alive at the peak, by category; the allocator holds more.
 
     The largest of three moments: the prompts' forward pass, with the keys and values of all their tokens
-    (blocks with a window let go of them a step later) and what one block works on under its mask; attention
-    in the last step, with the whole cache; the drawing of the last token. Prompts of one length
-    (``padded=False``) have no mask.
+    (blocks with a window release them a step later) and the tensors of one block under its mask; attention in
+    the last step, with the whole cache; sampling of the last token. Prompts of one length (``padded=False``)
+    have no mask. Families without a fused attention kernel also hold the attention scores and their softmax.
     """
-    prompts = batch.sequences * batch.prompt_tokens
+    fused = model.family not in (*SOFT_CAPPED, *EAGER_ALONE)
+    score = 0 if fused else model.heads * (bytes_each + 4)  # bytes per pair of positions
+    prompts, cached = batch.sequences * batch.prompt_tokens, batch.sequences * batch.tokens
     mask = prompts * batch.prompt_tokens * padded  # a byte for each pair of tokens
     cache = kv_cache_bytes(model, batch.sequences, batch.tokens, bytes_each=bytes_each)
     each_logit = bytes_each + SAMPLING_BYTES + (TOP_P_BYTES if top_p < 1 else 0)
     moments = (
         {
-            CACHE: prompts * model.layers * (model.kv_dim + model.v_dim) * bytes_each,
-            ACTIVATIONS: prompts * _block_width(model) * bytes_each + mask,
+            CACHE: prompts * model.layers * _cached_width(model) * bytes_each,
+            ACTIVATIONS: prompts * (_block_width(model) * bytes_each + batch.prompt_tokens * score) + mask,
         },
-        {CACHE: cache, ACTIVATIONS: batch.sequences * batch.tokens * _attended_width(model) * bytes_each},
+        {
+            CACHE: cache,
+            ACTIVATIONS: cached * (_decoding_width(model, fused) * bytes_each + score),
+        },
         {CACHE: cache, LOGITS: batch.sequences * model.vocab * each_logit},
     )
     return max(moments, key=lambda moment: sum(moment.values()))
@@ -182,8 +189,24 @@ def _block_width(model: ModelSpec) -> int:
 
 
 def _attended_width(model: ModelSpec) -> int:
-    """Keys and values of one token in one block, as attention under a padding mask takes them: of all heads.
+    """Width of the keys and values of one token in one block, repeated for all query heads.
 
-    transformers 5.4, integrations/sdpa_attention.py, repeat_kv.
+    Attention under a padding mask takes them so (transformers 5.24, integrations/sdpa_attention.py).
     """
     return model.heads * (model.head_dim + (model.v_head_dim or model.head_dim))
+
+
+def _cached_width(model: ModelSpec) -> int:
+    """Numbers that the cache holds for one token in one block."""
+    if model.latent_attention:
+        return model.kv_lora_rank + model.qk_rope_head_dim
+    return model.kv_dim + model.v_dim
+
+
+def _decoding_width(model: ModelSpec, fused: bool) -> int:
+    """Numbers for each cached token that one block holds besides the cache while it attends with one query.
+
+    Fused attention groups the query heads (transformers 5.24, integrations/sdpa_attention.py, pack_gqa); what
+    remains is the previous keys while the longer ones are concatenated. Latents are expanded for all heads.
+    """
+    return model.kv_dim if fused and not model.latent_attention else _attended_width(model)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from estimator.errors import UserError
 from launchers.dataset.rows import Conversation
 from launchers.dataset.turns import Message
-from launchers.imports import collector_paused, take_flags_for_numbers
+from launchers.imports import collector_paused
 from launchers.settings import Settings
 
 _BATCH = 1024  # conversations tokenised at a time
@@ -40,7 +40,6 @@ def load_tokenizer(model_dir: Path, settings: Settings) -> Any:
     with collector_paused():
         from transformers import AutoTokenizer
 
-    take_flags_for_numbers()
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(model_dir), local_files_only=True)
         tokenizer("a")  # some that are broken fail here only

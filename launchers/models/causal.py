@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from launchers.imports import collector_paused, take_flags_for_numbers
+from launchers.imports import collector_paused
 
 
 def configuration(folder: Path) -> Any:
@@ -16,7 +16,6 @@ def configuration(folder: Path) -> Any:
     with collector_paused():
         from transformers import AutoConfig
 
-    take_flags_for_numbers()
     config = AutoConfig.from_pretrained(folder)
     if getattr(config.get_text_config(), "attn_logit_softcapping", None):
         # Gemma 2: torch's own attention has no cap, and transformers 5.4 drops it there without a word

@@ -28,8 +28,7 @@ def _usual(m: ModelSpec) -> dict[str, Any]:
         "num_key_value_heads": m.kv_heads,
         "intermediate_size": m.ffn,
         "max_position_embeddings": m.max_seq_len,
-        # transformers 5.4 wants a number here for OLMo 2
-        "tie_word_embeddings": int(m.tied_embeddings) if m.family == "olmo2" else m.tied_embeddings,
+        "tie_word_embeddings": m.tied_embeddings,
         "rms_norm_eps": m.norm_eps,
         "pad_token_id": 0,
     }

@@ -101,7 +101,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 2,
     },
     "gemma2": {"model_type": "gemma2", "num_key_value_heads": 2, "head_dim": 32},
-    "olmo2": {"model_type": "olmo2", "num_key_value_heads": 2, "tie_word_embeddings": 0},
+    "olmo2": {"model_type": "olmo2", "num_key_value_heads": 2, "tie_word_embeddings": False},
 }
 
 

@@ -14,7 +14,6 @@ from launchers import engines
 from launchers.dataset.prepared import IGNORE
 from launchers.engines._hf_layout import safetensors_header
 from launchers.gang.job import TrainJob
-from launchers.imports import take_flags_for_numbers
 from launchers.models import causal
 from launchers.report import telemetry
 from tests.launchers.engines import ranks
@@ -131,7 +130,6 @@ def network(family: str, **values: Any) -> Any:
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    take_flags_for_numbers()
     torch.manual_seed(0)
     config = AutoConfig.for_model(family, **((FAMILIES | UNTRIED)[family] | values))
     config.initializer_range = 0.1
