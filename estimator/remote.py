@@ -39,14 +39,14 @@ def hub_errors(kind: str, name: str) -> Iterator[None]:
 
     ``kind`` is "model" or "dataset"; ``name`` its id on the hub.
     """
-    import httpx
+    import httpx2
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
 
     try:
         yield
     except HFValidationError:
         raise UserError(f"{name!r} is not a Hugging Face id.", "An id looks like org/name.") from None
-    except (HfHubHTTPError, EntryNotFoundError, httpx.HTTPError, ConnectionError, FileNotFoundError) as error:
+    except (HfHubHTTPError, EntryNotFoundError, httpx2.HTTPError, ConnectionError, FileNotFoundError) as error:
         raise _explain_hub(error, kind, name) from None
 
 

