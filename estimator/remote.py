@@ -46,7 +46,13 @@ def hub_errors(kind: str, name: str) -> Iterator[None]:
         yield
     except HFValidationError:
         raise UserError(f"{name!r} is not a Hugging Face id.", "An id looks like org/name.") from None
-    except (HfHubHTTPError, EntryNotFoundError, httpx2.HTTPError, ConnectionError, FileNotFoundError) as error:
+    except (
+        HfHubHTTPError,
+        EntryNotFoundError,
+        httpx2.HTTPError,
+        ConnectionError,
+        FileNotFoundError,
+    ) as error:
         raise _explain_hub(error, kind, name) from None
 
 
