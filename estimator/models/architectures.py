@@ -53,6 +53,9 @@ class Family:
         Whether transformers has the family's sequence classification, of which reward models are made.
     code_elsewhere:
         Its code is no part of transformers: it lies beside the weights on the Hub.
+    mlp_names_are_experts:
+        PEFT adapts the experts' tensors under the names of the MLP's projections, and never the linear layers
+        of dense blocks and shared experts (peft 0.21, utils/transformers_weight_conversion.py).
     linears:
         The family's own names of linear layers -> the generic ones that each stands for. Those in one inner
         tuple are one matrix there.
@@ -82,6 +85,7 @@ class Family:
     partial_rotary: bool = False
     sees_packed: str = ""
     code_elsewhere: bool = False
+    mlp_names_are_experts: bool = False
     linears: Linears = field(default_factory=dict)
     source: str
 
@@ -112,6 +116,7 @@ _NOT_TRAITS = (
     "partial_rotary",
     "sees_packed",
     "code_elsewhere",
+    "mlp_names_are_experts",
     "scores_texts",
     "linears",
     "source",
@@ -190,8 +195,10 @@ FAMILIES: dict[str, Family] = {  # Hugging Face's `model_type`
         linears={"qkv_proj": _FUSED_QKV, "gate_up_proj": (("gate_proj", "up_proj"),)},
         source=_transformers("phi3"),
     ),
-    "deepseek_v2": Family(source=_transformers("deepseek_v2")),
-    "deepseek_v3": Family(published_quantised=True, source=_transformers("deepseek_v3")),
+    "deepseek_v2": Family(mlp_names_are_experts=True, source=_transformers("deepseek_v2")),
+    "deepseek_v3": Family(
+        published_quantised=True, mlp_names_are_experts=True, source=_transformers("deepseek_v3")
+    ),
     "gpt_oss": Family(
         qkv_bias=True,
         o_bias=True,
@@ -237,7 +244,7 @@ FAMILIES: dict[str, Family] = {  # Hugging Face's `model_type`
         hidden_act="gelu",
         parallel_residual=True,
         free_head_dim=False,
-        sees_packed=_NO_POSITIONS_IN_MASK,
+        sees_packed=_NO_POSITIONS_IN_MASK,  # up to transformers 5.19
         linears=_NEOX_LINEARS,
         source=_transformers("falcon"),
     ),

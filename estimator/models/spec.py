@@ -32,9 +32,11 @@ class ModelSpec(ModelShape):
     def all_linear(self) -> tuple[str, ...]:
         """Generic names of the layers that ``lora.targets: all-linear`` adapts.
 
-        Experts are no linear layers in transformers 5, so without others the MLP's are left out.
+        Experts are no linear layers in transformers 5: the MLP's projections are excluded where a model has
+        no others, or where PEFT cannot adapt the others (``Family.mlp_names_are_experts``).
         """
-        if not self.experts or self.shared_ffn or self.dense_layers:
+        others = (self.shared_ffn or self.dense_layers) and not family_of(self.family).mlp_names_are_experts
+        if not self.experts or others:
             return self.projections
         return tuple(parameters.attention_shapes(self))
 
@@ -99,6 +101,8 @@ class ModelSpec(ModelShape):
         each output.
         """
         groups = self._groups(targets, joined=family_code)
+        if family_code and family_of(self.family).mlp_names_are_experts:
+            groups = [group for group in groups if group[0] not in parameters.MLP_PROJECTIONS]
         count = sum(parameters.lora(self, rank, group, experts=not family_code) for group in groups)
         if magnitudes:
             count += sum(parameters.magnitudes(self, group, experts=not family_code) for group in groups)

@@ -125,15 +125,26 @@ def adapted_layers(model: Any, settings: Settings) -> list[str]:
 
     Routers, heads and experts, which are no linear layers, are never among them: PEFT's own "all-linear"
     takes Llama 4's routers too, which then fail, as they are linear layers that return more than a product.
+    Neither are names that PEFT would replace by the experts' tensors.
     """
     targets = settings.lora.targets
     linear = {name.rpartition(".")[2] for name, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
     generic = (*PROJECTIONS, *LATENT_PROJECTIONS) if settings.lora.all_linear else targets
-    found = [name for name in own_names(model.config.get_text_config().model_type, generic) if name in linear]
+    model_type = model.config.get_text_config().model_type
+    usable = linear - _names_of_experts(model_type)
+    found = [name for name in own_names(model_type, generic) if name in usable]
     if not found:
         wanted = targets if isinstance(targets, str) else ", ".join(targets)
         raise UserError(
             f"lora.targets = {wanted}: {settings.model} has no such linear layers.",
-            f"Its linear layers are {', '.join(sorted(linear))}.",
+            f"Its linear layers are {', '.join(sorted(usable))}.",
         )
     return found
+
+
+def _names_of_experts(model_type: str) -> set[str]:
+    """Names that PEFT 0.21 replaces by the tensors of all experts, which were modules in transformers 4."""
+    from peft.utils import transformers_weight_conversion as conversion
+
+    pattern = conversion._MODEL_TO_CONVERSION_PATTERN.get(model_type)
+    return set(conversion._MOE_TARGET_MODULE_MAPPING.get(pattern, ()))

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -115,9 +116,13 @@ def test_losses_and_norms_are_those_of_torchtunes_own_command_bit_by_bit(
     values = recipe_config(job) | {"output_dir": str(tmp_path), "metric_logger": logger}
     values["checkpointer"]["output_dir"] = str(tmp_path / "model")
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
+    spec = find_spec("torchtune")
+    assert spec is not None
+    assert spec.origin is not None
+    tune = Path(spec.origin).with_name("_cli") / "tune.py"
     command = ["run", recipe_name(job), "--config", str(tmp_path / "config.yaml")]
     subprocess.run(
-        [sys.executable, "-m", "torchtune._cli.tune", *command],
+        [sys.executable, "-m", "estimator.exact.torchtune_imports", str(tune), *command],
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         check=True,
         timeout=600,
