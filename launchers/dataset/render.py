@@ -43,6 +43,8 @@ def load_tokenizer(model_dir: Path, settings: Settings) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(model_dir), local_files_only=True)
         tokenizer("a")  # some that are broken fail here only
+        if tokenizer.eos_token is None and not (model_dir / "tokenizer_config.json").is_file():
+            raise ValueError("tokenizer_config.json, which names the special tokens, is missing")
     except Exception as error:  # noqa: BLE001 - of broken files tokenizers raises whatever it is
         raise UserError(
             f"The tokenizer in {model_dir} can't be loaded: {one_line(error)}",
