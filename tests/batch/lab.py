@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from estimator.plan import Plan
 from tests.flows.conftest import FLOW, READ_ARTIFACTS, environment
 from tests.lab import batch, metadata
 from tests.lab.batch import BatchService
@@ -148,6 +149,17 @@ class Client:
         output, _ = process.communicate(timeout=300)
         assert process.returncode == 0
         return bytes(output)
+
+
+def check_training_job(job: Job, plan: Plan) -> None:
+    """Check that a multi-node job requests the nodes and resources of its plan."""
+    planned = plan.request
+    assert job.request["jobQueue"] == QUEUE
+    assert job.definition["nodeProperties"]["numNodes"] == planned.nodes == len(job.nodes)
+    for node in job.nodes:
+        assert (node.number("VCPU"), node.number("MEMORY")) == (planned.cpu, planned.memory_mib)
+        assert node.properties["linuxParameters"]["sharedMemorySize"] == planned.shared_memory_mib
+        assert node.number("GPU") == 0
 
 
 @contextlib.contextmanager

@@ -258,6 +258,7 @@ def test_an_image_that_is_not_there_is_named_and_not_waited_for_for_ever(
     assert 1 <= len(re.findall(r"waits: (ErrImagePull|ImagePullBackOff)", run.log)) <= 2, run.log
 
 
+@pytest.mark.nightly
 def test_a_quota_that_is_used_up_is_named(cluster: Cluster, tmp_path: Path) -> None:
     quotas = f"/api/v1/namespaces/{NAMESPACE}/resourcequotas"
     quota = {"metadata": {"name": "none-left"}, "spec": {"hard": {"pods": "0"}}}
@@ -293,17 +294,23 @@ def unheard(cluster: Cluster) -> Iterator[None]:
 
 @pytest.mark.usefixtures("unheard")
 class TestBeforeAnythingIsSubmitted:
-    """Bad input, found by asking the real API server."""
+    """Bad input, found by asking the real API server.
 
+    tests/decorators/backends/kubernetes/test_preflight.py has every case without a run of the flow.
+    """
+
+    @pytest.mark.nightly
     def test_a_namespace_that_is_not_there(self, cluster: Cluster, tmp_path: Path) -> None:
         run = _launch(cluster, tmp_path, METAFLOW_KUBERNETES_NAMESPACE="nowhere")
         _ends(run, r"namespace nowhere")
 
+    @pytest.mark.nightly
     def test_a_context_whose_server_is_not_there(self, cluster: Cluster, tmp_path: Path) -> None:
         address = f"https://{cluster.hub.address}:1"
         config = str(cluster.control_plane.kubeconfig("launcher", NAMESPACE, server=address))
         _ends(_launch(cluster, tmp_path, KUBECONFIG=config), re.escape(address))
 
+    @pytest.mark.nightly
     def test_a_login_that_is_wrong(self, cluster: Cluster, tmp_path: Path) -> None:
         config = str(cluster.control_plane.kubeconfig("launcher", NAMESPACE, token="wrong"))
         _ends(_launch(cluster, tmp_path, KUBECONFIG=config), r"401|login|credentials")
@@ -312,6 +319,7 @@ class TestBeforeAnythingIsSubmitted:
         config = str(cluster.control_plane.kubeconfig("nobody", NAMESPACE))
         _ends(_launch(cluster, tmp_path, KUBECONFIG=config), r"create jobs", "kubectl|infra/kubernetes")
 
+    @pytest.mark.nightly
     def test_no_jobset_for_several_nodes(self, cluster: Cluster, tmp_path: Path) -> None:
         name = "jobsets.jobset.x-k8s.io"
         definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"

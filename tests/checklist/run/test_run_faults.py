@@ -84,6 +84,7 @@ def test_hosts_that_have_ipv6_alone_pass_every_phase(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_slow_host_is_named_over_ipv6_too(tmp_path: Path) -> None:
     result = measured(tmp_path, 4, lambda made: made.slow(2, "50mbit"), *NETWORK, ipv6=True)
 
@@ -99,7 +100,10 @@ def test_a_slow_host_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("side", "kind"), [("sends", "transmit"), ("receives", "receive")])
+@pytest.mark.parametrize(
+    ("side", "kind"),
+    [("sends", "transmit"), pytest.param("receives", "receive", marks=pytest.mark.nightly)],
+)
 def test_a_host_that_is_slow_in_one_direction_is_named_with_the_direction(
     tmp_path: Path, side: str, kind: str
 ) -> None:
@@ -156,6 +160,7 @@ def test_a_host_that_loses_packets_is_named_although_its_best_is_as_fast_as_ever
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_link_that_loses_packets_is_named_and_neither_end_of_it_is_bad(tmp_path: Path) -> None:
     def fault(made: Bed) -> None:
         made.lose(1, 0.04, sender=3)
@@ -168,6 +173,7 @@ def test_a_link_that_loses_packets_is_named_and_neither_end_of_it_is_bad(tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_carrier_that_comes_and_goes_is_not_cleared_by_having_come_back(tmp_path: Path) -> None:
     result = measured(tmp_path, 4, lambda made: made.flap(2, 3, 3), *LOSS)
 
@@ -224,6 +230,7 @@ def test_a_host_of_two_families_of_which_one_is_blocked_is_named_and_the_run_goe
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_host_whose_name_leads_to_a_blocked_family_takes_part_and_is_told_what_works(
     tmp_path: Path,
 ) -> None:
@@ -242,6 +249,7 @@ def test_a_host_whose_name_leads_to_a_blocked_family_takes_part_and_is_told_what
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_hosts_of_two_families_that_both_work_have_no_finding(tmp_path: Path) -> None:
     result = measured(tmp_path, 3, nothing, *NETWORK, dual=True)
     assert (result.findings, len(result.measurements.open_ports)) == ((), 12)
@@ -313,6 +321,7 @@ def test_a_host_that_is_set_up_otherwise_is_named_with_what_is_due(tmp_path: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_two_hosts_of_one_name_are_named_by_it(tmp_path: Path) -> None:
     def fault(made: Bed) -> None:
         made.called[2] = "h1"
@@ -364,7 +373,10 @@ def test_two_runs_of_one_node_each_say_that_they_are_not_one_job(tmp_path: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("how", "kind"), [(signal.SIGSTOP, "hang"), (signal.SIGKILL, "died")])
+@pytest.mark.parametrize(
+    ("how", "kind"),
+    [(signal.SIGSTOP, "hang"), pytest.param(signal.SIGKILL, "died", marks=pytest.mark.nightly)],
+)
 def test_a_rank_that_hangs_or_dies_in_a_collective_is_named_with_it(
     tmp_path: Path, how: signal.Signals, kind: str
 ) -> None:
