@@ -21,7 +21,7 @@ from tests.launchers.gang.conftest import Gang
 NewGang = Callable[..., Gang]
 LONG = {"steps": 3000}
 SLOW_NIGHTLY = [pytest.mark.slow, pytest.mark.nightly]
-END_S = 30.0  # seconds come to about 5 to 8; the machine may be busy
+END_S = 120.0  # seconds: 5 to 8 where nothing else runs
 # Of who is killed, when, and on which node: each of these once or twice
 MOST_UNLIKE = [
     ("agent", "before its ranks run", 1),
@@ -34,7 +34,7 @@ def ends(gang: Gang, *nodes: int, within: float = END_S) -> list[dict[str, Any]]
     """How these nodes end, all within the limit from now; then no process is left."""
     deadline = time.monotonic() + within
     found = [gang.end(node, within=max(0.1, deadline - time.monotonic())) for node in nodes]
-    gang.gone(within=10)
+    gang.gone(within=60)
     return found
 
 
@@ -56,9 +56,7 @@ def test_a_users_mistake_found_by_a_rank_is_a_user_error_on_every_node(gang: New
         assert end["message"] == "Line 7 of data.jsonl is broken.\nMend it."
 
 
-@pytest.mark.parametrize(
-    "rank", [1, *(pytest.param(rank, marks=SLOW_NIGHTLY) for rank in (0, 3))]
-)
+@pytest.mark.parametrize("rank", [1, *(pytest.param(rank, marks=SLOW_NIGHTLY) for rank in (0, 3))])
 def test_kill_9_of_a_rank_ends_all_nodes_and_names_it(gang: NewGang, rank: int) -> None:
     two = gang(nodes=2, processes=2, orders={**LONG, "child": True}).start_all()
     for each in range(4):
