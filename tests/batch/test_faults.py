@@ -68,23 +68,31 @@ def test_short_task_ids_reach_the_nodes_whole_and_a_container_out_of_memory_is_t
 
 @dataclass(frozen=True, kw_only=True)
 class Interrupted:
-    """A run whose training job lost a machine twice; it was stopped once it had trained to the end."""
+    """A run whose training job lost machines; it was stopped once it had trained to the end."""
 
     run: Client
+    nodes: tuple[int, ...]  # whose machines were lost, one after the other
     outcome: dict[str, Any]
     artifacts: dict[str, Any]
 
 
-@pytest.fixture(scope="module")
-def interrupted(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Interrupted:
-    """Lose node 1's machine, then node 0's. Ranks don't train (tests.lab.small_engine)."""
+@pytest.fixture(
+    scope="module",
+    params=[(1,), pytest.param((0, 1), marks=pytest.mark.nightly)],
+    ids=lambda nodes: f"nodes {nodes}",
+)
+def interrupted(
+    request: pytest.FixtureRequest, lab: Lab, tmp_path_factory: pytest.TempPathFactory
+) -> Interrupted:
+    """Lose the machines of these nodes. Ranks don't train (tests.lab.small_engine)."""
+    nodes: tuple[int, ...] = request.param
     home = tmp_path_factory.mktemp("interrupted")
     data = write_sums(home / "sums.jsonl")
     where = ["--with=batch", "--device=cpu", "--nodes=2", f"--dataset={data}"]
     steps = [f"--max-steps={STEPS}", "--checkpoint-every=5", "--epochs=9", "--global-batch-size=4"]
     steps += ["--seq-len=128", "--set=evaluation.fraction=0.1", *(f"--set={value}" for value in SMALL_RANKS)]
     run = lab.start(home, "run", *where, *steps, HF_TOKEN=TOKEN)
-    for number, node in enumerate((1, 0), start=1):
+    for number, node in enumerate(nodes, start=1):
         known = run.committed()
         run.wait_for(lambda known=known: run.committed() > known, LIMIT_S)
         lost = run.jobs("train_nodes")[-1]
@@ -95,16 +103,16 @@ def interrupted(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Interrupt
     artifacts = run.artifacts()
     run.process.send_signal(signal.SIGTERM)
     assert run.end(END_S) != 0
-    return Interrupted(run=run, outcome=outcome, artifacts=artifacts)
+    return Interrupted(run=run, nodes=nodes, outcome=outcome, artifacts=artifacts)
 
 
 def test_machines_that_are_taken_away_cost_no_attempt(interrupted: Interrupted) -> None:
     run, jobs = interrupted.run, interrupted.run.jobs("train_nodes")
-    for job, node in zip(jobs, (1, 0), strict=False):
+    for job, node in zip(jobs, interrupted.nodes, strict=False):
         who = f"node {job.id}#{node}: Host EC2 (instance i-{job.id[:8]}{node}) terminated. The step is sub"
         assert who in run.log
     assert [row["loss"] for row in interrupted.outcome["metrics"]] == [1 / n for n in range(1, STEPS + 1)]
-    assert [job.status for job in jobs] == ["FAILED", "FAILED", "SUCCEEDED"]
+    assert [job.status for job in jobs] == [*["FAILED"] * len(interrupted.nodes), "SUCCEEDED"]
     assert "(retry)" not in run.log
     assert "Traceback" not in run.log, run.log
 

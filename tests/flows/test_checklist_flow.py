@@ -182,6 +182,22 @@ def test_a_fail_ends_the_flow_after_all_is_stored_with_one_clear_line(failed: Ru
     assert "not fit to train on" in failed.card()
 
 
+@pytest.mark.slow
+def test_a_failed_checklist_stops_a_training_run_of_the_same_cluster(failed: Run) -> None:
+    stopped = subprocess.run(
+        [sys.executable, str(FLOW.with_name("finetune_flow.py")), "run"],
+        cwd=failed.home,
+        env=environment(failed.home),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=BUSY_SECONDS,
+        check=False,
+    )
+    assert stopped.returncode == 2
+    assert "gemm_fp32 of all 2 ranks is below the floor" in stopped.stdout
+
+
 @pytest.mark.nightly
 @pytest.mark.slow
 def test_a_later_run_knows_of_the_earlier_one(later: Run) -> None:

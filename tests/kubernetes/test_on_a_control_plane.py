@@ -406,12 +406,13 @@ def check_preparing_job(cluster: Cluster, launched: Launched, plan: Plan) -> Non
 def checked(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Launched:
     """checklist_flow on two pods, to its end."""
     home = tmp_path_factory.mktemp("checklist")
-    options = ["--nodes=2", "--device=cpu", "--only=ranks,interface,mesh,datastore,correctness"]
+    options = ["--nodes=2", "--device=cpu", "--profile=quick"]
     launched = cluster.launch("checklist_flow", home, "run", "--with", "kubernetes", *options)
     launched.wait(LIMIT_S)
     return launched
 
 
+@pytest.mark.nightly
 def test_the_checklist_measures_two_pods_and_judges_them(cluster: Cluster, checked: Launched) -> None:
     found = checked.artifacts("ChecklistFlow")
     assert found["cluster"].startswith("kubernetes:")
@@ -424,6 +425,7 @@ def test_the_checklist_measures_two_pods_and_judges_them(cluster: Cluster, check
     checked.nothing_left()
 
 
+@pytest.mark.nightly
 def test_the_checklists_card_arrives(checked: Launched) -> None:
     cards = json.loads(checked.read(READ_CARDS, f"ChecklistFlow/{checked.run_id}"))
     assert [name.partition("/")[0] for name in cards] == ["verdict"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-PAUSE_S = 6.0  # between two uploads, at least
+PAUSE_S = 15.0  # between two uploads, at least
 _MODULE = """
 import sys
 
