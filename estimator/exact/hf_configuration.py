@@ -27,8 +27,7 @@ def values(spec: ModelSpec, seq_len: int) -> dict[str, Any]:
         "num_hidden_layers": spec.layers,
         "num_attention_heads": spec.heads,
         "max_position_embeddings": max(spec.max_seq_len, seq_len),
-        # transformers 5.4 wants a number here for OLMo 2
-        "tie_word_embeddings": int(spec.tied_embeddings) if spec.family == "olmo2" else spec.tied_embeddings,
+        "tie_word_embeddings": spec.tied_embeddings,
         "pad_token_id": 0,
     }
     if spec.family != "falcon":
