@@ -33,8 +33,8 @@ print("generated", answer.shape[1] - prompt["input_ids"].shape[1])
     [
         ("torchtune", "lora", 2),
         ("deepspeed", "full", 1),
-        # Elsewhere: DeepSpeed on two nodes (test_finetune_flow_faults.py and tests/batch, nightly), FSDP2 on one
-        # node (below) and on two (test_suspicions.py).
+        # Elsewhere: DeepSpeed on two nodes (test_finetune_flow_faults.py and tests/batch, nightly),
+        # FSDP2 on one node (below) and on two (test_suspicions.py).
         pytest.param("torchtune", "full", 2, marks=pytest.mark.slow),
         pytest.param("torchtune", "qlora", 1, marks=[pytest.mark.slow, pytest.mark.nightly]),
     ],
