@@ -120,7 +120,7 @@ class Client:
                 return found
             assert self.process.poll() is None, f"the run ended first:\n{self.log}\n{self.pods_log()}"
             assert time.monotonic() < deadline, f"not within {within:g} s:\n{self.log}\n{self.pods_log()}"
-            time.sleep(0.1)
+            time.sleep(0.3)
 
     def end(self, within: float) -> int:
         """Its exit status. Every job has ended then, and every pod."""

@@ -22,8 +22,8 @@ NewGang = Callable[..., Gang]
 LONG = {"steps": 3000}
 SLOW_NIGHTLY = [pytest.mark.slow, pytest.mark.nightly]
 END_S = 120.0  # seconds: 5 to 8 where nothing else runs
-# Of who is killed, when, and on which node: each of these once or twice
-MOST_UNLIKE = [
+# Process, moment and node of the kills in the slow tier; all other combinations are nightly
+KILLS = [
     ("agent", "before its ranks run", 1),
     ("agent", "in the middle", 0),
     ("task", "in the middle", 1),
@@ -72,7 +72,7 @@ def test_kill_9_of_a_rank_ends_all_nodes_and_names_it(gang: NewGang, rank: int) 
 @pytest.mark.parametrize(
     ("who", "moment", "node"),
     [
-        pytest.param(*case, marks=[] if case in MOST_UNLIKE else pytest.mark.nightly)
+        pytest.param(*case, marks=[] if case in KILLS else pytest.mark.nightly)
         for case in itertools.product(
             ("agent", "task"), ("before its ranks run", "in the middle", "in a checkpoint"), (0, 1)
         )
