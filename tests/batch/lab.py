@@ -15,7 +15,7 @@ from typing import Any
 
 from estimator.plan import Plan
 from tests.flows.conftest import FLOW, READ_ARTIFACTS, environment
-from tests.lab import batch, metadata
+from tests.lab import batch, log_uploads, metadata
 from tests.lab.batch import BatchService
 from tests.lab.batch_jobs import Job, Queue
 from tests.lab.metadata import MetadataService
@@ -46,6 +46,7 @@ class Lab:
             METAFLOW_BATCH_CONTAINER_IMAGE="registry.example/finetune:1",
             METAFLOW_ECS_S3_ACCESS_IAM_ROLE="arn:aws:iam::123456789012:role/flows",
             AWS_ENDPOINT_URL_BATCH=self.batch_url,
+            PYTHONPATH=str(log_uploads.install_for_clients(self.hub.folder / "client-site")),
         )
         return own | self.store.environment() | more
 
