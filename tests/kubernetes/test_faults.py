@@ -13,6 +13,8 @@ import os
 import pickle
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +23,7 @@ import psutil
 import pytest
 
 from tests.conftest import write_sums
+from tests.decorators.conftest import FLOWS
 from tests.flows.faults import READ_OUTCOME
 from tests.kubernetes.cluster import NAMESPACE, Cluster, Launched
 from tests.kubernetes.faults import (
@@ -256,6 +259,39 @@ def test_an_image_that_is_not_there_is_named_and_not_waited_for_for_ever(
     run = _launch(cluster, tmp_path, "--pending-timeout=0.25", **absent)
     _ends(run, r"registry\.example/absent:1", r"had not started after 0\.25 minutes|can't start")
     assert 1 <= len(re.findall(r"waits: (ErrImagePull|ImagePullBackOff)", run.log)) <= 2, run.log
+
+
+def test_a_run_whose_gpus_are_nowhere_says_so_once_and_ends_without_a_pod(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """A node group that may grow, but doesn't: the preflight can't refuse, so the wait must end."""
+    status = "autoscalerStatus: Running\nnodeGroups:\n- name: gpus\n  health: {maxSize: 4}\n"
+    path = "/api/v1/namespaces/kube-system/configmaps"
+    cluster.api.create(path, {"metadata": {"name": "cluster-autoscaler-status"}, "data": {"status": status}})
+    jobs = f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs"
+    earlier = {job["metadata"]["uid"] for job in cluster.api.items(jobs)}
+    command = [sys.executable, str(FLOWS / "profiled.py"), "run", "--with", "kubernetes"]
+    with (tmp_path / "log").open("w") as output:
+        run = cluster.hub.popen(
+            [*command, "--model=llama-8b", "--pending-timeout=0.5"],
+            cluster.environment(tmp_path),
+            cwd=tmp_path,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        code = run.wait(600)
+    cluster.api.delete(f"{path}/cluster-autoscaler-status")
+    log = (tmp_path / "log").read_text()
+    assert code != 0, log
+    assert "Can Kubernetes context lab" in log, log  # what is unknown is shown, and stops nobody
+    # The scheduler speaks of the selector or of the GPUs, whichever it checks first; once
+    assert len(re.findall(r" waits: 0/\d+ nodes are available", log)) == 1, log
+    assert "had not started after 0.5 minutes" in log, log
+    assert "Traceback" not in log
+    assert "attempt 1" not in log  # waiting again would not help
+    wait_for(lambda: not cluster.running(), 60, f"no pod is left: {cluster.running()}")
+    own = [job for job in cluster.api.items(jobs) if job["metadata"]["uid"] not in earlier]
+    assert all(job.get("status", {}).get("succeeded") for job in own), own
 
 
 @pytest.mark.nightly
