@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from estimator.plan import Plan
 from tests.flows.conftest import FLOW, READ_ARTIFACTS, environment
-from tests.lab import batch, metadata
+from tests.lab import batch, log_uploads, metadata
 from tests.lab.batch import BatchService
 from tests.lab.batch_jobs import Job, Queue
 from tests.lab.metadata import MetadataService
@@ -45,6 +46,7 @@ class Lab:
             METAFLOW_BATCH_CONTAINER_IMAGE="registry.example/finetune:1",
             METAFLOW_ECS_S3_ACCESS_IAM_ROLE="arn:aws:iam::123456789012:role/flows",
             AWS_ENDPOINT_URL_BATCH=self.batch_url,
+            PYTHONPATH=str(log_uploads.install_for_clients(self.hub.folder / "client-site")),
         )
         return own | self.store.environment() | more
 
@@ -119,7 +121,7 @@ class Client:
                 return found
             assert self.process.poll() is None, f"the run ended first:\n{self.log}\n{self.pods_log()}"
             assert time.monotonic() < deadline, f"not within {within:g} s:\n{self.log}\n{self.pods_log()}"
-            time.sleep(0.1)
+            time.sleep(0.3)
 
     def end(self, within: float) -> int:
         """Its exit status. Every job has ended then, and every pod."""
@@ -148,6 +150,17 @@ class Client:
         output, _ = process.communicate(timeout=300)
         assert process.returncode == 0
         return bytes(output)
+
+
+def check_training_job(job: Job, plan: Plan) -> None:
+    """Check that a multi-node job requests the nodes and resources of its plan."""
+    planned = plan.request
+    assert job.request["jobQueue"] == QUEUE
+    assert job.definition["nodeProperties"]["numNodes"] == planned.nodes == len(job.nodes)
+    for node in job.nodes:
+        assert (node.number("VCPU"), node.number("MEMORY")) == (planned.cpu, planned.memory_mib)
+        assert node.properties["linuxParameters"]["sharedMemorySize"] == planned.shared_memory_mib
+        assert node.number("GPU") == 0
 
 
 @contextlib.contextmanager

@@ -8,11 +8,13 @@ from __future__ import annotations
 import pickle
 import re
 import signal
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.batch.lab import Client, Lab
+from tests.batch.lab import Client, Lab, check_training_job
 from tests.conftest import write_sums
 from tests.flows.conftest import FLOW, left_behind
 from tests.flows.faults import READ_OUTCOME
@@ -25,6 +27,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 CHECKLIST = FLOW.with_name("checklist_flow.py")
 SMALL = Path(__file__).parent / "flows" / "small_flow.py"
+STEPS = 60  # of a run whose ranks don't train
+TOKEN = "hf_" + "TheTokenOfTheTestOnBatch" * 2
 LIMIT_S = 900
 END_S = 180
 
@@ -62,28 +66,66 @@ def test_short_task_ids_reach_the_nodes_whole_and_a_container_out_of_memory_is_t
     assert f"--task-id {task}-node-$AWS_BATCH_JOB_NODE_INDEX " in others
 
 
-def test_machines_that_are_taken_away_cost_no_attempt(lab: Lab, tmp_path: Path) -> None:
-    """The second node's, then the first one's; ranks don't train (tests.lab.small_engine)."""
-    data = write_sums(tmp_path / "sums.jsonl")
-    steps = ["--max-steps=60", "--checkpoint-every=5", "--epochs=9", "--global-batch-size=4"]
+@dataclass(frozen=True, kw_only=True)
+class Interrupted:
+    """A run whose training job lost machines; it was stopped once it had trained to the end."""
+
+    run: Client
+    nodes: tuple[int, ...]  # whose machines were lost, one after the other
+    outcome: dict[str, Any]
+    artifacts: dict[str, Any]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[(1,), pytest.param((0, 1), marks=pytest.mark.nightly)],
+    ids=lambda nodes: f"nodes {nodes}",
+)
+def interrupted(
+    request: pytest.FixtureRequest, lab: Lab, tmp_path_factory: pytest.TempPathFactory
+) -> Interrupted:
+    """Lose the machines of these nodes. Ranks don't train (tests.lab.small_engine)."""
+    nodes: tuple[int, ...] = request.param
+    home = tmp_path_factory.mktemp("interrupted")
+    data = write_sums(home / "sums.jsonl")
+    where = ["--with=batch", "--device=cpu", "--nodes=2", f"--dataset={data}"]
+    steps = [f"--max-steps={STEPS}", "--checkpoint-every=5", "--epochs=9", "--global-batch-size=4"]
     steps += ["--seq-len=128", "--set=evaluation.fraction=0.1", *(f"--set={value}" for value in SMALL_RANKS)]
-    run = lab.start(tmp_path, "run", "--with=batch", "--device=cpu", "--nodes=2", f"--dataset={data}", *steps)
-    for number, node in enumerate((1, 0), start=1):
+    run = lab.start(home, "run", *where, *steps, HF_TOKEN=TOKEN)
+    for number, node in enumerate(nodes, start=1):
         known = run.committed()
         run.wait_for(lambda known=known: run.committed() > known, LIMIT_S)
         lost = run.jobs("train_nodes")[-1]
         lost.lose_machine(node)
-        who = f"node {lost.id}#{node}: Host EC2 (instance i-{lost.id[:8]}{node}) terminated. The step is sub"
         run.wait_for(lambda number=number: f"Disruption {number} of at most 20" in run.log, END_S)
-        assert who in run.log
     run.wait_for(lambda: re.search(r"/train_nodes/\S+ .*Task finished successfully", run.log), LIMIT_S)
     outcome = pickle.loads(run.ask(READ_OUTCOME, f"FinetuneFlow/{run.run_id}"))  # noqa: S301
-    assert [row["loss"] for row in outcome["metrics"]] == [1.0 / step for step in range(1, 61)]
-    assert [job.status for job in run.jobs("train_nodes")] == ["FAILED", "FAILED", "SUCCEEDED"]
-    assert "(retry)" not in run.log
-    assert "Traceback" not in run.log, run.log
+    artifacts = run.artifacts()
     run.process.send_signal(signal.SIGTERM)
     assert run.end(END_S) != 0
+    return Interrupted(run=run, nodes=nodes, outcome=outcome, artifacts=artifacts)
+
+
+def test_machines_that_are_taken_away_cost_no_attempt(interrupted: Interrupted) -> None:
+    run, jobs = interrupted.run, interrupted.run.jobs("train_nodes")
+    for job, node in zip(jobs, interrupted.nodes, strict=False):
+        who = f"node {job.id}#{node}: Host EC2 (instance i-{job.id[:8]}{node}) terminated. The step is sub"
+        assert who in run.log
+    assert [row["loss"] for row in interrupted.outcome["metrics"]] == [1 / n for n in range(1, STEPS + 1)]
+    assert [job.status for job in jobs] == [*["FAILED"] * len(interrupted.nodes), "SUCCEEDED"]
+    assert "(retry)" not in run.log
+    assert "Traceback" not in run.log, run.log
+
+
+def test_the_training_job_requests_what_was_planned(interrupted: Interrupted) -> None:
+    check_training_job(interrupted.run.jobs("train_nodes")[0], interrupted.artifacts["plan"])
+
+
+def test_no_token_is_in_a_request_a_log_or_the_datastore(lab: Lab, interrupted: Interrupted) -> None:
+    places = {"requests": str(lab.service.requests), "terminal": interrupted.run.log}
+    places |= {"containers": interrupted.run.pods_log(), "plan": str(interrupted.artifacts)}
+    assert [name for name, text in places.items() if TOKEN in text] == []
+    assert [key for key, content in lab.store.objects().items() if TOKEN.encode() in content] == []
 
 
 def test_a_sigint_to_the_launch_alone_terminates_the_jobs_and_leaves_no_process(

@@ -62,6 +62,7 @@ def test_two_numbers_of_gpus_are_refused(home: Home) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_parameters_from_the_environment_reach_the_plan(home: Home) -> None:
     done = home.run("profiled.py", "run", METAFLOW_RUN_MODEL="llama-8b")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -164,6 +165,7 @@ def test_without_the_decorator_nothing_is_measured_and_nothing_breaks(home: Home
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_by_its_short_name_after_the_flow_has_imported_it(home: Home) -> None:
     done = home.run("profiled.py", "run", "--with", "gpu_profile")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -188,7 +190,7 @@ def test_each_node_of_a_parallel_step_has_the_plan_and_measures_itself(home: Hom
     assert second.host_rss_peak_bytes - first.host_rss_peak_bytes > 100 << 20
 
 
-@pytest.mark.parametrize("node", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("node", [0, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.nightly])])
 def test_a_failing_node_says_why_without_a_traceback_and_leaves_no_process(home: Home, node: int) -> None:
     done = home.run("nodes.py", "run", "--failing-node", str(node), "--seconds", "40" if node == 0 else "0.3")
     assert done.returncode == 1
@@ -197,7 +199,9 @@ def test_a_failing_node_says_why_without_a_traceback_and_leaves_no_process(home:
     wait_until(lambda: not _alive(home), BUSY_S)
 
 
-@pytest.mark.parametrize("victim", ["scheduler", pytest.param("first node", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "victim", ["scheduler", pytest.param("first node", marks=[pytest.mark.slow, pytest.mark.nightly])]
+)
 def test_a_killed_parent_takes_its_tasks_along(home: Home, victim: str) -> None:
     flow = home.start("nodes.py", "run", "--seconds", "300")
     try:

@@ -38,7 +38,7 @@ QUICK = [
     "--set=evaluation.fraction=0.1",
 ]
 # Of runs that something more is looked at of: a task beside them has its rows in sums.jsonl
-MORE = {("fsdp2", "lora", 2): ["--adapter-only", "--eval-harness=sums.yaml", "--set=harness.limit=6"]}
+MORE = {("fsdp2", "lora", 1): ["--adapter-only", "--eval-harness=sums.yaml", "--set=harness.limit=6"]}
 READ_ARTIFACTS = """
 import sys, pickle
 from metaflow import Run, namespace

@@ -205,7 +205,7 @@ class Flow:
         assert pid is not None, self.log
         return pid
 
-    def kill(self, who: Who, moment: Moment, rank: int = 0, within: float = 60) -> Ended:
+    def kill(self, who: Who, moment: Moment, rank: int = 0, within: float = 180) -> Ended:
         """kill -9 at a moment, then wait until the whole attempt (for the scheduler: the run) has ended."""
         self._all_there()
         pid = self.pid_of(who, rank)
@@ -214,7 +214,7 @@ class Flow:
         os.kill(pid, signal.SIGKILL)
         return self._ending(doomed, who == "scheduler", within)
 
-    def stop(self, how: Literal["Ctrl-C", "SIGINT", "SIGTERM"], within: float = 60) -> Ended:
+    def stop(self, how: Literal["Ctrl-C", "SIGINT", "SIGTERM"], within: float = 180) -> Ended:
         """Tell the run to stop; a terminal's Ctrl-C goes to its tasks, too."""
         doomed = [*self._belonging()]
         if how == "Ctrl-C":

@@ -119,9 +119,7 @@ def _python(home: Path, code: str, *arguments: str) -> Any:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("checklist")
-    (folder / "thresholds.csv").write_text(FLOOR)
-    return folder
+    return tmp_path_factory.mktemp("checklist")
 
 
 @pytest.fixture(scope="module")
@@ -131,15 +129,19 @@ def first(home: Path) -> Run:
 
 
 @pytest.fixture(scope="module")
-def second(home: Path, first: Run) -> Run:
-    """A later run, whose own thresholds no machine can reach."""
-    return _flow(home, "run", "--thresholds", "thresholds.csv", "--system", "here", "--json", "second.json")
+def failed(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run whose own thresholds no machine can reach."""
+    folder = tmp_path_factory.mktemp("failed")
+    (folder / "thresholds.csv").write_text(FLOOR)
+    checks = ("--only", "ranks,gemm", "--thresholds", "thresholds.csv", "--system", "here")
+    return _flow(folder, "run", *checks, "--json", "failed.json")
 
 
 @pytest.fixture(scope="module")
-def third(home: Path, second: Run) -> Run:
-    """A run on one node that does not ask what the second one has failed."""
-    return _flow(home, "run", "--nodes", "1", "--gpus-per-node", "2", "--skip", "gemm,hbm,storage,datastore")
+def later(failed: Run) -> Run:
+    """A later run on one node, without the check that failed before."""
+    options = ("--nodes", "1", "--gpus-per-node", "2", "--skip", "gemm,hbm,storage,datastore")
+    return _flow(failed.home, "run", *options)
 
 
 def test_a_run_with_no_options_ends_with_a_verdict_a_card_and_a_result(
@@ -164,40 +166,55 @@ def test_a_run_with_no_options_ends_with_a_verdict_a_card_and_a_result(
 
 
 @pytest.mark.slow
-def test_a_result_is_exactly_what_the_file_says(second: Run) -> None:
-    found = second.artifacts()
-    assert json.loads((second.home / "second.json").read_text()) == found["result"]
+def test_a_result_is_exactly_what_the_file_says(failed: Run) -> None:
+    found = failed.artifacts()
+    assert json.loads((failed.home / "failed.json").read_text()) == found["result"]
 
 
 @pytest.mark.slow
-def test_a_fail_ends_the_flow_after_all_is_stored_with_one_clear_line(second: Run) -> None:
-    assert second.status != 0
-    assert "Traceback" not in second.output, second.output
-    assert "FAIL: gemm_fp32 of all 2 ranks is below the floor" in second.text
-    found = second.artifacts()
+def test_a_fail_ends_the_flow_after_all_is_stored_with_one_clear_line(failed: Run) -> None:
+    assert failed.status != 0
+    assert "Traceback" not in failed.output, failed.output
+    assert "FAIL: gemm_fp32 of all 2 ranks is below the floor" in failed.text
+    found = failed.artifacts()
     assert not found["successful"]
     assert found["result"]["verdict"] == "FAIL"
-    assert "not fit to train on" in second.card()
+    assert "not fit to train on" in failed.card()
+
+
+@pytest.mark.slow
+def test_a_failed_checklist_stops_a_training_run_of_the_same_cluster(failed: Run) -> None:
+    stopped = subprocess.run(
+        [sys.executable, str(FLOW.with_name("finetune_flow.py")), "run"],
+        cwd=failed.home,
+        env=environment(failed.home),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=BUSY_SECONDS,
+        check=False,
+    )
+    assert stopped.returncode == 2
+    assert "gemm_fp32 of all 2 ranks is below the floor" in stopped.stdout
 
 
 @pytest.mark.nightly
 @pytest.mark.slow
-def test_a_later_run_knows_of_the_earlier_ones(second: Run, third: Run) -> None:
-    assert any("1 earlier run of local:" in note for note in second.artifacts()["result"]["notes"])
-    notes = third.artifacts()["result"]["notes"]
-    assert any("2 earlier runs" in note and "1 failures still open" in note for note in notes)
+def test_a_later_run_knows_of_the_earlier_one(later: Run) -> None:
+    notes = later.artifacts()["result"]["notes"]
+    assert any("1 earlier run of local:" in note and "1 failures still open" in note for note in notes)
 
 
 @pytest.mark.nightly
 @pytest.mark.slow
-def test_a_failure_stands_until_the_same_check_passes(third: Run) -> None:
-    assert third.status != 0
-    found = third.artifacts()["result"]
+def test_a_failure_stands_until_the_same_check_passes(later: Run) -> None:
+    assert later.status != 0
+    found = later.artifacts()["result"]
     assert len(found["nodes"]) == 1
     assert {check["check"]: check["verdict"] for check in found["checks"]}["correctness"] == "PASS"
     assert [item["check"] for item in found["standing"]] == ["gemm"]
-    assert "Still open from an earlier run" in third.text
-    assert "--only gemm" in third.text
+    assert "Still open from an earlier run" in later.text
+    assert "--only gemm" in later.text
 
 
 @pytest.mark.slow
@@ -240,7 +257,7 @@ def test_ctrl_c_ends_a_run_at_once_and_resume_goes_on(tmp_path: Path) -> None:
         _supervisor(tmp_path, node=0)
         os.killpg(process.pid, signal.SIGINT)
 
-    run = _hurt(tmp_path, interrupt)
+    run = _hurt(tmp_path, interrupt, "--only", "mesh,correctness,latency,bandwidth")
     assert run.status != 0
     assert "Workflow interrupted" in run.text
     assert "Traceback" not in run.output

@@ -360,24 +360,3 @@ def test_the_plan_takes_the_measured_bandwidth_and_asks_for_fit_nodes(tmp_path: 
 def speed(text: str) -> float:
     (found,) = re.findall(r"^Speed +([\d,]+) tokens/s", text, re.MULTILINE)
     return float(found.replace(",", ""))
-
-
-@pytest.mark.slow
-def test_the_real_checklist_flow_stops_the_real_training_flow(tmp_path: Path) -> None:
-    thresholds = "system,op,floor,source,unit\nmine,gemm_fp32,1e6,a test,TFLOPS\n"
-    (tmp_path / "own.csv").write_text(thresholds)
-    command = ["--no-pylint", "run", "--only", "gemm", "--device", "cpu"]
-    command += ["--system", "mine", "--thresholds", "own.csv"]
-    failed = subprocess.run(
-        [sys.executable, str(FLOW.with_name("checklist_flow.py")), *command],
-        cwd=tmp_path,
-        env=environment(tmp_path),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert failed.returncode == 1, failed.stdout
-    stopped = finetune(tmp_path, "run")
-    assert stopped.returncode == 2
-    assert "gemm_fp32 of all 2 ranks is below the floor" in stopped.stdout

@@ -33,8 +33,8 @@ print("generated", answer.shape[1] - prompt["input_ids"].shape[1])
     [
         ("torchtune", "lora", 2),
         ("deepspeed", "full", 1),
-        # Each engine meets each method and both numbers of nodes: DeepSpeed's full run on two nodes is in
-        # test_finetune_flow_faults.py, its LoRA run in tests/batch/test_on_batch.py; FSDP2's is below.
+        # Elsewhere: DeepSpeed on two nodes (test_finetune_flow_faults.py and tests/batch, nightly),
+        # FSDP2 on one node (below) and on two (test_suspicions.py).
         pytest.param("torchtune", "full", 2, marks=pytest.mark.slow),
         pytest.param("torchtune", "qlora", 1, marks=[pytest.mark.slow, pytest.mark.nightly]),
     ],
@@ -81,7 +81,7 @@ def assert_generates(run: FlowRun, model: Path) -> None:
 def test_an_adapter_alone_is_scored_by_tasks_and_answers(
     finished_run: Callable[[str, str, int], FlowRun],
 ) -> None:
-    run = finished_run("fsdp2", "lora", 2)
+    run = finished_run("fsdp2", "lora", 1)
     found = run.artifacts()
     adapter = Path(found["model_path"])
     assert [path.name for path in adapter.parent.iterdir() if path.is_dir()] == ["adapter"]
@@ -131,7 +131,7 @@ for answer in ("The sum is 3.", "THE SUM IS 3."):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "method", "nodes"),
-    [("dpo", "full", 2), pytest.param("reward", "lora", 1, marks=pytest.mark.nightly)],
+    [("dpo", "full", 1), pytest.param("reward", "lora", 1, marks=pytest.mark.nightly)],
 )
 def test_a_task_on_pairs_ranks_held_out_pairs_better(
     flow: Callable[..., FlowRun], tmp_path: Path, task: str, method: str, nodes: int

@@ -28,6 +28,7 @@ from tests.conftest import write_sums
 from tests.flows.conftest import FLOW, environment, left_behind, start_flow
 
 SOON = 20  # steps
+STEPS = 30
 STOPPED_S, RUNS_S = 0.1, 0.02  # often in a step: as a processor that is slow, wherever it computes
 
 
@@ -110,7 +111,7 @@ def test_a_slowed_rank_is_named_within_20_steps_and_the_next_checklist_hears_of_
         tmp_path,
         [
             *("run", "--model=tiny-llama", f"--dataset={data}", f"--engine={engine}", "--method=full"),
-            *("--nodes=2", "--max-steps=40", "--epochs=50", "--global-batch-size=4", "--seq-len=128"),
+            *("--nodes=2", f"--max-steps={STEPS}", "--epochs=50", "--global-batch-size=4", "--seq-len=128"),
             *("--set=log_every=1", "--set=evaluation.generations=0", "--set=checkpoint_every=0"),
         ],
     )
@@ -123,7 +124,7 @@ def test_a_slowed_rank_is_named_within_20_steps_and_the_next_checklist_hears_of_
     said = re.findall(rf"WARNING: node 1 \({name}\) is late: .* since step (\d+)", log)
     assert len(said) == 1, log
     before = log[: log.index("WARNING: node 1")]
-    at = max(int(step) for step in re.findall(r"step (\d+)/40", before))
+    at = max(int(step) for step in re.findall(rf"step (\d+)/{STEPS}", before))
     assert at - int(said[0]) <= SOON
     assert "WARNING: node 0" not in log
 

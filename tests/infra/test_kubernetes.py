@@ -13,7 +13,6 @@ import kubernetes_validate
 import promql_parser
 import pytest
 import yaml
-from cloudcoil.models.prometheus_operator.v1 import PrometheusRule
 from prometheus_client.parser import text_string_to_metric_families
 
 from checklist.outputs import prometheus
@@ -262,6 +261,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str
 
 
 def test_the_alerts_have_the_shape_of_the_prometheus_operator(objects: tuple[Json, ...]) -> None:
+    from cloudcoil.models.prometheus_operator.v1 import PrometheusRule  # here: its import takes seconds
+
     (rule,) = of_kind(objects, "PrometheusRule")
     read = PrometheusRule.model_validate(rule).model_dump(mode="json", by_alias=True, exclude_unset=True)
     assert read["spec"] == rule["spec"]  # what the model doesn't know, it would drop

@@ -280,7 +280,7 @@ def _wrong(server: ControlPlane, column: int) -> list[object]:
     def asked() -> list[object]:
         return [row[:6] for row in ALLOWED if _allowed(api, *row[:6]) != row[column]]
 
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while (wrong := asked()) and time.monotonic() < deadline:
         time.sleep(0.5)
     return wrong

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.flows.conftest import READ_ARTIFACTS, environment
-from tests.lab import metadata
+from tests.lab import log_uploads, metadata
 from tests.lab.api import Api, Json
 from tests.lab.control_plane import ControlPlane, wait_for
 from tests.lab.jobset import JobSets
@@ -59,6 +59,7 @@ class Cluster:
             "METAFLOW_KUBERNETES_NAMESPACE": NAMESPACE,
             "METAFLOW_KUBERNETES_SERVICE_ACCOUNT": SERVICE_ACCOUNT,
             "METAFLOW_KUBERNETES_CONTAINER_IMAGE": IMAGE,
+            "PYTHONPATH": str(log_uploads.install_for_clients(self.folder / "client-site")),
             **more,
         }
 

@@ -13,6 +13,8 @@ import os
 import pickle
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +23,7 @@ import psutil
 import pytest
 
 from tests.conftest import write_sums
+from tests.decorators.conftest import FLOWS
 from tests.flows.faults import READ_OUTCOME
 from tests.kubernetes.cluster import NAMESPACE, Cluster, Launched
 from tests.kubernetes.faults import (
@@ -258,6 +261,40 @@ def test_an_image_that_is_not_there_is_named_and_not_waited_for_for_ever(
     assert 1 <= len(re.findall(r"waits: (ErrImagePull|ImagePullBackOff)", run.log)) <= 2, run.log
 
 
+def test_a_run_whose_gpus_are_nowhere_says_so_once_and_ends_without_a_pod(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """A node group that may grow, but doesn't: the preflight can't refuse, so the wait must end."""
+    status = "autoscalerStatus: Running\nnodeGroups:\n- name: gpus\n  health: {maxSize: 4}\n"
+    path = "/api/v1/namespaces/kube-system/configmaps"
+    cluster.api.create(path, {"metadata": {"name": "cluster-autoscaler-status"}, "data": {"status": status}})
+    jobs = f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs"
+    earlier = {job["metadata"]["uid"] for job in cluster.api.items(jobs)}
+    command = [sys.executable, str(FLOWS / "profiled.py"), "run", "--with", "kubernetes"]
+    with (tmp_path / "log").open("w") as output:
+        run = cluster.hub.popen(
+            [*command, "--model=llama-8b", "--pending-timeout=0.5"],
+            cluster.environment(tmp_path),
+            cwd=tmp_path,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        code = run.wait(600)
+    cluster.api.delete(f"{path}/cluster-autoscaler-status")
+    log = (tmp_path / "log").read_text()
+    assert code != 0, log
+    assert "Can Kubernetes context lab" in log, log  # what is unknown is shown, and stops nobody
+    # The scheduler speaks of the selector or of the GPUs, whichever it checks first; once
+    assert len(re.findall(r" waits: 0/\d+ nodes are available", log)) == 1, log
+    assert "had not started after 0.5 minutes" in log, log
+    assert "Traceback" not in log
+    assert "attempt 1" not in log  # waiting again would not help
+    wait_for(lambda: not cluster.running(), 60, f"no pod is left: {cluster.running()}")
+    own = [job for job in cluster.api.items(jobs) if job["metadata"]["uid"] not in earlier]
+    assert all(job.get("status", {}).get("succeeded") for job in own), own
+
+
+@pytest.mark.nightly
 def test_a_quota_that_is_used_up_is_named(cluster: Cluster, tmp_path: Path) -> None:
     quotas = f"/api/v1/namespaces/{NAMESPACE}/resourcequotas"
     quota = {"metadata": {"name": "none-left"}, "spec": {"hard": {"pods": "0"}}}
@@ -293,17 +330,23 @@ def unheard(cluster: Cluster) -> Iterator[None]:
 
 @pytest.mark.usefixtures("unheard")
 class TestBeforeAnythingIsSubmitted:
-    """Bad input, found by asking the real API server."""
+    """Bad input, found by asking the real API server.
 
+    tests/decorators/backends/kubernetes/test_preflight.py has every case without a run of the flow.
+    """
+
+    @pytest.mark.nightly
     def test_a_namespace_that_is_not_there(self, cluster: Cluster, tmp_path: Path) -> None:
         run = _launch(cluster, tmp_path, METAFLOW_KUBERNETES_NAMESPACE="nowhere")
         _ends(run, r"namespace nowhere")
 
+    @pytest.mark.nightly
     def test_a_context_whose_server_is_not_there(self, cluster: Cluster, tmp_path: Path) -> None:
         address = f"https://{cluster.hub.address}:1"
         config = str(cluster.control_plane.kubeconfig("launcher", NAMESPACE, server=address))
         _ends(_launch(cluster, tmp_path, KUBECONFIG=config), re.escape(address))
 
+    @pytest.mark.nightly
     def test_a_login_that_is_wrong(self, cluster: Cluster, tmp_path: Path) -> None:
         config = str(cluster.control_plane.kubeconfig("launcher", NAMESPACE, token="wrong"))
         _ends(_launch(cluster, tmp_path, KUBECONFIG=config), r"401|login|credentials")
@@ -312,6 +355,7 @@ class TestBeforeAnythingIsSubmitted:
         config = str(cluster.control_plane.kubeconfig("nobody", NAMESPACE))
         _ends(_launch(cluster, tmp_path, KUBECONFIG=config), r"create jobs", "kubectl|infra/kubernetes")
 
+    @pytest.mark.nightly
     def test_no_jobset_for_several_nodes(self, cluster: Cluster, tmp_path: Path) -> None:
         name = "jobsets.jobset.x-k8s.io"
         definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"

@@ -412,6 +412,7 @@ def checked(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Launc
     return launched
 
 
+@pytest.mark.nightly
 def test_the_checklist_measures_two_pods_and_judges_them(cluster: Cluster, checked: Launched) -> None:
     found = checked.artifacts("ChecklistFlow")
     assert found["cluster"].startswith("kubernetes:")
@@ -424,6 +425,7 @@ def test_the_checklist_measures_two_pods_and_judges_them(cluster: Cluster, check
     checked.nothing_left()
 
 
+@pytest.mark.nightly
 def test_the_checklists_card_arrives(checked: Launched) -> None:
     cards = json.loads(checked.read(READ_CARDS, f"ChecklistFlow/{checked.run_id}"))
     assert [name.partition("/")[0] for name in cards] == ["verdict"]

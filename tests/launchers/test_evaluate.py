@@ -131,7 +131,7 @@ def test_both_models_are_measured_over_all_labels_and_answer(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["adapter-v1", "adapter-v2"])
+@pytest.mark.parametrize("method", [pytest.param("adapter-v1", marks=pytest.mark.nightly), "adapter-v2"])
 def test_an_adapter_that_can_not_be_merged_is_measured_on_its_base(
     tmp_path: Path, base: Path, method: str
 ) -> None:

@@ -190,7 +190,7 @@ def test_a_reward_models_page_scores(base: Path, tmp_path: Path, capsys: pytest.
     "values",
     [
         {"method": "lora"},
-        {"method": "qlora"},
+        pytest.param({"method": "qlora"}, marks=pytest.mark.nightly),
         {"method": "lora", "task": "reward"},
         {"method": "dora", "new_tokens": ["<new>"], "lora": {"targets": ["q_proj"]}},
     ],

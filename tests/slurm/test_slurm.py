@@ -136,7 +136,7 @@ def wait_for_checkpoint(slurm: Lab, job: int, output: Path, attempt: int) -> Non
 
 def test_what_the_nodes_cannot_take_is_said_at_once_and_not_tried_again(slurm: Lab, shared: Path) -> None:
     job = submit(slurm, shared, "--set", "model=llama-70b", "--output", str(shared / "out"))
-    assert slurm.wait_for(job, 120) == ("FAILED", 2)
+    assert slurm.wait_for(job, LIMIT_S) == ("FAILED", 2)
     said = slurm.output(job)
     assert "70.6 billion parameters, too many to train on CPUs in a useful time" in said
     assert "Traceback" not in said

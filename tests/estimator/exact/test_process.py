@@ -32,7 +32,7 @@ def test_an_estimate_comes_back_from_a_process_of_its_own() -> None:
     assert found.parameters == LLAMA.parameters
     assert found.peak_bytes == sum(found.categories.values()) == max(m.total_bytes for m in found.moments)
     assert dict(found.versions).keys() >= {"torch", "torchtune"}
-    assert 0 < found.seconds < 60
+    assert found.seconds > 0
 
 
 def test_a_setup_survives_the_way_to_the_tracing_process() -> None:

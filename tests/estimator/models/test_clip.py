@@ -58,7 +58,7 @@ def test_a_small_encoder_keeps_what_a_trace_of_it_says(
 def traced_bytes(shape: TextEncoderShape, adapters: Adapters, *, recomputed: bool) -> int:
     """Bytes that autograd has saved after a caption's forward pass, the parameters aside."""
     torch = pytest.importorskip("torch")
-    from peft import LoraConfig
+    from peft import LoraConfig, inject_adapter_in_model
     from torch.utils.checkpoint import checkpoint
     from transformers import CLIPTextConfig, CLIPTextModelWithProjection
 
@@ -72,7 +72,7 @@ def traced_bytes(shape: TextEncoderShape, adapters: Adapters, *, recomputed: boo
         hidden_act="quick_gelu" if shape.quick else "gelu",
     )
     encoder = CLIPTextModelWithProjection(config).to(torch.bfloat16).requires_grad_(False)
-    encoder.add_adapter(LoraConfig(r=adapters.rank, target_modules=list(TEXT_ADAPTED)))
+    inject_adapter_in_model(LoraConfig(r=adapters.rank, target_modules=list(TEXT_ADAPTED)), encoder)
     for parameter in encoder.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.to(torch.float32 if adapters.in_fp32 else torch.bfloat16)

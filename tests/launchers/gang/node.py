@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import sys
-import time
 from pathlib import Path
 
 from launchers.cluster.endpoint import NodeAddress, Secret
@@ -50,7 +49,7 @@ def main() -> None:
             end["failure"] = error.failure.to_dict()
         raise
     finally:
-        path.with_suffix(".end").write_text(json.dumps({**end, "at": time.time()}))
+        path.with_suffix(".end").write_text(json.dumps(end))
 
 
 if __name__ == "__main__":

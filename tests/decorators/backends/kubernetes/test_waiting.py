@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +9,6 @@ import pytest
 from decorators._metaflow import WaitedJob
 from decorators.backends.interface import WaitState
 from decorators.backends.kubernetes import waiting
-from tests.decorators.conftest import FLOWS
-from tests.kubernetes.cluster import NAMESPACE, Cluster
-from tests.kubernetes.conftest import cluster as cluster
 from tests.lab.api import Json
 from tests.lab.control_plane import ControlPlane, wait_for
 
@@ -140,35 +134,3 @@ def test_an_api_that_is_gone_is_a_wait_without_a_verdict(
     assert state.pending
     assert "doesn't tell" in state.reason
     assert state.hopeless is None
-
-
-def test_a_run_whose_gpus_are_nowhere_says_so_once_and_ends_without_a_pod(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    """A node group that may grow, but doesn't: the preflight can't refuse, so the wait must end."""
-    status = "autoscalerStatus: Running\nnodeGroups:\n- name: gpus\n  health: {maxSize: 4}\n"
-    path = "/api/v1/namespaces/kube-system/configmaps"
-    told = {"metadata": {"name": "cluster-autoscaler-status"}, "data": {"status": status}}
-    cluster.api.create(path, told)
-    command = [sys.executable, str(FLOWS / "profiled.py"), "run", "--with", "kubernetes"]
-    with (tmp_path / "log").open("w") as log:
-        run = cluster.hub.popen(
-            [*command, "--model=llama-8b", "--pending-timeout=0.3"],
-            cluster.environment(tmp_path),
-            cwd=tmp_path,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-        code = run.wait(600)
-    cluster.api.delete(f"{path}/cluster-autoscaler-status")
-    said = (tmp_path / "log").read_text()
-    assert code != 0, said
-    assert "Can Kubernetes context lab" in said, said  # what is unknown is shown, and stops nobody
-    # The scheduler speaks of the selector or of the GPUs, whichever it checks first; once
-    assert said.count(" waits: 0/2 nodes are available") == 1, said
-    assert "had not started after 0.3 minutes" in said, said
-    assert "Traceback" not in said
-    assert "attempt 1" not in said  # waiting again would not help
-    wait_for(lambda: not cluster.running(), 60, f"no pod is left: {cluster.running()}")
-    jobs = cluster.api.items(f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs")
-    assert all(job.get("status", {}).get("succeeded") for job in jobs), jobs
