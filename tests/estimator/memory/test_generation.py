@@ -64,7 +64,7 @@ LARGE_VOCABULARY = {"vocab_size": 50_000}
     ("family", "values", "shape", "top_p"),
     [
         ("llama", {}, (8, 200, 20), 1.0),
-        ("llama", {}, (8, 20, 90), 1.0),
+        pytest.param("llama", {}, (8, 20, 90), 1.0, marks=pytest.mark.slow),
         ("llama", LARGER_MLP, (8, 200, 4), 1.0),
         ("llama", LARGE_VOCABULARY, (32, 10, 4), 1.0),
         ("llama", LARGE_VOCABULARY, (32, 10, 4), 0.9),
@@ -83,6 +83,16 @@ def test_the_peak_is_that_of_a_real_run(
     batch = Batch(sequences=sequences, prompt_tokens=prompt, new_tokens=new)
     predicted = sum(live_bytes(model, batch, bytes_each=4, top_p=top_p).values())
     assert predicted == pytest.approx(real, rel=0.1)
+
+
+def test_the_last_step_holds_the_cache_and_the_previous_keys_of_one_block() -> None:
+    model = find("llama-8b")  # 32 blocks, 8 key/value heads of 128
+    batch = Batch(sequences=2, prompt_tokens=1, new_tokens=999)
+    cache = 2 * 1000 * 32 * 2 * 1024 * 2
+    assert live_bytes(model, batch) == {CACHE: cache, "activations": 2 * 1000 * 1024 * 2}
+    capped = find("gemma-2-9b")  # 42 blocks, 16 heads and 8 key/value heads of 256, no fused attention
+    live = live_bytes(capped, batch, bytes_each=2)
+    assert live["activations"] == 2 * 1000 * (2 * 16 * 256 * 2 + 16 * (2 + 4))
 
 
 with_peaks = [run for run in runs() if run.peak_gib is not None]

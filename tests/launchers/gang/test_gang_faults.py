@@ -120,6 +120,7 @@ def test_a_stopped_task_is_found_by_its_silence_and_ends_when_it_goes_on(gang: N
     assert end["error"] in ("NodeLost", "RankFailed")
 
 
+@pytest.mark.slow
 def test_a_node_that_has_to_go_while_a_checkpoint_is_written_is_followed_by_one_more_of_all_nodes(
     gang: NewGang,
 ) -> None:
@@ -252,6 +253,7 @@ def is_connected(ports: list[int]) -> bool:
     return bool(established & set(ports))
 
 
+@pytest.mark.slow
 def test_a_node_that_dies_while_others_are_awaited_ends_the_wait(gang: NewGang) -> None:
     three = gang(nodes=3)
     for node in (0, 1):

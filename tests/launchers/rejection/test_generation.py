@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -58,44 +61,51 @@ def request(
     )
 
 
-def test_a_shard_that_is_missing_is_made_again_as_it_was_and_no_other(model: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def finished(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[GenerationRequest, str]:
+    """A run of one node to its end, and what it printed; its shards are read by several tests."""
+    whole = request(model, tmp_path_factory.mktemp("runs") / "whole")
     made: list[int] = []
-    asked = request(model, tmp_path / "run")
-    assert generate(asked, lambda shard, _: made.append(shard)) == 3
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as output:
+        patch.setattr(shards, "SIGN_S", 0.3)
+        assert generate(whole, lambda shard, _: made.append(shard)) == 3
     assert made == [0, 1, 2]
-    before = {path.name: path.read_text() for path in asked.shards_dir.iterdir()}
-    (asked.shards_dir / rows.shard_name(1)).unlink()
-    generate(asked, lambda shard, _: made.append(shard))
-    assert made == [0, 1, 2, 1]
-    assert {path.name: path.read_text() for path in asked.shards_dir.iterdir()} == before
-    found = [each for path in sorted(asked.shards_dir.iterdir()) for each in rows.read_answers(path)]
+    return whole, output.getvalue()
+
+
+def test_a_missing_shard_is_generated_again_with_the_same_answers(
+    finished: tuple[GenerationRequest, str],
+) -> None:
+    whole, _ = finished
+    made: list[int] = []
+    before = {path.name: path.read_text() for path in whole.shards_dir.iterdir()}
+    (whole.shards_dir / rows.shard_name(1)).unlink()
+    generate(whole, lambda shard, _: made.append(shard))
+    assert made == [1]
+    assert {path.name: path.read_text() for path in whole.shards_dir.iterdir()} == before
+    found = [each for path in sorted(whole.shards_dir.iterdir()) for each in rows.read_answers(path)]
     assert sorted(each.index for each in found) == list(range(40))
     assert all(len(each.answers) == 4 for each in found)
     assert all(1 <= answer.tokens <= 5 for each in found for answer in each.answers)
-    assert any(len({answer.text for answer in each.answers}) > 1 for each in found), "answers are drawn"
+    assert any(len({answer.text for answer in each.answers}) > 1 for each in found), "answers are sampled"
 
 
-def test_two_nodes_draw_what_one_draws(model: Path, tmp_path: Path) -> None:
-    alone = request(model, tmp_path / "alone")
-    generate(alone, lambda *_: None)
-    made: dict[int, list[int]] = {0: [], 1: []}
-    for node, own in made.items():
-        asked = request(model, tmp_path / str(node), node=node, nodes=2)
-        generate(asked, lambda shard, _, own=own: own.append(shard))
-        assert asked.count() == 3
-        for shard in own:
-            name = rows.shard_name(shard)
-            assert (asked.shards_dir / name).read_text() == (alone.shards_dir / name).read_text()
-    assert made == {0: [0, 2], 1: [1]}
+def test_two_nodes_generate_the_shards_of_one_node(
+    model: Path, tmp_path: Path, finished: tuple[GenerationRequest, str]
+) -> None:
+    whole, _ = finished
+    second = request(model, tmp_path / "second", node=1, nodes=2)
+    made: list[int] = []
+    generate(second, lambda shard, _: made.append(shard))
+    assert second.count() == 3
+    assert made == [1], "node 0 has shards 0 and 2"
+    name = rows.shard_name(1)
+    assert (second.shards_dir / name).read_text() == (whole.shards_dir / name).read_text()
     assert generate(request(model, tmp_path / "idle", node=3, nodes=4), lambda *_: None) == 0
 
 
-def test_who_waits_for_a_shard_hears_how_far_it_is(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(shards, "SIGN_S", 0.3)
-    generate(request(model, tmp_path / "run"), lambda *_: None)
-    assert "drawing answers: 0 of 3 shards, after 0:0" in capsys.readouterr().out
+def test_progress_is_printed_while_a_shard_is_generated(finished: tuple[GenerationRequest, str]) -> None:
+    assert re.search(r"0 of 3 shards\b", finished[1])
 
 
 def test_a_killed_process_leaves_what_it_has_finished(model: Path, tmp_path: Path) -> None:
