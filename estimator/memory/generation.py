@@ -38,7 +38,7 @@ SAMPLING_BYTES = 12
 # More where top_p is below 1: sorted scores with their indices, probabilities and their sums, two masks
 # (generation/logits_process.py, TopPLogitsWarper)
 TOP_P_BYTES = 4 + 8 + 4 + 4 + 2
-# Copies of a token's hidden size for each expert it is routed to (transformers 5.24, integrations/moe.py)
+# Copies of a token's hidden size for each expert it is routed to (transformers 5.23, integrations/moe.py)
 _ROUTED_COPIES = 4
 
 
@@ -72,7 +72,7 @@ def kv_cache_bytes(model: ModelSpec, sequences: int, tokens: int, *, bytes_each:
     """Bytes of the keys and values of ``sequences`` sequences of ``tokens`` tokens each, exactly.
 
     Per sequence, token and block: kv_heads * head_dim keys and as many values; with latent attention (MLA)
-    the compressed latents, kv_lora_rank + qk_rope_head_dim numbers (transformers 5.24). Blocks with a sliding
+    the compressed latents, kv_lora_rank + qk_rope_head_dim numbers (transformers 5.23). Blocks with a sliding
     window (or Llama 4's chunks) keep the tokens of the window. A batch that generates has cached all tokens
     but the last one generated. The allocator holds more: see :func:`working_bytes`.
 
@@ -191,7 +191,7 @@ def _block_width(model: ModelSpec) -> int:
 def _attended_width(model: ModelSpec) -> int:
     """Width of the keys and values of one token in one block, repeated for all query heads.
 
-    Attention under a padding mask takes them so (transformers 5.24, integrations/sdpa_attention.py).
+    Attention under a padding mask takes them so (transformers 5.23, integrations/sdpa_attention.py).
     """
     return model.heads * (model.head_dim + (model.v_head_dim or model.head_dim))
 
@@ -206,7 +206,7 @@ def _cached_width(model: ModelSpec) -> int:
 def _decoding_width(model: ModelSpec, fused: bool) -> int:
     """Numbers for each cached token that one block holds besides the cache while it attends with one query.
 
-    Fused attention groups the query heads (transformers 5.24, integrations/sdpa_attention.py, pack_gqa); what
+    Fused attention groups the query heads (transformers 5.23, integrations/sdpa_attention.py, pack_gqa); what
     remains is the previous keys while the longer ones are concatenated. Latents are expanded for all heads.
     """
     return model.kv_dim if fused and not model.latent_attention else _attended_width(model)

@@ -105,11 +105,10 @@ def add_adapters(network: UNetWithTexts, options: dict[str, Any]) -> None:
 
     But for the first encoder's last layer, of which nothing is used (:func:`launchers.images.texts.encode`).
     """
-    from peft import LoraConfig, inject_adapter_in_model
+    from peft import LoraConfig
 
     for encoder, unused in ((network.text_encoder, 1), (network.text_encoder_2, 0)):
         encoder.requires_grad_(False)
         layers = list(range(encoder.config.num_hidden_layers - unused))
         config = LoraConfig(target_modules=list(TEXT_ADAPTED), layers_to_transform=layers, **options)
-        # Not encoder.add_adapter: transformers 5.24 demands PEFT 0.22 there, which is not released yet.
-        inject_adapter_in_model(config, encoder)
+        encoder.add_adapter(config)
