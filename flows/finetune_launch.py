@@ -115,6 +115,7 @@ def run_flow(flow: type[Any]) -> None:
     try:
         check_names(sys.argv[1:], FLOW)
     except UserError as error:
+        logs.show_traceback(error)
         print(error, file=sys.stderr)
         raise SystemExit(MISTAKE) from None
     main(flow, command_line)
