@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from estimator.exact.tracker import StepTracker
 from estimator.memory.generation import (
     CACHE,
     WEIGHT_BYTES,
@@ -25,6 +24,7 @@ from estimator.published.generation import PublishedGeneration, runs
 pytest.importorskip("torch")
 import torch
 
+from estimator.exact.tracker import StepTracker
 from tests.launchers.engines.loop import families
 
 PROMPT, NEW = 20, 12  # together longer than the families' windows
