@@ -1,8 +1,8 @@
 """Logging setup for every command: level, destination, and masking of secrets.
 
-Each module logs to ``logging.getLogger(__name__)``. Nothing is configured on import: without ``--log-level`` and
-``FINETUNE_LOG``, Python prints warnings on standard error and drops the rest. Only loggers of this project's
-packages are changed, so messages of torch or Metaflow stay as they are.
+Each module logs to ``logging.getLogger(__name__)``. Nothing is configured on import: without ``--log-level``
+and ``FINETUNE_LOG``, Python prints warnings on standard error and drops the rest. Only loggers of this
+project's packages are changed, so messages of torch or Metaflow stay as they are.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ _handlers: list[logging.Handler] = []
 def setup(level: str | None = None) -> None:
     """Show log messages of at least this level on standard error, here and in every child process.
 
-    ``level`` is the value of ``--log-level``; None reads ``FINETUNE_LOG``. Raises UserError for an unknown level.
+    ``level`` is the value of ``--log-level``; None reads ``FINETUNE_LOG``. Raises UserError for
+    an unknown level.
     """
     source = "--log-level" if level is not None else LEVEL_VARIABLE
     value = (level if level is not None else os.environ.get(LEVEL_VARIABLE, "")).strip().lower()
@@ -104,13 +105,19 @@ def recording(file: Path) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        _log.debug("Ended by %s", type(error).__name__, exc_info=error)
+        if not (isinstance(error, SystemExit) and not error.code):
+            _log.debug("Ended by %s", type(error).__name__, exc_info=error)
         raise
     finally:
-        for each in added:
-            _handlers.remove(each)
+        _handlers[:] = [each for each in _handlers if each not in added]  # setup() may have replaced one
         _install()
         handler.close()
+
+
+def reset() -> None:
+    """Undo :func:`setup`: messages go where Python sends them by default."""
+    _handlers.clear()
+    _install()
 
 
 def show_traceback(error: BaseException) -> None:

@@ -97,9 +97,11 @@ def launch(
 def _run(request: SchedulerRun, place: Allocation) -> int:
     """Train as this node of the run and return the exit status; node 0 alone shows a failure whole."""
     try:
-        with work_folder(place.job or "job", f"node{place.node}", place.attempt) as work:
-            with logs.recording(request.log_file(place)):
-                run(request, place, work)
+        with (
+            work_folder(place.job or "job", f"node{place.node}", place.attempt) as work,
+            logs.recording(request.log_file(place)),
+        ):
+            run(request, place, work)
     except ElsewhereError as error:
         print(f"node {place.node}: ended, as another node says: {error.problem}", file=sys.stderr)
         return MISTAKE

@@ -147,7 +147,7 @@ app = typer.Typer(
     epilog="Without Metaflow: python -m launchers trains under Slurm or PBS, python -m checklist checks.",
 )
 def finetune(
-    version: Annotated[
+    version: Annotated[  # noqa: ARG001 - its callback prints it
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")
     ] = False,
     log_level: Annotated[
