@@ -92,12 +92,12 @@ def _log_level_first(args: list[str]) -> list[str]:
     end = args.index("--") if "--" in args else len(args)
     first: list[str] = []
     rest: list[str] = []
-    words = iter(args[:end])
-    for word in words:
-        if word == LOG_LEVEL:
-            first += [word, *([value] if (value := next(words, None)) is not None else [])]
+    arguments = iter(args[:end])
+    for argument in arguments:
+        if argument == LOG_LEVEL:
+            first += [argument, *([value] if (value := next(arguments, None)) is not None else [])]
         else:
-            (first if word.startswith(f"{LOG_LEVEL}=") else rest).append(word)
+            (first if argument.startswith(f"{LOG_LEVEL}=") else rest).append(argument)
     return [*first, *rest, *args[end:]]
 
 
