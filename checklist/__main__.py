@@ -21,6 +21,7 @@ import typer
 from checklist.options import CommandOptions, Options, build, flags, help_of, type_of
 from checklist.reference import read as read_reference
 from checklist.run.rendezvous import NO_SECRET, Rendezvous, from_environment
+from estimator import logs
 from estimator.errors import MISTAKE, UserError
 
 if TYPE_CHECKING:
@@ -43,8 +44,10 @@ def _command(function: Callable[[CommandOptions, set[str]], None]) -> Callable[.
 
     def command(**values: Any) -> None:
         try:
+            logs.setup()
             options = build(CommandOptions, values)
         except UserError as error:
+            logs.show_traceback(error)
             print(error, file=sys.stderr)
             raise typer.Exit(COULD_NOT_RUN) from None
         function(options, {name for name, value in values.items() if value is not None})
@@ -85,6 +88,7 @@ def checklist(options: CommandOptions, given: set[str]) -> None:
         conclude = _Conclude(asked, _before(outputs, options.json, options.history)) if leads else None
         status = _measure(run, place, options.keep, options.node_name, conclude)
     except UserError as error:
+        logs.show_traceback(error)
         print(error, file=sys.stderr)
         raise typer.Exit(COULD_NOT_RUN) from None
     except KeyboardInterrupt:

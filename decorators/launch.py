@@ -19,6 +19,7 @@ from decorators.backends.job_labels import labels_of
 from decorators.backends.options import Options
 from decorators.backends.overrides import merge_given
 from decorators.backends.placing import add_variables, carry_on
+from estimator import logs
 from estimator.errors import UserError
 from estimator.plan import Request
 
@@ -68,7 +69,8 @@ class LaunchMixin:
         else:
             return False
         if step.backend() != "local":
-            step.add_environment({name: os.environ[name] for name in self.carried if name in os.environ})
+            names = (*self.carried, *logs.VARIABLES)
+            step.add_environment({name: os.environ[name] for name in names if name in os.environ})
             add_variables(step, _metaflow.datastore_variables())
         return True
 
@@ -79,6 +81,7 @@ def refused_in_words() -> Iterator[None]:
     try:
         yield
     except UserError as error:
+        logs.show_traceback(error)
         raise FinetuneError(error.problem, error.advice) from None
 
 

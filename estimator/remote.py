@@ -5,6 +5,7 @@ Tokens come from the environment alone and are never shown.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from typing import Any
 
 from estimator.errors import UserError
 
+_log = logging.getLogger(__name__)
 _TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 
@@ -26,6 +28,17 @@ def hub() -> Any:
             "pip install 'metaflow-finetune[train]'",
         ) from None
     return huggingface_hub
+
+
+def log_requests(client: Any) -> Any:
+    """Log each request of a boto3 client: service, operation and HTTP status. Returns the client."""
+    service = client.meta.service_model.service_name
+
+    def log(http_response: Any, model: Any, **_: Any) -> None:
+        _log.debug("AWS %s %s: status %d", service, model.name, http_response.status_code)
+
+    client.meta.events.register("after-call.*.*", log)
+    return client
 
 
 def hub_token() -> str | bool:
@@ -114,7 +127,7 @@ def s3_location(url: str) -> tuple[str, str]:
 
 
 def s3_client() -> Any:
-    return _boto3().client("s3")
+    return log_requests(_boto3().client("s3"))
 
 
 def _boto3() -> Any:

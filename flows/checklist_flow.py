@@ -29,6 +29,7 @@ from flows.checklist_card import draw
 from flows.checklist_launch import FlowOptions
 from flows.commands import command_line
 from flows.finetune_node import choose_ports
+from flows.run_logs import recorded_launch, recorded_task
 from launchers.cluster.endpoint import NodeAddress, Secret
 from launchers.workdir import work_folder
 
@@ -194,7 +195,7 @@ class ChecklistFlow(FlowSpec):
         self, *, node: int, nodes: int, main_host: str, ports: tuple[int, ...], secret: Secret
     ) -> None:
         self.node = node
-        with work_folder(current.run_id, "check", current.task_id) as work:
+        with work_folder(current.run_id, "check", current.task_id) as work, recorded_task(work):
             self.part, self.problem = checklist_steps.check_node(
                 self.run_config,
                 NodeAddress(
@@ -215,4 +216,5 @@ class ChecklistFlow(FlowSpec):
 
 
 if __name__ == "__main__":
-    main(ChecklistFlow, command_line)
+    with recorded_launch():
+        main(ChecklistFlow, command_line)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from decorators._metaflow import command, compiles_only, main, resumed_artifact
 from decorators.backends import cluster_name, destination
-from estimator import hardware
+from estimator import hardware, logs
 from estimator.calibration import Calibration
 from estimator.errors import MISTAKE, Change, UserError, check_names, spelled_as
 from estimator.hardware import local_machine
@@ -26,6 +26,7 @@ from estimator.planning.planner import CannotFit
 from estimator.planning.report import render, render_cannot_fit
 from flows import finetune_artifacts, finetune_harness, rejection_launch, scorers
 from flows.commands import command_line
+from flows.run_logs import recorded_launch
 from launchers import checks, hub_push, pipeline, settings, workdir
 from launchers.harness import tasks
 from launchers.sections import Resources
@@ -115,9 +116,11 @@ def run_flow(flow: type[Any]) -> None:
     try:
         check_names(sys.argv[1:], FLOW)
     except UserError as error:
+        logs.show_traceback(error)
         print(error, file=sys.stderr)
         raise SystemExit(MISTAKE) from None
-    main(flow, command_line)
+    with recorded_launch():
+        main(flow, command_line)
 
 
 def settings_from(config: Mapping[str, Any], params: Mapping[str, Any]) -> Settings:

@@ -20,6 +20,7 @@ from decorators.storage import datastore
 from estimator.errors import spelled_as
 from flows import finetune_artifacts, finetune_harness, finetune_launch, scorers
 from flows.finetune_node import encode_on_node, patience_s, train_on_node
+from flows.run_logs import recorded_task
 from launchers import engines, hub_push, pipeline
 from launchers.cluster.endpoint import NodeAddress, Secret
 from launchers.dataset.preferences import Sample
@@ -70,6 +71,7 @@ def task_folder(step_name: str) -> Iterator[Path]:
     with (
         spelled_as(finetune_launch.FLOW),
         work_folder(current.run_id, step_name, current.task_id) as work,
+        recorded_task(work),
     ):
         yield work
 

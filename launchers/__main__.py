@@ -18,6 +18,7 @@ from typing import Annotated
 
 import typer
 
+from estimator import logs
 from estimator.errors import MISTAKE, UserError, check_names
 from launchers import settings
 from launchers.cluster.allocation import Allocation, node_address
@@ -84,6 +85,7 @@ def launch(
         )
         status = _run(request, place)
     except UserError as error:
+        logs.show_traceback(error)
         print(error, file=sys.stderr)
         status = MISTAKE
     except SystemExit as stopped:
@@ -95,7 +97,10 @@ def launch(
 def _run(request: SchedulerRun, place: Allocation) -> int:
     """Train as this node of the run and return the exit status; node 0 alone shows a failure whole."""
     try:
-        with work_folder(place.job or "job", f"node{place.node}", place.attempt) as work:
+        with (
+            work_folder(place.job or "job", f"node{place.node}", place.attempt) as work,
+            logs.recording(request.log_file(place)),
+        ):
             run(request, place, work)
     except ElsewhereError as error:
         print(f"node {place.node}: ended, as another node says: {error.problem}", file=sys.stderr)
@@ -140,8 +145,10 @@ def main() -> None:
     """``python -m launchers``."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # a log is no terminal
     try:
+        logs.setup()
         _check_options(sys.argv[1:])
     except UserError as error:
+        logs.show_traceback(error)
         print(error, file=sys.stderr)
         raise SystemExit(MISTAKE) from None
     app()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import logging
 import math
 import shutil
 import sys
@@ -41,6 +42,8 @@ from launchers.models.fit import check_fits
 from launchers.report.metrics import tokens_of_steps
 from launchers.scoring.functions import scorer_of
 from launchers.settings import Settings
+
+_log = logging.getLogger(__name__)
 
 TINY_SEQ_LEN = 256  # tiny-llama's own data is short; a plan for 2048 would foretell memory it never needs
 
@@ -117,7 +120,9 @@ def plan_run(
         checks.check_evaluations(settings, steps)
     job = build_job(settings, model.spec, steps)
     plan = choose(job, apply_resources(settings, target), load_corrections() if calibrated else None)
+    requested = settings.engine
     settings = resolve_auto(as_planned(settings, plan), model.spec)
+    _log.info("Engine %s (requested: %s), method %s", settings.engine, requested, settings.method)
     checks.check_layout(settings, plan, model.spec)
     return PlannedRun(model=model, settings=settings, plan=plan)
 

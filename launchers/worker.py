@@ -18,6 +18,7 @@ import traceback
 from importlib import import_module
 from pathlib import Path
 
+from estimator import logs
 from estimator.errors import UserError
 from launchers import engines
 from launchers.cluster.processes import PARENT, die_with_parent
@@ -30,6 +31,7 @@ _RESERVE_BYTES = 256 * 1024
 
 def main() -> None:
     die_with_parent(int(os.environ[PARENT]))
+    logs.setup()
     parser = argparse.ArgumentParser(prog="launchers.worker")
     parser.add_argument("job_file", type=Path)
     parser.add_argument("--engine", help="MODULE:CLASS instead of the job's engine")

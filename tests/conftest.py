@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import selection
 from tests.lab import control_plane as lab
 
 # The longest first, by seconds measured: a file that is begun last keeps the other workers waiting.
@@ -49,6 +50,18 @@ LEFT_BY_LAUNCHES = (
     "FINETUNE_CLUSTER",
     "CHECKLIST_LAUNCH",
 )
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the number of workers
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Set ``-m`` and ``-n`` where the command line doesn't."""
+    if hasattr(config, "workerinput"):  # a worker has its controller's options, and starts no workers
+        return
+    option = config.option
+    if not any(str(each).startswith("-m") for each in config.invocation_params.args):
+        option.markexpr = selection.default_marks(config.args)
+    if getattr(option, "numprocesses", 0) is None:
+        option.numprocesses = 0 if option.usepdb else selection.default_workers(config.args)
 
 
 def pytest_configure() -> None:

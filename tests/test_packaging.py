@@ -16,6 +16,7 @@ from email.parser import Parser
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.version import Version
 
@@ -33,9 +34,12 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 MADE_OF = {
     "train": ("torchtune", "deepspeed", "fsdp2"),
-    "dev": ("train", "rl", "diffusion", "kubernetes", "aws", "prices", "trackers", "metrics", "docs"),
+    "dev": (
+        *("train", "rl", "diffusion", "eval", "kubernetes", "aws", "prices", "trackers", "metrics", "docs"),
+        "test",
+    ),
 }
-NOT_SHIPPED = {".git", ".venv", ".venv-loop", "build", "dist", "finetuned", ".metaflow"}
+NOT_SHIPPED = {".git", ".venv", ".venv-vllm", "build", "dist", "finetuned", ".metaflow"}
 BUILD = """
 import sys
 from setuptools import build_meta
@@ -68,6 +72,23 @@ def test_an_extra_that_is_made_of_others_allows_what_they_all_allow(extra: str) 
             for version in {*map(Version, bounds), *(Version(f"{bound}.1") for bound in bounds)}:
                 if requirement.specifier.contains(version):
                     assert all(each.specifier.contains(version) for each in asked), (name, version)
+
+
+def pins() -> dict[str, str]:
+    """Tool -> version in the lock of tools."""
+    text = (ROOT / "requirements" / "dev.lock").read_text()
+    return dict(re.findall(r"(?m)^([\w-]+)==([\w.]+)", text))
+
+
+def test_tools_are_pinned_to_versions_that_the_extra_allows_and_pre_commit_uses() -> None:
+    allowed = by_name("dev")
+    for tool, version in pins().items():
+        (requirement,) = allowed[tool]
+        assert requirement.specifier.contains(version), requirement
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    revisions = {repo["repo"].rpartition("/")[2]: repo["rev"] for repo in hooks if "rev" in repo}
+    assert revisions == {"ruff-pre-commit": f"v{pins()['ruff']}"}
+    assert {"mypy", "pre-commit", "pytest", "ruff"} <= set(pins())
 
 
 def test_each_python_that_is_supported_is_classified() -> None:

@@ -17,6 +17,7 @@ from decorators._metaflow.datastores import limit_datastore
 from decorators._metaflow.signals import end_with_jobs, was_interrupted
 from decorators._metaflow.terminal import renew_steps
 from decorators._metaflow.users import ensure_user
+from estimator import logs
 from estimator.errors import MISTAKE, UserError
 from launchers.cluster.hangup import outlive_shell
 
@@ -67,6 +68,7 @@ def final(error: UserError, kind: type[FinetuneError] = FinetuneError) -> Finetu
     """A UserError as Metaflow shows it, that ends the task for good: a retry would meet it again."""
     global _ended_by_user_error
     _ended_by_user_error = True
+    logs.show_traceback(error)
     return kind(error.problem, error.advice)
 
 
@@ -130,8 +132,10 @@ def main(flow: type[Any], command_line: CommandLine | None = None) -> None:
         if sys.stdout.isatty():
             close_line = renew_steps()
     try:
+        logs.setup()
         limit_datastore()
     except UserError as error:
+        logs.show_traceback(error)
         say(error.problem)
         say(error.advice)
         raise SystemExit(MISTAKE) from None

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from estimator import logs
 from estimator.changes import FINETUNE
 from estimator.errors import MISTAKE, CannotFit, UserError, check_names
 
@@ -46,6 +47,7 @@ ELSEWHERE = {
     "doctor": "flows.finetune_doctor",
 }  # by name: nothing here knows Metaflow
 ANSWERED_NO = 1  # nothing fits
+LOG_LEVEL = "--log-level"
 INTERRUPTED, PIPE_CLOSED = 130, 141  # as a shell reports a program ended by SIGINT, SIGPIPE
 
 
@@ -55,7 +57,7 @@ class Commands(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Note the command line as it was typed, for the commands that are suggested where no plan fits."""
         ctx.meta["command"] = shlex.join([ctx.info_name or "finetune", *args])
-        return super().parse_args(ctx, args)
+        return super().parse_args(ctx, _log_level_first(args))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Replace the stand-in of the command that was called by the command itself, from its module."""
@@ -71,8 +73,10 @@ class Commands(TyperGroup):
             result = super().invoke(ctx)
             sys.stdout.flush()
         except CannotFit as error:
+            logs.show_traceback(error)
             _fail(_cannot_fit(error, ctx.meta["command"]), ANSWERED_NO)
         except UserError as error:
+            logs.show_traceback(error)
             _fail(str(error), MISTAKE)
         except KeyboardInterrupt:
             raise SystemExit(INTERRUPTED) from None
@@ -81,6 +85,20 @@ class Commands(TyperGroup):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise SystemExit(PIPE_CLOSED) from None
         return result
+
+
+def _log_level_first(args: list[str]) -> list[str]:
+    """Move ``--log-level LEVEL`` to the front, so that it may also follow the subcommand."""
+    end = args.index("--") if "--" in args else len(args)
+    first: list[str] = []
+    rest: list[str] = []
+    arguments = iter(args[:end])
+    for argument in arguments:
+        if argument == LOG_LEVEL:
+            first += [argument, *([value] if (value := next(arguments, None)) is not None else [])]
+        else:
+            (first if argument.startswith(f"{LOG_LEVEL}=") else rest).append(argument)
+    return [*first, *rest, *args[end:]]
 
 
 def load(name: str) -> Any:
@@ -129,11 +147,21 @@ app = typer.Typer(
     epilog="Without Metaflow: python -m launchers trains under Slurm or PBS, python -m checklist checks.",
 )
 def finetune(
-    version: Annotated[
+    version: Annotated[  # noqa: ARG001 - its callback prints it
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")
     ] = False,
+    log_level: Annotated[
+        str | None,
+        typer.Option(
+            LOG_LEVEL,
+            metavar="LEVEL",
+            help=f"Show log messages on standard error: {', '.join(logs.LEVELS)}. Also after a command; "
+            f"{logs.LEVEL_VARIABLE}=LEVEL does the same.",
+        ),
+    ] = None,
 ) -> None:
-    """Options of the command itself; ``--version`` is dealt with by its callback."""
+    """Apply the options of the command itself; the callback of ``--version`` handles that one."""
+    logs.setup(log_level)
 
 
 def _stand_in_for(summary: str) -> Callable[[], None]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -18,6 +19,8 @@ from typing import Any
 from urllib.parse import urlencode
 
 from estimator.errors import UserError
+
+_log = logging.getLogger(__name__)
 
 Json = dict[str, Any]
 IN_CLUSTER = "in-cluster"
@@ -153,9 +156,12 @@ class ClusterApi:
                 retries=False,
             )
         except SSLError as error:
+            _log.info("Kubernetes %s %s: %s", method, path, plain(error))
             raise UntrustedError(plain(error)) from None
         except HTTPError as error:
+            _log.info("Kubernetes %s %s: %s", method, path, plain(error))
             raise UnreachableError(plain(error)) from None
+        _log.debug("Kubernetes %s %s: status %d", method, path, answer.status)
         try:
             content = json.loads(answer.data)
         except ValueError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import difflib
+import logging
 import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -28,6 +29,8 @@ from estimator.models.diffusion import DiffusionSpec
 from estimator.models.reference import Kind, ModelRef, ModelSource
 from estimator.models.shape import ModelShape
 from estimator.models.spec import ModelSpec
+
+_log = logging.getLogger(__name__)
 
 __all__ = [
     "ATTENTION_PROJECTIONS",
@@ -100,6 +103,7 @@ def resolve(name: str, *, online: bool = False) -> ModelRef:
     on the Hub. Raises UserError that says how to get it, or what is wrong with its config.json.
     """
     source = locate(name)
+    _log.debug("Model %s: %s %s", name, source.kind, source.location or "(generated)")
     return ModelRef(
         kind=source.kind, name=source.name, location=source.location, spec=_spec_of(source, online=online)
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,7 @@ from estimator.planning.search import Candidate, Evidence, Miss, Search, precisi
 from estimator.planning.support import unsupported_job, with_engine
 
 MOST_REJECTIONS = 10
+_log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -61,8 +63,11 @@ class Survey:
                     self._look_at(place)
             if self.candidates:
                 break
+        scattered = [candidate for candidate in self.candidates if self._is_scattered(candidate)]
+        for candidate in scattered:
+            _log.debug("discarded %s: fewer machines do as much for no higher price", candidate.what)
         self.candidates = in_order(
-            [candidate for candidate in self.candidates if not self._is_scattered(candidate)],
+            [candidate for candidate in self.candidates if candidate not in scattered],
             self.goals,
             tokens=self.tokens,
             capacity=self.target.capacity,
@@ -87,22 +92,26 @@ class Survey:
         for nodes, count in place.shapes(self.target, self.goals):
             if not search.reaches(nodes, count):
                 self.indivisible.add(nodes * count)
+                _log.debug("discarded %s: cannot divide the global batch", shape(place, nodes, count))
                 continue
             best = search.best(nodes, count, capacity, place.gpu, place)
             if best is None:
-                self.misses.append(
-                    search.leanest(shape(place, nodes, count), nodes, count, capacity, place.gpu)
-                )
+                miss = search.leanest(shape(place, nodes, count), nodes, count, capacity, place.gpu)
+                self.misses.append(miss)
+                _log.debug("discarded %s", miss)
                 continue
             short = host_miss(best, place)
             if short is not None:
                 self.misses.append(short)
+                _log.debug("discarded %s", short)
                 continue
             rejection = against_goals(best, self.goals, self.tokens)
             if rejection is None:
                 self.candidates.append(best)
+                _log.debug("candidate %s: %s", best.what, best.layout)
             else:
                 self.beyond.append((best, rejection))
+                _log.debug("discarded %s", rejection)
             cost = best.usd_per_token if best.usd_per_token is not None else math.inf
             if self._enough(place, nodes, count, rejection, cheaper=cost < cheapest):
                 break

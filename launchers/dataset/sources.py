@@ -7,6 +7,7 @@ of a dataset of the Hub; without it the split is ``train``.
 from __future__ import annotations
 
 import json
+import logging
 import re
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +16,8 @@ from estimator import remote
 from estimator.errors import UserError
 from launchers.dataset import drawn_shapes, files, python_docs
 from launchers.dataset.progress import Progress
+
+_log = logging.getLogger(__name__)
 
 BUILT_IN = "python-docs"
 IMAGES_BUILT_IN = drawn_shapes.BUILT_IN
@@ -52,6 +55,7 @@ def fetch(dataset: str, folder: Path) -> Path:
     Raises UserError that says why it can't be had. The rows are not looked at: see rows.read.
     """
     kind = kind_of(dataset)
+    _log.info("Dataset %s: %s", dataset, kind)
     if dataset == IMAGES_BUILT_IN:
         return drawn_shapes.write(folder / IMAGES_BUILT_IN)
     if kind == "built-in":

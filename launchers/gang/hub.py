@@ -119,6 +119,7 @@ class Hub:
             self._tell(End(failure=short(failure)))
             raise failure.error()
         port = free_port(self._address)
+        _log.info("Rendezvous complete: %d nodes, port %d", self._address.nodes, port)
         self._tell(Go(port=port))
         return port
 
@@ -242,6 +243,7 @@ class Hub:
         node, nodes = claim.node, self._address.nodes
         with self._joined:
             if claim.nodes != nodes or not 0 < node < nodes or node in self._hosts:
+                _log.info("Rendezvous: refused node %d of %d (%s)", node, claim.nodes, claim.host)
                 guest.refuse(f"node {node} of {claim.nodes} is not expected (any more)")
                 return None
             try:
@@ -252,6 +254,7 @@ class Hub:
             if agrees:
                 self._hosts[node] = claim.host
                 self._members[node] = member
+                _log.info("Rendezvous: node %d joined from %s", node, claim.host)
                 self._joined.notify_all()
             else:  # they restored different checkpoints
                 self._note(self._disagree(node, claim.host, claim.start_step))
@@ -283,6 +286,7 @@ class Hub:
 
     def _note(self, failure: Failure) -> None:
         """Add a failure; the caller holds the lock."""
+        _log.info("Gang failure on node %d (%s): %s", failure.node, failure.kind, failure.message)
         self._failures.append(failure)
         self._first_failure = self._first_failure or time.monotonic()
         self._joined.notify_all()

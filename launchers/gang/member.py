@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 import time
@@ -34,6 +35,8 @@ from launchers.gang.control import (
 from launchers.gang.failures import Failure, root_cause
 from launchers.report.telemetry import Pace
 
+_log = logging.getLogger(__name__)
+
 
 class Member:
     """Control for the nodes from 1 on."""
@@ -59,6 +62,7 @@ class Member:
 
     def join(self) -> int:
         self._connection = self._call()
+        _log.info("Rendezvous: connected to node 0 at %s", self._address.main_host)
         threading.Thread(target=self._listen, args=(self._connection,), name="gang-hub", daemon=True).start()
         self._heartbeat = Heartbeat(lambda: self._tell(Beat()))
         # Node 0 ends the wait for all; this limit is for a node 0 that beats and does nothing else.
@@ -163,6 +167,7 @@ class Member:
 
     def _note_message(self, message: GangMessage) -> None:
         if isinstance(message, Go):
+            _log.info("Rendezvous complete: port %d", message.port)
             self._port = message.port
             self._go.set()
         elif isinstance(message, End):
@@ -177,6 +182,7 @@ class Member:
 
     def _note(self, failure: Failure) -> None:
         """Add a failure of this node; the caller holds the lock."""
+        _log.info("Gang failure on node %d (%s): %s", failure.node, failure.kind, failure.message)
         self._own.append(failure)
         self._failed_at = self._failed_at or time.monotonic()
 

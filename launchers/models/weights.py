@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import logging
 import shutil
 import sys
 import time
@@ -28,6 +29,8 @@ from launchers.models.files import (
 )
 from launchers.workdir import full_disk_explained
 
+_log = logging.getLogger(__name__)
+
 TINY = "tiny-llama"
 GO_ON = "Free some space and run again: what is whole is not fetched again."
 FETCH_LIMIT_S = 4 * 3600.0  # that another process may take which fetches the same model
@@ -44,11 +47,13 @@ def fetch(model: ModelSource, folder: Path) -> Path:
     the disk is too small (before anything is downloaded), or where files are broken.
     """
     if model.kind == "made":
+        _log.debug("Weights of %s are generated in %s", model.name, folder)
         from launchers.models import tiny_llama, tiny_sdxl  # need numpy, which planning does without
 
         return tiny_sdxl.make(folder) if model.name == tiny_sdxl.NAME else tiny_llama.make(folder)
     if model.kind == "folder":
         path = Path(model.location)
+        _log.debug("Weights of %s are read from %s", model.name, path)
         check_whole(path)
         if (path / pipelines.INDEX).is_file() or not pickled_files(path):
             return path
@@ -57,7 +62,9 @@ def fetch(model: ModelSource, folder: Path) -> Path:
         with _alone(folder):
             return _converted(path, folder)
     with _alone(folder):
+        _log.info("Fetching weights of %s from %s %s", model.name, model.kind, model.location)
         path = (_fetch_s3 if model.kind == "s3" else _fetch_hub)(model.location, folder)
+        _log.info("Weights of %s are in %s", model.name, path)
         check_whole(path)
         if (path / pipelines.INDEX).is_file() or not pickled_files(path):
             return path

@@ -65,6 +65,10 @@ class SchedulerRun:
         """For all but the result."""
         return self.output / "run"
 
+    def log_file(self, place: Allocation) -> Path:
+        """Log of this node for one job of the scheduler; every attempt of the job appends to it."""
+        return self.folder / "logs" / f"job-{place.job or 'none'}-node-{place.node}.log"
+
 
 def run(request: SchedulerRun, place: Allocation, work: Path) -> None:
     """This node's part; returns when the run has ended well on all nodes.

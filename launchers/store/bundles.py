@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -22,6 +23,8 @@ from typing import Protocol
 
 from estimator.errors import UserError
 from launchers.workdir import is_disk_full
+
+_log = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 _CHUNK_BYTES = 4 * 2**20
@@ -212,7 +215,10 @@ def put_bundle(storage: Storage, key: str, folder: Path) -> Manifest:
     try:
         for file in manifest.files:
             file_key = f"{key}/{file.key}"
-            if storage.size(file_key) != file.size:
+            if storage.size(file_key) == file.size:
+                _log.debug("Not uploaded, already stored: %s", file_key)
+            else:
+                _log.debug("Upload %s (%d bytes)", file_key, file.size)
                 sent.append(file_key)
                 storage.put_file(file_key, folder / file.name)
         storage.put_bytes(f"{key}/{MANIFEST}", manifest.to_json())
@@ -225,6 +231,13 @@ def put_bundle(storage: Storage, key: str, folder: Path) -> Manifest:
             f"the {len(manifest.files)} files of {folder} take {manifest.total_bytes / 2**30:.2f} GiB.",
             "Free some space there, or put the datastore elsewhere.",
         ) from error
+    _log.info(
+        "Stored %s: %d files, %d bytes, %d of them uploaded",
+        storage.describe(key),
+        len(manifest.files),
+        manifest.total_bytes,
+        len(sent),
+    )
     return manifest
 
 
@@ -293,6 +306,7 @@ def fetch_files(
     for file in manifest.files:
         destination = folder / file.name
         destination.parent.mkdir(parents=True, exist_ok=True)
+        _log.debug("Download %s/%s (%d bytes)", key, file.key, file.size)
         try:
             storage.get_file(f"{key}/{file.key}", destination)
         except FileNotFoundError:
@@ -306,6 +320,9 @@ def fetch_files(
             raise _damaged(storage, key, file.name, f"it has {size} bytes instead of {file.size}")
         if sha256_of(destination) != file.sha256:
             raise _damaged(storage, key, file.name, "its SHA-256 differs")
+    _log.info(
+        "Fetched %s: %d files, %d bytes", storage.describe(key), len(manifest.files), manifest.total_bytes
+    )
     return manifest
 
 

@@ -193,7 +193,8 @@ class Shape:
     def node_of(self, pod: str) -> str | None:
         """Where the scheduler has put a pod; None: nowhere yet."""
         path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}"
-        return self.plane.api().get(path)["spec"].get("nodeName")
+        name: str | None = self.plane.api().get(path)["spec"].get("nodeName")
+        return name
 
     def admitted(self, plan: Plan, tolerations: tuple[Toleration, ...] = ()) -> list[str]:
         """The nodes on which the real scheduler places the plan's pods."""

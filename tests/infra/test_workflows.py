@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ def test_a_workflow_may_only_read_unless_a_job_says_more(file: Path) -> None:
     assert yaml.safe_load(file.read_text())["permissions"] == {"contents": "read"}
 
 
-@pytest.mark.parametrize("name", ["bug", "estimate", "wish"])
+@pytest.mark.parametrize("name", ["bug", "estimate", "feature_request"])
 def test_an_issues_form_can_be_read_and_a_bugs_wants_what_doctor_says(name: str) -> None:
     form = yaml.safe_load((ROOT / ".github" / "ISSUE_TEMPLATE" / f"{name}.yml").read_text())
     assert form["name"]
@@ -48,10 +49,14 @@ def test_an_issues_form_can_be_read_and_a_bugs_wants_what_doctor_says(name: str)
     assert asked.get("doctor", name != "bug"), "bug.yml"
 
 
+def last_command(file: str, job: str) -> str:
+    return str(jobs(ROOT / ".github" / "workflows" / f"{file}.yml")[job]["steps"][-1]["run"])
+
+
 def test_every_change_is_tested_by_the_script_that_runs_the_readmes_command() -> None:
-    ci = jobs(ROOT / ".github" / "workflows" / "ci.yml")
-    assert ci["fast"]["steps"][-1] == {"run": "bash .ci/run fast"}
-    assert ci["slow"]["steps"][-1] == {"run": "bash .ci/run slow ${{ matrix.shard }}"}
+    assert last_command("ci", "lint") == "bash .ci/run lint"
+    assert last_command("ci", "test") == last_command("ci", "oldest-and-newest") == "bash .ci/run test"
+    assert last_command("ci", "system") == "bash .ci/run system ${{ matrix.shard }}"
     script = (ROOT / ".ci" / "run").read_text()
     (command,) = re.findall(r"^(python3 -m venv .* pytest)$", (ROOT / "README.md").read_text(), re.MULTILINE)
     assert command in script
@@ -60,9 +65,41 @@ def test_every_change_is_tested_by_the_script_that_runs_the_readmes_command() ->
 
 def test_what_no_change_waits_for_is_tested_every_night() -> None:
     assert "slow='slow and not nightly'" in (ROOT / ".ci" / "run").read_text()
+    assert last_command("nightly", "all") == "bash .ci/run nightly"
+    assert last_command("nightly", "pythons") == "bash .ci/run"
     file = ROOT / ".github" / "workflows" / "nightly.yml"
-    assert jobs(file)["all"]["steps"][-1] == {"run": "bash .ci/run nightly"}
     assert yaml.safe_load(file.read_text())[True]["schedule"], "YAML reads `on` as true"
+
+
+def test_a_part_that_does_not_exist_is_refused_before_anything_is_installed() -> None:
+    command = ["bash", str(ROOT / ".ci" / "run"), "sytem"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "system" in done.stderr
+    assert done.stdout == ""
+
+
+def test_parts_that_workflows_run_exist() -> None:
+    script = (ROOT / ".ci" / "run").read_text()
+    parts = {
+        part for line in re.findall(r"^([a-z| ]+)\)", script, re.MULTILINE) for part in line.split(" | ")
+    }
+    for file in WORKFLOWS:
+        for job in jobs(file).values():
+            commands = [step["run"].split() for step in job["steps"] if ".ci/run" in step.get("run", "")]
+            assert {words[2] for words in commands if len(words) > 2} <= parts, file
+
+
+def test_a_change_of_documents_alone_builds_the_site_and_runs_no_training() -> None:
+    ci, docs = (
+        yaml.safe_load((ROOT / ".github" / "workflows" / f"{name}.yml").read_text())
+        for name in ("ci", "docs")
+    )
+    for event in ("push", "pull_request"):
+        ignored = ci[True][event]["paths-ignore"]
+        assert {"**.md", "docs/**"} <= set(ignored) & set(docs[True][event]["paths"])
+    assert any("mkdocs build --strict" in step.get("run", "") for step in docs["jobs"]["build"]["steps"])
+    assert docs["jobs"]["publish"]["if"] == "github.ref == 'refs/heads/main'"
 
 
 def test_a_release_is_tried_from_its_wheel_and_published_without_a_stored_password() -> None:
@@ -76,7 +113,7 @@ def test_a_release_is_tried_from_its_wheel_and_published_without_a_stored_passwo
 
 
 def test_every_file_with_slow_tests_is_in_one_shard() -> None:
-    shards = jobs(ROOT / ".github" / "workflows" / "ci.yml")["slow"]["strategy"]["matrix"]["shard"]
+    shards = jobs(ROOT / ".github" / "workflows" / "ci.yml")["system"]["strategy"]["matrix"]["shard"]
     places = [ROOT / place for shard in shards for place in shard.split()]
     for file in (ROOT / "tests").rglob("test_*.py"):
         if "mark.slow" in file.read_text():
@@ -84,9 +121,24 @@ def test_every_file_with_slow_tests_is_in_one_shard() -> None:
     assert all(place.exists() for place in places)
 
 
-@pytest.mark.parametrize("job", ["fast", "slow"])
-def test_every_version_of_python_that_the_project_allows_is_tested(job: str) -> None:
-    tested = jobs(ROOT / ".github" / "workflows" / "ci.yml")[job]["strategy"]["matrix"]["version"]
+def versions(file: str, job: str) -> list[str]:
+    found = jobs(ROOT / ".github" / "workflows" / f"{file}.yml")[job]["strategy"]["matrix"]["version"]
+    return [str(each) for each in found]
+
+
+def test_changes_are_tested_on_the_oldest_and_newest_python_and_all_are_every_night() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    allowed = SpecifierSet(project["requires-python"])
-    assert tested == [f"3.{minor}" for minor in range(30) if f"3.{minor}" in allowed]
+    specifier = SpecifierSet(project["requires-python"])
+    allowed = [f"3.{minor}" for minor in range(30) if f"3.{minor}" in specifier]
+    assert versions("ci", "oldest-and-newest") == [allowed[0], allowed[-1]]
+    # The job `all` has the one that changes are tested with
+    assert sorted([*versions("nightly", "pythons"), *versions("ci", "system")]) == sorted(allowed)
+
+
+def test_code_owners_are_named_for_paths_that_exist() -> None:
+    for line in (ROOT / ".github" / "CODEOWNERS").read_text().splitlines():
+        if line and not line.startswith("#"):
+            pattern, *owners = line.split()
+            assert owners
+            assert all(owner.startswith("@") for owner in owners)
+            assert pattern == "*" or (ROOT / pattern.strip("/")).exists(), pattern

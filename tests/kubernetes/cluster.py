@@ -178,7 +178,7 @@ def start(folder: Path) -> Iterator[Cluster]:
     """All of it; nothing is left afterwards."""
     with ExitStack() as stack:
         hub = stack.enter_context(Hub(folder / "pods"))
-        inside = {"address": hub.address, "inside": hub.inside}
+        inside: dict[str, Any] = {"address": hub.address, "inside": hub.inside}
         store = stack.enter_context(ObjectStore(folder, **inside))
         users = {"launcher": ("finetune-launchers",), "nobody": ()}
         plane = stack.enter_context(ControlPlane(folder / "control-plane", users=users, **inside))

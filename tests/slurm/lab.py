@@ -132,7 +132,7 @@ class Lab:
     def submit(self, *words: str, **environment: str) -> int:
         """``sbatch WORDS``; returns the job's number. Its output goes to ``job-NUMBER.txt`` in the folder."""
         output = f"--output={self.folder}/job-%j.txt"
-        return int(self.command("sbatch", "--parsable", output, *words, **environment))
+        return int(self.command("sbatch", "--parsable", output, *words, check=True, **environment))
 
     def job(self, number: int) -> dict[str, str]:
         """What Slurm knows of a job."""

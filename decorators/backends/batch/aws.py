@@ -7,6 +7,7 @@ from typing import Any
 
 from estimator.errors import UserError
 from estimator.hardware.cluster_api import CALL_S
+from estimator.remote import log_requests
 
 
 class NotToldError(Exception):
@@ -28,7 +29,7 @@ def clients() -> Callable[[str], Any]:
 
     def client(service: str) -> Any:
         try:
-            return boto3.client(service, config=patience)
+            return log_requests(boto3.client(service, config=patience))
         except (BotoCoreError, ValueError) as error:
             raise UserError(
                 f"AWS can't be asked: {error}", "Set AWS_DEFAULT_REGION, or AWS_PROFILE."

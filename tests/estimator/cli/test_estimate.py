@@ -225,6 +225,7 @@ def test_a_gpu_count_below_one_is_refused_before_anything_else() -> None:
 
 
 def test_exact_mode_stands_beside_the_formulas() -> None:
+    pytest.importorskip("torch")
     found = answer("--model", "tiny-llama", "--seq-len", "128", "--exact")
     assert found["exact"]["peak_bytes"] == sum(found["exact"]["categories"].values())
     assert found["exact"]["categories"]["weights"] == found["memory"]["categories"]["weights"]

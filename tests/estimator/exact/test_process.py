@@ -48,6 +48,7 @@ def test_missing_torch_is_one_line_that_says_what_to_install(monkeypatch: pytest
 
 
 def test_a_trace_over_its_time_is_ended_with_all_that_it_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
     started: list[subprocess.Popen[str]] = []
 
     class Recorded(subprocess.Popen[str]):
@@ -64,6 +65,7 @@ def test_a_trace_over_its_time_is_ended_with_all_that_it_started(monkeypatch: py
 
 
 def test_a_process_that_dies_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
     monkeypatch.setattr(process, "WORKER", ["-c", "raise SystemExit('no memory left')"])
     with pytest.raises(UserError, match=r"^Exact mode's trace failed: no memory left\n"):
         exact.estimate(TORCHTUNE)

@@ -23,6 +23,8 @@ from tests.estimator.exact.shapes import (
     zero,
 )
 
+pytest.importorskip("torch")
+
 
 def traced(setup: Setup) -> ExactEstimate:
     """In this process, as the worker does it in its own."""

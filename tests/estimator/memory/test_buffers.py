@@ -6,13 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from estimator import memory
 from estimator.models import find
@@ -20,6 +13,15 @@ from estimator.plan import GIB
 from estimator.published import rows
 from estimator.published.fit import MEASURED
 from estimator.setup import Setup
+
+pytest.importorskip("torch")
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 ON_H200 = [
     row

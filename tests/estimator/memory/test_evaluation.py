@@ -8,10 +8,12 @@ from estimator.memory import evaluation
 from estimator.memory.evaluation import inference_bytes, inference_gpus, inference_host_bytes
 from estimator.models import find
 from estimator.plan import GIB
-from launchers.dataset import batches, measured
 
 
 def test_the_batch_and_the_loss_are_those_of_the_code_that_evaluates() -> None:
+    pytest.importorskip("torch")
+    from launchers.dataset import batches, measured
+
     assert measured.MAX_BATCH_TOKENS["cuda"] == evaluation.BATCH_TOKENS
     assert batches.LOSS_CHUNK == evaluation.LOSS_POSITIONS
 

@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from estimator.exact.tracker import StepTracker
 from estimator.memory.generation import (
     CACHE,
     WEIGHT_BYTES,
@@ -22,6 +20,11 @@ from estimator.memory.generation import (
 from estimator.models import ModelSpec, find, resolve
 from estimator.plan import GIB
 from estimator.published.generation import PublishedGeneration, runs
+
+pytest.importorskip("torch")
+import torch
+
+from estimator.exact.tracker import StepTracker
 from tests.launchers.engines.loop import families
 
 PROMPT, NEW = 20, 12  # together longer than the families' windows

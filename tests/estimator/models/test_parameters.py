@@ -107,6 +107,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 def built(config: dict[str, Any]) -> Any:
     """transformers' model of that config.json, without memory."""
+    pytest.importorskip("transformers")
     import torch
     from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
@@ -154,6 +155,7 @@ def test_every_family_is_compared_with_the_real_code() -> None:
 
 @pytest.mark.parametrize("name", ["bert-base-cased", "bert-large-uncased"])
 def test_bert_s_checkpoint_is_the_model_and_the_pre_training_heads(name: str) -> None:
+    pytest.importorskip("transformers")
     import torch
     from transformers import BertConfig, BertForPreTraining
 
@@ -165,6 +167,7 @@ def test_bert_s_checkpoint_is_the_model_and_the_pre_training_heads(name: str) ->
 
 
 def test_gemma_3_is_the_whole_model_less_the_vision_tower_and_the_projector() -> None:
+    pytest.importorskip("transformers")
     import torch
     from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
@@ -181,6 +184,7 @@ def test_gemma_3_is_the_whole_model_less_the_vision_tower_and_the_projector() ->
     ("name", "index"), [("llama-4-scout", 108_641_793_536), ("llama-4-maverick", 401_583_781_376)]
 )
 def test_llama_4_is_the_whole_model_less_the_vision_model_and_the_projector(name: str, index: int) -> None:
+    pytest.importorskip("transformers")
     import torch
     from transformers import Llama4Config, Llama4ForConditionalGeneration
 

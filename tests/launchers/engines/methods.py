@@ -281,8 +281,12 @@ def _pad_id(model_dir: Path) -> int:
 
 def _settings(cell: Cell, folder: Path) -> Settings:
     """With tiny-llama's learning rate for the method, and every step like the others."""
-    values = METHODS[cell.method] | {"engine": cell.engine, "seq_len": 128, "task": cell.task}
-    values |= {"pretrain": {"packing": True}, "grpo": {"rl": {"reward": "a.py:f"}}}.get(cell.task, {})
+    values: dict[str, Any] = METHODS[cell.method] | {"engine": cell.engine, "seq_len": 128, "task": cell.task}
+    of_task: dict[str, dict[str, Any]] = {
+        "pretrain": {"packing": True},
+        "grpo": {"rl": {"reward": "a.py:f"}},
+    }
+    values |= of_task.get(cell.task, {})
     chosen = Settings.model_validate(values | {"schedule": {"name": "constant", "warmup_steps": 0}})
     spec = hf_files.read_directory(folder / "model", "tiny-llama")
     return pipeline.resolve_auto(chosen, spec)

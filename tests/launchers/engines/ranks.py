@@ -95,7 +95,7 @@ def _train(
     server.stdin.write(json.dumps({"ranks": ranks, "limit_s": limit_s}) + "\n")
     server.stdin.flush()
     codes = json.loads(server.stdout.readline())
-    output = "\n".join(f"{rank['log']}:\n{Path(rank['log']).read_text()}" for rank in ranks)
+    output = "\n".join(f"{rank['log']}:\n{Path(str(rank['log'])).read_text()}" for rank in ranks)
     return subprocess.CompletedProcess(codes, max(map(abs, codes)), stdout="", stderr=output)
 
 
@@ -183,7 +183,7 @@ def _stay_in_one_group() -> None:
     def stay(*_: Any) -> None:
         gc.collect()  # the job's model goes, and with it what transformers and DeepSpeed know of it
 
-    dist.init_process_group, dist.destroy_process_group = join_once, stay
+    dist.init_process_group, dist.destroy_process_group = join_once, stay  # type: ignore[assignment]
 
 
 def _wait(pids: list[int], limit_s: float) -> list[int]:

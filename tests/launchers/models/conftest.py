@@ -28,7 +28,7 @@ def sharded(folder: Path) -> Path:
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     names = sorted(tensors)
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number, part in enumerate((names[:20], names[20:]), start=1):
         file = f"model-{number:05d}-of-00002.safetensors"
         save_file({name: tensors[name] for name in part}, folder / file, metadata={"format": "pt"})

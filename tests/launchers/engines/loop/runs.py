@@ -166,7 +166,7 @@ def make_job(
     plan = Plan(
         model="test",
         parameters=50_000,
-        method=chosen.method,
+        method=chosen.method,  # type: ignore[arg-type]
         engine=engine,
         target="local",
         request=Request(

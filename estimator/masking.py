@@ -1,0 +1,49 @@
+"""Masking of secrets in text that is shown or stored: log records, lines of ``finetune doctor``."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+
+MASK = "***"
+_SECRET_NAME = re.compile(
+    r"TOKEN|SECRET|PASSW|API_?KEY|ACCESS_?KEY|CREDENTIAL|WEBHOOK|PRIVATE_?KEY", re.IGNORECASE
+)
+_MIN_LENGTH = 4  # characters; shorter values occur in ordinary text
+# Each pattern keeps group 1 and masks the rest of the match.
+_PATTERNS = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"(://)[^/@\s]+(?=@)",  # user and password in a URL
+        r"(\bhf_)[A-Za-z0-9]{16,}",  # Hugging Face access tokens
+        r"(\b(?:AKIA|ASIA))[A-Z0-9]{16}\b",  # AWS access key IDs
+        r"(?i)(\bbearer\s+)[\w.~+/=-]{8,}",
+        r"(?i)(\bX-Amz-(?:Signature|Credential|Security-Token)=)[^&\s\"']+",  # presigned S3 URLs
+        r"(https://hooks\.slack\.com/)[\w/-]+",
+    )
+)
+
+
+def mask_secrets(text: str, environment: Mapping[str, str] = os.environ) -> str:
+    """Replace secrets in ``text`` by ``***``.
+
+    A secret is the value of an environment variable whose name contains TOKEN, SECRET, WEBHOOK or the like, a
+    login in a URL, or text in the format of a Hugging Face token, an AWS key, a bearer token, a presigned S3
+    URL or a Slack webhook.
+    """
+    values = [
+        value
+        for name, value in environment.items()
+        if len(value) >= _MIN_LENGTH and _SECRET_NAME.search(name) and not _is_plain(value)
+    ]
+    for value in sorted(values, key=len, reverse=True):  # one value may be a prefix of another
+        text = text.replace(value, MASK)
+    for pattern in _PATTERNS:
+        text = pattern.sub(rf"\g<1>{MASK}", text)
+    return text
+
+
+def _is_plain(value: str) -> bool:
+    """Return whether a value is a switch such as ``TOKENIZERS_PARALLELISM=false``, not a secret."""
+    return value.lower() in ("true", "false", "none")

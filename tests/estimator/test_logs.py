@@ -1,0 +1,145 @@
+"""Log messages: their levels, where they go, and that they hold no secrets."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from estimator import logs
+from estimator.cli.app import app
+from estimator.errors import UserError
+from estimator.masking import MASK, mask_secrets
+
+SECRET = "correct-horse-battery"
+
+
+@pytest.fixture(autouse=True)
+def configured_by_the_test_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in logs.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    # A command sets it for its child processes; monkeypatch restores what was there
+    monkeypatch.setenv(logs.LEVEL_VARIABLE, "")
+    yield
+    logs.reset()
+
+
+def finetune(*words: str) -> tuple[int, str]:
+    """Run the command; returns its exit status and standard error."""
+    result = CliRunner().invoke(app, list(words))
+    return result.exit_code, result.stderr
+
+
+def test_without_a_level_a_command_logs_nothing() -> None:
+    assert finetune("gpus") == (0, "")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--log-level", "debug", "plan", "--model", "llama-8b"),
+        ("plan", "--model", "llama-8b", "--log-level=debug"),
+    ],
+)
+def test_the_planner_names_discarded_candidates_at_level_debug(words: tuple[str, ...]) -> None:
+    status, errors = finetune(*words, "--gpu", "A10G", "--method", "full")
+    assert status in (0, 1)
+    discarded = [line for line in errors.splitlines() if "estimator.planning" in line and "discarded" in line]
+    assert any("A10G" in line and "over" in line for line in discarded), (
+        "what it is and by how much it misses"
+    )
+
+
+def test_the_environment_sets_the_level_and_the_option_takes_precedence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(logs.LEVEL_VARIABLE, "debug")
+    logs.setup()
+    assert logging.getLogger("estimator.models").isEnabledFor(logging.DEBUG)
+    logs.setup("error")
+    assert not logging.getLogger("launchers.gang").isEnabledFor(logging.INFO)
+    assert not logging.getLogger("torch_of_somebody").isEnabledFor(logging.DEBUG)
+
+
+def test_an_unknown_level_is_refused_with_the_levels_that_exist() -> None:
+    with pytest.raises(UserError, match="loud") as refused:
+        logs.setup("loud")
+    assert all(level in refused.value.advice for level in logs.LEVELS)
+
+
+def test_no_secret_gets_into_the_terminal_or_the_log_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    logs.setup("debug")
+    file = tmp_path / "logs" / "run.log"
+    log = logging.getLogger("launchers.store.bundles")
+    with logs.recording(file):
+        log.debug("token %s, %r", SECRET, {"Authorization": f"Bearer {SECRET}"})
+        log.info("https://alice:%s@host/path", "hunter2")
+        log.info("https://bucket.s3.amazonaws.com/key?X-Amz-Signature=%s", "0123456789abcdef")
+        try:
+            raise ValueError(f"login with {SECRET} failed")
+        except ValueError:
+            log.exception("not stored")
+    written = file.read_text()
+    shown = capsys.readouterr().err
+    for text in (written, shown):
+        assert SECRET not in text
+        assert "hunter2" not in text
+        assert "0123456789abcdef" not in text
+        assert "ValueError" in text
+        assert MASK in text
+    assert file.stat().st_mode & 0o077 == 0, "for its user alone"
+
+
+def test_the_log_file_has_what_the_terminal_does_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run.log"
+    with logs.recording(file):
+        logging.getLogger("estimator.models").debug("looked up")
+        logging.getLogger("launchers.gang.hub").warning("late")
+    logging.getLogger("estimator.models").debug("after it")
+    assert "looked up" in file.read_text()
+    assert "late" in file.read_text()
+    assert "after it" not in file.read_text()
+    assert capsys.readouterr().err.splitlines() == ["late"]
+
+
+def test_a_level_that_is_set_while_a_log_is_recorded_stays_afterwards(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with logs.recording(tmp_path / "run.log"):
+        logs.setup("info")
+        logging.getLogger("launchers.pipeline").info("once")
+    logging.getLogger("launchers.pipeline").info("afterwards")
+    shown = capsys.readouterr().err
+    assert shown.count("once") == shown.count("afterwards") == 1
+
+
+def test_a_log_file_that_cannot_be_written_does_not_end_the_run(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with logs.recording(tmp_path / "file" / "run.log"):
+        pass
+
+
+def test_a_user_s_error_shows_where_it_was_raised_only_if_that_is_requested(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    status, errors = finetune("estimate", "--model", "no-such-model")
+    assert status == 2
+    assert "Traceback" not in errors
+    monkeypatch.setenv(logs.TRACEBACK_VARIABLE, "1")
+    status, errors = finetune("estimate", "--model", "no-such-model")
+    assert status == 2
+    assert "Traceback" in errors
+    assert "estimator/models" in errors
+
+
+def test_values_of_ordinary_variables_are_not_masked() -> None:
+    environment = {"TOKENIZERS_PARALLELISM": "false", "HOME": "/home/alice", "API_KEY": "abc"}
+    assert mask_secrets("false /home/alice abc", environment) == "false /home/alice abc"

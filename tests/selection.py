@@ -1,0 +1,32 @@
+"""Workers and tier of a pytest run where the command line names neither.
+
+| Arguments | Workers | Tests |
+|---|---|---|
+| none, or a folder | 3 | fast |
+| files | none | fast |
+| a test (``PATH::TEST``) | none | all that are named, slow ones included |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+WORKERS = 3  # also on two cores: most tests wait for processes
+FAST = "not slow"
+
+
+def default_marks(arguments: Sequence[str]) -> str:
+    """Return the default of ``-m``: the fast tier, or everything where a test is named."""
+    return "" if _names_tests(arguments) else FAST
+
+
+def default_workers(arguments: Sequence[str]) -> int:
+    """Return the default of ``-n``: workers only for folders."""
+    if _names_tests(arguments) or all(Path(each).is_file() for each in arguments):
+        return 0
+    return WORKERS
+
+
+def _names_tests(arguments: Sequence[str]) -> bool:
+    return any("::" in each for each in arguments)

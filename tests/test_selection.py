@@ -1,0 +1,53 @@
+"""Which tests a pytest command runs, and in how many processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.selection import FAST, WORKERS, default_marks, default_workers
+
+ROOT = Path(__file__).parents[1]
+FILE = "tests/test_packaging.py"  # with fast and slow tests
+FAST_TEST = f"{FILE}::test_no_extra_asks_for_the_package_itself"
+SLOW_TEST = f"{FILE}::test_the_wheel_has_every_file_of_the_packages_and_no_other"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "marks", "workers"),
+    [
+        (["tests"], FAST, WORKERS),
+        (["tests/lab", FILE], FAST, WORKERS),
+        ([FILE], FAST, 0),
+        ([FAST_TEST], "", 0),
+        ([SLOW_TEST, "tests/lab"], "", 0),
+    ],
+)
+def test_folders_get_workers_and_named_tests_run_whatever_their_tier(
+    arguments: list[str], marks: str, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    assert default_marks(arguments) == marks
+    assert default_workers(arguments) == workers
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fast", "slow"),
+    [
+        ([FILE], True, False),
+        ([SLOW_TEST], False, True),
+        (["-m", "slow", FILE], False, True),
+        (["-m", "", FILE], True, True),
+        (["-mnot slow", FAST_TEST, SLOW_TEST], True, False),
+    ],
+)
+def test_pytest_collects_by_what_is_named_unless_marks_are_given(
+    arguments: list[str], fast: bool, slow: bool
+) -> None:
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (FAST_TEST in done.stdout, SLOW_TEST in done.stdout) == (fast, slow)
