@@ -68,7 +68,7 @@ def test_an_extra_that_is_made_of_others_allows_what_they_all_allow(extra: str) 
         for name, asked in by_name(part).items():
             (requirement,) = own[name]
             assert {str(each.marker) for each in asked} == {str(requirement.marker)}, name
-            bounds = re.findall(r"[\d.]+", f"{requirement.specifier} {[str(each) for each in asked]}")
+            bounds = re.findall(r"\d+(?:\.\d+)*", f"{requirement.specifier} {[str(each) for each in asked]}")
             for version in {*map(Version, bounds), *(Version(f"{bound}.1") for bound in bounds)}:
                 if requirement.specifier.contains(version):
                     assert all(each.specifier.contains(version) for each in asked), (name, version)
