@@ -19,6 +19,7 @@ pytestmark = [needs_browser, pytest.mark.slow]
 FIRST_S, CHANGE_MS = 5.0, 300.0  # on a machine that does nothing else
 BUSY = 8.0  # times as long, where tests run beside each other
 ANSWERED = "Number(document.querySelector('#planner')?.dataset.answered ?? 0)"
+ASKED = "Number(document.querySelector('#planner').dataset.asked)"
 TEXT = "document.querySelector('#planner .planner-result').innerText"
 
 
@@ -48,7 +49,7 @@ def change(page: Tab, selector: str, text: str) -> str:
     kept = (
         f"new URLSearchParams(location.hash.slice(1)).get({json.dumps(selector.removeprefix('#planner-'))})"
     )
-    page.until(f"{ANSWERED} > {before} && {kept} === {json.dumps(text)}")
+    page.until(f"{ANSWERED} > {before} && {ANSWERED} === {ASKED} && {kept} === {json.dumps(text)}")
     return str(page.look(TEXT))
 
 

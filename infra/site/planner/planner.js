@@ -109,6 +109,7 @@ function later() {
 async function ask() {
   clearTimeout(waiting);
   asked += 1;
+  root.dataset.asked = asked;
   const number = asked;
   const texts = form();
   // An empty form is answered with the example that stands in its first field
