@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from estimator.errors import UserError
 from estimator.models import parameters
-from estimator.models.architectures import family_of
+from estimator.models.architectures import MLP_PROJECTIONS, family_of
 from estimator.models.shape import ModelShape
 
 
@@ -102,7 +102,7 @@ class ModelSpec(ModelShape):
         """
         groups = self._groups(targets, joined=family_code)
         if family_code and family_of(self.family).mlp_names_are_experts:
-            groups = [group for group in groups if group[0] not in parameters.MLP_PROJECTIONS]
+            groups = [group for group in groups if group[0] not in MLP_PROJECTIONS]
         count = sum(parameters.lora(self, rank, group, experts=not family_code) for group in groups)
         if magnitudes:
             count += sum(parameters.magnitudes(self, group, experts=not family_code) for group in groups)
