@@ -247,6 +247,88 @@ def test_the_largest_quantised_matrix_is_unpacked(changes: dict[str, Any], eleme
     assert dequantised_bytes(step(method="lora", **changes)) == 2 * elements
 
 
+def of_one_block(setup: Setup) -> tuple[int, int, int]:
+    """Bytes in 16 bits of one block, of the root, and of the head."""
+    part = part_of(setup, "only")
+    assert part.block == LLAMA.layer_parameters
+    return 2 * part.block, 2 * (part.own_head + part.embedding), 2 * part.own_head
+
+
+def test_fsdp_gathers_the_block_that_computes_and_the_next() -> None:
+    block, root, head = of_one_block(step())
+    first = 2 * LARGEST
+    full = {"sharding": "fsdp", "shard": 8, "engine": "torchtune"}
+    gathered = root + 2 * block
+    assert communication(**full) == Buffers(
+        0, gathered - block, gathered + first, block, root, max(2 * block, head), head, 2 * (root + block)
+    )
+    kept = communication(**full | {"sharding": "shard_grad_op"})
+    assert (kept.at_loss, kept.gathered) == (root + L * block,) * 2
+    titan = communication(**full | {"engine": "torchtitan"})
+    gathered = head + 2 * block
+    assert titan == Buffers(
+        gathered, gathered, gathered + block, max(2 * block, head), root - head, max(2 * block, head)
+    )
+
+
+def test_flat_parameters_of_fsdp1_reduce_whole_blocks_unless_they_accumulate() -> None:
+    block, root, _ = of_one_block(step(engine="litgpt"))
+    changes = {"engine": "litgpt", "sharding": "fsdp", "shard": 8}
+    gathered = root + 4 * block
+    assert communication(**changes) == Buffers(gathered, gathered, gathered + block, 2 * block, 0, 2 * block)
+    several = communication(**changes, accumulation=2)
+    assert several == Buffers(gathered, gathered, gathered + block, 0, 0, 0)
+
+
+def test_fsdp2_in_one_process_copies_a_block_and_sums_the_roots_gradients() -> None:
+    block, root, head = of_one_block(step())
+    changes = {"engine": "fsdp2", "precision": "bf16-mixed"}
+    last = max(root, 4 * root - root - 2 * block)
+    assert communication(**changes) == Buffers(
+        0, root, root + block + 2 * LARGEST, 2 * block, last, 4 * root, head, root + block
+    )
+    lora = step(**changes, method="lora")
+    reduced = 2 * 4 * -(-lora.trainable_parameters // L)
+    assert communication(**changes, method="lora") == Buffers(
+        0, root, root + block, reduced, 0, reduced, forward=root + block
+    )
+
+
+@pytest.mark.parametrize(("quantization", "bytes_each"), [("nf4", 0.5), ("int8", 1.0)])
+def test_quantised_blocks_are_gathered_packed(quantization: Any, bytes_each: float) -> None:
+    changes = {"engine": "fsdp2", "sharding": "fsdp", "shard": 8, "method": "lora"}
+    part = part_of(step(), "only")
+    assert part.block_linear == H * (2 * LLAMA.q_dim + 2 * LLAMA.kv_dim) + 3 * H * F
+    whole, packed = (communication(**changes, quantization=kind) for kind in ("none", quantization))
+    saved = 2 * part.block_linear - int(part.block_linear * bytes_each)
+    assert whole.backward - packed.backward == whole.forward - packed.forward == 2 * saved
+
+
+def test_pipeline_stages_round_layers_up_and_hold_their_ends() -> None:
+    setup = step(engine="torchtitan", pipeline=5, schedule="1f1b", accumulation=5, tensor=2)
+    first, last = (part_of(setup, stage) for stage in ("first", "last"))
+    assert (first.layers, last.layers) == (7, 7)
+    assert (first.embedding, first.own_head, first.norm) == (V * H // 2, 0, 0)
+    assert (last.embedding, last.own_head, last.norm) == (0, V * H // 2, H)
+    assert first.blocks == 7 * first.block
+    assert first.block == (LLAMA.layer_parameters - 2 * H) // 2 + 2 * H
+    assert first.blocks_linear == 7 * first.block_linear == 7 * (LLAMA.layer_parameters - 2 * H) // 2
+
+
+def test_dense_layers_come_first_and_the_largest_block_counts() -> None:
+    model = find("deepseek-v3")
+    setup = Setup(model=model, engine="torchtitan", pipeline=2, schedule="1f1b", accumulation=2)
+    first, last = (part_of(setup, stage) for stage in ("first", "last"))
+    stage = -(-model.layers // 2)
+    assert first.experts * stage == last.experts * (stage - model.dense_layers)
+    assert first.block == last.block == model.layer_parameters
+    assert (
+        first.blocks
+        == model.dense_layers * model.dense_layer_parameters
+        + (stage - model.dense_layers) * model.layer_parameters
+    )
+
+
 def test_experts_are_shared_among_the_processes_that_hold_them() -> None:
     setup = Setup(model=MIXTRAL, engine="torchtitan", sharding="fsdp", shard=16, expert=8)
     part = part_of(setup, "only")

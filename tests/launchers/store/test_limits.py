@@ -74,7 +74,7 @@ def test_only_a_full_disk_is_explained(
 )
 def test_a_file_beyond_its_limits_is_refused(name: str, size: int, sha: str) -> None:
     BundleFile(name=f"{'a' * 255}/b", size=0, sha256=SHA)
-    with pytest.raises(ValueError, match="name|size|SHA-256"):
+    with pytest.raises(ValueError, match=r"name|size|SHA-256"):
         BundleFile(name=name, size=size, sha256=sha)
 
 
