@@ -47,9 +47,11 @@ def with_counted(minutes: float, **grown: Any) -> Measurements:
     """A run whose load takes that long, with those counters of GPU 0 grown from zero."""
     run = gpu_run(1)
     zeros = {name: dict.fromkeys(value, 0) if isinstance(value, dict) else 0 for name, value in grown.items()}
-    told = {"before": zeros, "after": grown}
+    states = {"before": zeros, "after": grown}
     health = [
-        dataclasses.replace(state, **told[state.when]) if state.rank == 0 and state.when in told else state
+        dataclasses.replace(state, **states[state.when])
+        if state.rank == 0 and state.when in states
+        else state
         for state in run.health
     ]
     load = Phase(name="node", status="done", seconds=60 * minutes)
@@ -60,6 +62,7 @@ def with_counted(minutes: float, **grown: Any) -> Measurements:
     ("value", "verdict"), [(95.0, "PASS"), (94.9, "WARN"), (90.0, "WARN"), (89.9, "FAIL"), (105.0, "PASS")]
 )
 def test_peers_warn_below_95_and_fail_below_90_percent_of_their_median(value: float, verdict: str) -> None:
+    assert peers([100.0, 100.0, value]) is None, "too few"
     assert peers([100.0, 100.0, 100.0, value]) == ["PASS", "PASS", "PASS", verdict]
 
 
@@ -67,6 +70,7 @@ def test_an_outlier_is_beyond_three_and_a_half_deviations() -> None:
     values = [100.0, 101.0, 99.0, 102.0, 98.0, 103.0, 97.0]  # median 100, MAD 2
     assert peers([*values, 100.0, 89.7])[-1:] == ["PASS"]  # type: ignore[index]  # z = -3.47
     assert peers([*values, 100.0, 89.5])[-1:] == ["FAIL"]  # type: ignore[index]  # z = -3.54
+    assert peers([100.0, 80.0, 60.0, 90.0, 70.0]) == ["PASS"] * 5, "far below, but so is everybody"
 
 
 @pytest.mark.parametrize(
@@ -171,9 +175,9 @@ def test_ports_blocked_on_all_ways_are_nobodys_where_there_are_more_than_two(
 def test_only_more_than_half_of_the_ranks_say_which_bits_are_right(
     odd: tuple[int, ...], ranks: tuple[int, ...]
 ) -> None:
-    told = tuple(
+    repeated = tuple(
         Repeated(rank=rank, whole=True, times=5, differing=0, digest="odd" if rank in odd else "usual")
         for rank in range(4)
     )
-    findings = judge(dataclasses.replace(gpu_run(1, 4), repeated=told)).findings
+    findings = judge(dataclasses.replace(gpu_run(1, 4), repeated=repeated)).findings
     assert [fault.ranks for fault in findings if fault.check == "corruption"] == [ranks]

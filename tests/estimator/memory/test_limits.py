@@ -1,4 +1,4 @@
-"""Memory by hand: exact bytes of clamps and branches, and each limit at its edge."""
+"""Exact bytes of clamps and branches of the memory formulas, and each limit at its edge."""
 
 from __future__ import annotations
 

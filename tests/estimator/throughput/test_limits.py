@@ -1,4 +1,4 @@
-"""The seconds of a step by hand: round coefficients, and each limit at its edge."""
+"""Exact seconds of a step with round coefficients, and each limit at its edge."""
 
 from __future__ import annotations
 

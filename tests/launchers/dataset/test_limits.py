@@ -42,19 +42,19 @@ def test_a_batch_fills_its_tokens_and_rows_exactly(
     assert list(batches_by_length(rows, [], max_tokens, max_rows)) == []
 
 
-@pytest.mark.parametrize(("seconds", "said"), [(EVERY_S, True), (EVERY_S - 0.01, False)])
+@pytest.mark.parametrize(("seconds", "printed"), [(EVERY_S, True), (EVERY_S - 0.01, False)])
 def test_progress_is_said_every_five_seconds(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], seconds: float, said: bool
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], seconds: float, printed: bool
 ) -> None:
     now = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     line = Progress("reading", 100)
     now[0] = seconds
     line.at(50)
-    assert bool(capsys.readouterr().err) == said
+    assert bool(capsys.readouterr().err) == printed
     now[0] = 2 * EVERY_S - 0.02
     line.at(60)
-    assert bool(capsys.readouterr().err) != said
+    assert bool(capsys.readouterr().err) != printed
 
 
 @pytest.mark.parametrize(

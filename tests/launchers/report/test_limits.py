@@ -33,12 +33,12 @@ def pace(rank: int, step: int, in_collectives: float, dt: float = 1.0) -> Pace:
 
 
 def follow(lag_of_steps: Sequence[float], dt: float = 1.0) -> list[Straggling]:
-    """What is said of two ranks, the first of which is late by those shares of its steps."""
-    watch, said = Stragglers(2, 2), []
+    """Report two ranks, the first of which lags by those shares of its steps."""
+    watch, events = Stragglers(2, 2), []
     for step, lag in enumerate([0.0] * WARM_UP + list(lag_of_steps), 1):
-        said += watch.add(pace(0, step, 0.0, dt))
-        said += watch.add(pace(1, step, lag * dt, dt))
-    return said
+        events += watch.add(pace(0, step, 0.0, dt))
+        events += watch.add(pace(1, step, lag * dt, dt))
+    return events
 
 
 @pytest.mark.parametrize(("lag", "named"), [(0.1, False), (0.101, True)])
@@ -48,8 +48,8 @@ def test_a_rank_is_late_above_a_tenth_of_the_step(lag: float, named: bool) -> No
 
 @pytest.mark.parametrize(("late", "named"), [(13, True), (12, False)])
 def test_a_rank_is_named_for_four_fifths_of_its_steps(late: int, named: bool) -> None:
-    said = follow([0.5] * late + [0.0] * (LEAST_STEPS - late))
-    assert [each.rank for each in said] == [0] * named
+    events = follow([0.5] * late + [0.0] * (LEAST_STEPS - late))
+    assert [each.rank for each in events] == [0] * named
 
 
 def test_lags_that_scatter_as_much_as_they_weigh_name_nobody() -> None:
@@ -64,8 +64,8 @@ def test_a_rank_is_named_after_sixteen_steps_and_five_seconds(dt: float, step: i
 
 @pytest.mark.parametrize(("lag", "over"), [(0.05, [False, True]), (0.051, [False])])
 def test_a_rank_has_come_back_when_half_of_its_steps_are_on_time(lag: float, over: list[bool]) -> None:
-    said = follow([0.5] * LEAST_STEPS + [lag] * (LEAST_STEPS // 2))
-    assert [each.over for each in said] == over
+    events = follow([0.5] * LEAST_STEPS + [lag] * (LEAST_STEPS // 2))
+    assert [each.over for each in events] == over
     sooner = follow([0.5] * LEAST_STEPS + [lag] * (LEAST_STEPS // 2 - 1))
     assert [each.over for each in sooner] == [False]
 
