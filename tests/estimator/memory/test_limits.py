@@ -390,7 +390,7 @@ def test_the_fewest_gpus_hold_a_copy_at_exactly_their_memory() -> None:
 
 
 def test_the_largest_batch_fills_the_memory_exactly() -> None:
-    lengths = {"prompt_tokens": 100, "new_tokens": 50}
+    lengths: dict[str, Any] = {"prompt_tokens": 100, "new_tokens": 50}
     batch = generation.Batch(sequences=7, **lengths)
     needed = sum(generation.generation_bytes(LLAMA, batch).values())
     assert generation.largest_batch(LLAMA, needed, **lengths) == 7

@@ -145,7 +145,8 @@ def test_of_each_other_gpu_one_rejection_says_how_much_dearer_it_is() -> None:
     assert [each.over for each in found] == [pytest.approx(1.0), pytest.approx(10 / 16 - 1)]
     assert len(dearer(best, [other, third], Goals(), 1)) == 1
     (slower,) = dearer(best, [other], Goals(prefer="speed"), 5)
-    assert (slower.kind, slower.over) == ("speed", pytest.approx(0.5))
+    assert slower.kind == "speed"
+    assert slower.over == pytest.approx(0.5)
 
 
 def test_differences_in_words() -> None:

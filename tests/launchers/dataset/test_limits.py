@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from launchers.dataset import progress
 from launchers.dataset.measured import batches_by_length
 from launchers.dataset.order import GROUPED_BATCHES, grouped_by_length
 from launchers.dataset.progress import EVERY_S, Progress
@@ -47,7 +46,7 @@ def test_progress_is_said_every_five_seconds(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], seconds: float, printed: bool
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("launchers.dataset.progress.time.monotonic", lambda: now[0])
     line = Progress("reading", 100)
     now[0] = seconds
     line.at(50)
@@ -69,7 +68,7 @@ def test_the_time_that_is_left_is_in_minutes_from_two_on(
     left: str,
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("launchers.dataset.progress.time.monotonic", lambda: now[0])
     line = Progress("reading")
     now[0] = seconds
     line.at(1, lambda: share)

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 
 from estimator.errors import UserError
-from launchers.store import bundles
 from launchers.store.bundles import BundleFile, LocalStorage, Manifest, fetch_files, has_bundle, put_bundle
 from launchers.store.checkpoints import CheckpointStore
 
@@ -34,7 +33,7 @@ def stored(tmp_path: Path) -> LocalStorage:
 def test_a_bundle_is_fetched_where_it_just_fits(
     stored: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, fits: bool
 ) -> None:
-    monkeypatch.setattr(bundles.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    monkeypatch.setattr("launchers.store.bundles.shutil.disk_usage", lambda _: SimpleNamespace(free=free))
     out = tmp_path / "out"
     if fits:
         assert fetch_files(stored, "b", out).total_bytes == 3000
