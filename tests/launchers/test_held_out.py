@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from launchers.dataset.measured import batches_by_length
 from launchers.dataset.prepared import Prepared
 from launchers.held_out import calibrate, scorer_of
 from launchers.models import causal
@@ -50,16 +49,6 @@ def test_fewer_rows_are_scored_where_that_is_asked_for(tmp_path: Path) -> None:
     assert scorer_of(Settings(), data, 2).score(model).rows == 2
     labels = sum(int((data.row(index).labels >= 0).sum()) for index in range(2))
     assert scorer_of(Settings(), data, 2).score(model).labels == labels
-
-
-def test_rows_of_like_length_go_together_and_none_is_left_out(tmp_path: Path) -> None:
-    data = held_out(tmp_path, "sft")
-    lengths = [len(data.row(index).tokens) for index in range(ROWS)]
-    batches = list(batches_by_length(data, range(ROWS), 40))
-    assert sorted(index for batch in batches for index in batch) == list(range(ROWS))
-    assert [lengths[batch[0]] for batch in batches] == sorted((lengths[b[0]] for b in batches), reverse=True)
-    assert all(lengths[batch[0]] * len(batch) <= 40 for batch in batches if len(batch) > 1)
-    assert [len(batch) for batch in batches_by_length(data, range(3), 1)] == [1, 1, 1]
 
 
 def test_calibration_counts_how_often_a_sure_model_is_right() -> None:

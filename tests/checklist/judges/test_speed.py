@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 from checklist.judges import thresholds
-from checklist.judges.speed import peers
 from checklist.measurements import Local, Measurements
 from checklist.verdict import judge
 from tests.checklist.runs import gpu_run, past_of, verdict_of
@@ -23,14 +22,6 @@ def test_one_slow_gpu_among_sixteen_is_named() -> None:
     assert [(fault.code, fault.nodes, fault.ranks) for fault in result.findings] == [
         ("straggler", ("host-1",), (11,))
     ]
-
-
-def test_peers_need_to_be_four_and_both_rules_to_agree() -> None:
-    assert peers([100, 50, 100]) is None
-    assert peers([100.0, 100.0, 100.0, 100.0, 50.0]) == ["PASS"] * 4 + ["FAIL"]
-    assert peers([100.0, 100.1, 99.9, 100.0, 97.0]) == ["PASS"] * 5, "an outlier, but only 3 % below"
-    assert peers([100.0, 80.0, 60.0, 90.0, 70.0]) == ["PASS"] * 5, "far below, but so is everybody"
-    assert peers([100.0, 100.1, 99.9, 100.0, 93.0])[-1:] == ["WARN"]  # type: ignore[index]
 
 
 def test_the_floor_is_asked_before_peers_and_history() -> None:

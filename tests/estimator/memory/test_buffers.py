@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 
 from estimator import memory
-from estimator.models import find
 from estimator.plan import GIB
 from estimator.published import rows
 from estimator.published.fit import MEASURED
-from estimator.setup import Setup
 
 pytest.importorskip("torch")
 import torch
@@ -42,15 +40,6 @@ def alone() -> Iterator[None]:
 def test_live_memory_is_that_of_this_packages_own_runs_within_1_percent(row: rows.PublishedRow) -> None:
     assert row.setup is not None
     assert memory.range_of(row.setup, "allocated").likely_bytes / GIB == pytest.approx(row.gib, rel=0.01)
-
-
-def test_one_process_under_fsdp2_holds_16_bit_copies_and_both_sums_of_the_roots_gradients() -> None:
-    alone: dict[str, Any] = {"model": find("llama-8b"), "engine": "fsdp2", "loss": "recomputed"}
-    divided = Setup(**alone, precision="bf16-mixed", checkpointing="full", accumulation=2)
-    root = 2 * find("llama-8b").vocab * find("llama-8b").hidden
-    assert memory.active(divided)["communication buffers"] == pytest.approx(2 * 4 * root, rel=0.001)
-    whole = Setup(**alone, precision="bf16", checkpointing="full", accumulation=2)
-    assert "communication buffers" not in memory.active(whole)
 
 
 @pytest.mark.usefixtures("alone")

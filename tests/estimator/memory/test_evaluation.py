@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from estimator.memory import evaluation
-from estimator.memory.evaluation import inference_bytes, inference_gpus, inference_host_bytes
+from estimator.memory.evaluation import inference_bytes
 from estimator.models import find
-from estimator.plan import GIB
 
 
 def test_the_batch_and_the_loss_are_those_of_the_code_that_evaluates() -> None:
@@ -25,14 +24,3 @@ def test_a_copy_takes_its_weights_and_less_of_each_gpu_the_more_share_it(name: s
     assert sizes[0] > 2 * model.parameters
     assert sizes[1:] == sorted(sizes[1:], reverse=True)
     assert inference_bytes(model, 1, 4096) > sizes[0]
-
-
-def test_the_fewest_gpus_that_hold_it_are_taken_and_the_rest_waits_in_host_memory() -> None:
-    large = find("llama-70b")
-    assert inference_gpus(find("llama-8b"), 8, 80 * GIB, 2048) == 1
-    gpus = inference_gpus(large, 8, 80 * GIB, 2048)
-    assert inference_bytes(large, gpus, 2048) <= 80 * GIB < inference_bytes(large, gpus - 1, 2048)
-    assert inference_gpus(large, 1, 80 * GIB, 2048) == 1
-    short = inference_bytes(large, 1, 2048) - 80 * GIB
-    assert inference_host_bytes(large, 1, 80 * GIB, 2048) > short
-    assert inference_host_bytes(large, gpus, 80 * GIB, 2048) < 10 * GIB

@@ -28,10 +28,6 @@ def test_all_forward_all_backward_keeps_every_micro_batch_and_1f1b_one_a_stage()
     )
 
 
-def test_a_reward_model_has_no_logits() -> None:
-    assert "logits and loss" not in memory.active(step(task="reward", engine="transformers"))
-
-
 def test_blocks_that_are_not_recomputed_keep_their_activations() -> None:
     none = step(checkpointing="none", method="lora", micro_batch_size=8)
     all_blocks = replace(none, checkpointing="full")

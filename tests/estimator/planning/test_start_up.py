@@ -13,7 +13,7 @@ from estimator.planning.goals import Goals
 from estimator.planning.places import choose_places
 from estimator.planning.planner import plan, plans
 from estimator.planning.report import render
-from estimator.planning.start_up import TABLE, rates_of, start_up
+from estimator.planning.start_up import TABLE
 
 ANY = Target(kind="catalogue")
 SMALL, LARGE = find("llama-8b"), find("llama-70b")
@@ -32,23 +32,6 @@ def test_every_figure_has_its_source_and_date() -> None:
         assert row["source"]
         assert row["date"] >= "2026"
         assert row["cloud"] == "*" or row["cloud"] in hardware.clouds()
-
-
-def test_weights_are_written_at_the_slower_of_disk_and_network() -> None:
-    disk = rates_of("aws").disk_bytes_per_second
-    fast = start_up(place_of("p4d.24xlarge"), 1, LARGE)
-    assert fast.weights_minutes == pytest.approx(2 * LARGE.parameters / disk / 60)
-    slow = replace(place_of("p4d.24xlarge"), network_gbps=0.5)
-    assert start_up(slow, 1, LARGE).weights_minutes == pytest.approx(2 * LARGE.parameters / (0.5e9 / 8) / 60)
-    assert start_up(replace(slow, network_gbps=None), 1, LARGE) == fast
-
-
-def test_a_node_that_exists_need_not_come_up() -> None:
-    new = start_up(place_of("p4d.24xlarge"), 4, SMALL)
-    some = replace(place_of("p4d.24xlarge"), there=4)
-    assert start_up(some, 4, SMALL).machine_minutes == 0
-    assert start_up(some, 4, SMALL).hours < new.hours
-    assert start_up(some, 5, SMALL) == new
 
 
 def test_start_up_is_in_the_hours_the_price_and_the_text_of_a_plan() -> None:

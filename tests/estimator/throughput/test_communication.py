@@ -104,13 +104,6 @@ def test_an_exchange_between_nodes_is_shared_by_all_of_a_node() -> None:
     assert FAST.exchange(800, 16) == pytest.approx(800 / 2 * 8 / 10)
 
 
-def test_copies_for_several_receivers_of_a_node_leave_it_once() -> None:
-    apart, together = FAST.exchange(800, 16), FAST.exchange(800, 16, copies=8)
-    assert apart is not None
-    assert together is not None
-    assert together < apart / 3
-
-
 def test_a_link_that_is_needed_and_unknown_makes_the_time_unknown() -> None:
     assert Links(inside=None, between=10.0, domain=8).ring(800, 8) is None
     assert Links(inside=100.0, between=None, domain=8).ring(800, 16) is None

@@ -271,27 +271,6 @@ def test_small_batches_wait_for_the_host() -> None:
     assert long.step_seconds / short.step_seconds < 1.1
 
 
-def test_an_optimizer_on_the_host_is_slower() -> None:
-    """Megatron-LM: a step takes 1.9 to 4.2 times as long; less so the more tokens it has."""
-    setup = Setup(
-        model=LLAMA, sharding="zero2", shard=8, engine="deepspeed", seq_len=4096, micro_batch_size=4
-    )
-    assert 1.2 < step_of(replace(setup, offload="optimizer")) / step_of(setup) < 4.2
-
-
-def test_a_paged_optimizer_costs_nothing_until_its_states_do_not_fit() -> None:
-    small = Setup(model=find("llama-3.2-1b"), optimizer="paged-adamw")
-    card = hardware.gpu("RTX 4090")
-    assert throughput.speed(small, card) == throughput.speed(replace(small, optimizer="adamw"), card)
-    large = replace(small, model=LLAMA)
-    paged, plain = (
-        throughput.speed(s, card).step_seconds for s in (large, replace(large, optimizer="adamw"))
-    )
-    assert paged is not None
-    assert plain is not None
-    assert paged > 1.5 * plain
-
-
 def test_tensor_parallelism_within_a_node_beats_that_across_nodes() -> None:
     model = find("llama-70b")
     setup = Setup(model=model, tensor=8, sharding="fsdp", shard=2, micro_batch_size=8, engine="torchtitan")

@@ -1,0 +1,317 @@
+"""Goals, bands, interruptions and spreads at their edges, without planning a catalogue."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from estimator import Job, Target, UserError, hardware, memory
+from estimator.models import find
+from estimator.plan import GIB, Interruptions, Layout, StartUp
+from estimator.planning.generation import Drawing, _batches, _can_share, _with_gpus
+from estimator.planning.goals import Goals
+from estimator.planning.interruption_rates import Rate
+from estimator.planning.interruptions import against_budget, ends_well, expected, foresee, wall_hours
+from estimator.planning.ladders import LARGEST_MICRO_BATCH, LARGEST_PIPELINE_MICRO_BATCH, Ladders
+from estimator.planning.parallelism import SHORTEST_PIECE, Spread, spreads
+from estimator.planning.places import Place
+from estimator.planning.ranking import against_goals, compared, dearer, in_order
+from estimator.planning.search import INDISTINCT, Candidate, Miss, percent
+from estimator.planning.start_up import rates_of, start_up
+from estimator.setup import Setup
+from estimator.throughput import Speed
+from tests.estimator.planning.test_generation import plan_of
+
+LLAMA = find("llama-8b")
+H100 = hardware.gpu("H100 SXM")
+MEMORY = memory.estimate(Setup(model=LLAMA))
+MACHINE = Place(
+    name="big",
+    gpu=H100,
+    gpus=8,
+    vcpu=96,
+    ram_bytes=1000 * GIB,
+    allocatable=0.9,
+    network_gbps=80.0,
+    rdma=False,
+    usd_per_hour=36.0,
+)
+
+
+def candidate(
+    rate: float | None = 1e4, usd: float | None = 36.0, gpus: int = 8, nodes: int = 1, **changes: Any
+) -> Candidate:
+    layout = Layout(
+        device="cuda",
+        nodes=nodes,
+        processes_per_node=gpus,
+        sharding="fsdp",
+        micro_batch_size=1,
+        accumulation=1,
+        seq_len=512,
+        activation_checkpointing=False,
+        precision="bf16",
+        optimizer="adamw",
+    )
+    values: dict[str, Any] = {
+        "layout": layout,
+        "memory": MEMORY,
+        "gpu": H100,
+        "place": replace(MACHINE, usd_per_hour=usd),
+        "speed": Speed(rate, "test"),
+    }
+    return Candidate(**(values | changes))
+
+
+def test_hours_and_price_count_start_up_and_half_of_the_evaluations() -> None:
+    one = candidate(
+        evaluated_tokens=72 * 10**6, start_up=StartUp(machine_minutes=3, image_minutes=2, weights_minutes=1)
+    )
+    tokens = 36 * 10**6  # an hour at 10,000 a second
+    assert one.training_hours(tokens) == pytest.approx(2.0)
+    assert one.hours(tokens) == pytest.approx(2.1)
+    assert one.usd(tokens) == pytest.approx(75.6)
+    assert one.usd_per_token == pytest.approx(36 / 36e6)
+    assert candidate(nodes=2).usd_per_hour == 72.0
+    assert (candidate(rate=None).hours(tokens), one.hours(None), candidate(usd=None).usd(tokens)) == (
+        None,
+    ) * 3
+
+
+@pytest.mark.parametrize(
+    ("goals", "kind", "over"),
+    [
+        ({"deadline_hours": 1.0}, None, None),
+        ({"deadline_hours": 0.8}, "deadline", 0.25),
+        ({"budget_usd": 36.0}, None, None),
+        ({"budget_usd": 32.0}, "budget", 0.125),
+    ],
+)
+def test_a_goal_that_is_just_met_is_met(
+    goals: dict[str, float], kind: str | None, over: float | None
+) -> None:
+    found = against_goals(candidate(), Goals(**goals), 36 * 10**6)  # type: ignore[arg-type]
+    assert (found and found.kind, found and found.over) == (kind, over and pytest.approx(over))
+
+
+@pytest.mark.parametrize("value", [0, -1, math.inf, math.nan])
+def test_goals_are_above_zero(value: float) -> None:
+    for name in ("deadline_hours", "budget_usd", "interruption_rate"):
+        with pytest.raises(UserError, match=name.replace("_", ".")):
+            Goals(**{name: value})  # type: ignore[arg-type]
+    for name in ("tokens", "dataset_tokens", "max_nodes", "max_gpus"):
+        Goals(**{name: 1})  # type: ignore[arg-type]
+        with pytest.raises(UserError, match=name):
+            Goals(**{name: value})  # type: ignore[arg-type]
+
+
+def test_what_comes_first_depends_on_deadline_and_budget() -> None:
+    assert not Goals().by_speed
+    assert Goals(prefer="speed").by_speed
+    assert Goals(budget_usd=1).by_speed
+    assert not Goals(budget_usd=1, deadline_hours=1, prefer="speed").by_speed
+    job = Job(model=LLAMA)
+    assert Goals(dataset_tokens=5, epochs=3).total_tokens(job) == 15
+    assert Goals(dataset_tokens=5, epochs=3, tokens=7).total_tokens(job) == 7
+    assert Goals(dataset_tokens=5).total_tokens(job) == 5
+    assert Goals().total_tokens(replace(job, steps=2)) == 2 * job.tokens_per_step
+
+
+def test_figures_within_a_fifth_of_the_best_count_as_equal() -> None:
+    def order(*candidates: Candidate) -> list[Candidate]:
+        return in_order(list(candidates), Goals(), tokens=None, capacity="any")
+
+    cheapest, dear = candidate(rate=2e4, usd=72.0), candidate(rate=1e4 / (1 + INDISTINCT), usd=36.0)
+    assert order(cheapest, dear) == [dear, cheapest]
+    too_dear = candidate(rate=0.99e4 / (1 + INDISTINCT), usd=36.0)
+    assert order(cheapest, too_dear) == [cheapest, too_dear]
+    few = candidate(gpus=4)
+    assert order(candidate(), few) == [few, candidate()]
+    unpriced, unmeasured = candidate(usd=None), candidate(rate=None)
+    assert order(unpriced, unmeasured, dear) == [dear, unmeasured, unpriced]
+    unknown = candidate(place=replace(MACHINE, ram_bytes=None, usd_per_hour=0.1))
+    assert order(unknown, dear) == [dear, unknown]
+
+
+def test_of_each_other_gpu_one_rejection_says_how_much_dearer_it_is() -> None:
+    best = candidate()
+    other = candidate(rate=0.5e4, gpu=hardware.gpu("L4"))
+    again, same = candidate(rate=0.4e4, gpu=hardware.gpu("L4")), candidate(rate=0.3e4)
+    third = candidate(rate=1.6e4, gpu=hardware.gpu("A100 SXM 80GB"))
+    found = dearer(best, [same, other, again, third], Goals(), 2)
+    assert [each.over for each in found] == [pytest.approx(1.0), pytest.approx(10 / 16 - 1)]
+    assert len(dearer(best, [other, third], Goals(), 1)) == 1
+    (slower,) = dearer(best, [other], Goals(prefer="speed"), 5)
+    assert slower.kind == "speed"
+    assert slower.over == pytest.approx(0.5)
+
+
+def test_differences_in_words() -> None:
+    assert [percent(value) for value in (0.0994, 0.1, -0.05)] == ["9.9 %", "10 %", "-5.0 %"]
+    assert [compared(value, "more", "less")[-4:] for value in (0.0, -0.01)] == ["more", "less"]
+    assert Miss(what="x", needs=150, has=100).over == pytest.approx(0.5)
+
+
+RATE = Rate(per_node_hour=0.5, source="test")
+
+
+def foreseen(**changes: Any) -> Interruptions:
+    values: dict[str, Any] = {
+        "nodes": 4,
+        "checkpoint_bytes": 10 * GIB,
+        "bytes_per_second": 0.5 * GIB,
+        "cloud": None,
+        "network_gbps": None,
+        "restart_hours": 0.25,
+    }
+    found = foresee(RATE, **(values | changes))
+    assert found is not None
+    return found
+
+
+def test_an_interval_between_checkpoints_is_no_shorter_than_storing_one() -> None:
+    disk = rates_of(None).disk_bytes_per_second
+    found = foreseen()
+    assert (found.checkpoint_seconds, found.restart_seconds) == (20.0, 900.0)
+    assert found.store_seconds == pytest.approx(10 * GIB / disk)
+    assert found.interval_seconds == pytest.approx(math.sqrt(2 * 20 * 1800))
+    assert foreseen(bytes_per_second=None).checkpoint_seconds == pytest.approx(10 * GIB / disk)
+    slow = foreseen(network_gbps=0.008)
+    assert slow.store_seconds == slow.interval_seconds == pytest.approx(10 * GIB / 1e6)
+    assert foresee(Rate(per_node_hour=None, source=""), **_arguments()) is None
+
+
+def _arguments() -> dict[str, Any]:
+    names = ("nodes", "checkpoint_bytes", "bytes_per_second", "cloud", "network_gbps", "restart_hours")
+    return dict.fromkeys(names, 1)
+
+
+def test_the_wall_time_is_dalys_and_the_end_poissons() -> None:
+    found = replace(foreseen(), store_seconds=100.0, interval_seconds=600.0)
+    between = 1800.0
+    lost = math.exp(1000 / between) * math.expm1(620 / between) * between / 600
+    assert wall_hours(3.0, found) == pytest.approx(3 * lost)
+    assert wall_hours(0.0, found) == wall_hours(-1.0, found) == 0
+    short = math.exp(1000 / between) * math.expm1(56 / between) * between / 36
+    assert wall_hours(0.01, found) == pytest.approx(0.01 * short)
+    assert wall_hours(1.0, replace(found, restart_seconds=1e9)) == math.inf
+    assert expected(1.5, found) == pytest.approx(3.0)
+    assert ends_well(1.5, found, 2) == pytest.approx(math.exp(-3) * (1 + 3 + 4.5))
+    assert (ends_well(0.0, found, 0), ends_well(math.inf, found, 9)) == (1.0, 0.0)
+    half = math.log(2) / 2  # hours after which one of two runs was interrupted
+    assert against_budget(half * 0.999, found, 0) is None
+    assert against_budget(half * 1.001, found, 0) is not None
+
+
+@pytest.mark.parametrize(("nodes", "there", "comes_up"), [(2, 2, False), (3, 2, True)])
+def test_machines_that_are_there_need_not_come_up(nodes: int, there: int, comes_up: bool) -> None:
+    place = replace(MACHINE, there=there, network_gbps=0.8)
+    found = start_up(place, nodes, LLAMA)
+    assert found.machine_minutes == rates_of(None).machine_minutes * comes_up
+    assert found.weights_minutes == pytest.approx(2 * LLAMA.stored_parameters / 1e8 / 60)
+    disk = start_up(replace(place, network_gbps=None), nodes, LLAMA).weights_minutes
+    assert disk == pytest.approx(2 * LLAMA.stored_parameters / rates_of(None).disk_bytes_per_second / 60)
+
+
+@pytest.mark.parametrize(
+    ("target", "goals", "most", "shapes"),
+    [
+        ({}, {"max_nodes": 2}, None, [(1, 1), (1, 2), (1, 4), (1, 8), (2, 8)]),
+        ({}, {"max_gpus": 8}, None, [(1, 1), (1, 2), (1, 4), (1, 8)]),
+        ({"gpus": 4}, {}, None, [(1, 4)]),
+        ({"gpus": 4, "nodes": 3}, {}, None, [(3, 4)]),
+        ({"nodes": 3}, {}, 2, []),
+        ({"nodes": 2}, {}, 2, [(2, 8)]),
+        ({"nodes": 1}, {"max_gpus": 3}, None, [(1, 1), (1, 2)]),
+    ],
+)
+def test_shapes_fill_a_machine_before_a_second_one(
+    target: dict[str, Any], goals: dict[str, Any], most: int | None, shapes: list[tuple[int, int]]
+) -> None:
+    place = replace(MACHINE, most_nodes=most)
+    assert list(place.shapes(Target(kind="catalogue", **target), Goals(**goals))) == shapes
+
+
+def test_a_spread_that_divides_the_model_less_makes_another_needless() -> None:
+    two, four = Spread(sharding="fsdp", tensor=2), Spread(sharding="fsdp", tensor=4)
+    assert two.makes_needless(four, 1)
+    assert not four.makes_needless(two, 1)
+    assert not two.makes_needless(two, 1)
+    assert not two.makes_needless(four, 2)
+    assert two.makes_needless(replace(two, context=2), 2)
+    assert not two.makes_needless(replace(four, expert=2), 1)
+    ways = {1: "none", 2: "1f1b"}
+    assert {stages: Spread(sharding="none", pipeline=stages).schedule for stages in ways} == ways
+
+
+def parallel(engine: Any = "torchtitan", **changes: Any) -> Job:
+    return Job(model=LLAMA, engine=engine, global_batch_size=64, **changes)
+
+
+def test_spreads_stay_within_their_limits() -> None:
+    for length, degrees in ((2 * SHORTEST_PIECE, {1, 2}), (2 * SHORTEST_PIECE - 2, {1})):
+        found = spreads(parallel(seq_len=length), 1, 8)
+        assert {way.context for way in found} == degrees
+    found = spreads(parallel(), 2, 8)
+    assert {way.tensor for way in found} == {1, 2, 4, 8}
+    assert max(way.pipeline for way in found) == 16
+    assert {way.replicate for way in found} == {1, 2}
+    assert {way.replicate for way in spreads(parallel(), 2, 1)} == {1}
+    assert {way.virtual_stages for way in found if way.pipeline == 16} == {1, 2}
+    assert spreads(parallel(micro_batch_size=16), 1, 4) != []
+    assert all(way.model_parallel > 1 for way in spreads(parallel(micro_batch_size=16), 1, 8))
+    experts = replace(parallel(), model=find("mixtral-8x7b"))
+    assert {way.expert for way in spreads(experts, 2, 4) if way.tensor == way.pipeline == 1} == {1, 4, 8}
+
+
+@pytest.mark.parametrize(
+    ("job", "nodes", "gpus", "kinds"),
+    [
+        (parallel("torchtune"), 1, 1, {"none"}),
+        (parallel("torchtune"), 1, 2, {"fsdp"}),
+        (parallel("deepspeed"), 1, 1, {"zero0"}),
+        (parallel("deepspeed"), 1, 2, {"zero1", "zero2", "zero3"}),
+        (parallel("deepspeed", offload="cpu"), 1, 1, {"zero2"}),
+        (parallel("deepspeed", offload="cpu"), 1, 2, {"zero2", "zero3"}),
+        (parallel("fsdp2"), 1, 2, {"shard_grad_op", "fsdp"}),
+    ],
+)
+def test_engines_divide_states_over_several_processes(
+    job: Job, nodes: int, gpus: int, kinds: set[str]
+) -> None:
+    assert {way.sharding for way in spreads(job, nodes, gpus)} == kinds
+
+
+def test_copies_of_fsdp2_are_one_or_one_for_each_node() -> None:
+    assert {way.replicate for way in spreads(parallel("fsdp2"), 2, 4)} == {1, 2}
+    assert {way.replicate for way in spreads(parallel("fsdp2"), 1, 8)} == {1}
+    assert {way.replicate for way in spreads(parallel("fsdp2"), 8, 1)} == {1}
+    assert {way.replicate for way in spreads(parallel("fsdp2", replicas=4), 1, 8)} == {4}
+    assert spreads(parallel("fsdp2", replicas=3), 1, 8) == []
+
+
+def test_micro_batches_divide_each_processes_share_up_to_the_largest() -> None:
+    job = replace(parallel("torchtune"), global_batch_size=2 * 3 * LARGEST_MICRO_BATCH)
+    (ladder, _) = Ladders(job, "bf16", "cuda").of(1, 2)
+    sizes = Ladders(job, "bf16", "cuda").sizes(ladder)
+    assert sizes == [n for n in range(1, LARGEST_MICRO_BATCH + 1) if 3 * LARGEST_MICRO_BATCH % n == 0]
+    piped = Ladders(parallel(pipeline_parallel=2), "bf16", "cuda")
+    for ladder in piped.of(1, 2):
+        passes = [piped.rung(ladder, step).accumulation for step in range(len(piped.sizes(ladder)))]
+        assert max(piped.sizes(ladder)) == LARGEST_PIPELINE_MICRO_BATCH
+        assert ladder.spread.virtual_stages == 1 or all(number % 2 == 0 for number in passes)
+
+
+def test_a_drawing_shares_heads_evenly_and_counts_whole_prompts() -> None:
+    drawing = Drawing(prompts=10, held_out=1, answers=4, prompt_tokens=10, new_tokens=10)
+    assert [_batches(drawing, 10, sequences) for sequences in (3, 4, 7, 8, 40)] == [10, 10, 10, 5, 1]
+    heads = replace(drawing, heads_shared=True)  # of llama-8b 32, and 8 of keys and values
+    assert [count for count in range(1, 33) if _can_share(LLAMA, count, heads)] == [1, 2, 4, 8, 16, 32]
+    assert _can_share(LLAMA, 3, drawing)
+    base = replace(plan_of(gpu="H100 SXM", gpus=8, nodes=1).request, nodes=2, cpu=80, memory_mib=800)
+    half = _with_gpus(base, 4)
+    assert (half.nodes, half.gpus_per_node, half.cpu, half.memory_mib) == (1, 4, 40, 400)
+    assert _with_gpus(base, 8) == replace(base, nodes=1)

@@ -1,0 +1,217 @@
+"""Exact seconds of a step with round coefficients, and each limit at its edge."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from estimator import hardware
+from estimator.models import find
+from estimator.setup import Setup
+from estimator.throughput import HOST_ADAM, kernel_seconds, launch_seconds, optimizer_seconds, step
+from estimator.throughput.communication import (
+    Links,
+    Times,
+    collective_seconds,
+    communication_seconds,
+    volumes,
+)
+from estimator.throughput.efficiency import Coefficient, Efficiency, best_product
+from estimator.throughput.flops import Work
+from estimator.throughput.generation import balanced_sequences
+
+LLAMA, MIXTRAL, DEEPSEEK = find("llama-8b"), find("mixtral-8x7b"), find("deepseek-v3")
+GPU = replace(hardware.gpu("H100 SXM"), measured_tflops=100.0, bandwidth_gbps=1000.0)
+TABLE = Efficiency(
+    {
+        (name, "*"): Coefficient(value, 0, "test")
+        for name, value in {
+            "products": 0.5,
+            "grouped products": 0.5,
+            "attention": 0.5,
+            "masked attention": 0.5,
+            "moved": 2.0,
+            "dequantised": 3.0,
+            "gain": 2.0,
+            "launch": 0.01,
+            "launch of experts": 0.02,
+            "launch of adapters": 0.03,
+            "launch of tensor": 0.04,
+            "optimizer": 2.0,
+            "overlap": 1.0,
+            "exposed tensor": 0.5,
+            "exposed expert": 0.25,
+        }.items()
+    }
+)
+LOAD = Work(
+    linear=8e14,
+    expert=4e14,
+    head=1e14,
+    attention=2e14,
+    moved=3e11,
+    weights=2e11,
+    dequantised=1e11,
+    copied=1e11,
+    copied_once=5e10,
+    layers=10.0,
+    offloaded=0.0,
+    trained=10**9,
+    model_flops_per_token=1.0,
+)
+SLOW = Links(inside=1e9, between=1e8, domain=8)
+
+
+def test_kernels_take_their_work_over_the_rates() -> None:
+    found = kernel_seconds(Setup(model=LLAMA), LOAD, GPU, TABLE)
+    assert found.products == pytest.approx(9e14 / 5e13 + 4e14 / 2.5e13 + 0.2)
+    assert found.attention == pytest.approx(8.0)
+    assert found.others == pytest.approx(0.8 + 0.3)
+    assert found.total == pytest.approx(34.2 + 8.0 + 1.1)
+    assert found.times(3).total == pytest.approx(3 * found.total)
+    masked = kernel_seconds(Setup(model=LLAMA, document_mask=True), LOAD, GPU, TABLE)
+    assert masked.attention == pytest.approx(16.0)
+    plain = kernel_seconds(Setup(model=LLAMA, document_mask=True, attention="math"), LOAD, GPU, TABLE)
+    assert plain.attention == pytest.approx(8.0)
+    fp8 = kernel_seconds(Setup(model=LLAMA, fp8="rowwise"), LOAD, GPU, TABLE)
+    assert fp8.products == pytest.approx((4e14 + 1e14) / 5e13 + 2e14 / 2.5e13 + 0.2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "seconds"),
+    [
+        ({"model": LLAMA}, 0.1),
+        ({"model": LLAMA, "method": "lora", "tensor": 2}, 0.8),
+        ({"model": MIXTRAL}, 0.3),
+    ],
+)
+def test_launching_adds_what_experts_adapters_and_tensor_parallelism_cost(
+    changes: dict[str, Any], seconds: float
+) -> None:
+    assert launch_seconds(Setup(**changes), LOAD, TABLE) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("changes", "parameters"),
+    [
+        ({"sharding": "ddp", "replicate": 4, "tensor": 2, "pipeline": 2}, 10**9 / 4),
+        ({"sharding": "fsdp", "shard": 4, "tensor": 2}, 10**9 / 8),
+    ],
+)
+def test_an_optimizer_step_moves_the_share_of_one_process(changes: dict[str, Any], parameters: float) -> None:
+    setup = Setup(model=LLAMA, precision="bf16-mixed", **changes)
+    moved = parameters * 28 + 5e10
+    assert optimizer_seconds(setup, LOAD, GPU, TABLE) == pytest.approx(moved * 2 / 1e12)
+    pure = replace(setup, precision="bf16")
+    assert optimizer_seconds(pure, LOAD, GPU, TABLE) == pytest.approx((parameters * 14 + 5e10) * 2 / 1e12)
+    on_host = replace(setup, offload="optimizer", processes_per_node=4)
+    seconds = parameters * 4 / HOST_ADAM + parameters * 4 / 50e9
+    assert optimizer_seconds(on_host, LOAD, GPU, TABLE) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(("missing", "paged"), [(0, 0), (10**9, 10**9), (5 * 10**9, 4 * 10**9)])
+def test_a_paged_optimizer_moves_the_states_that_do_not_fit_both_ways(missing: int, paged: int) -> None:
+    setup = Setup(model=LLAMA, optimizer="paged-adamw")
+    needed = 2 * LLAMA.parameters + 2 * 10**9 + 4 * 10**9  # weights, gradients and two moments in bf16
+    card = replace(GPU, vram_bytes=needed - missing, driver_bytes=0)
+    plain = optimizer_seconds(replace(setup, optimizer="adamw"), LOAD, card, TABLE)
+    assert optimizer_seconds(setup, LOAD, card, TABLE) - plain == pytest.approx(2 * paged / 50e9)
+
+
+def test_a_step_adds_up_micro_batches_what_is_exposed_and_the_bubble() -> None:
+    setup = Setup(
+        model=LLAMA,
+        tensor=2,
+        sharding="fsdp",
+        shard=2,
+        pipeline=2,
+        virtual_stages=2,
+        schedule="interleaved",
+        accumulation=4,
+        activation_offload=True,
+    )
+    load = replace(LOAD, offloaded=1e11)
+    times = communication_seconds(setup, SLOW)
+    assert times is not None
+    assert min(times.tensor, times.gather, times.pipeline) > 0
+    found = step(setup, load, GPU, SLOW, TABLE)
+    assert found is not None
+    busy = kernel_seconds(setup, load, GPU, TABLE).total + 0.5
+    micro = busy + times.tensor / 2 + times.behind + 1e11 / 50e9
+    assert found.compute == pytest.approx(4 * busy)
+    assert found.communication == pytest.approx(4 * micro + times.once - 4 * busy)
+    assert found.bubble == pytest.approx(micro / 2)
+    assert found.total == pytest.approx(4 * micro + times.once + micro / 2 + found.optimizer)
+
+
+def test_weights_that_wait_on_the_host_are_copied_for_both_passes() -> None:
+    setup = Setup(model=LLAMA, engine="fsdp2", sharding="fsdp", shard=4, offload="all")
+    resident = step(replace(setup, offload="optimizer"), LOAD, GPU, SLOW, TABLE)
+    found = step(setup, LOAD, GPU, SLOW, TABLE)
+    assert found is not None
+    assert resident is not None
+    copied = 2 * LLAMA.parameters * 2 / 4 / 50e9
+    assert found.communication - resident.communication == pytest.approx(copied)
+
+
+def test_only_layers_with_experts_exchange_tokens() -> None:
+    setup = Setup(model=DEEPSEEK, expert=8, sharding="fsdp", shard=8, engine="torchtitan", seq_len=1024)
+    blocks = DEEPSEEK.layers - DEEPSEEK.dense_layers
+    sent = 1024 * DEEPSEEK.hidden * 2 * DEEPSEEK.experts_per_token * blocks
+    assert DEEPSEEK.dense_layers > 0
+    assert volumes(setup).expert == pytest.approx(4 * sent)
+    assert volumes(replace(setup, checkpointing="full")).expert == pytest.approx(6 * sent)
+    staged = replace(setup, pipeline=2, schedule="1f1b", accumulation=2)
+    stage = -(-DEEPSEEK.layers // 2) / DEEPSEEK.layers
+    assert volumes(staged).expert == pytest.approx(4 * sent * stage)
+    assert volumes(replace(setup, expert=1)).expert == 0
+    shared, whole = (volumes(replace(setup, expert=n)).gather for n in (8, 1))
+    routed = DEEPSEEK.experts * blocks * 3 * DEEPSEEK.hidden * DEEPSEEK.ffn
+    assert whole - shared == pytest.approx(3 * 2 * routed * (1 - 1 / 8))
+
+
+def test_an_exchange_sends_each_domain_its_copies_once() -> None:
+    fast = Links(inside=1e12, between=10.0, domain=8)
+    # Four domains; three others, each reached by at least one of two receivers with 1 - (3/4)^2
+    assert fast.exchange(800.0, 32, copies=2) == pytest.approx(800 / 2 * 3 * (1 - 0.75**2) * 8 / 10)
+    narrow = Links(inside=100.0, between=1e12, domain=8)
+    assert narrow.exchange(800.0, 32, stride=2) == pytest.approx(800 * 3 / 32 / 100)
+    assert narrow.ring(800.0, 32, stride=16) == pytest.approx(800 * 31 / 32 * 8 / 1e12)
+
+
+def test_collectives_count_micro_batches_and_the_halves_of_zero() -> None:
+    times = Times(
+        tensor=2.0,
+        expert=3.0,
+        context=5.0,
+        gather=7.0,
+        reduced=1.0,
+        pipeline=11.0,
+        gather_step=4.0,
+        replicas_step=13.0,
+    )
+    assert (times.behind, times.once) == (23.0, 17.0)
+    setup = Setup(model=LLAMA, sharding="fsdp", shard=2, accumulation=2)
+    assert dict(collective_seconds(setup, times)) == {
+        "all_gather": 14.0,
+        "reduce_scatter": 4.0,
+        "all_reduce": 17.0,
+        "all_to_all": 6.0,
+        "send and receive": 32.0,
+    }
+    zero = dict(collective_seconds(replace(setup, sharding="zero1", engine="deepspeed"), times))
+    assert (zero["all_gather"], zero["all_reduce"]) == (16.0, 15.0)
+
+
+def test_the_best_product_follows_the_measured_dtype_and_else_the_peaks() -> None:
+    gpu = replace(GPU, peak_tflops=(("bf16", 200.0), ("fp32", 50.0)))
+    assert best_product(gpu, "bf16", TABLE) == 100e12
+    assert best_product(gpu, "fp32", TABLE) == pytest.approx(50e12 * 100 / 200)
+    unmeasured = replace(gpu, measured_tflops=None)
+    assert best_product(unmeasured, "bf16", TABLE) is None
+    usual = Efficiency({("best product", str(gpu.architecture)): Coefficient(0.8, 0, "test")})
+    assert best_product(unmeasured, "bf16", usual) == pytest.approx(160e12)
+    assert balanced_sequences(gpu) == 200
+    assert balanced_sequences(replace(gpu, bandwidth_gbps=None)) is None
