@@ -32,7 +32,7 @@ print("generated", answer.shape[1] - prompt["input_ids"].shape[1])
     ("engine", "method", "nodes"),
     [
         ("torchtune", "lora", 2),
-        ("deepspeed", "full", 1),
+        pytest.param("deepspeed", "full", 1, marks=pytest.mark.slow),
         # Each engine meets each method and both numbers of nodes: DeepSpeed's full run on two nodes is in
         # test_finetune_flow_faults.py, its LoRA run in tests/batch/test_on_batch.py; FSDP2's is below.
         pytest.param("torchtune", "full", 2, marks=pytest.mark.slow),
