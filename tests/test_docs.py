@@ -10,15 +10,13 @@ import ast
 import contextlib
 import io
 import json
-import os
 import re
 import runpy
 import shlex
 import subprocess
 import sys
-import tempfile
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatch
 from functools import cache
 from importlib import import_module
@@ -26,7 +24,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import click
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -53,6 +50,7 @@ from launchers.models import weights  # noqa: E402
 from tests import image_plans, measured_runs, record_reference  # noqa: E402
 from tests.conftest import write_images, write_pairs  # noqa: E402
 from tests.flows.conftest import FLOW, environment  # noqa: E402
+from tests.warm_python import WarmPython  # noqa: E402
 
 DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")]
 DOCUMENTS += [ROOT / "CODE_OF_CONDUCT.md"]
@@ -457,20 +455,31 @@ class {name}(FlowSpec):
 """
 
 
-@cache
-def help_text(*words: str, flow: Path = FLOW) -> str:
-    command = [sys.executable, str(flow), *words, "--help"]
-    with tempfile.TemporaryDirectory() as home:
-        variables = {**os.environ, "METAFLOW_USER": "tester"}
-        if words == ("resume",):  # Metaflow looks for the run to go on from before it gives any help
-            variables["METAFLOW_DATASTORE_SYSROOT_LOCAL"] = home
-            name = re.findall(r"^class (\w+Flow)\(", flow.read_text(), re.MULTILINE)[0]
-            earlier = Path(home) / "earlier.py"
-            earlier.write_text(EARLIER.format(name=name, values=json.dumps(settings.parse_yaml(""))))
-            run = [sys.executable, str(earlier), "run"]
-            subprocess.run(run, cwd=home, env=variables, capture_output=True, timeout=120, check=True)
-        done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120, check=True)
-    return done.stdout
+HelpText = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def help_text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HelpText]:
+    """``help_text("card", "view", flow=FLOW)``: the help of a flow's command."""
+    home = tmp_path_factory.mktemp("help")
+    variables = environment(home)
+    with WarmPython("flows.finetune_nodes", environment=variables, folder=home) as warm:
+
+        @cache
+        def of(*words: str, flow: Path = FLOW) -> str:
+            if words == ("resume",):  # Metaflow looks for the run to go on from before it gives any help
+                name = re.findall(r"^class (\w+Flow)\(", flow.read_text(), re.MULTILINE)[0]
+                earlier = home / f"{name}.py"
+                earlier.write_text(EARLIER.format(name=name, values=json.dumps(settings.parse_yaml(""))))
+                run([str(earlier), "run"])
+            return run([str(flow), *words, "--help"])
+
+        def run(words: list[str]) -> str:
+            done = warm.run(words, folder=home, environment=variables)
+            assert done.returncode == 0, done.stderr
+            return done.stdout
+
+        yield of
 
 
 def planned(parameters: dict[str, Any], backend: str) -> str:
@@ -542,7 +551,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_every_flow_command_is_one_that_the_command_line_takes(place: Path) -> None:
+def test_every_flow_command_is_one_that_the_command_line_takes(place: Path, help_text: HelpText) -> None:
     commands = flow_commands("finetune_flow.py")
     assert len(commands) > 30
     for where, words in commands:
@@ -578,15 +587,13 @@ def check_run(where: str, options: dict[str, list[str]], place: Path) -> None:
 
 
 def test_every_command_of_the_estimator_is_one_that_the_command_line_takes(place: Path) -> None:
-    group = typer.main.get_command(finetune)
-    for where, words in estimator_commands():
-        command, rest = group, list(words)
-        context = click.Context(group, info_name="finetune")
-        while isinstance(command, click.Group):
-            name, command, rest = command.resolve_command(context, rest)
-            assert command is not None, f"{where}: finetune has no {name}"
-        with contextlib.suppress(click.exceptions.Exit):  # --help
-            assert not command.make_context(name, rest, parent=context).args, where
+    group = typer.main.get_group(finetune)
+    commands = group.make_context("finetune", ["plan"])
+    for where, (name, *words) in estimator_commands():
+        command = group.get_command(commands, name)
+        assert command is not None, f"{where}: finetune has no {name}"
+        with contextlib.suppress(typer.Exit):  # --help
+            assert not command.make_context(name, words, parent=commands).args, where
 
 
 @pytest.mark.slow
@@ -630,7 +637,7 @@ def test_every_checklist_command_is_one_that_the_command_line_takes(place: Path)
 
 
 @pytest.mark.parametrize(("file", "least"), [("checklist_flow.py", 5), ("rejection_flow.py", 3)])
-def test_every_command_of_the_other_flows_has_its_options(file: str, least: int) -> None:
+def test_every_command_of_the_other_flows_has_its_options(help_text: HelpText, file: str, least: int) -> None:
     flow = FLOW.with_name(file)
     found = flow_commands(flow.name)
     assert len(found) >= least

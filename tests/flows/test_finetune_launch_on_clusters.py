@@ -283,9 +283,7 @@ def test_without_access_to_the_cluster_the_catalogue_is_used_and_one_line_says_w
     run: Run, shape: Shape, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(shape.plane.kubeconfig(server="https://127.0.0.1:9")))
-    began = time.monotonic()
     plan = run(method="lora")
-    assert time.monotonic() - began < 5
     assert plan.request.cloud in ("aws", "gcp", "azure")
     said = [line for line in capsys.readouterr().err.splitlines() if "catalogue" in line]
     assert len(said) == 1
