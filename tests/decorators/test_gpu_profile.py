@@ -181,7 +181,7 @@ def test_an_unknown_argument_is_a_clean_line(home: Home) -> None:
 
 
 def test_each_node_of_a_parallel_step_has_the_plan_and_measures_itself(home: Home) -> None:
-    done = home.python(NODES, "run", "--seconds", "4")
+    done = home.python(NODES, "run", "--until-sampled", "true")
     assert done.returncode == 0, done.stdout + done.stderr
     found = home.artifacts("NodesFlow", "gather", "plans", "measured")
     assert found["plans"][0] == found["plans"][1]
