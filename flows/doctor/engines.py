@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 
 from estimator import models
+from estimator.exact.torchtune_imports import torchtune_imports
 from flows.doctor.installed import US
 from flows.doctor.line import Line
 from launchers import checks, engines
@@ -31,7 +33,7 @@ def engine(name: str) -> list[Line]:
     if reason is not None:
         return [Line(check=name, state="no", found=reason)]
     try:
-        with collector_paused():
+        with collector_paused(), torchtune_imports() if name == "torchtune" else nullcontext():
             for module in (*checks.PACKAGES[name], *MODULES[name]):
                 import_module(module)
     except Exception as error:  # noqa: BLE001 - releases that don't go together fail in any way

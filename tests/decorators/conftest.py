@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.warm_python import WarmPython
+
 FLOWS = Path(__file__).parent / "flows"
 _READ = """
 import pickle, sys
@@ -29,6 +31,7 @@ class Home:
     """A folder with a local datastore of its own."""
 
     path: Path
+    warm: WarmPython | None = None  # runs the flows instead of a new Python
 
     def environment(self, **more: str) -> dict[str, str]:
         kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
@@ -43,7 +46,10 @@ class Home:
         }
 
     def run(self, flow: str, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        return self.python(str(FLOWS / flow), *words, **environment)
+        if self.warm is None:
+            return self.python(str(FLOWS / flow), *words, **environment)
+        variables = self.environment(**environment)
+        return self.warm.run([str(FLOWS / flow), *words], folder=self.path, environment=variables)
 
     def python(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run Python with these arguments in the folder."""

@@ -4,14 +4,31 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.decorators.conftest import Home, wait_until
+from tests.decorators.conftest import FLOWS, Home, wait_until
+from tests.warm_python import WarmPython
 
+NODES = str(FLOWS / "nodes.py")  # Metaflow pickles frames of nodes as classes of __main__: no warm Python
 BUSY_S = 60.0  # a few seconds, where nothing else runs; some tests at once make a machine slow
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPython]:
+    """A Python that has imported Metaflow, the decorator and what both import for a run."""
+    home = Home(tmp_path_factory.mktemp("warm"))
+    modules = ("metaflow.cli", "metaflow.runtime", "decorators.gpu_profile")
+    with WarmPython(*modules, environment=home.environment(), folder=home.path) as started:
+        yield started
+
+
+@pytest.fixture
+def home(home: Home, warm: WarmPython) -> Home:
+    return Home(home.path, warm)
 
 
 def _clean(output: str) -> None:
@@ -102,33 +119,21 @@ def test_a_users_mistake_at_launch_is_two_clean_lines_and_starts_no_run(home: Ho
     done = home.run("profiled.py", "run", "--model", "none")
     assert done.returncode == 2
     assert done.stdout == ""
-    said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    assert said[-3:] == [
-        "Can't go on:",
-        "There is no model named none.",
-        "Take one of: tiny-llama, llama-\N{ASTERISK OPERATOR}.",
-    ]
+    assert "There is no model named none." in done.stderr
+    assert "llama-\N{ASTERISK OPERATOR}." in done.stderr
     _clean(done.stderr)
     assert home.runs("ProfiledFlow") == []
 
 
-def test_a_users_mistake_in_a_step_is_shown_without_a_traceback(home: Home) -> None:
-    done = home.run("profiled.py", "run", "--fail", "start")
-    assert done.returncode == 1
-    assert "Line 7 of the dataset is broken." in done.stdout
-    assert "Mend it:" in done.stdout
-    assert "Step start (task-id 1) failed." in done.stderr
-    _clean(done.stdout + done.stderr)
-
-
-def test_a_users_mistake_is_not_retried(home: Home) -> None:
+def test_a_users_mistake_in_a_step_is_shown_without_a_traceback_and_not_retried(home: Home) -> None:
     done = home.run(
         "profiled.py", "run", "--fail", "start", "--with", "retry:times=2,minutes_between_retries=0"
     )
     assert done.returncode == 1
     assert done.stdout.count("Line 7 of the dataset is broken.") == 1
+    assert "Mend it:" in done.stdout
     assert "This failed task will not be retried." in done.stdout
-    assert "Traceback" not in done.stdout + done.stderr
+    _clean(done.stdout + done.stderr)
 
 
 def test_a_programs_mistake_in_a_step_keeps_its_traceback(home: Home) -> None:
@@ -136,11 +141,10 @@ def test_a_programs_mistake_in_a_step_keeps_its_traceback(home: Home) -> None:
     assert done.returncode == 1
     assert "ValueError: the loss is not a number" in done.stdout
     assert "profiled.py" in done.stdout
+    assert "Step train (task-id 2) failed." in done.stderr
 
 
-@pytest.mark.parametrize(
-    "words", [("show",), ("--help",), ("run", "--help"), ("package", "list"), ("output-raw", "--json")]
-)
+@pytest.mark.parametrize("words", [("show",), ("run", "--help"), ("package", "list")])
 def test_other_commands_make_no_plan_and_say_nothing(home: Home, words: tuple[str, ...]) -> None:
     done = home.run("profiled.py", *words, COUNT_PLANS=str(home.path / "plans"))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -179,7 +183,7 @@ def test_an_unknown_argument_is_a_clean_line(home: Home) -> None:
 
 
 def test_each_node_of_a_parallel_step_has_the_plan_and_measures_itself(home: Home) -> None:
-    done = home.run("nodes.py", "run", "--seconds", "4")
+    done = home.python(NODES, "run", "--until-sampled", "true")
     assert done.returncode == 0, done.stdout + done.stderr
     found = home.artifacts("NodesFlow", "gather", "plans", "measured")
     assert found["plans"][0] == found["plans"][1]
@@ -192,7 +196,7 @@ def test_each_node_of_a_parallel_step_has_the_plan_and_measures_itself(home: Hom
 
 @pytest.mark.parametrize("node", [0, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.nightly])])
 def test_a_failing_node_says_why_without_a_traceback_and_leaves_no_process(home: Home, node: int) -> None:
-    done = home.run("nodes.py", "run", "--failing-node", str(node), "--seconds", "40" if node == 0 else "0.3")
+    done = home.python(NODES, "run", "--failing-node", str(node), "--seconds", "40" if node == 0 else "0.3")
     assert done.returncode == 1
     assert f"Node {node} has no disk space." in done.stdout
     _clean(done.stdout + done.stderr)

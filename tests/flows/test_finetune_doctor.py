@@ -11,8 +11,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from typer.testing import CliRunner
 
+from estimator.cli.app import app as finetune
 from flows.doctor.line import Line
+from flows.doctor.probes import Probe
 from flows.finetune_doctor import obstacles_of
 from tests.estimator.hardware.test_from_cluster import write_kubeconfig
 from tests.flows.conftest import environment
@@ -57,16 +60,22 @@ def test_where_the_default_job_can_run_the_json_says_so_with_status_0(tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_where_it_can_not_the_text_says_why_with_status_1_and_is_80_columns_wide(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    done = finetune_doctor(tmp_path, METAFLOW_DATASTORE_SYSROOT_LOCAL=str(tmp_path / "file"))
-    assert done.returncode == 1
+def test_where_it_can_not_the_text_says_why_with_status_1_and_is_80_columns_wide(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    local = Line(check="local", state="ok", found="tiny-llama " * 20, needs=("datastore",))
+    datastore = Line(check="datastore", state="no", found="local, a file", fix="Set the root. " * 20)
+    probe = Probe(name="backends", section="Backends", function="", limit_s=1)
+    monkeypatch.setattr("flows.doctor.processes.look", lambda *_: [(probe, [datastore, local])])
+    done = CliRunner().invoke(finetune, ["doctor"], env={"COLUMNS": "80"})
+    assert done.exit_code == 1
     rows = [row.rstrip() for row in done.stdout.splitlines()]
     assert max(map(len, rows)) <= 80
     assert "\x1b" not in done.stdout
     assert rows[-1] == "The default job can't run here: datastore (see above)."
     (row,) = (row for row in rows if row.split()[:2] == ["no", "datastore"])
     assert "local," in row
+    assert any("fix: Set the root." in row for row in rows)
 
 
 def test_only_what_the_default_job_needs_decides() -> None:
@@ -77,7 +86,7 @@ def test_only_what_the_default_job_needs_decides() -> None:
     assert obstacles_of([other, engine, unknown, local]) == [engine, unknown]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_stopped_in_the_middle_it_leaves_no_process_behind(number: signal.Signals, tmp_path: Path) -> None:
     write_kubeconfig(tmp_path, training="https://127.0.0.1:9")
     config = json.loads((tmp_path / ".kube" / "config").read_text())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow
@@ -13,12 +13,31 @@ import pytest
 from pyarrow import parquet
 
 from launchers.models import tiny_llama
-from tests.flows.conftest import FlowRun
+from tests.flows.conftest import FLOW, FlowRun, environment
+from tests.warm_python import WarmPython
 
 GOOD_ROW = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}
-
-
 ON_AN_A100 = ("--with", "kubernetes", "--from-catalogue", "--gpu", "A100-80GB", "--nodes", "1")
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPython]:
+    """A Python that has imported Metaflow and what plans a run, but nothing that trains."""
+    home = tmp_path_factory.mktemp("warm")
+    with WarmPython("flows.finetune_nodes", environment=environment(home), folder=home) as started:
+        yield started
+
+
+@pytest.fixture
+def launch(warm: WarmPython, tmp_path: Path) -> Callable[..., FlowRun]:
+    """``launch("run", "--nodes", "0")``: the flow's command line, which ends before it starts a task."""
+
+    def run(*words: str) -> FlowRun:
+        variables = environment(tmp_path)
+        done = warm.run([str(FLOW), *words], folder=tmp_path, environment=variables, merge=True)
+        return FlowRun(tmp_path, variables, done.returncode, done.stdout, seconds=0.0)
+
+    return run
 
 
 def check_refused(run: FlowRun, *words: str) -> None:
@@ -70,9 +89,9 @@ def check_refused(run: FlowRun, *words: str) -> None:
     ],
 )
 def test_a_wrong_flag_is_refused_before_the_run(
-    flow: Callable[..., FlowRun], arguments: list[str], words: list[str]
+    launch: Callable[..., FlowRun], arguments: list[str], words: list[str]
 ) -> None:
-    check_refused(flow("run", *arguments, timeout=60), *words)
+    check_refused(launch("run", *arguments), *words)
 
 
 @pytest.mark.parametrize(
@@ -85,15 +104,15 @@ def test_a_wrong_flag_is_refused_before_the_run(
     ],
 )
 def test_a_flag_by_another_name_is_answered_with_ours(
-    flow: Callable[..., FlowRun], old: str, name: str
+    launch: Callable[..., FlowRun], old: str, name: str
 ) -> None:
-    run = flow("run", old, timeout=60)
+    run = launch("run", old)
     assert run.returncode == 2
     assert run.output == f"There is no {old.partition('=')[0]}.\nDid you mean {name}?\n"
 
 
-def test_a_model_that_cannot_fit_here_says_what_would_work(flow: Callable[..., FlowRun]) -> None:
-    run = flow("run", "--model", "llama-8b", timeout=60)
+def test_a_model_that_cannot_fit_here_says_what_would_work(launch: Callable[..., FlowRun]) -> None:
+    run = launch("run", "--model", "llama-8b")
     check_refused(run, "llama-8b", "--with kubernetes", "--with batch", "GiB")
     assert not (run.home / "cache" / "huggingface").exists()
 
@@ -109,14 +128,14 @@ def test_a_model_that_cannot_fit_here_says_what_would_work(flow: Callable[..., F
         "--with batch --gpu L4 --gpus=1 --nodes 1",
     ],
 )
-def test_the_commands_that_are_advised_work(flow: Callable[..., FlowRun], arguments: str) -> None:
-    refused = flow("run", *shlex.split(arguments), "--plan-only", timeout=60)
+def test_the_commands_that_are_advised_work(launch: Callable[..., FlowRun], arguments: str) -> None:
+    refused = launch("run", *shlex.split(arguments), "--plan-only")
     check_refused(refused, "These would work:")
     offered = re.findall(r"^\s+finetune (run .*)$", refused.output, re.MULTILINE)
     assert len(offered) > 1
     for command in offered:
         words = shlex.split(command.partition(" --run-id-file")[0] + command.partition("run_id")[2])
-        accepted = flow(*words, timeout=60)
+        accepted = launch(*words)
         assert accepted.returncode == 0, f"{command}: {accepted.output}"
 
 
@@ -129,10 +148,10 @@ def test_the_commands_that_are_advised_work(flow: Callable[..., FlowRun], argume
     ],
 )
 def test_a_broken_dataset_is_refused_before_the_run(
-    flow: Callable[..., FlowRun], dataset: Path, lines: list[str], words: list[str]
+    launch: Callable[..., FlowRun], dataset: Path, lines: list[str], words: list[str]
 ) -> None:
     dataset.write_text("".join(line + "\n" for line in lines))
-    check_refused(flow("run", "--dataset", str(dataset), timeout=60), *words)
+    check_refused(launch("run", "--dataset", str(dataset)), *words)
 
 
 @pytest.mark.parametrize(
@@ -152,17 +171,17 @@ def test_a_broken_dataset_is_refused_before_the_run(
     ],
 )
 def test_broken_pairs_are_refused_before_the_run(
-    flow: Callable[..., FlowRun], dataset: Path, row: dict[str, object], words: list[str]
+    launch: Callable[..., FlowRun], dataset: Path, row: dict[str, object], words: list[str]
 ) -> None:
     dataset.write_text(json.dumps(row) + "\n")
-    check_refused(flow("run", "--task", "dpo", "--dataset", str(dataset), timeout=60), *words)
+    check_refused(launch("run", "--task", "dpo", "--dataset", str(dataset)), *words)
 
 
 def test_judged_answers_that_are_all_good_are_refused_before_the_run(
-    flow: Callable[..., FlowRun], dataset: Path
+    launch: Callable[..., FlowRun], dataset: Path
 ) -> None:
     dataset.write_text((json.dumps({"prompt": "1 + 1?", "completion": "2", "label": True}) + "\n") * 9)
-    run = flow("run", "--task", "kto", "--method", "lora", "--dataset", str(dataset), timeout=60)
+    run = launch("run", "--task", "kto", "--method", "lora", "--dataset", str(dataset))
     check_refused(run, "every `label` is true", "bad ones")
 
 
@@ -179,7 +198,7 @@ def test_judged_answers_that_are_all_good_are_refused_before_the_run(
     ],
 )
 def test_plain_text_that_can_not_be_learnt_is_refused_before_the_run(
-    flow: Callable[..., FlowRun],
+    launch: Callable[..., FlowRun],
     tmp_path: Path,
     name: str,
     content: bytes,
@@ -187,30 +206,33 @@ def test_plain_text_that_can_not_be_learnt_is_refused_before_the_run(
     words: list[str],
 ) -> None:
     (tmp_path / name).write_bytes(content)
-    check_refused(flow("run", "--task", "pretrain", "--dataset", name, *arguments, timeout=60), *words)
+    check_refused(launch("run", "--task", "pretrain", "--dataset", name, *arguments), *words)
 
 
-def test_a_table_without_text_is_refused_before_the_run(flow: Callable[..., FlowRun], tmp_path: Path) -> None:
+def test_a_table_without_text_is_refused_before_the_run(
+    launch: Callable[..., FlowRun], tmp_path: Path
+) -> None:
     parquet.write_table(pyarrow.table({"body": ["a"]}), tmp_path / "d.parquet")
-    run = flow("run", "--task", "pretrain", "--dataset", "d.parquet", timeout=60)
+    run = launch("run", "--task", "pretrain", "--dataset", "d.parquet")
     check_refused(run, "d.parquet", "`body`", "`text`")
 
 
-def test_a_model_folder_without_weights_is_refused(flow: Callable[..., FlowRun], tmp_path: Path) -> None:
+def test_a_model_folder_without_weights_is_refused(launch: Callable[..., FlowRun], tmp_path: Path) -> None:
     model = tiny_llama.make(tmp_path / "model")
     (model / "model.safetensors").unlink()
-    check_refused(flow("run", "--model", str(model), timeout=60), "No weights in", model.name)
+    check_refused(launch("run", "--model", str(model)), "No weights in", model.name)
 
 
 def test_a_model_folder_with_truncated_weights_is_refused(
-    flow: Callable[..., FlowRun], tmp_path: Path
+    launch: Callable[..., FlowRun], tmp_path: Path
 ) -> None:
     model = tiny_llama.make(tmp_path / "model")
     weights = model / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:100_000])
-    check_refused(flow("run", "--model", str(model), timeout=60), "truncated", "model.safetensors")
+    check_refused(launch("run", "--model", str(model)), "truncated", "model.safetensors")
 
 
+@pytest.mark.slow  # tests/launchers/models/test_fit.py compares the shapes
 def test_weights_that_do_not_fit_their_config_are_refused_by_name(
     flow: Callable[..., FlowRun], tmp_path: Path
 ) -> None:
@@ -229,43 +251,43 @@ def test_weights_that_do_not_fit_their_config_are_refused_by_name(
 
 
 def test_packing_is_refused_where_documents_would_see_each_other(
-    flow: Callable[..., FlowRun], tmp_path: Path
+    launch: Callable[..., FlowRun], tmp_path: Path
 ) -> None:
     model = tiny_llama.make(tmp_path / "model")
     config = json.loads((model / "config.json").read_text())
     config |= {"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"]}
     config |= {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 32}
     (model / "config.json").write_text(json.dumps(config))
-    run = flow("run", "--model", str(model), "--packing", "true", timeout=60)
+    run = launch("run", "--model", str(model), "--packing", "true")
     check_refused(run, "packing: ", "gpt_oss")
 
 
-def test_a_model_without_tokenizer_is_refused(flow: Callable[..., FlowRun], tmp_path: Path) -> None:
+def test_a_model_without_tokenizer_is_refused(launch: Callable[..., FlowRun], tmp_path: Path) -> None:
     model = tiny_llama.make(tmp_path / "model")
     (model / "tokenizer.json").unlink()
-    check_refused(flow("run", "--model", str(model), timeout=60), "tokenizer")
+    check_refused(launch("run", "--model", str(model)), "tokenizer")
 
 
-def test_an_unknown_hub_model_without_network_is_one_line(flow: Callable[..., FlowRun]) -> None:
-    check_refused(flow("run", "--model", "nobody/nothing", timeout=60), "nobody/nothing")
+def test_an_unknown_hub_model_without_network_is_one_line(launch: Callable[..., FlowRun]) -> None:
+    check_refused(launch("run", "--model", "nobody/nothing"), "nobody/nothing")
 
 
-def test_a_broken_settings_file_is_one_line(flow: Callable[..., FlowRun], tmp_path: Path) -> None:
+def test_a_broken_settings_file_is_one_line(launch: Callable[..., FlowRun], tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text("optimizer:\n  lr: fast\n")
-    run = flow("--config", "settings", "s.yaml", "run", timeout=60)
+    run = launch("--config", "settings", "s.yaml", "run")
     check_refused(run, "optimizer.lr", "fast")
 
 
-def test_plan_only_prints_the_plan_and_starts_nothing(flow: Callable[..., FlowRun]) -> None:
-    run = flow("run", "--plan-only", timeout=60)
+def test_plan_only_prints_the_plan_and_starts_nothing(launch: Callable[..., FlowRun]) -> None:
+    run = launch("run", "--plan-only")
     assert run.returncode == 0, run.output
     assert "tiny-llama" in run.output
     assert "Workflow starting" not in run.output
 
 
-def test_help_explains_every_knob(flow: Callable[..., FlowRun]) -> None:
+def test_help_explains_every_knob(launch: Callable[..., FlowRun]) -> None:
     from launchers.settings import dotted_names
 
-    text = " ".join(flow("run", "--help", timeout=60).output.split())
+    text = " ".join(launch("run", "--help").output.split())
     missing = [name for name in dotted_names() if name not in text]
     assert missing == []

@@ -16,6 +16,8 @@ pytestmark = needs_browser
 
 
 def _get(home: Home, name: str) -> Path | None:
+    if not list(home.path.glob(".metaflow/mf.cards/**/steps/train/**/*.html")):
+        return None  # without a Python that looks for it
     page = home.path / name
     home.run("profiled.py", "card", "get", "train", name)
     return page if page.exists() and page.stat().st_size else None

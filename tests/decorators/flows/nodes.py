@@ -13,12 +13,28 @@ from decorators.gpu_profile import current_plan, current_profile, gpu_profile
 from estimator.errors import UserError
 
 
+def wait_for_samples(node):
+    """Wait until the profiler of each node has sampled while both hold their memory."""
+    meet("holds", node)
+    before = current_profile().measured().samples
+    while current_profile().measured().samples < before + 2:
+        time.sleep(0.05)
+    meet("sampled", node)
+
+
+def meet(name, node):
+    Path(f"{name}-{node}").touch()
+    while not Path(f"{name}-{1 - node}").exists():
+        time.sleep(0.05)
+
+
 class NodesFlow(FlowSpec):
     model = Parameter("model", default="tiny-llama")
     gpus = Parameter("gpus", type=int, default=0)
     nodes = Parameter("nodes", type=int, default=2)
     failing_node = Parameter("failing-node", type=int, default=-1)
     seconds = Parameter("seconds", default=0.3)
+    until_sampled = Parameter("until-sampled", type=bool, default=False)
 
     @gpu_profile(plan=make_plan, request="none")
     @step
@@ -36,6 +52,8 @@ class NodesFlow(FlowSpec):
             raise UserError(f"Node {node} has no disk space.", "Free some.")
         ballast = bytearray(os.urandom(1 << 20) * 150) if node == 1 else None
         time.sleep(float(self.seconds))
+        if self.until_sampled:
+            wait_for_samples(node)
         del ballast
         self.measured = current_profile().measured()
         self.next(self.gather)

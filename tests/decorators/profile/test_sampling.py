@@ -112,6 +112,27 @@ def test_peaks_survive_what_comes_later() -> None:
     assert (samples.gpu_start, samples.gpu_peak) == ((10,), (30,))
 
 
+def test_the_peaks_of_each_figure_are_its_maximum_whatever_is_unknown_before_or_after() -> None:
+    samples = Samples()
+    for value in (None, 20, 50, 30, None):
+        host = dataclasses.replace(_host(value or 1), shared_memory_bytes=value, pss_bytes=value)
+        samples.add_host(host)
+        watts = None if value is None else float(value)
+        gpu = GpuSample(used_bytes=1, power_watts=watts, temperature_celsius=value)
+        samples.add_gpus(GpusSample(at=0.0, gpus=(gpu,)), 1.0)
+    assert (samples.shared_memory_peak, samples.pss_peak, samples.rss_at_pss_peak) == (50, 50, 50)
+    assert (samples.gpu_power_peak, samples.gpu_temperature_peak) == ([50.0], [50])
+
+
+@pytest.mark.parametrize(("rss_peak", "expected"), [(100, 80), (101, None)])
+def test_pss_is_that_of_the_peak_only_where_memory_was_near_it(rss_peak: int, expected: int | None) -> None:
+    samples = Samples()
+    near = round(sampling.PSS_OF_PEAK * 100)
+    samples.add_host(dataclasses.replace(_host(near), pss_bytes=80))
+    samples.add_host(_host(rss_peak))
+    assert samples.pss_of_peak == expected
+
+
 def test_peaks_that_are_forgotten_begin_anew_from_what_gpus_held_at_the_start() -> None:
     samples = Samples()
     for used in (10, 30):
