@@ -81,11 +81,11 @@ def next_steps(train: str, model_path: str) -> list[str]:
     """Three lines that say what to do after a run. ``train``: the step that has trained."""
     card = command_line(sys.argv[0], ["card", "view", train, "--id", "finetune"])
     page = Path(model_path) / PAGE
-    usage = f"the Python lines in {page}" if page.is_file() else "docs/models.md, \"The result\""
+    usage = f"the Python lines in {page}" if page.is_file() else "decorators.fetch_model (docs/models.md)"
     return [
         f"See the card:   {card}",
         f"Use the model:  {usage}",
-        f"Compare runs:   finetune runs",
+        "Compare runs:   finetune runs",
     ]
 
 

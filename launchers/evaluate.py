@@ -31,8 +31,8 @@ from launchers.settings import Settings
 
 SIGN_S = 5.0  # at most, between two lines that report the progress of an evaluation
 EXAMPLES = 3  # answers that logs and cards show
-# Tokens, padding and answers included, of prompts that are answered together. On GPUs their KV cache takes less
-# memory than the logits of a batch of as many tokens, which the held-out loss needs anyway.
+# Tokens, padding and answers included, of prompts that are answered together. On GPUs their KV cache takes
+# less memory than the logits of a batch of as many tokens, which the held-out loss needs anyway.
 ANSWERED_TOKENS = {"cuda": MAX_BATCH_TOKENS["cuda"], "cpu": DRAWN_TOKENS["cpu"]}
 _LOOK_S = 0.1
 EXACT_MATCH = "held-out answers right"
@@ -139,7 +139,7 @@ class EvaluationResult:
 
     @property
     def exact_match(self) -> ExactMatch | None:
-        """Counts of right answers in task sft; None if the task has no reference answers, or none was given."""
+        """Counts of right answers in task sft; None for other tasks, and if no prompt was answered."""
         if self.task != "sft" or not self.answers:
             return None
         return ExactMatch(

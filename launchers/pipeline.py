@@ -410,7 +410,7 @@ def read_samples(settings: Settings, path: Path) -> Iterator[Sample]:
 
 
 def _samples_of(settings: Settings, name: str, path: Path) -> Iterator[Sample]:
-    """The rows of a dataset as the task takes them; those of a built-in dataset are converted from its chats."""
+    """The rows of a dataset as the task takes them, if it is built in converted from its chats."""
     if sources.kind_of(name) != "built-in" or settings.task == IMAGE_TASK:
         return read_samples(settings, path)
     chats = rows.read(path)

@@ -239,7 +239,7 @@ class Ticket:
 
 def tickets(split: Split) -> list[Ticket]:
     """Generate all tickets of a split. No message occurs twice, in either split."""
-    generator = random.Random(0)  # noqa: S311
+    generator = random.Random(0)
     drawn: dict[str, Ticket] = {}
     while len(drawn) < ROWS["test"]:
         ticket = _draw(generator, unseen=len(drawn) % 2 == 1)
@@ -275,7 +275,9 @@ def _draw(generator: random.Random, *, unseen: bool) -> Ticket:
     wording, product = _choose(generator, wordings), _choose(generator, PRODUCTS)
     urgent = generator.random() < 0.5
     return Ticket(
-        message=_message(generator, wording.format(p=product), _choose(generator, URGENT if urgent else CALM)),
+        message=_message(
+            generator, wording.format(p=product), _choose(generator, URGENT if urgent else CALM)
+        ),
         area=area,
         product=product,
         urgent=urgent,

@@ -29,6 +29,7 @@ from launchers.models.files import (
 from launchers.workdir import full_disk_explained
 
 TINY = "tiny-llama"
+GENERATED_VERSION = 2  # raised whenever tiny-llama or tiny-sdxl of the same seed gets other bytes
 GO_ON = "Free some space and run again: what is whole is not fetched again."
 FETCH_LIMIT_S = 4 * 3600.0  # that another process may take which fetches the same model
 
