@@ -178,7 +178,7 @@ def fetch_weights_once(model: ModelSource, work: Path, *, rewards: bool = False)
 
 
 def _cache_name(model: ModelSource) -> str:
-    """Name of a model's folder in the cache. A generated model is generated anew by a newer version."""
+    """Name of a model's folder in the cache. It has a version if the model is generated here."""
     name = slug(model.name)
     return f"{name}-v{weights.GENERATED_VERSION}" if model.kind == "made" else name
 

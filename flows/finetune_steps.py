@@ -78,7 +78,7 @@ def task_folder(step_name: str) -> Iterator[Path]:
 
 
 def next_steps(train: str, model_path: str) -> list[str]:
-    """Three lines that say what to do after a run. ``train``: the step that has trained."""
+    """Format what to do after a run, in three lines. ``train``: name of the training step."""
     card = command_line(sys.argv[0], ["card", "view", train, "--id", "finetune"])
     page = Path(model_path) / PAGE
     usage = f"the Python lines in {page}" if page.is_file() else "decorators.fetch_model (docs/models.md)"

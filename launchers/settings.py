@@ -169,8 +169,8 @@ class Settings(Section):
     keep_checkpoints: Positive = 2
     """How many of the newest checkpoints are kept."""
     log_every: Positive | Auto = "auto"
-    """Optimizer steps between two lines of the log. auto: a twentieth of the run, but at most one line per
-    second and at least one per minute. On a terminal, one line is updated in place."""
+    """Optimizer steps between two lines of the log. auto: a tenth of the run, but at most one line per second
+    and at least one per minute. On a terminal, one line is updated in place."""
     profile: ProfileWindow = ProfileWindow()
     """A few steps' time and memory in full."""
     tracker: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()

@@ -28,7 +28,7 @@ ROWS: dict[Split, int] = {"train": 2880, "test": 150}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Area:
-    """Phrases that describe one kind of problem. ``{p}`` stands for the product."""
+    """Phrases that describe one kind of problem. ``{p}`` is replaced by the product."""
 
     seen: tuple[str, ...]
     """Wordings of both splits."""
@@ -114,7 +114,7 @@ AREAS: dict[str, Area] = {
             "how do I register the {p} in my account?",
             "I want to reset the password of the {p}.",
             "the email to confirm my {p} account never came.",
-            "somebody else has registered my {p}.",
+            "another person has registered my {p}.",
             "the login code for the {p} has expired.",
             "please remove the {p} from my account.",
         ),
@@ -132,7 +132,7 @@ AREAS: dict[str, Area] = {
             "I would like to exchange the {p} for another colour.",
             "I changed my mind about the {p}.",
             "the return label for the {p} is missing.",
-            "I sent the {p} back and heard nothing.",
+            "I sent the {p} back and got no reply.",
             "may I return the {p} without its box?",
             "the {p} is not what I ordered, please take it back.",
             "where do I send my {p} to exchange it?",

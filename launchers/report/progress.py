@@ -9,7 +9,7 @@ from typing import Literal
 from launchers.report.metrics import Metrics, step_line
 from launchers.report.terminal import RenewedLine
 
-LINES = 20  # of a run at `log_every: auto`, if it takes less than LINES * LONGEST_S
+LINES = 10  # of a run at `log_every: auto`, if it takes less than LINES * LONGEST_S
 SHORTEST_S, LONGEST_S = 1.0, 60.0  # between two of these lines
 
 
@@ -21,7 +21,7 @@ class Progress:
     total_steps:
         Number of steps of the whole run.
     every:
-        Steps between two lines if standard output is no terminal. ``auto``: a twentieth of the run, but at
+        Steps between two lines if standard output is no terminal. ``auto``: a tenth of the run, but at
         most one line per second and at least one per minute. The first step of this training and the last
         step of the run are always printed.
     """
@@ -30,6 +30,7 @@ class Progress:
         self._total, self._every = total_steps, every
         self._begun = False
         self._printed_step, self._printed_at = 0, 0.0
+        self._checkpoint_at = time.monotonic()
         self._line = RenewedLine()
 
     def step(self, metrics: Metrics, memory_peak_bytes: int | None) -> None:
@@ -50,6 +51,14 @@ class Progress:
         seconds = time.monotonic() - self._printed_at
         reached = step - self._printed_step >= self._total / LINES
         return seconds >= LONGEST_S or (seconds >= SHORTEST_S and reached)
+
+    def prints_checkpoint(self) -> bool:
+        """Whether a checkpoint that was just written is printed: in ``auto``, at most one per minute."""
+        now = time.monotonic()
+        if self._every == "auto" and not sys.stdout.isatty() and now - self._checkpoint_at < LONGEST_S:
+            return False
+        self._checkpoint_at = now
+        return True
 
     def close(self) -> None:
         """Leave the last line where it is; what is printed from now on comes below."""
