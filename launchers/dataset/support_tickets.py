@@ -23,7 +23,7 @@ Split = Literal["train", "test"]
 
 NAME = "support-tickets"
 SPLITS: tuple[Split, ...] = ("train", "test")
-ROWS: dict[Split, int] = {"train": 2880, "test": 150}
+ROWS: dict[Split, int] = {"train": 3200, "test": 150}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -188,14 +188,6 @@ PRODUCTS = (
     "vacuum cleaner",
     "washing machine",
     "coffee machine",
-    "phone",
-    "speaker",
-    "fridge",
-    "desk lamp",
-    "air fryer",
-    "hair dryer",
-    "projector",
-    "bike",
 )
 
 URGENT = (
@@ -233,8 +225,9 @@ class Ticket:
 
     @property
     def record(self) -> str:
-        """The expected answer, as JSON."""
-        return json.dumps({"area": self.area, "product": self.product, "urgent": self.urgent})
+        """The expected answer, as JSON without spaces: fewer tokens are learned in fewer steps."""
+        values = {"area": self.area, "product": self.product, "urgent": self.urgent}
+        return json.dumps(values, separators=(",", ":"))
 
 
 def tickets(split: Split) -> list[Ticket]:
