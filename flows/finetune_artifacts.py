@@ -31,6 +31,7 @@ from launchers.dataset import files, mixture, sources
 from launchers.dataset.stored import StoredRows
 from launchers.images import pictures
 from launchers.model_card import Facts, cache_folder, slug
+from launchers.models import weights
 from launchers.settings import Settings
 from launchers.store.bundles import fetch_files, get_bundle, has_bundle, put_bundle, sha256_of
 
@@ -164,9 +165,9 @@ def fetch_weights_once(model: ModelSource, work: Path, *, rewards: bool = False)
         return model.location
     store = datastore(shared=True)
     if store.is_local:
-        folder = cache_folder() / slug(model.name)
+        folder = cache_folder() / _cache_name(model)
         return str(pipeline.fetch_weights(model, folder, rewards=rewards).resolve())
-    key = f"weights/{slug(model.location or model.name)}"
+    key = f"weights/{_cache_name(model) if model.kind == 'made' else slug(model.location or model.name)}"
     if has_bundle(store, key):
         print(f"weights of {model.name}: already in {store.describe(key)}")
         return key
@@ -174,6 +175,12 @@ def fetch_weights_once(model: ModelSource, work: Path, *, rewards: bool = False)
     manifest = put_bundle(store, key, fetched)
     print(f"weights of {model.name}: {manifest.total_bytes / GIB:.2f} GiB in {store.describe(key)}")
     return key
+
+
+def _cache_name(model: ModelSource) -> str:
+    """Name of a model's folder in the cache. It has a version if the model is generated here."""
+    name = slug(model.name)
+    return f"{name}-v{weights.GENERATED_VERSION}" if model.kind == "made" else name
 
 
 def fetch_bundle(storage: MetaflowStorage, reference: str, folder: Path) -> Path:

@@ -169,10 +169,13 @@ def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
             run = replace(run, plan=rejection.planned(run))
         if run.plan.prediction.price_source and run.plan.request.instance_type:
             sys.stderr.write(f"{hardware.old_prices([run.plan.request.instance_type])}\n".lstrip())
-        shown = render(run.plan) + (f"\n\n{rejection.text(run.plan)}" if rejection else "")
+        brief = backend == "local" and not params.get("plan_only")
+        shown = render(run.plan, brief=brief) + (f"\n\n{rejection.text(run.plan)}" if rejection else "")
         if params.get("plan_only"):
             sys.stdout.write(shown + "\n")
             raise SystemExit(0)
+        if brief:
+            shown += "\nReasons     on the card, or with --plan-only"
         sys.stderr.write(shown + "\n\n")  # not to standard output: deployments print JSON there
         hub_push.check(run.settings, reached=backend == "local")
         if backend == "local":

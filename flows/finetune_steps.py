@@ -6,6 +6,7 @@ the two flows differ, they have a step of their own.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,14 +20,16 @@ from decorators.gpu_profile import current_plan, current_profile, gpu_profile
 from decorators.storage import datastore
 from estimator.errors import spelled_as
 from flows import finetune_artifacts, finetune_harness, finetune_launch, scorers
+from flows.commands import command_line
 from flows.finetune_node import encode_on_node, patience_s, train_on_node
 from flows.run_logs import recorded_task
 from launchers import engines, hub_push, pipeline
 from launchers.cluster.endpoint import NodeAddress, Secret
+from launchers.dataset import mixture
 from launchers.dataset.preferences import Sample
 from launchers.dataset.stored import StoredRows
 from launchers.engines.reward_head import as_trained
-from launchers.handover import gguf_command
+from launchers.handover import PAGE, gguf_command
 from launchers.harness.run import try_tasks
 from launchers.model_card import closing_facts, hub_page
 from launchers.report.metrics import summarise
@@ -74,6 +77,18 @@ def task_folder(step_name: str) -> Iterator[Path]:
         recorded_task(work),
     ):
         yield work
+
+
+def next_steps(train: str, model_path: str) -> list[str]:
+    """Format what to do after a run, in three lines. ``train``: name of the training step."""
+    card = command_line(sys.argv[0], ["card", "view", train, "--id", "finetune"])
+    page = Path(model_path) / PAGE
+    usage = f"the Python lines in {page}" if page.is_file() else "decorators.fetch_model (docs/models.md)"
+    return [
+        f"See the card:   {card}",
+        f"Use the model:  {usage}",
+        "Compare runs:   finetune runs",
+    ]
 
 
 class FinetuneSteps(FlowSpec):
@@ -165,6 +180,7 @@ class FinetuneSteps(FlowSpec):
             print(pipeline.summarise_plan(self.plan))
             hub_push.check(self.used_settings, reached=True)
             try_tasks(finetune_harness.fetch_tasks(self.used_settings, work / "tasks"), work / "try")
+            print(f"reading {', '.join(mixture.names(self.used_settings))}", flush=True)
             rows = pipeline.read_data(self.used_settings, work, fetch=finetune_artifacts.fetch_dataset)
             self.rows_key = finetune_artifacts.keep_rows(datastore(), rows, work / "rows")
         self.next(self.prepare)
@@ -202,7 +218,9 @@ class FinetuneSteps(FlowSpec):
 
     @step
     def end(self) -> None:
-        """Say what was predicted, what was measured, and where the model is."""
+        """Print example answers, predicted and measured values, where the model is, and the next steps."""
+        if table := self.evaluation.table():
+            print(table)
         for name, value in self.facts:
             print(f"{name}: {value}")
         print(f"model: {self.model_path}")
@@ -210,6 +228,8 @@ class FinetuneSteps(FlowSpec):
             print(f"GGUF: {command}")
         if self.used_settings.export.push:
             print(f"pushed: {self.model_url}")
+        train = "train_nodes" if self.plan.layout.nodes > 1 else "train"
+        print("\n".join(next_steps(train, self.model_path)))
 
     def _prepare(self, kept: Sequence[Sample] | None = None) -> None:
         """Fetch the weights once for the cluster; tokenise the data once for all ranks.
@@ -217,6 +237,7 @@ class FinetuneSteps(FlowSpec):
         ``kept``: rows that are trained on instead of those that were read.
         """
         with task_folder("prepare") as work:
+            print(f"fetching {self.base_model.name}", flush=True)
             self.model_reference = finetune_artifacts.fetch_weights_once(self.base_model, work)
             if self.used_settings.task == "grpo":
                 self.reward_model = scorers.fetch_reward_model_once(
@@ -324,6 +345,11 @@ class FinetuneSteps(FlowSpec):
     ) -> None:
         self.node = node
         launch = disruptions.of_run(current.run_id).launch(current.step_name, current.retry_count)
+        layout = self.plan.layout
+        print(
+            f"node {node}: starting {layout.processes_per_node} process(es) with {self.plan.engine}",
+            flush=True,
+        )
         with task_folder("train") as work:
             self.outcome = train_on_node(
                 plan=self.plan,

@@ -164,8 +164,9 @@ def check(settings: Settings) -> PlannedRejection:
     prompts = len(found)
     kept = math.ceil(prompts * settings.rejection.top_share)
     held_out = 0
-    if settings.evaluation.fraction and settings.evaluation.dataset is None and kept > 1:
-        held_out = min(max(1, round(settings.evaluation.fraction * kept)), 256, kept - 1)
+    evaluation = pipeline.evaluate_on_test_split(settings).evaluation
+    if evaluation.fraction and evaluation.dataset is None and kept > 1:
+        held_out = min(max(1, round(evaluation.fraction * kept)), 256, kept - 1)
     if kept - held_out < settings.global_batch_size:
         raise UserError(
             f"global_batch_size {settings.global_batch_size} is more than the {kept - held_out:,} answers "

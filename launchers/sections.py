@@ -99,8 +99,8 @@ class Optimizer(Section):
     matrices and AdamW for the rest; or plain SGD with momentum 0.9."""
     lr: PositiveFloat | Auto = "auto"
     """Peak learning rate. auto: 2e-5 for full, 2e-4 for low-rank adapters, 1e-3 for
-    LLaMA-Adapters; tiny-llama 3e-3, 5e-3, and 1e-1 (v1) or 2e-2. Preferences: 1e-6 for full, 1e-5 for
-    adapters; rewards: 1e-5, 1e-4."""
+    LLaMA-Adapters; tiny-llama 3e-3 (1e-3 on support-tickets), 5e-3, and 1e-1 (v1) or 2e-2. Preferences:
+    1e-6 for full, 1e-5 for adapters; rewards: 1e-5, 1e-4."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled weight decay."""
     betas: tuple[Average, Average] = (0.9, 0.95)
@@ -315,15 +315,19 @@ class Rl(Section):
         return self.max_completion_length or drawn_answer(seq_len)
 
 
+DEFAULT_ANSWERS = 3
+
+
 class Evaluation(Section):
     fraction: float = Field(default=0.05, ge=0, lt=1)
     """Share of the rows held out (at least 1 row, at most 256) when no held-out file is given."""
     dataset: str | None = None
     """A held-out dataset of its own, in any of the forms of `dataset`."""
-    generations: int = Field(default=3, ge=0)
-    """How many held-out prompts are answered by the model after training."""
+    generations: NonNegative | Auto = "auto"
+    """Number of held-out prompts that the base and the finished model answer. For task sft, answers equal to
+    the expected ones (exact match) are counted. auto: 3, or all rows of support-tickets."""
     max_new_tokens: Positive = 64
-    """Length of those answers."""
+    """Maximum length of those answers in tokens."""
     every_steps: Positive | None = None
     """While training, measure the loss on the held-out rows every so many optimizer steps, and after the
     last one. Empty: only before and after the run."""
@@ -336,6 +340,11 @@ class Evaluation(Section):
     """Stop the run after so many of these evaluations in a row without a lower loss."""
     min_delta: float = Field(default=0.0, ge=0)
     """By how much a loss has to be lower for `patience` to begin anew."""
+
+    @property
+    def answers(self) -> int:
+        """``generations``, with ``auto`` decided for a dataset of the user's."""
+        return DEFAULT_ANSWERS if self.generations == "auto" else self.generations
 
     @property
     def in_training(self) -> bool:

@@ -69,10 +69,11 @@ class Settings(Section):
     engine: Literal["torchtune", "deepspeed", "fsdp2", "trl"] | Auto = "auto"
     """The training engine. auto: torchtune, or deepspeed, or fsdp2, or for task grpo trl: the first that can
     train the model that way."""
-    dataset: str = Field(default="python-docs", min_length=1)
+    dataset: str = Field(default="support-tickets", min_length=1)
     """JSONL, JSON, CSV or Parquet of chat messages, instruction/response or text, for preferences of pairs,
-    for pretrain of text (also .txt): a local path, a folder of save_to_disk, s3://, a Hugging Face id, or
-    python-docs (made from the running Python's documentation). NAME#SPLIT names a split."""
+    for pretrain of text (also .txt): a local path, a folder of save_to_disk, s3://, a Hugging Face id,
+    support-tickets (generated: messages and the JSON record of each), or python-docs (generated: the running
+    Python's documentation). NAME#SPLIT names a split."""
     mixture: dict[str, Weight] = Field(default_factory=dict)
     """More datasets beside `dataset`, with weights: how often an epoch has the rows of each. 2: twice; 0.5: a
     drawn half."""
@@ -167,8 +168,9 @@ class Settings(Section):
     often as loses least by interruptions, where their rate is known."""
     keep_checkpoints: Positive = 2
     """How many of the newest checkpoints are kept."""
-    log_every: Positive = 1
-    """Steps from one line to the next, where the output is no terminal (on one, a line is renewed)."""
+    log_every: Positive | Auto = "auto"
+    """Optimizer steps between two lines of the log. auto: a tenth of the run, but at most one line per second
+    and at least one per minute. On a terminal, one line is updated in place."""
     profile: ProfileWindow = ProfileWindow()
     """A few steps' time and memory in full."""
     tracker: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()

@@ -361,7 +361,8 @@ class _Listener:
         elif isinstance(event, Drawn):
             self.drawn.add(event)
         elif isinstance(event, Phase) and event.rank == 0 and event.name in ("checkpoint", "save"):
-            print(f"{event.name} after step {event.step}" if event.step else event.name, flush=True)
+            if event.name == "save" or self._progress.prints_checkpoint():
+                print(f"{event.name} after step {event.step}" if event.step else event.name, flush=True)
         metrics = self._meter.add(event)
         if metrics is not None:
             self.metrics.append(metrics)

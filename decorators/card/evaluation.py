@@ -9,7 +9,7 @@ from typing import Any
 from decorators.card.blocks import UNKNOWN, Block, Chart, Grid, Picture, Text, breaking
 from decorators.card.charts import PAIR_WIDTH, SCHEMA
 from estimator.setup import IMAGE_TASK
-from launchers.evaluate import EvaluationResult
+from launchers.evaluate import EXACT_MATCH, EvaluationResult
 from launchers.harness.result import HEADERS, HarnessResult
 from launchers.held_out import CalibrationBin, Score
 from launchers.report.telemetry import Drawn
@@ -40,15 +40,15 @@ def evaluation_blocks(result: EvaluationResult) -> list[Block]:
         blocks.append(Grid(headers=("caption", "before", "after"), rows=drawn))
     if result.answers:
         blocks.append(Text(markdown="### Answers to held-out prompts"))
-        for number, each in enumerate(result.answers, 1):
-            said = (
-                ("prompt", each.prompt),  # no header: those don't wrap
-                ("wanted", each.reference),
+        for each in result.examples:
+            cells = (
+                ("message", each.question or each.prompt),  # in the first column: headers don't wrap
+                ("expected", each.reference),
                 ("before", each.base),
                 ("after", each.finetuned),
             )
-            rows = tuple((name, _shown(text)) for name, text in said)
-            blocks.append(Grid(headers=("", f"row {number}"), rows=rows))
+            rows = tuple((name, _shown(text)) for name, text in cells)
+            blocks.append(Grid(headers=("", f"row {result.answers.index(each) + 1}"), rows=rows))
     return blocks
 
 
@@ -101,6 +101,10 @@ def _figures(result: EvaluationResult) -> Grid:
     for name in result.finetuned.metrics:
         title = _NAMES.get(name, name.replace("_", " "))
         rows.append((title, *(_figure(score, name) for score in both)))
+    if result.exact_match is not None:
+        match = result.exact_match
+        counts = (f"{count:,} of {match.answers:,}" for count in (match.base, match.finetuned))
+        rows.append((f"{EXACT_MATCH} (exact match)", *counts))
     of = "pairs" if result.finetuned.metrics else "rows"
     of = {"grpo": "prompts", IMAGE_TASK: "images"}.get(result.task, of)
     rows.append((f"held-out {of}", f"{result.finetuned.rows:,}", f"{result.finetuned.rows:,}"))

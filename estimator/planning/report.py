@@ -15,10 +15,11 @@ LABEL = 12  # width of the left column
 BAR = 24  # width of the longest memory bar
 
 
-def render(plan: Plan, width: int = 100, *, everything: bool = False) -> str:
+def render(plan: Plan, width: int = 100, *, everything: bool = False, brief: bool = False) -> str:
     """The whole plan as text of at most ``width`` columns, without colour codes.
 
-    ``everything``: with hints for what the plan leaves to its user.
+    ``everything``: with hints for what the plan leaves to its user. ``brief``: without memory by category,
+    reasons and rejected plans.
     """
     what = plan.method if plan.task == "sft" else f"{plan.method} {plan.task}"
     lines = [f"Plan: {plan.model}, {what} with {plan.engine} ({plan.parameters / 1e9:.2f} B parameters)"]
@@ -27,11 +28,12 @@ def render(plan: Plan, width: int = 100, *, everything: bool = False) -> str:
     if plan.prepare is not None and plan.evaluate is not None:
         lines += _row("Beside it", _steps(plan, plan.prepare, plan.evaluate), width)
     lines += _row("Layout", _layout(plan), width)
-    lines += _memory(plan, width)
+    lines += _memory(plan, width, brief=brief)
     lines += _row("Speed", _speed(plan), width)
     lines += _row("Price", _price(plan), width)
-    lines += _list("Why", plan.why, width)
-    lines += _list("Rejected", plan.rejected, width)
+    if not brief:
+        lines += _list("Why", plan.why, width)
+        lines += _list("Rejected", plan.rejected, width)
     overrides = tuple(
         f"{item.name}: {item.used} instead of {item.planned} ({item.given_by})" for item in plan.overrides
     )
@@ -148,7 +150,7 @@ def _sharding(name: str) -> str:
     return {"none": "not sharded", "ddp": "DDP", "fsdp": "FSDP", "shard_grad_op": "FSDP grad-op"}[name]
 
 
-def _memory(plan: Plan, width: int) -> list[str]:
+def _memory(plan: Plan, width: int, *, brief: bool) -> list[str]:
     memory = plan.prediction.memory
     what = "GPU" if plan.layout.device == "cuda" else "process"
     text = f"needs {_gib(memory.needs_bytes)}, at most {_gib(memory.needs_range[1])}"
@@ -160,6 +162,8 @@ def _memory(plan: Plan, width: int) -> list[str]:
     if plan.layout.device == "cuda":
         text += f"; host {_gib(memory.host_bytes)} a node"
     lines = _row("Memory", text, width)
+    if brief:
+        return lines
     largest = max((value for _, value in memory.categories), default=0)
     for name, value in memory.categories:
         bar = "#" * round(min(BAR, max(width - LABEL - 34, 0)) * value / largest) if largest else ""

@@ -1,4 +1,4 @@
-"""The default dataset: questions about Python's standard library, answered by its own docstrings.
+"""Questions about Python's standard library, answered by its own docstrings.
 
 Real text on any machine that runs Python, with nothing to download. The rows depend on the Python version
 alone: the modules are a fixed list, names are visited in sorted order, nothing is drawn at random, and the
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -105,10 +105,15 @@ def rows() -> list[dict[str, Any]]:
 
 
 def write(path: Path) -> Path:
-    """Write :func:`rows` as JSONL, under a temporary name first."""
+    """Write :func:`rows` as JSONL."""
+    return write_rows(path, rows())
+
+
+def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> Path:
+    """Write rows as JSONL, under a temporary name first, and return the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text("".join(json.dumps(row) + "\n" for row in rows()), encoding="utf-8")
+    temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     temporary.replace(path)
     return path
 

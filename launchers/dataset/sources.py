@@ -1,4 +1,4 @@
-"""Where a dataset comes from: the built-in one, a local file or folder, S3, the Hugging Face Hub.
+"""Where a dataset comes from: the package itself, a local file or folder, S3, the Hugging Face Hub.
 
 All end as a file, or as a folder that ``save_to_disk`` has made. ``NAME#SPLIT`` names a split of a folder, or
 of a dataset of the Hub; without it the split is ``train``.
@@ -14,13 +14,20 @@ from typing import Any, Literal
 
 from estimator import remote
 from estimator.errors import UserError
-from launchers.dataset import drawn_shapes, files, python_docs
+from launchers.dataset import drawn_shapes, files, python_docs, support_tickets
 from launchers.dataset.progress import Progress
 
 _log = logging.getLogger(__name__)
 
-BUILT_IN = "python-docs"
+TICKETS = support_tickets.NAME
+PYTHON_DOCS = "python-docs"
 IMAGES_BUILT_IN = drawn_shapes.BUILT_IN
+BUILT_IN_SPLITS: dict[str, tuple[str, ...]] = {  # names that need no file and no download
+    TICKETS: support_tickets.SPLITS,
+    PYTHON_DOCS: ("train",),
+    IMAGES_BUILT_IN: ("train",),
+}
+DEFAULT = TICKETS
 Kind = Literal["built-in", "path", "s3", "hub"]
 SUFFIXES = (*files.SUFFIXES, ".txt")  # of names that are paths, there or not
 SPLIT = "train"
@@ -31,7 +38,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(:[\w.-]+)?")  # org/name, or o
 
 def kind_of(dataset: str) -> Kind:
     """Which source the setting ``dataset`` names. A file that exists is a path, whatever it looks like."""
-    if dataset in (BUILT_IN, IMAGES_BUILT_IN):
+    if dataset.partition("#")[0] in BUILT_IN_SPLITS:
         return "built-in"
     if dataset.startswith("s3://"):
         return "s3"
@@ -56,13 +63,29 @@ def fetch(dataset: str, folder: Path) -> Path:
     """
     kind = kind_of(dataset)
     _log.info("Dataset %s: %s", dataset, kind)
-    if dataset == IMAGES_BUILT_IN:
-        return drawn_shapes.write(folder / IMAGES_BUILT_IN)
     if kind == "built-in":
-        return python_docs.write(folder / f"{BUILT_IN}.jsonl")
+        return _generated(dataset, folder)
     if kind == "path":
         return local(dataset)
     return _from_s3(dataset, folder) if kind == "s3" else _from_hub(dataset, folder)
+
+
+def _generated(dataset: str, folder: Path) -> Path:
+    """Write a built-in dataset; UserError if it has no such split."""
+    name, _, split = dataset.partition("#")
+    splits = BUILT_IN_SPLITS[name]
+    if split and split not in splits:
+        raise UserError(
+            f"Dataset {name} has no split {split}.",
+            f"Give {', or '.join(f'{name}#{each}' for each in splits)}.",
+        )
+    if name == IMAGES_BUILT_IN:
+        return drawn_shapes.write(folder / name)
+    if name == PYTHON_DOCS:
+        return python_docs.write(folder / f"{name}.jsonl")
+    if split == "test":
+        return support_tickets.write(folder / f"{name}-test.jsonl", "test")
+    return support_tickets.write(folder / f"{name}.jsonl")
 
 
 def local(dataset: str) -> Path:
@@ -72,7 +95,7 @@ def local(dataset: str) -> Path:
     if not path.exists():
         raise UserError(
             f"There is no dataset {path}.",
-            f"Give {files.FORMS}; s3://bucket/key, a Hugging Face id (org/name), or {BUILT_IN}.",
+            f"Give {files.FORMS}; s3://bucket/key, a Hugging Face id (org/name), or {DEFAULT}.",
         )
     if path.is_dir():
         return _in_folder(path, split)

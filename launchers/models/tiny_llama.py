@@ -9,6 +9,7 @@ with nothing downloaded: memory and speed of training don't depend on what the w
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import shutil
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 
 from estimator.errors import UserError
 from estimator.models import ModelSpec
-from launchers.dataset import python_docs
+from launchers.dataset import python_docs, support_tickets
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer  # type: ignore[import-untyped,unused-ignore]
@@ -256,7 +257,7 @@ def _weights(seed: int, config: Mapping[str, Any]) -> Iterator[_Weight]:
 
 
 def _tokenizer() -> Tokenizer:
-    """Llama 3's byte-level BPE, trained on the standard library's docstrings."""
+    """Llama 3's byte-level BPE, trained on the text of the built-in datasets."""
     from tokenizers import (
         AddedToken,
         Regex,
@@ -281,7 +282,9 @@ def _tokenizer() -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator((f"{item.name}\n{item.doc}" for item in python_docs.documented()), trainer)
+    docstrings = (f"{item.name}\n{item.doc}" for item in python_docs.documented())
+    messages = (f"{ticket.message}\n{ticket.record}" for ticket in support_tickets.tickets("train"))
+    tokenizer.train_from_iterator(itertools.chain(docstrings, messages), trainer)
     special = list(_SPECIAL)
     missing = VOCAB_SIZE - tokenizer.get_vocab_size() - len(special)
     special += [f"<|reserved_special_token_{number}|>" for number in range(missing)]

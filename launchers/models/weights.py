@@ -32,6 +32,7 @@ from launchers.workdir import full_disk_explained
 _log = logging.getLogger(__name__)
 
 TINY = "tiny-llama"
+GENERATED_VERSION = 2  # raised whenever tiny-llama or tiny-sdxl of the same seed gets other bytes
 GO_ON = "Free some space and run again: what is whole is not fetched again."
 FETCH_LIMIT_S = 4 * 3600.0  # that another process may take which fetches the same model
 

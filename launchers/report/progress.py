@@ -1,40 +1,64 @@
-"""The lines of a training: one that is renewed on a terminal, one every so many steps elsewhere."""
+"""Log lines of a training: one that is updated in place on a terminal, a limited number elsewhere."""
 
 from __future__ import annotations
 
 import sys
+import time
+from typing import Literal
 
 from launchers.report.metrics import Metrics, step_line
 from launchers.report.terminal import RenewedLine
 
+LINES = 10  # of a run at `log_every: auto`, if it takes less than LINES * LONGEST_S
+SHORTEST_S, LONGEST_S = 1.0, 60.0  # between two of these lines
+
 
 class Progress:
-    """Shows the steps of one training on standard output.
+    """Prints the steps of one training on standard output.
 
     Parameters
     ----------
     total_steps:
-        Of the whole run.
+        Number of steps of the whole run.
     every:
-        Steps from one line to the next where standard output is no terminal. The first step that this
-        training makes and the last of the run have theirs anyway.
+        Steps between two lines if standard output is no terminal. ``auto``: a tenth of the run, but at
+        most one line per second and at least one per minute. The first step of this training and the last
+        step of the run are always printed.
     """
 
-    def __init__(self, *, total_steps: int, every: int) -> None:
+    def __init__(self, *, total_steps: int, every: int | Literal["auto"]) -> None:
         self._total, self._every = total_steps, every
         self._begun = False
+        self._printed_step, self._printed_at = 0, 0.0
+        self._checkpoint_at = time.monotonic()
         self._line = RenewedLine()
 
     def step(self, metrics: Metrics, memory_peak_bytes: int | None) -> None:
         """Show a step; on a terminal in the place of the one before."""
         if not sys.stdout.isatty():
             self.close()  # the terminal may have gone (launchers.cluster.hangup)
-        line = step_line(metrics, self._total, memory_peak_bytes)
         if sys.stdout.isatty():
-            self._line.renew(line)
-        elif not self._begun or metrics.step in (self._total, metrics.step // self._every * self._every):
-            print(line, flush=True)
+            self._line.renew(step_line(metrics, self._total, memory_peak_bytes))
+        elif not self._begun or metrics.step == self._total or self._is_due(metrics.step):
+            print(step_line(metrics, self._total, memory_peak_bytes), flush=True)
+            self._printed_step, self._printed_at = metrics.step, time.monotonic()
         self._begun = True
+
+    def _is_due(self, step: int) -> bool:
+        """Whether a step between the first and the last one is printed."""
+        if self._every != "auto":
+            return step % self._every == 0
+        seconds = time.monotonic() - self._printed_at
+        reached = step - self._printed_step >= self._total / LINES
+        return seconds >= LONGEST_S or (seconds >= SHORTEST_S and reached)
+
+    def prints_checkpoint(self) -> bool:
+        """Whether a checkpoint that was just written is printed: in ``auto``, at most one per minute."""
+        now = time.monotonic()
+        if self._every == "auto" and not sys.stdout.isatty() and now - self._checkpoint_at < LONGEST_S:
+            return False
+        self._checkpoint_at = now
+        return True
 
     def close(self) -> None:
         """Leave the last line where it is; what is printed from now on comes below."""

@@ -269,7 +269,7 @@ def _score_tasks(start: Start, plan: Plan, model_dir: Path, work: Path) -> Harne
 
 def _evaluate(start: Start, plan: Plan, model_dir: Path, work: Path) -> EvaluationResult | None:
     """None where nothing was held out and no answer is asked for."""
-    if not (start.data_dir / "heldout").exists() and not start.settings.evaluation.generations:
+    if not (start.data_dir / "heldout").exists() and not start.settings.evaluation.answers:
         return None
     return pipeline.evaluate_model(
         start.settings,
@@ -294,7 +294,7 @@ def _put_in_place(finished: Path, output: Path) -> None:
 
 
 def _print_result(facts: Facts, evaluation: EvaluationResult | None, output: Path) -> None:
-    lines = [evaluation.text()] if evaluation else []
+    lines = [text for text in (evaluation.text(), evaluation.table()) if text] if evaluation else []
     lines += [f"{name}: {value}" for name, value in facts]
     lines.append(f"model: {engines.result_of(output)}")
     if command := handover.gguf_command(engines.result_of(output)):

@@ -20,7 +20,15 @@ import pytest
 
 from estimator.errors import UserError
 from launchers.dataset import prepared
-from launchers.evaluate import Answer, EvaluationRequest, EvaluationResult, evaluate
+from launchers.evaluate import (
+    Answer,
+    EvaluationRequest,
+    EvaluationResult,
+    ExactMatch,
+    _answers,
+    evaluate,
+    load_model,
+)
 from launchers.held_out import Score
 from launchers.models import tiny_llama
 
@@ -254,16 +262,59 @@ def test_request_and_result_go_through_json(tmp_path: Path) -> None:
     assert EvaluationResult.from_dict(json.loads(json.dumps(result.to_dict()))) == result
 
 
-def test_the_text_shows_both_losses_and_the_answers() -> None:
+def test_the_text_shows_both_losses_and_the_table_the_answers() -> None:
     result = EvaluationResult(
         base=Score(loss=2.0, labels=5, rows=1),
         finetuned=Score(loss=1.0, labels=5, rows=1),
-        answers=(Answer(prompt="two\nlines", reference="wanted", base="before", finetuned="x" * 500),),
+        answers=(Answer(prompt="two\nlines", reference="reference", base="before", finetuned="x" * 500),),
     )
-    text = result.text()
-    assert "2.0000 before, 1.0000 after (perplexity 7.389 -> 2.718" in text
-    assert "two lines" in text
-    assert all(len(line) < 200 for line in text.splitlines())
+    assert "2.0000 before, 1.0000 after (perplexity 7.389 -> 2.718" in result.text()
+    assert [line.split()[0] for line in result.table().splitlines()] == [
+        "message",
+        "expected",
+        "before",
+        "after",
+    ]
+    assert "two lines" in result.table()
+    assert all(len(line) < 200 for line in (*result.text().splitlines(), *result.table().splitlines()))
+
+
+def answer(number: int, finetuned: str = "yes") -> Answer:
+    return Answer(
+        prompt=f"<|p|>{number}", reference="yes", base="no", finetuned=finetuned, question=f"{number}?"
+    )
+
+
+def test_answers_equal_to_the_reference_are_counted_white_space_at_the_ends_apart() -> None:
+    answers = (answer(1), answer(2, " yes\n"), answer(3, "yes indeed"), answer(4, "Yes"), answer(5, ""))
+    result = EvaluationResult(base=None, finetuned=None, answers=answers)
+    assert result.exact_match == ExactMatch(answers=5, base=0, finetuned=2)
+    assert "held-out answers right: 0 of 5 before, 2 of 5 after" in result.text()
+
+
+@pytest.mark.parametrize("task", ["pretrain", "dpo", "grpo"])
+def test_answers_are_counted_only_where_there_is_one_right_answer(task: str) -> None:
+    result = EvaluationResult(task=task, base=None, finetuned=None, answers=(answer(1),))
+    assert result.exact_match is None
+    assert "right" not in result.table()
+    assert EvaluationResult(base=None, finetuned=None).exact_match is None
+
+
+def test_the_table_has_the_first_answers_and_one_that_is_wrong_if_those_are_right() -> None:
+    right = tuple(answer(number) for number in range(1, 6))
+    shown = EvaluationResult(base=None, finetuned=None, answers=(*right, answer(6, "no"), answer(7, "no")))
+    assert [each.question for each in shown.examples] == ["1?", "2?", "3?", "6?"]
+    assert [shown.table().count(verdict) for verdict in ("(right)", "(wrong)")] == [3, 1]
+    assert len(EvaluationResult(base=None, finetuned=None, answers=right).examples) == 3
+    early = EvaluationResult(base=None, finetuned=None, answers=(answer(6, "no"), *right))
+    assert [each.question for each in early.examples] == ["6?", "1?", "2?"]
+
+
+def test_prompts_of_different_lengths_are_answered_together_as_each_is_alone(base: Path) -> None:
+    model = load_model(base, base, "cpu", "fp32")
+    prompts = ["Return", "What does the function json.loads do in Python?", "Open a file", "x " * 200]
+    together = _answers(model, base, prompts, 8)
+    assert together == [_answers(model, base, [prompt], 8)[0] for prompt in prompts]
 
 
 def test_a_hopeless_loss_has_an_infinite_perplexity() -> None:

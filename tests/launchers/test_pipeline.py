@@ -14,6 +14,7 @@ from estimator.plan import GIB
 from estimator.planning.support import with_engine
 from estimator.setup import DEFAULT_SEQ_LEN
 from launchers import checks, engines, pipeline, settings
+from launchers.sections import DEFAULT_ANSWERS, Evaluation
 from launchers.spelling import SET
 
 MACHINE = Machine(cpu_cores=4, ram_bytes=16 * GIB, disk_free_bytes=100 * GIB)
@@ -29,9 +30,39 @@ def test_what_is_automatic_is_decided_from_model_and_method() -> None:
         adapter = pipeline.resolve_auto(settings.build({"method": method}), find("llama-8b"))
         assert (adapter.optimizer.lr, adapter.engine) == (1e-3, "deepspeed"), "litgpt's; gates begin at 0"
     given = settings.build(
-        {"engine": "torchtune", "checkpoint_every": 7, "optimizer": {"lr": 1.0}, "seq_len": 64}
+        {
+            "engine": "torchtune",
+            "checkpoint_every": 7,
+            "optimizer": {"lr": 1.0},
+            "seq_len": 64,
+            "dataset": "org/name",
+        }
     )
     assert pipeline.resolve_auto(given, find("llama-8b"), steps=200) == given
+
+
+def test_support_tickets_are_evaluated_by_their_test_split_and_other_data_as_the_settings_say() -> None:
+    def evaluation(**values: object) -> Evaluation:
+        return pipeline.resolve_auto(settings.build(values), find("tiny-llama")).evaluation
+
+    assert (evaluation().dataset, evaluation().answers) == ("support-tickets#test", 150)
+    assert evaluation(task="dpo").dataset == "support-tickets#test"
+    assert evaluation(task="dpo").answers == DEFAULT_ANSWERS
+    assert evaluation(dataset="python-docs") == Evaluation()
+    assert evaluation(dataset="python-docs").answers == DEFAULT_ANSWERS
+    assert evaluation(mixture={"python-docs": 1}) == Evaluation()
+    assert evaluation(evaluation={"fraction": 0.2}).dataset is None
+    assert evaluation(evaluation={"dataset": "mine.jsonl", "generations": 2}).dataset == "mine.jsonl"
+    assert evaluation(evaluation={"dataset": "mine.jsonl", "generations": 2}).answers == 2
+
+
+@pytest.mark.parametrize("task", ["sft", "pretrain", "dpo", "kto"])
+def test_both_splits_of_the_default_dataset_are_rows_of_the_task(tmp_path: Path, task: str) -> None:
+    chosen = pipeline.resolve_auto(settings.build({"task": task}), find("tiny-llama"))
+    train, held_out = pipeline.read_data(chosen, tmp_path)
+    assert held_out is not None
+    assert len(train) > 10 * len(held_out) > 1000
+    assert type(train[0]) is type(held_out[0])
 
 
 @pytest.mark.parametrize("method", ["full", "lora", "qlora", "adapter-v1", "adapter-v2"])
@@ -114,7 +145,9 @@ def test_checkpoints_come_about_ten_times_but_not_at_every_step(steps: int) -> N
 def test_a_run_is_planned_with_the_model_looked_up_and_all_that_is_automatic_decided() -> None:
     run = pipeline.plan_run(settings.build({"resources": {"nodes": 2}}), HERE)
     assert (run.model.name, run.model.spec) == ("tiny-llama", find("tiny-llama"))
-    assert (run.settings.seq_len, run.settings.optimizer.lr) == (pipeline.TINY_SEQ_LEN, 3e-3)
+    assert (run.settings.seq_len, run.settings.optimizer.lr) == (pipeline.TINY_SEQ_LEN, 1e-3)
+    own = pipeline.resolve_auto(settings.build({"dataset": "mine.jsonl"}), find("tiny-llama"))
+    assert own.optimizer.lr == 3e-3
     assert (run.plan.layout.nodes, run.plan.layout.device) == (2, "cpu")
 
 

@@ -37,7 +37,7 @@ class HeldOutImages:
         self._latents = Latents(job.held_out_reference)
         self._schedule = NoiseSchedule(self._latents.noise["scheduler"])
         self.count = self.divisor = min(MAX_ROWS, len(self._data))
-        drawn = range(min(job.settings.evaluation.generations, self.count))
+        drawn = range(min(job.settings.evaluation.answers, self.count))
         self.captions = tuple(self._data.caption(row) for row in drawn)
         self.passes = -(-self.count // env.world_size)
 

@@ -23,12 +23,24 @@ def test_losses_perplexities_and_answers_stand_side_by_side() -> None:
     assert figures.rows == (
         ("held-out loss", "2.0000", "1.0000"),
         ("perplexity", "7.389", "2.718"),
+        ("held-out answers right (exact match)", "0 of 1", "0 of 1"),
         ("held-out rows", "7", "7"),
     )
     (_, prompt), *said = answers.rows
-    assert said == [("wanted", "r"), ("before", "(nothing)"), ("after", "f")]
+    assert said == [("expected", "r"), ("before", "(nothing)"), ("after", "f")]
     assert prompt.replace("\N{ZERO WIDTH SPACE}", "") == "p" * 400 + "..."
     assert max(map(len, prompt.split("\N{ZERO WIDTH SPACE}"))) <= 24 + len("...")
+
+
+def test_a_card_counts_all_answers_and_shows_a_few() -> None:
+    answers = tuple(
+        Answer(prompt="<|x|>p", reference="yes", base="no", finetuned="yes", question=f"question {number}")
+        for number in range(20)
+    )
+    result = EvaluationResult(base=None, finetuned=Score(loss=1.0, labels=5, rows=20), answers=answers)
+    figures, *shown = grids(result)
+    assert ("held-out answers right (exact match)", "0 of 20", "20 of 20") in figures.rows
+    assert [grid.rows[0] for grid in shown] == [("message", f"question {number}") for number in range(3)]
 
 
 def test_of_pairs_the_tasks_own_figures_are_shown() -> None:

@@ -32,6 +32,15 @@ def test_a_plan_shows_request_memory_price_and_reasons_within_the_width(width: i
     assert "Rejected" in text
 
 
+def test_a_brief_plan_leaves_out_memory_by_category_and_reasons() -> None:
+    made = plan(Job(model=find("tiny-llama")), Target(machine=LAPTOP))
+    whole, brief = render(made), render(made, brief=True)
+    assert set(brief.splitlines()) <= set(whole.splitlines())
+    assert "Memory" in brief
+    assert "Why" not in brief
+    assert len(brief.splitlines()) < 10 < len(whole.splitlines())
+
+
 def test_what_is_not_known_is_said_to_be_unknown() -> None:
     text = render(plan(Job(model=find("tiny-llama")), Target(machine=LAPTOP)))
     assert "Speed       unknown" in text

@@ -22,6 +22,8 @@ ROW = {"text": "hello"}
     ("dataset", "local"),
     [
         ("python-docs", True),
+        ("support-tickets", True),
+        ("support-tickets#test", True),
         ("data.jsonl", True),
         ("folder/data.jsonl", True),
         ("folder/book.txt", True),
@@ -48,10 +50,19 @@ def test_a_file_that_looks_like_a_hub_id_is_a_file(tmp_path: Path, monkeypatch: 
     assert not (tmp_path / "cache").exists()
 
 
-def test_the_built_in_dataset_is_made_and_valid(tmp_path: Path) -> None:
-    path = fetch("python-docs", tmp_path / "cache")
+@pytest.mark.parametrize("dataset", ["python-docs", "support-tickets", "support-tickets#test"])
+def test_a_built_in_dataset_is_generated_and_valid(tmp_path: Path, dataset: str) -> None:
+    path = fetch(dataset, tmp_path / "cache")
     assert path.parent == tmp_path / "cache"
     assert list(rows.read(path))
+
+
+def test_the_splits_of_a_built_in_dataset_are_those_that_it_has(tmp_path: Path) -> None:
+    train, test = (fetch(f"support-tickets#{split}", tmp_path).read_bytes() for split in ("train", "test"))
+    assert fetch("support-tickets", tmp_path).read_bytes() == train != test
+    with pytest.raises(UserError, match="Dataset support-tickets has no split dev") as refused:
+        fetch("support-tickets#dev", tmp_path)
+    assert refused.value.advice == "Give support-tickets#train, or support-tickets#test."
 
 
 @pytest.mark.parametrize("dataset", ["nowhere.jsonl", "/no/such/file", "nonsense", "a/b/c"])

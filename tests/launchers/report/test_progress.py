@@ -38,6 +38,46 @@ def test_elsewhere_every_so_many_steps_have_a_line_and_so_have_the_first_and_the
     assert [int(line.split("/")[0].removeprefix("step ")) for line in lines] == shown
 
 
+@pytest.mark.parametrize(
+    ("total", "step_seconds", "fewest", "most"),
+    [
+        (180, 0.25, 9, 12),  # a tenth of the run
+        (40, 0.01, 2, 3),  # at most one line per second
+        (5000, 30.0, 2400, 2600),  # at least one line per minute
+    ],
+)
+def test_by_default_a_short_run_has_about_ten_lines_and_a_long_one_a_line_a_minute(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    total: int,
+    step_seconds: float,
+    fewest: int,
+    most: int,
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr("launchers.report.progress.time.monotonic", lambda: now)
+    progress = Progress(total_steps=total, every="auto")
+    for step in range(1, total + 1):
+        now += step_seconds
+        progress.step(metrics(step), None)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("step 1/")
+    assert lines[-1].startswith(f"step {total}/")
+    assert fewest <= len(lines) <= most
+
+
+def test_by_default_checkpoints_have_at_most_one_line_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr("launchers.report.progress.time.monotonic", lambda: now)
+    progress = Progress(total_steps=200, every="auto")
+    printed = []
+    for minute in (0.1, 0.9, 1.1, 1.5, 2.2):
+        now = 1000.0 + 60 * minute
+        printed.append(progress.prints_checkpoint())
+    assert printed == [False, False, True, False, True]
+    assert Progress(total_steps=200, every=1).prints_checkpoint()
+
+
 def test_on_a_terminal_one_line_is_renewed_and_others_come_above_it() -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     status, text = shown_on_terminal([sys.executable, "-c", _TRAINS], environment, ROOT, 60)

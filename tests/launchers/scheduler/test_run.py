@@ -198,6 +198,7 @@ def test_a_run_that_a_signal_stopped_goes_on_and_is_finished_once(tmp_path: Path
 @pytest.mark.timeout(600)
 def test_a_run_outlives_its_shell_but_its_ranks_not_the_run(tmp_path: Path, dataset: Path) -> None:
     words = [*QUICK, "--set", f"dataset={dataset}", "--set", "max_steps=100000", "--set", "epochs=100000"]
+    words += ["--set", "log_every=1"]
     log = tmp_path / "log"
     log.touch()
     line = f"{sys.executable} -m launchers --output {tmp_path / 'out'} {' '.join(words)} > log 2>&1 & "

@@ -1,0 +1,296 @@
+"""Support messages, each with the JSON record a help desk extracts from it: the default dataset.
+
+The rows are generated from phrases, with nothing to download, and are small enough that a model of 5 million
+random parameters learns the task in about a minute on a CPU. They depend on this file alone: the generator is
+seeded, and it draws with ``Random.random()``, which returns the same values in every version of Python.
+
+The dataset has two splits. ``train`` never contains a message of ``test``. Every second row of ``test`` also
+describes its problem in a wording that no row of ``train`` contains.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from launchers.dataset.python_docs import write_rows
+
+Split = Literal["train", "test"]
+
+NAME = "support-tickets"
+SPLITS: tuple[Split, ...] = ("train", "test")
+ROWS: dict[Split, int] = {"train": 3200, "test": 150}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Area:
+    """Phrases that describe one kind of problem. ``{p}`` is replaced by the product."""
+
+    seen: tuple[str, ...]
+    """Wordings of both splits."""
+    unseen: tuple[str, ...]
+    """Wordings of the test split alone, built from words that occur in ``seen``."""
+
+
+AREAS: dict[str, Area] = {
+    "billing": Area(
+        seen=(
+            "I was charged twice for the {p}.",
+            "the invoice for my {p} is wrong.",
+            "my card was declined when I paid for the {p}.",
+            "the invoice shows a higher price for the {p}.",
+            "I paid for the {p} but got no invoice.",
+            "the payment for my {p} failed.",
+            "why was my card charged for a second {p}?",
+            "the discount is missing on the invoice for the {p}.",
+            "I never got the receipt for the {p}.",
+            "please send me the receipt for my {p}.",
+            "I was charged the wrong price for the {p}.",
+            "can I pay for the {p} by card?",
+        ),
+        unseen=(
+            "my card was charged the wrong price for the {p}.",
+            "the receipt for the {p} shows a higher price.",
+            "please send me the invoice for my {p}.",
+            "the discount is missing on my payment for the {p}.",
+        ),
+    ),
+    "delivery": Area(
+        seen=(
+            "my {p} has not arrived.",
+            "the parcel with the {p} is lost.",
+            "when will the {p} be delivered?",
+            "the {p} was delivered to the wrong address.",
+            "the tracking page says nothing about my {p}.",
+            "the courier left my {p} in the rain.",
+            "the parcel arrived without the {p}.",
+            "the tracking number of the {p} does not work.",
+            "please ship the {p} to another address.",
+            "the courier did not find my address to deliver the {p}.",
+            "the courier was at my old address with the {p}.",
+            "can the courier bring the {p} in the evening?",
+        ),
+        unseen=(
+            "the courier lost the parcel with my {p}.",
+            "the tracking page says my {p} was delivered.",
+            "my {p} arrived at the wrong address.",
+            "when will the courier bring my {p}?",
+        ),
+    ),
+    "defect": Area(
+        seen=(
+            "my {p} does not switch on.",
+            "the {p} makes a strange noise.",
+            "the {p} broke after one day.",
+            "my {p} is cracked.",
+            "smoke comes out of the {p}.",
+            "the {p} stopped working.",
+            "a button of my {p} is broken.",
+            "the {p} gets far too hot.",
+            "my {p} switches itself off.",
+            "the {p} is cracked and makes a noise.",
+            "the battery of the {p} does not charge.",
+            "there is a strange smell from my {p}.",
+        ),
+        unseen=(
+            "smoke comes from my {p} with a strange noise.",
+            "the {p} broke and does not switch on.",
+            "the {p} gets hot and switches itself off.",
+            "the battery of my {p} is broken.",
+        ),
+    ),
+    "account": Area(
+        seen=(
+            "I cannot log in to register my {p}.",
+            "I forgot the password of my {p} account.",
+            "please change the email of the account for my {p}.",
+            "delete my account, I sold the {p}.",
+            "my account does not list the {p}.",
+            "the login page rejects my password for the {p}.",
+            "how do I register the {p} in my account?",
+            "I want to reset the password of the {p}.",
+            "the email to confirm my {p} account never came.",
+            "another person has registered my {p}.",
+            "the login code for the {p} has expired.",
+            "please remove the {p} from my account.",
+        ),
+        unseen=(
+            "the login page for my {p} account has expired.",
+            "please reset my password to register the {p}.",
+            "I forgot the email of the account for the {p}.",
+            "I cannot log in and want to delete the {p}.",
+        ),
+    ),
+    "return": Area(
+        seen=(
+            "I want to send the {p} back.",
+            "how do I return my {p}?",
+            "I would like to exchange the {p} for another colour.",
+            "I changed my mind about the {p}.",
+            "the return label for the {p} is missing.",
+            "I sent the {p} back and got no reply.",
+            "may I return the {p} without its box?",
+            "the {p} is not what I ordered, please take it back.",
+            "where do I send my {p} to exchange it?",
+            "please print a return label for my {p}.",
+            "can I still return the {p} after a month?",
+            "I want my money back for the {p}.",
+        ),
+        unseen=(
+            "I changed my mind and want to return the {p}.",
+            "please take my {p} back and exchange it.",
+            "I would like a return label for the {p}.",
+            "may I send my {p} back without its box?",
+        ),
+    ),
+    "advice": Area(
+        seen=(
+            "which {p} do you recommend?",
+            "is the {p} in stock?",
+            "does the {p} work abroad?",
+            "what is the difference between this {p} and the new one?",
+            "is the {p} suitable for children?",
+            "how long is the warranty of the {p}?",
+            "do you recommend this {p} for a small office?",
+            "will the new {p} be in stock soon?",
+            "which size of {p} is suitable for two people?",
+            "does the warranty of the {p} hold abroad?",
+            "what colours of the {p} do you have?",
+            "is the new {p} better than the old one?",
+        ),
+        unseen=(
+            "do you have the new {p} in stock?",
+            "is this {p} suitable for a small office?",
+            "which {p} do you recommend for children?",
+            "how long is the warranty of the {p} abroad?",
+        ),
+    ),
+}
+
+PRODUCTS = (
+    "kettle",
+    "laptop",
+    "headset",
+    "camera",
+    "printer",
+    "router",
+    "tablet",
+    "drone",
+    "blender",
+    "monitor",
+    "keyboard",
+    "watch",
+    "toaster",
+    "vacuum cleaner",
+    "washing machine",
+    "coffee machine",
+)
+
+URGENT = (
+    "It is urgent.",
+    "I need it today.",
+    "Please hurry.",
+    "This cannot wait.",
+    "Please reply as soon as possible.",
+    "I need help right now.",
+)
+CALM = (
+    "No rush.",
+    "Whenever you can.",
+    "Thanks in advance.",
+    "Take your time.",
+    "It is not urgent.",
+    "Next week is fine.",
+)
+GREETINGS = ("Hello", "Hi there", "Good morning", "Dear team", "Hey", "Good evening")
+SIGN_OFFS = ("Regards, Anna", "Best wishes, Tom", "Cheers, Maria", "Thank you, Ali", "Yours, Chen")
+
+_Item = TypeVar("_Item")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ticket:
+    """A message and what a help desk records of it."""
+
+    message: str
+    area: str
+    product: str
+    urgent: bool
+    wording: str
+    """The phrase of :data:`AREAS` that describes the problem."""
+
+    @property
+    def record(self) -> str:
+        """The expected answer, as JSON without spaces: fewer tokens are learned in fewer steps."""
+        values = {"area": self.area, "product": self.product, "urgent": self.urgent}
+        return json.dumps(values, separators=(",", ":"))
+
+
+def tickets(split: Split) -> list[Ticket]:
+    """Generate all tickets of a split. No message occurs twice, in either split."""
+    generator = random.Random(0)
+    drawn: dict[str, Ticket] = {}
+    while len(drawn) < ROWS["test"]:
+        ticket = _draw(generator, unseen=len(drawn) % 2 == 1)
+        drawn.setdefault(ticket.message, ticket)
+    if split == "test":
+        return list(drawn.values())
+    while len(drawn) < ROWS["test"] + ROWS["train"]:
+        ticket = _draw(generator, unseen=False)
+        drawn.setdefault(ticket.message, ticket)
+    return list(drawn.values())[ROWS["test"] :]
+
+
+def write(path: Path, split: Split = "train") -> Path:
+    """Write a split as JSONL of chat messages."""
+    return write_rows(
+        path,
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": ticket.message},
+                    {"role": "assistant", "content": ticket.record},
+                ]
+            }
+            for ticket in tickets(split)
+        ),
+    )
+
+
+def _draw(generator: random.Random, *, unseen: bool) -> Ticket:
+    """Draw one ticket, with a wording of the test split alone if ``unseen``."""
+    area = _choose(generator, tuple(AREAS))
+    wordings = AREAS[area].unseen if unseen else AREAS[area].seen
+    wording, product = _choose(generator, wordings), _choose(generator, PRODUCTS)
+    urgent = generator.random() < 0.5
+    return Ticket(
+        message=_message(
+            generator, wording.format(p=product), _choose(generator, URGENT if urgent else CALM)
+        ),
+        area=area,
+        product=product,
+        urgent=urgent,
+        wording=wording,
+    )
+
+
+def _message(generator: random.Random, problem: str, deadline: str) -> str:
+    """Put the sentences of a message together, in one of four orders."""
+    order = int(generator.random() * 4)
+    if order == 0:
+        return f"{_choose(generator, GREETINGS)}, {problem} {deadline}"
+    problem = problem[0].upper() + problem[1:]
+    if order == 1:
+        return f"{_choose(generator, GREETINGS)}! {deadline} {problem}"
+    if order == 2:
+        return f"{problem} {deadline} {_choose(generator, SIGN_OFFS)}"
+    return f"{deadline} {problem}"
+
+
+def _choose(generator: random.Random, items: Sequence[_Item]) -> _Item:
+    """Choose one item; ``Random.choice`` may differ between versions of Python."""
+    return items[int(generator.random() * len(items))]

@@ -1,0 +1,65 @@
+"""The generated default dataset: what a model is asked to extract, and what tells its two splits apart."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from launchers.dataset import rows
+from launchers.dataset.support_tickets import AREAS, PRODUCTS, ROWS, SPLITS, Ticket, tickets, write
+
+
+def words(texts: Iterable[str]) -> set[str]:
+    return set(re.findall(r"[a-z]+", " ".join(texts).lower()))
+
+
+def test_the_rows_are_the_same_each_time_whatever_else_draws_random_numbers(tmp_path: Path) -> None:
+    first = {split: write(tmp_path / split, split).read_bytes() for split in SPLITS}
+    random.seed(7)
+    random.random()
+    assert {split: write(tmp_path / "again", split).read_bytes() for split in SPLITS} == first
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_every_row_is_a_chat_whose_answer_is_the_record_of_its_message(tmp_path: Path, split: str) -> None:
+    found = list(rows.read(write(tmp_path / "tickets.jsonl", "test" if split == "test" else "train")))
+    assert len(found) == ROWS["test" if split == "test" else "train"]
+    for row in found:
+        question, answer = row.messages
+        record = json.loads(answer.content)
+        assert list(record) == ["area", "product", "urgent"]
+        assert record["area"] in AREAS
+        assert record["product"] in question.content
+        assert record["product"] in PRODUCTS
+        assert isinstance(record["urgent"], bool)
+
+
+def test_no_message_occurs_twice_in_either_split() -> None:
+    messages = [ticket.message for split in SPLITS for ticket in tickets(split)]
+    assert len(set(messages)) == len(messages) == sum(ROWS.values())
+
+
+def test_half_of_the_held_out_rows_have_a_wording_that_training_does_not_contain() -> None:
+    trained = {ticket.wording for ticket in tickets("train")}
+    new = [ticket for ticket in tickets("test") if ticket.wording not in trained]
+    assert len(new) == ROWS["test"] // 2
+    assert {ticket.area for ticket in new} == set(AREAS)
+    assert not trained & {wording for area in AREAS.values() for wording in area.unseen}
+
+
+def test_held_out_wordings_are_made_of_words_that_occur_in_training() -> None:
+    trained = words(ticket.message for ticket in tickets("train"))
+    assert words(ticket.message for ticket in tickets("test")) <= trained
+
+
+def test_every_area_product_and_urgency_is_learned() -> None:
+    trained: list[Ticket] = tickets("train")
+    assert {ticket.area for ticket in trained} == set(AREAS)
+    assert {ticket.product for ticket in trained} == set(PRODUCTS)
+    assert 0.4 < sum(ticket.urgent for ticket in trained) / len(trained) < 0.6
+    assert all(ticket.product in ticket.message for ticket in trained)
