@@ -73,6 +73,19 @@ def test_each_call_carries_the_login_and_says_what_it_sends(api: ClusterApi, ser
     assert delete[3]["propagationPolicy"] == "Background"
 
 
+def test_calls_are_logged_by_method_path_and_status_without_the_login(
+    api: ClusterApi, server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG", logger="estimator.hardware.cluster_api")
+    api.get(PATH, 5)
+    server.status = 403
+    with pytest.raises(ApiRefusedError):
+        api.delete(PATH, 5)
+    lines = [record.getMessage() for record in caplog.records if PATH in record.getMessage()]
+    assert ["GET" in lines[0], "200" in lines[0], "DELETE" in lines[1], "403" in lines[1]] == [True] * 4
+    assert "Bearer" not in caplog.text
+
+
 def test_a_right_is_asked_for_without_what_is_left_open(api: ClusterApi, server: Server) -> None:
     server.body = b'{"status": {"allowed": true}}'
     assert api.may("list", "pods", 5, namespace="", name="n")
