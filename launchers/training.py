@@ -360,15 +360,18 @@ class _Listener:
             self._evaluated(event)
         elif isinstance(event, Drawn):
             self.drawn.add(event)
-        elif isinstance(event, Phase) and event.rank == 0 and event.name in ("checkpoint", "save"):
-            if event.name == "save" or self._progress.prints_checkpoint():
-                print(f"{event.name} after step {event.step}" if event.step else event.name, flush=True)
+        elif isinstance(event, Phase) and event.rank == 0 and self._prints(event.name):
+            print(f"{event.name} after step {event.step}" if event.step else event.name, flush=True)
         metrics = self._meter.add(event)
         if metrics is not None:
             self.metrics.append(metrics)
             peak = self.memory_peak
             self._progress.step(metrics, None if peak is None else peak.size_bytes)
             self._track(metrics.step, metrics.figures())
+
+    def _prints(self, phase: str) -> bool:
+        """Whether a phase of rank 0 gets a line; those of checkpoints are limited like those of steps."""
+        return phase == "save" or (phase == "checkpoint" and self._progress.prints_checkpoint())
 
     def _show(self, event: Profiled) -> None:
         if event.window is None:
