@@ -67,11 +67,18 @@ def test_the_tutorial_s_commands_do_what_it_says(tmp_path: Path) -> None:
             assert done.returncode == 0, f"{command}:\n{done.stdout}{done.stderr}"
             said[command] = done.stdout + done.stderr
     assert sum(text.count("Done!") for text in said.values()) >= 2
+    counts = [
+        re.findall(r"held-out answers right: \d+ of \d+ before, (\d+) of (\d+) after", text)
+        for text in said.values()
+    ]
+    right = [(int(counted[-1][0]), int(counted[-1][1])) for counted in counts if counted]
+    assert [of for _, of in right] == [150, 51]
+    assert all(count > 0.9 * of for count, of in right), right
     assert any("held-out loss" in text for text in said.values())
     assert len((tmp_path / "train.html").read_text()) > 100_000
     (first, *_) = (tmp_path / "finetuned").iterdir()
     assert (first / "model" / "README.md").is_file()
-    assert len((tmp_path / "sums.jsonl").read_text().splitlines()) == 900
+    assert len((tmp_path / "reviews.jsonl").read_text().splitlines()) == 1024
 
 
 @pytest.mark.slow
@@ -94,3 +101,4 @@ def test_the_notebook_s_cells_run_from_the_first_to_the_last(tmp_path: Path) -> 
     assert "Plan: llama-8b, lora" in done.stdout
     assert "successful FinetuneFlow/" in done.stdout
     assert "held-out loss: " in done.stdout
+    assert '{"area":"delivery","product":"laptop","urgent":true}' in done.stdout
