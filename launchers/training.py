@@ -360,15 +360,18 @@ class _Listener:
             self._evaluated(event)
         elif isinstance(event, Drawn):
             self.drawn.add(event)
-        elif isinstance(event, Phase) and event.rank == 0 and event.name in ("checkpoint", "save"):
-            if event.name == "save" or self._progress.prints_checkpoint():
-                print(f"{event.name} after step {event.step}" if event.step else event.name, flush=True)
+        elif isinstance(event, Phase) and event.rank == 0 and self._is_printed(event):
+            print(f"{event.name} after step {event.step}" if event.step else event.name, flush=True)
         metrics = self._meter.add(event)
         if metrics is not None:
             self.metrics.append(metrics)
             peak = self.memory_peak
             self._progress.step(metrics, None if peak is None else peak.size_bytes)
             self._track(metrics.step, metrics.figures())
+
+    def _is_printed(self, event: Phase) -> bool:
+        """Whether the log has a line for this phase of rank 0."""
+        return event.name == "save" or (event.name == "checkpoint" and self._progress.prints_checkpoint())
 
     def _show(self, event: Profiled) -> None:
         if event.window is None:
