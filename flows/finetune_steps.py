@@ -177,7 +177,8 @@ class FinetuneSteps(FlowSpec):
             self.plan = pipeline.check_matches(current_plan(), settings)
             settings = pipeline.as_planned(settings, self.plan)
             self.used_settings = pipeline.resolve_auto(settings, self.base_model.spec)
-            print(pipeline.summarise_plan(self.plan))
+            if self.plan.target != "local":  # else the launching process has just printed it
+                print(pipeline.summarise_plan(self.plan))
             hub_push.check(self.used_settings, reached=True)
             try_tasks(finetune_harness.fetch_tasks(self.used_settings, work / "tasks"), work / "try")
             print(f"reading {', '.join(mixture.names(self.used_settings))}", flush=True)

@@ -360,7 +360,7 @@ class _Listener:
             self._evaluated(event)
         elif isinstance(event, Drawn):
             self.drawn.add(event)
-        elif isinstance(event, Phase) and event.rank == 0 and self._prints(event.name):
+        elif isinstance(event, Phase) and event.rank == 0 and self._is_printed(event):
             print(f"{event.name} after step {event.step}" if event.step else event.name, flush=True)
         metrics = self._meter.add(event)
         if metrics is not None:
@@ -369,9 +369,9 @@ class _Listener:
             self._progress.step(metrics, None if peak is None else peak.size_bytes)
             self._track(metrics.step, metrics.figures())
 
-    def _prints(self, phase: str) -> bool:
-        """Whether a phase of rank 0 gets a line; those of checkpoints are limited like those of steps."""
-        return phase == "save" or (phase == "checkpoint" and self._progress.prints_checkpoint())
+    def _is_printed(self, event: Phase) -> bool:
+        """Whether the log has a line for this phase of rank 0."""
+        return event.name == "save" or (event.name == "checkpoint" and self._progress.prints_checkpoint())
 
     def _show(self, event: Profiled) -> None:
         if event.window is None:

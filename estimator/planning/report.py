@@ -30,7 +30,8 @@ def render(plan: Plan, width: int = 100, *, everything: bool = False, brief: boo
     lines += _row("Layout", _layout(plan), width)
     lines += _memory(plan, width, brief=brief)
     lines += _row("Speed", _speed(plan), width)
-    lines += _row("Price", _price(plan), width)
+    if not brief or plan.target != "local":
+        lines += _row("Price", _price(plan), width)
     if not brief:
         lines += _list("Why", plan.why, width)
         lines += _list("Rejected", plan.rejected, width)
