@@ -55,12 +55,11 @@ LEFT_BY_LAUNCHES = (
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the number of workers
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """Set ``-m`` and ``-n`` where the command line doesn't."""
-    if hasattr(config, "workerinput"):  # a worker has its controller's options, and starts no workers
-        return
     option = config.option
     if not any(str(each).startswith("-m") for each in config.invocation_params.args):
         option.markexpr = selection.default_marks(config.args)
-    if getattr(option, "numprocesses", 0) is None:
+    is_worker = hasattr(config, "workerinput")  # reads the command line again, and starts no workers
+    if not is_worker and getattr(option, "numprocesses", 0) is None:
         option.numprocesses = 0 if option.usepdb else selection.default_workers(config.args)
 
 

@@ -51,3 +51,11 @@ def test_pytest_collects_by_what_is_named_unless_marks_are_given(
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (FAST_TEST in done.stdout, SLOW_TEST in done.stdout) == (fast, slow)
+
+
+def test_workers_run_the_tier_of_the_command_line_and_start_no_workers() -> None:
+    command = [sys.executable, "-m", "pytest", "-v", "-n", "2", "-p", "no:cacheprovider", FILE]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert FAST_TEST in done.stdout
+    assert SLOW_TEST not in done.stdout
