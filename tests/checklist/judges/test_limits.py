@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
+from checklist.analysis.soundness import sound
 from checklist.judges.comparison import compare
 from checklist.judges.gpus import PCIE_REPLAYS_PER_MINUTE
 from checklist.judges.speed import peers
 from checklist.judges.thresholds import Key, Span, Table, Threshold
-from checklist.measurements import Counters, Measurements, Phase, Repeated
+from checklist.measurements import Counters, Local, Measurements, Phase, Repeated
 from checklist.verdict import judge
-from tests.checklist.runs import codes, cpu_run, gpu_run, opened, verdict_of
+from tests.checklist.clusters import Cluster
+from tests.checklist.runs import codes, collective, cpu_run, gpu_run, mesh, opened, verdict_of, with_pairs
 
 
 def row(**changes: Any) -> Threshold:
@@ -181,3 +183,47 @@ def test_only_more_than_half_of_the_ranks_say_which_bits_are_right(
     )
     findings = judge(dataclasses.replace(gpu_run(1, 4), repeated=repeated)).findings
     assert [fault.ranks for fault in findings if fault.check == "corruption"] == [ranks]
+
+
+@pytest.mark.parametrize(
+    ("size", "check", "other"), [(4096, "latency", "bandwidth"), (4097, "bandwidth", "latency")]
+)
+def test_a_message_of_4_kib_is_of_latency_and_a_larger_one_of_bandwidth(
+    size: int, check: str, other: str
+) -> None:
+    one = collective("all_reduce", size, 1e-3, 16, 2)
+    result = judge(gpu_run(collectives=(one,)))
+    found = [result.check(name) for name in (check, other)]
+    assert [each is not None and each.measured for each in found] == [True, False]
+    broken = dataclasses.replace(one, seconds_median=-1.0)
+    (unsound,) = sound(gpu_run(collectives=(broken,))).unsound
+    assert unsound.check == check
+
+
+def test_figures_of_an_unheard_kind_are_left_as_they_are() -> None:
+    newer = Local(rank=0, what="from-a-newer-version", value=-1.0, unit="GB/s")
+    assert newer in sound(gpu_run(locals=(newer,))).locals
+
+
+@pytest.mark.parametrize("run", [gpu_run(1), cpu_run(2, local=True)])
+def test_ports_of_one_machine_are_not_tried(run: Measurements) -> None:
+    assert verdict_of(judge(run), "open-ports") == "skipped"
+
+
+def test_the_slowest_connection_is_the_figure_of_the_mesh() -> None:
+    probes = [dataclasses.replace(probe, seconds=0.1 * number) for number, probe in enumerate(mesh(3), 1)]
+    probes[0] = dataclasses.replace(probes[0], seconds=None)
+    check = judge(gpu_run(3, probes=tuple(probes))).check("mesh")
+    assert check is not None
+    assert [figure.value for figure in check.figures] == [pytest.approx(0.6)]
+
+
+@pytest.mark.parametrize(("share", "crowded"), [(1.0, False), (0.81, False), (0.7, True)])
+def test_paths_across_leaves_are_narrow_below_the_limit(share: float, crowded: bool) -> None:
+    leaves = tuple(
+        dataclasses.replace(fact, network_nodes=("spine", f"leaf-{fact.node // 4}", fact.hostname))
+        for fact in gpu_run(8).facts
+    )
+    cluster = Cluster(nodes=8, path=lambda src, dst: 45.0 * (1.0 if src // 4 == dst // 4 else share))
+    run = with_pairs(dataclasses.replace(gpu_run(8), facts=leaves), cluster)
+    assert ("crowded" in codes(run, thresholds=Table(()))) == crowded

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from estimator.memory import buffers, evaluation, generation, latents, moments
+from estimator.memory import buffers, diffusion, evaluation, generation, latents, moments
+from estimator.memory.activations import block_bytes
 from estimator.memory.buffers import Buffers, dequantised_bytes, optimizer_temporary_bytes
 from estimator.memory.host import (
     CPU_RUNTIME_BYTES,
@@ -28,7 +29,7 @@ from estimator.memory.ranges import CONTEXT_NEEDED_BYTES, NCCL_NEEDED_BYTES, nee
 from estimator.memory.shape import part_of
 from estimator.models import find
 from estimator.plan import GIB
-from estimator.setup import Setup
+from estimator.setup import IMAGE_TASK, Setup
 from tests.estimator.memory.llama_step import LLAMA, step
 
 V, H, L, F = LLAMA.vocab, LLAMA.hidden, LLAMA.layers, LLAMA.ffn
@@ -439,3 +440,32 @@ def test_loading_a_quantised_model_under_zero_3_can_be_the_peak() -> None:
     assert set(found.categories) == {"weights"}
     assert found.beside == 0
     assert moments.peak(replace(setup, quantization="none")).categories["weights"] < found.active
+
+
+def test_keys_are_repeated_for_all_heads_under_padding_and_dropout_keeps_its_masks() -> None:
+    packed = step(engine="deepspeed")
+    padded = replace(packed, fixed_length=False)
+    repeated = LLAMA.q_dim - LLAMA.kv_dim + LLAMA.attention_out_dim - LLAMA.v_dim
+    assert block_bytes(padded) - block_bytes(packed) == 2 * repeated
+    bert = find("bert-base")
+    causal = replace(bert, causal=True)
+    both = [block_bytes(step(model=model, seq_len=512, engine="transformers")) for model in (bert, causal)]
+    assert both[0] - both[1] == 2 * bert.hidden
+
+
+def test_adapters_on_text_encoders_keep_the_activations_of_each_image() -> None:
+    model: Any = find("sdxl")
+    changes: dict[str, Any] = {"method": "lora", "engine": "fsdp2", "task": IMAGE_TASK, "seq_len": 4096}
+    kept, unets = [], []
+    for trained in (model, model.with_trained_texts()):
+        setup = Setup(model=trained, lora_targets=model.all_linear, micro_batch_size=3, **changes)
+        at_loss = diffusion.moments(setup, trained, part_of(setup, "only"), 0, buffers.NONE)[1]
+        kept.append(at_loss["activations"])
+        adapters = diffusion.adapters_of(setup)
+        unets.append(
+            model.unet.saved_bytes(
+                64, 64, 2, adapters=adapters, recomputed=False, texts_trained=trained.trains_texts
+            )
+        )
+    texts = sum(each.saved_bytes(2, adapters, recomputed=False) for each in model.texts)
+    assert kept == [3 * unets[0], 3 * (unets[1] + texts)]

@@ -10,7 +10,8 @@ import pytest
 
 from estimator import Job, Target, UserError, hardware, memory
 from estimator.models import find
-from estimator.plan import GIB, Interruptions, Layout, StartUp
+from estimator.plan import GIB, MIB, Interruptions, Layout, StartUp
+from estimator.planning.engines import setup_of
 from estimator.planning.generation import Drawing, _batches, _can_share, _with_gpus
 from estimator.planning.goals import Goals
 from estimator.planning.interruption_rates import Rate
@@ -21,6 +22,7 @@ from estimator.planning.places import Place
 from estimator.planning.ranking import against_goals, compared, dearer, in_order
 from estimator.planning.search import INDISTINCT, Candidate, Miss, percent
 from estimator.planning.start_up import rates_of, start_up
+from estimator.planning.step_requests import SHARED_MEMORY_PER_GPU
 from estimator.setup import Setup
 from estimator.throughput import Speed
 from tests.estimator.planning.test_generation import plan_of
@@ -315,3 +317,23 @@ def test_a_drawing_shares_heads_evenly_and_counts_whole_prompts() -> None:
     half = _with_gpus(base, 4)
     assert (half.nodes, half.gpus_per_node, half.cpu, half.memory_mib) == (1, 4, 40, 400)
     assert _with_gpus(base, 8) == replace(base, nodes=1)
+
+
+@pytest.mark.parametrize(
+    ("engine", "packing", "masked"),
+    [
+        ("deepspeed", True, True),
+        ("deepspeed", False, False),
+        ("torchtune", True, False),
+        ("torchtitan", True, False),
+    ],
+)
+def test_a_dense_mask_is_of_packed_samples_alone(engine: Any, packing: bool, masked: bool) -> None:
+    setup = setup_of(parallel(engine, packing=packing), candidate().layout)
+    assert setup.document_mask == masked
+
+
+def test_shared_memory_is_asked_for_by_the_gpu() -> None:
+    request = plan_of(gpu="H100 SXM", gpus=4, nodes=1).request
+    assert request.shared_memory_mib == 4 * SHARED_MEMORY_PER_GPU // MIB
+    assert request.memory_mib >= 4 * request.shared_memory_mib

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from estimator import hardware
+from estimator.memory.generation import Batch
 from estimator.models import find
 from estimator.setup import Setup
 from estimator.throughput import HOST_ADAM, kernel_seconds, launch_seconds, optimizer_seconds, step
@@ -18,12 +19,13 @@ from estimator.throughput.communication import (
     communication_seconds,
     volumes,
 )
-from estimator.throughput.efficiency import Coefficient, Efficiency, best_product
-from estimator.throughput.flops import Work
-from estimator.throughput.generation import balanced_sequences
+from estimator.throughput.efficiency import Coefficient, Efficiency, best_product, published
+from estimator.throughput.flops import Work, weights_of
+from estimator.throughput.generation import balanced_sequences, generation_speed
 
 LLAMA, MIXTRAL, DEEPSEEK = find("llama-8b"), find("mixtral-8x7b"), find("deepseek-v3")
-GPU = replace(hardware.gpu("H100 SXM"), measured_tflops=100.0, bandwidth_gbps=1000.0)
+H100 = hardware.gpu("H100 SXM")
+GPU = replace(H100, measured_tflops=100.0, bandwidth_gbps=1000.0)
 TABLE = Efficiency(
     {
         (name, "*"): Coefficient(value, 0, "test")
@@ -215,3 +217,23 @@ def test_the_best_product_follows_the_measured_dtype_and_else_the_peaks() -> Non
     assert best_product(unmeasured, "bf16", usual) == pytest.approx(160e12)
     assert balanced_sequences(gpu) == 200
     assert balanced_sequences(replace(gpu, bandwidth_gbps=None)) is None
+
+
+def test_replicas_exchange_across_the_groups_that_share_states() -> None:
+    setup = Setup(model=LLAMA, sharding="fsdp", shard=4, replicate=2, tensor=2)
+    times = communication_seconds(setup, SLOW)
+    assert times is not None
+    # Two replicas, eight processes apart: each in a domain of its own, whose network eight such rings share
+    assert times.replicas_step == pytest.approx(volumes(setup).replicas_step / 2 * 8 / 1e8)
+    assert times.gather == pytest.approx(volumes(setup).gather * 3 / 4 / 1e9)
+
+
+def test_a_step_of_many_sequences_is_bound_by_its_products() -> None:
+    batch = Batch(sequences=100_000, prompt_tokens=10, new_tokens=20)
+    found = generation_speed(LLAMA, H100, batch).step_seconds
+    assert found is not None
+    widths = LLAMA.q_dim + LLAMA.attention_out_dim
+    work = 2 * 100_000 * (weights_of(LLAMA).active + LLAMA.layers * widths * 20)
+    rate = best_product(H100, "bf16", published())
+    assert rate is not None
+    assert found[0] == pytest.approx(work / rate)

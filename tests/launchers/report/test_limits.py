@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from launchers.report.evaluations import HeldOutLoss, is_over, without_gain
 from launchers.report.metrics import duration, median, speed_of, time_left
 from launchers.report.stragglers import LEAST_STEPS, WARM_UP, Stragglers, lags
 from launchers.report.telemetry import Drawn, Pace, Straggling
-from launchers.report.window import milliseconds
+from launchers.report.trackers import _flat
+from launchers.report.window import Window, compare, milliseconds
 from launchers.sections import Evaluation
 
 NAMED_AT = WARM_UP + LEAST_STEPS
@@ -173,3 +175,20 @@ def test_collectives_go_by_the_longest_word_in_their_name(name: str, kind: str) 
     step = event(f"{trace.STEP}1", 0, 100, "user_annotation")
     found = trace.split([step, event(name, 20, 50, "user_annotation", thread=2)])
     assert kinds(found) == {kind: 30, "idle": 70}
+
+
+def test_parts_that_were_neither_predicted_nor_measured_have_no_row() -> None:
+    split = trace.split([event(f"{trace.STEP}1", 0, 100, "user_annotation"), event("aten::mm", 0, 60)])
+    window = Window(rank=0, first=1, last=1, split=split, memory=(), trace="t.json", snapshot=None)
+    assert window.steps == "step 1"
+    assert [kind for kind, _, _ in compare(window, None)] == [
+        "forward and backward",
+        "of it products",
+        "idle",
+        "the whole step",
+    ]
+
+
+def test_configurations_are_flat_and_without_what_is_unset() -> None:
+    values = {"a": {"b": 1, "c": {"d": None, "e": Path("x")}}, "f": True}
+    assert _flat(values) == {"a.b": 1, "a.c.e": "x", "f": True}

@@ -108,3 +108,15 @@ def test_without_a_committed_checkpoint_pruning_removes_earlier_attempts_alone(t
         storage.put_bytes(f"run/{name}/node-00000/part", b"")
     CheckpointStore(storage, "run", attempt=1).prune()
     assert [path.name for path in (storage.root / "run").iterdir()] == ["step-00000000.1"]
+
+
+def test_a_disk_that_is_too_small_is_told_in_gib(
+    stored: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = BundleFile(name="large", size=5 * 2**30, sha256=SHA)
+    stored.put_bytes("b/manifest.json", Manifest(files=(file,)).to_json())
+    monkeypatch.setattr(
+        "launchers.store.bundles.shutil.disk_usage", lambda _: SimpleNamespace(free=3 * 2**30)
+    )
+    with pytest.raises(UserError, match=r"\b5\.00 GiB.*\b3\.00 GiB"):
+        fetch_files(stored, "b", tmp_path / "out")
