@@ -531,7 +531,7 @@ def test_the_two_commands_are_as_promised_and_ci_runs_the_second() -> None:
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the files that the documents' commands name; S3 and the Hub are not asked."""
     row = json.dumps({"prompt": "1 and 1", "completion": "2"}) + "\n"
-    for name in ("my-data.jsonl", "held-out.jsonl", "sums.jsonl"):
+    for name in ("my-data.jsonl", "held-out.jsonl", "reviews.jsonl"):
         (tmp_path / name).write_text(row * 100)
     write_pairs(tmp_path / "pairs.jsonl")
     (tmp_path / "book.txt").write_text("Once upon a time there was a harbour. " * 1000)

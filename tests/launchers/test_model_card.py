@@ -11,6 +11,7 @@ import yaml
 from estimator.models import resolve
 from estimator.plan import GIB, Plan
 from launchers import handover, model_card
+from launchers.evaluate import Answer, EvaluationResult
 from launchers.report.metrics import Summary
 from launchers.report.peak import MemoryPeak
 from launchers.settings import Settings, build
@@ -105,3 +106,12 @@ def test_the_last_lines_compare_memory_with_what_was_predicted_for_its_counter(
     facts = model_card.closing_facts(shown_plan(tmp_path, outside), SUMMARY, peak, None)
     assert row in facts
     assert sum("peak memory" in name for name, _ in facts) == 1
+
+
+def test_the_facts_count_right_answers_before_and_after(tmp_path: Path) -> None:
+    answers = tuple(Answer(prompt="p", reference="yes", base="no", finetuned=text) for text in ("yes", "no"))
+    evaluation = EvaluationResult(base=None, finetuned=None, answers=answers)
+    plan = shown_plan(tmp_path, None)
+    facts = dict(model_card.closing_facts(plan, SUMMARY, None, evaluation))
+    assert facts["held-out answers right"] == "0 of 2 before, 1 of 2 after"
+    assert "held-out answers right" not in dict(model_card.closing_facts(plan, SUMMARY, None, None))

@@ -1,4 +1,4 @@
-"""The generated default dataset: what a model is asked to extract, and what tells its two splits apart."""
+"""The generated default dataset: its records, and the differences between its two splits."""
 
 from __future__ import annotations
 
