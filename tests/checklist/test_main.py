@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from checklist import past_runs
 from checklist.__main__ import _keep, app
@@ -268,12 +269,22 @@ def test_a_result_that_can_not_be_written_after_all_is_put_elsewhere(
     ids=lambda value: "" if isinstance(value, str) else " ".join(value),
 )
 def test_what_cannot_be_run_is_told_in_a_line_and_ends_with_status_2(
-    arguments: tuple[str, ...], line: str
+    monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], line: str
 ) -> None:
-    done = checklist(*arguments, KUBECONFIG="/nowhere/kubeconfig", **{URL_VARIABLE: ""})
-
-    assert done.returncode == 2
+    for name in _LAUNCHER:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("KUBECONFIG", "/nowhere/kubeconfig")
+    monkeypatch.setenv(URL_VARIABLE, "")
+    monkeypatch.chdir(ROOT)
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 2
     assert line in done.stderr
+    assert isinstance(done.exception, SystemExit)
+
+
+def test_a_process_that_cannot_run_ends_with_status_2_and_without_a_traceback() -> None:
+    done = checklist("--only", "gem")
+    assert (done.returncode, done.stdout) == (2, "")
     assert "Traceback" not in done.stderr
 
 

@@ -227,3 +227,8 @@ def test_paths_across_leaves_are_narrow_below_the_limit(share: float, crowded: b
     cluster = Cluster(nodes=8, path=lambda src, dst: 45.0 * (1.0 if src // 4 == dst // 4 else share))
     run = with_pairs(dataclasses.replace(gpu_run(8), facts=leaves), cluster)
     assert ("crowded" in codes(run, thresholds=Table(()))) == crowded
+
+
+@pytest.mark.parametrize("run", [gpu_run(1), gpu_run(2, local=True)])
+def test_placement_and_clocks_of_one_machine_are_not_compared(run: Measurements) -> None:
+    assert verdict_of(judge(run), "placement") == "skipped"

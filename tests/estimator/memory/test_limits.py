@@ -26,6 +26,7 @@ from estimator.memory.host import (
 from estimator.memory.logits import Logits, loss_bytes
 from estimator.memory.moments import Moment, Peak, StageMoments, in_flight, peak, stale_bytes
 from estimator.memory.ranges import CONTEXT_NEEDED_BYTES, NCCL_NEEDED_BYTES, needed_runtime_bytes
+from estimator.memory.residuals import VARYING, class_of
 from estimator.memory.shape import part_of
 from estimator.models import find
 from estimator.plan import GIB
@@ -469,3 +470,45 @@ def test_adapters_on_text_encoders_keep_the_activations_of_each_image() -> None:
         )
     texts = sum(each.saved_bytes(2, adapters, recomputed=False) for each in model.texts)
     assert kept == [3 * unets[0], 3 * (unets[1] + texts)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "live", "held"),
+    [
+        ({}, "one GPU", "one GPU"),
+        ({"method": "lora", "quantization": "nf4"}, "one GPU, quantised", "one GPU"),
+        ({"sharding": "fsdp", "shard": 2}, "several GPUs", "several GPUs, eager"),
+        (
+            {"sharding": "fsdp", "shard": 2, "checkpointing": "full"},
+            "several GPUs",
+            "several GPUs, eager, recomputing",
+        ),
+        ({"sharding": "fsdp", "shard": 2, "compile": True}, "several GPUs", "several GPUs, compiled"),
+        ({"pipeline": 2, "schedule": "split"}, "one GPU", "one GPU"),
+        ({"pipeline": 2, "schedule": "1f1b"}, *["tensor or pipeline parallel"] * 2),
+        ({"tensor": 2}, *["tensor or pipeline parallel"] * 2),
+        ({"engine": "deepspeed", "sharding": "zero1"}, *["DeepSpeed"] * 2),
+        ({"device": "cpu"}, "cpu", "cpu"),
+        ({"fixed_length": False}, "one GPU", VARYING),
+        ({"fixed_length": False, "longest_first": True}, "one GPU", "one GPU"),
+        ({"fixed_length": False, "expandable_segments": True}, "one GPU", "one GPU"),
+    ],
+)
+def test_a_run_has_the_residual_of_its_class(changes: dict[str, Any], live: str, held: str) -> None:
+    assert [class_of(step(**changes), counter) for counter in ("live", "held")] == [live, held]
+
+
+def test_an_evaluation_holds_its_part_of_the_weights_one_batch_and_the_cache() -> None:
+    logits = 8192 * V * 2 + 1024 * V * 8
+    assert logits > 8192 * 2 * (4 * H + 3 * F)
+    cache = 2 * L * LLAMA.kv_dim * 2048 * 2
+    for gpus, block in ((1, 0), (2, 2 * LLAMA.parameters // L)):
+        live = logits + H * 8192 * 2 + cache // gpus
+        expected = 2 * LLAMA.parameters // gpus + block + int(live * 1.36) + CUDA_CONTEXT_BYTES
+        assert evaluation.inference_bytes(LLAMA, gpus, 2048) == expected
+    experts = evaluation.inference_bytes(MIXTRAL, 1, 2048, lora_experts=True)
+    routed = 2 * 2 * MIXTRAL.experts * 3 * MIXTRAL.hidden * MIXTRAL.ffn
+    stream = 8192 * 2 * (4 * MIXTRAL.hidden + 3 * MIXTRAL.ffn) + routed
+    cache = 2 * MIXTRAL.layers * MIXTRAL.kv_dim * 2048 * 2
+    live = stream + MIXTRAL.hidden * 8192 * 2 + cache
+    assert experts == 2 * MIXTRAL.parameters + int(live * 1.36) + CUDA_CONTEXT_BYTES
