@@ -114,9 +114,12 @@ def test_every_module_of_the_packages_is_looked_at() -> None:
 
 @pytest.mark.parametrize("file", TEST_FILES)
 def test_a_test_file_is_named_after_a_module_its_package_or_what_that_exports(file: str) -> None:
-    """More words may follow: cli/test_plan_from_cluster.py is of cli/plan.py. test_docs.py is of docs/."""
+    """More words may follow: cli/test_plan_from_cluster.py is of cli/plan.py. test_docs.py is of docs/.
+
+    test_limits.py has the edges of a package's thresholds, clamps and limits.
+    """
     folder = Path(file).parent
-    modules = {path.stem.strip("_") for path in (ROOT / folder).glob("*.py")} | {folder.name, "docs"}
+    modules = {path.stem.strip("_") for path in (ROOT / folder).glob("*.py")} | {folder.name, "docs", "limits"}
     package = importlib.import_module(".".join(folder.parts))
     words = Path(file).stem.removeprefix("test_").split("_")
     names = {"_".join(words[:count]) for count in range(1, len(words) + 1)}
