@@ -119,7 +119,8 @@ def test_a_test_file_is_named_after_a_module_its_package_or_what_that_exports(fi
     test_limits.py has the edges of a package's thresholds, clamps and limits.
     """
     folder = Path(file).parent
-    modules = {path.stem.strip("_") for path in (ROOT / folder).glob("*.py")} | {folder.name, "docs", "limits"}
+    modules = {path.stem.strip("_") for path in (ROOT / folder).glob("*.py")}
+    modules |= {folder.name, "docs", "limits"}
     package = importlib.import_module(".".join(folder.parts))
     words = Path(file).stem.removeprefix("test_").split("_")
     names = {"_".join(words[:count]) for count in range(1, len(words) + 1)}
