@@ -147,7 +147,8 @@ class Profile:
             self._history.add(event)
 
     def measured(self) -> Measured:
-        """What has been measured until now."""
+        """Return the measurements so far; in a step's first moments, wait for its first sample (at most 5 s)."""
+        self._sampler.wait_for_first_sample(5)
         with self._lock, self._sampler.lock:
             return self._measured()
 
@@ -208,7 +209,7 @@ class Profile:
                 for row in history.ranks()
             ),
             host_total_bytes=int(psutil.virtual_memory().total),
-            host_rss_peak_bytes=samples.rss_peak,
+            host_rss_peak_bytes=samples.rss_peak or None,
             host_pss_peak_bytes=samples.pss_of_peak,
             mean_cpu_cores=sampler.cpu_seconds / duration if samples.host.count > 1 else None,
             shared_memory_peak_bytes=samples.shared_memory_peak,

@@ -51,7 +51,7 @@ class Measured:
     gpus: tuple[GpuMeasured, ...]
     ranks: tuple[RankMeasured, ...]
     host_total_bytes: int
-    host_rss_peak_bytes: int  # of the step's process tree; pages shared by processes count once for each
+    host_rss_peak_bytes: int | None  # of the step's process tree; shared pages count once per process
     host_pss_peak_bytes: int | None  # the same with shared pages counted once; None: not seen near the peak
     mean_cpu_cores: float | None  # of the step's process tree
     shared_memory_peak_bytes: int | None  # /dev/shm, whoever used it
@@ -87,7 +87,7 @@ class Measured:
         return self.memory_peak.size_bytes if self.memory_peak else None
 
     @property
-    def host_peak_bytes(self) -> int:
+    def host_peak_bytes(self) -> int | None:
         """Host memory of the node's processes: PSS where it was sampled, else resident memory."""
         return self.host_pss_peak_bytes or self.host_rss_peak_bytes
 

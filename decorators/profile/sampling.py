@@ -281,6 +281,7 @@ class Sampler:
         self._next_pss = self._next_pss_if_grown = 0.0
         self._rss_at_pss = 0
         self._stop = threading.Event()
+        self._sampled = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gpu-profile-sampler", daemon=True)
 
     def start(self) -> None:
@@ -291,6 +292,11 @@ class Sampler:
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(5)
+
+    def wait_for_first_sample(self, timeout_s: float) -> None:
+        """Block until host memory was sampled once or sampling ended, at most ``timeout_s``."""
+        if self._thread.is_alive():
+            self._sampled.wait(timeout_s)
 
     def note(self, text: str) -> None:
         """Something that the reader of the figures should know; said once."""
@@ -308,6 +314,8 @@ class Sampler:
             self._loop(gpus)
         except Exception as error:  # noqa: BLE001  # a profiler never breaks a step
             self.note(f"The profiler stopped: {_words(error)}.")
+        finally:
+            self._sampled.set()
 
     def _loop(self, gpus: Gpus) -> None:
         turns = (self._memory_turn, self._host_turn) if gpus.infos else (self._host_turn,)
@@ -369,6 +377,7 @@ class Sampler:
         with self.lock:
             self.samples.add_host(sample)
             self.cpu_seconds = self._tree.cpu_seconds
+        self._sampled.set()
 
 
 def _used(path: Path) -> int | None:

@@ -86,20 +86,25 @@ def save_adapters(adapters: Mapping[str, Adapter], lora: Lora, folder: Path) -> 
     from diffusers import StableDiffusionXLPipeline
     from diffusers.utils import convert_state_dict_to_diffusers, convert_state_dict_to_kohya
 
+    tensors = {name: _with_text_model(name, adapter.tensors) for name, adapter in adapters.items()}
     options: dict[str, Any] = {}
     for name, adapter in adapters.items():
-        options[f"{name}_lora_layers"] = convert_state_dict_to_diffusers(adapter.tensors)
+        options[f"{name}_lora_layers"] = convert_state_dict_to_diffusers(tensors[name])
         options[f"{name}_lora_adapter_metadata"] = adapter.peft_config[ADAPTER].to_dict()
     StableDiffusionXLPipeline.save_lora_weights(str(folder), **options)
-    named = {
-        f"{name}.{key}": tensor
-        for name, adapter in adapters.items()
-        for key, tensor in adapter.tensors.items()
-    }
+    named = {f"{name}.{key}": tensor for name in adapters for key, tensor in tensors[name].items()}
     kohya = convert_state_dict_to_kohya(named)
     for name in [name for name in kohya if name.endswith(".alpha")]:
         kohya[name] = torch.tensor(scale_of(lora) * lora.rank)  # diffusers writes the rank, a scale of 1
     save_file(_on_cpu(kohya), folder / _pipeline_layout.KOHYA, metadata={"format": "pt"})
+
+
+def _with_text_model(network: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Restore the ``text_model`` level, which CLIPTextModel of transformers 5.23 lacks and readers expect."""
+    if network not in _pipeline_layout.TEXTS:
+        return tensors
+    level = "text_model."
+    return {key if key.startswith(level) else level + key: tensor for key, tensor in tensors.items()}
 
 
 def scale_of(lora: Lora) -> float:
