@@ -40,7 +40,8 @@ def variables(home: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "probes", ["packages,torchtune,datastore,metadata,local,tokens", pytest.param(ALL, marks=pytest.mark.slow)]
+    "probes",
+    ["packages,torchtune,datastore,metadata,local,tokens", pytest.param(ALL, marks=pytest.mark.slow)],
 )
 def test_where_the_default_job_can_run_the_json_says_so_with_status_0(tmp_path: Path, probes: str) -> None:
     done = subprocess.run(
