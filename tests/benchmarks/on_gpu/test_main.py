@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.on_gpu.__main__ import main
 from estimator.published import compare
 
 ROOT = Path(__file__).parents[3]
@@ -37,12 +38,19 @@ def on_gpu(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_a_mistake_is_two_lines_that_say_what_to_do(
-    words: tuple[str, ...], problem: str, tmp_path: Path
+    words: tuple[str, ...],
+    problem: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    done = on_gpu(*words, folder=tmp_path)
-    assert done.returncode == 2
-    assert problem in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 2
+    monkeypatch.setattr(sys, "argv", ["on_gpu", *words, "--out", str(tmp_path / "out")])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    errors = capsys.readouterr().err
+    assert problem in errors
+    assert len(errors.strip().splitlines()) == 2
     assert not list(tmp_path.glob("out/*"))
 
 
