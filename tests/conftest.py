@@ -38,7 +38,6 @@ LONGEST = (
     "test_docs.py",
     "launchers/engines/deepspeed/test_train.py",
     "launchers/engines/torchtune/test_recipe.py",
-    "decorators/card/test_card_in_browser.py",
     "flows/test_finetune_flow_card.py",
 )
 

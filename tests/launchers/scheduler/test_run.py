@@ -64,26 +64,21 @@ def status(folder: Path, *arguments: str, limit_s: float = 500) -> int:
 
 
 @pytest.fixture(scope="module")
-def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPython]:
-    """A Python that has imported what the command imports before it trains."""
+def refused(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., str]]:
+    """``refused(tmp_path, "--set", "modle=x")``: the output of the command, whose status is a mistake's."""
     home = tmp_path_factory.mktemp("warm")
-    with WarmPython("launchers.__main__", environment=environment(home), folder=home) as started:
-        yield started
+    script = home / "command.py"
+    script.write_text("from launchers.__main__ import main\nmain()\n")
+    with WarmPython("launchers.__main__", environment=environment(home), folder=home) as warm:
 
+        def run(folder: Path, *words: str) -> str:
+            command = [str(script), "--output", str(folder / "out"), *words]
+            done = warm.run(command, folder=folder, environment=environment(folder), merge=True)
+            assert done.returncode == 2
+            assert "Traceback" not in done.stdout
+            return done.stdout
 
-@pytest.fixture
-def refused(warm: WarmPython, tmp_path: Path) -> Callable[..., str]:
-    """``refused("--set", "modle=x")``: what the command says before it ends with the status of a mistake."""
-
-    def run(*words: str) -> str:
-        (tmp_path / "command.py").write_text("from launchers.__main__ import main\nmain()\n")
-        command = [str(tmp_path / "command.py"), "--output", str(tmp_path / "out"), *words]
-        done = warm.run(command, folder=tmp_path, environment=environment(tmp_path), merge=True)
-        assert done.returncode == 2
-        assert "Traceback" not in done.stdout
-        return done.stdout
-
-    return run
+        yield run
 
 
 @pytest.mark.parametrize(
@@ -101,7 +96,7 @@ def refused(warm: WarmPython, tmp_path: Path) -> Callable[..., str]:
 def test_a_mistake_has_a_status_of_its_own_and_two_lines(
     tmp_path: Path, arguments: tuple[str, ...], line: str, refused: Callable[..., str]
 ) -> None:
-    assert line in refused(*arguments)
+    assert line in refused(tmp_path, *arguments)
     assert not (tmp_path / "out" / "model").exists()
 
 
@@ -110,7 +105,7 @@ def test_a_folder_that_cannot_be_written_is_a_mistake(
     tmp_path: Path, option: str, refused: Callable[..., str]
 ) -> None:
     (tmp_path / "file").write_text("a file")
-    said = refused(option, str(tmp_path / "file"))
+    said = refused(tmp_path, option, str(tmp_path / "file"))
     assert f"{tmp_path / 'file'}" in said
     assert "can't be written" in said
     assert f"Give {option} a folder" in said
