@@ -38,7 +38,6 @@ LONGEST = (
     "test_docs.py",
     "launchers/engines/deepspeed/test_train.py",
     "launchers/engines/torchtune/test_recipe.py",
-    "decorators/card/test_card_in_browser.py",
     "flows/test_finetune_flow_card.py",
 )
 
@@ -64,11 +63,14 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 
 def pytest_configure() -> None:
-    """What all that the tests start inherits: Ctrl-C, modules compiled once, a cache of this user's own."""
+    """Set what all processes of the tests inherit: Ctrl-C, compiled modules, idle threads, a cache folder."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's background job has it
         signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of Pythons would compile all anew
     sys.dont_write_bytecode = False
+    os.environ.setdefault(
+        "OMP_WAIT_POLICY", "passive"
+    )  # torch's threads would spin on cores of other workers
     # Metaflow's default is one folder for all users of a machine, which only the first of them can write.
     cache = Path(tempfile.gettempdir(), f"metaflow-client-{os.getuid()}")
     os.environ.setdefault("METAFLOW_CLIENT_CACHE_PATH", str(cache))

@@ -37,9 +37,7 @@ def test_folders_get_workers_and_named_tests_run_whatever_their_tier(
 @pytest.mark.parametrize(
     ("arguments", "fast", "slow"),
     [
-        ([FILE], True, False),
         ([SLOW_TEST], False, True),
-        (["-m", "slow", FILE], False, True),
         (["-m", "", FILE], True, True),
         (["-mnot slow", FAST_TEST, SLOW_TEST], True, False),
     ],

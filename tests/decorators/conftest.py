@@ -21,8 +21,9 @@ _READ = """
 import pickle, sys
 from metaflow import Flow, namespace
 namespace(None)
-data = Flow(sys.argv[1]).latest_run[sys.argv[2]].task.data
-sys.stdout.buffer.write(pickle.dumps({name: getattr(data, name, None) for name in sys.argv[3:]}))
+data = Flow(sys.argv[2]).latest_run[sys.argv[3]].task.data
+with open(sys.argv[1], "wb") as file:
+    pickle.dump({name: getattr(data, name, None) for name in sys.argv[4:]}, file)
 """
 
 
@@ -46,10 +47,12 @@ class Home:
         }
 
     def run(self, flow: str, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return self._run(str(FLOWS / flow), *words, **environment)
+
+    def _run(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
         if self.warm is None:
-            return self.python(str(FLOWS / flow), *words, **environment)
-        variables = self.environment(**environment)
-        return self.warm.run([str(FLOWS / flow), *words], folder=self.path, environment=variables)
+            return self.python(*words, **environment)
+        return self.warm.run(words, folder=self.path, environment=self.environment(**environment))
 
     def python(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run Python with these arguments in the folder."""
@@ -77,15 +80,11 @@ class Home:
 
     def artifacts(self, flow: str, step: str, *names: str) -> dict[str, Any]:
         """Artifacts of the latest run's step."""
-        read = subprocess.run(
-            [sys.executable, "-c", _READ, flow, step, *names],
-            cwd=self.path,
-            env=self.environment(),
-            stdout=subprocess.PIPE,
-            check=True,
-            timeout=120,
-        )
-        return dict(pickle.loads(read.stdout))  # noqa: S301
+        script, file = self.path / "read_artifacts.py", self.path / "artifacts.pickle"
+        script.write_text(_READ)
+        done = self._run(str(script), str(file), flow, step, *names)
+        assert done.returncode == 0, done.stderr
+        return dict(pickle.loads(file.read_bytes()))  # noqa: S301
 
     def runs(self, flow: str) -> list[str]:
         folder = self.path / ".metaflow" / flow

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
+from estimator.calibration import Store
 from tests.decorators.conftest import FLOWS, Home, wait_until
 from tests.warm_python import WarmPython
 
 NODES = str(FLOWS / "nodes.py")  # Metaflow pickles frames of nodes as classes of __main__: no warm Python
+# Notes, on standard error, each page of a card that is stored and each process that is started for one.
+PAGES = """
+import sys
+def note(event, args):
+    if event == "os.rename" and "blank-finetune" in str(args[1]) and str(args[1]).endswith(".html"):
+        print("a page is stored", file=sys.stderr, flush=True)
+    if event == "subprocess.Popen" and "card" in args[1]:
+        print("a process for a page", file=sys.stderr, flush=True)
+sys.addaudithook(note)
+"""
 BUSY_S = 60.0  # a few seconds, where nothing else runs; some tests at once make a machine slow
 
 
@@ -36,29 +48,39 @@ def _clean(output: str) -> None:
     assert "Internal error" not in output
 
 
-def test_the_plan_is_made_once_and_every_step_has_it(home: Home) -> None:
-    done = home.run("profiled.py", "run", "--model", "tiny-llama", COUNT_PLANS=str(home.path / "plans"))
+def run_noting_pages(home: Home, *words: str) -> subprocess.CompletedProcess[str]:
+    (home.path / "sitecustomize.py").write_text(PAGES)
+    environment = {"PYTHONPATH": str(home.path), "COUNT_PLANS": str(home.path / "plans")}
+    return home.run("profiled.py", *words, **environment)
+
+
+def test_the_plan_is_made_once_and_a_step_leaves_its_figures_its_record_and_its_page(home: Home) -> None:
+    done = run_noting_pages(home, "--with", "resources:cpu=3,memory=1000", "run", "--model", "tiny-llama")
     assert done.returncode == 0, done.stdout + done.stderr
     assert len((home.path / "plans").read_text().splitlines()) == 1
     assert "plan in end: tiny-llama" in done.stdout
+    assert "a page is stored" in done.stdout
+    assert "a process for a page" not in done.stdout
     train = home.artifacts("ProfiledFlow", "train", "plan", "measured")
-    assert home.artifacts("ProfiledFlow", "start", "plan")["plan"] == train["plan"]
-    assert train["plan"].overrides == ()
+    plan = train["plan"]
+    assert home.artifacts("ProfiledFlow", "start", "plan")["plan"] == plan
     assert train["measured"].steps == 3
     assert train["measured"].ranks[0].rank == 0
     assert train["measured"].host_rss_peak_bytes > 20 << 20
 
-
-def test_a_users_values_win_over_the_plan_and_are_noted(home: Home) -> None:
-    done = home.run("profiled.py", "--with", "resources:cpu=3,memory=1000", "run")
-    assert done.returncode == 0, done.stdout + done.stderr
-    plan = home.artifacts("ProfiledFlow", "train", "plan")["plan"]
     assert (plan.request.cpu, plan.request.memory_mib) == (3, 1000)
-    noted = {(o.name, o.planned, o.used, o.given_by) for o in plan.overrides}
-    assert noted == {
+    assert {(o.name, o.planned, o.used, o.given_by) for o in plan.overrides} == {
         ("cpu", "2", "3", "--with resources:cpu="),
         ("memory_mib", "2048", "1000", "--with resources:memory="),
     }
+
+    stored = Store(home.path / "calibration.jsonl").read()
+    assert stored.problems == ()
+    (record,) = stored.finished
+    (run_id,) = home.runs("ProfiledFlow")
+    assert record.run.startswith(f"ProfiledFlow/{run_id}/train/")
+    assert (record.engine, record.method, record.gpu) == ("torchtune", "full", "cpu")
+    assert record.formulas == "of the tests"
 
 
 @pytest.mark.slow
@@ -136,12 +158,16 @@ def test_a_users_mistake_in_a_step_is_shown_without_a_traceback_and_not_retried(
     _clean(done.stdout + done.stderr)
 
 
-def test_a_programs_mistake_in_a_step_keeps_its_traceback(home: Home) -> None:
-    done = home.run("profiled.py", "run", "--fail", "train")
+def test_a_programs_mistake_in_a_step_keeps_its_traceback_and_leaves_a_page_and_no_record(home: Home) -> None:
+    done = run_noting_pages(home, "run", "--fail", "train")
     assert done.returncode == 1
-    assert "ValueError: the loss is not a number" in done.stdout
+    assert (
+        0 < done.stdout.index("ValueError: the loss is not a number") < done.stdout.index("a page is stored")
+    )
+    assert "a process for a page" not in done.stdout
     assert "profiled.py" in done.stdout
     assert "Step train (task-id 2) failed." in done.stderr
+    assert not (home.path / "calibration.jsonl").exists()
 
 
 @pytest.mark.parametrize("words", [("show",), ("run", "--help"), ("package", "list")])
@@ -196,7 +222,7 @@ def test_each_node_of_a_parallel_step_has_the_plan_and_measures_itself(home: Hom
 
 @pytest.mark.parametrize("node", [0, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.nightly])])
 def test_a_failing_node_says_why_without_a_traceback_and_leaves_no_process(home: Home, node: int) -> None:
-    done = home.python(NODES, "run", "--failing-node", str(node), "--seconds", "40" if node == 0 else "0.3")
+    done = home.python(NODES, "run", "--failing-node", str(node))
     assert done.returncode == 1
     assert f"Node {node} has no disk space." in done.stdout
     _clean(done.stdout + done.stderr)

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from flows.checklist_launch import DEFAULTS
 from tests.checklist.runs import gpu_run
 from tests.flows.checklist_options import FLOOR
 from tests.flows.conftest import environment, left_behind
+from tests.warm_python import WarmPython
 
 FLOW = Path(__file__).parents[2] / "flows" / "checklist_flow.py"
 EARLIER = Path(__file__).parent / "flows" / "earlier_checks.py"
@@ -89,12 +90,12 @@ class Run:
         return base64.b64decode(data[1]).decode()
 
 
-def _flow(home: Path, *arguments: str, **more: str) -> Run:
+def _flow(home: Path, *arguments: str) -> Run:
     began = time.monotonic()
     done = subprocess.run(
         [sys.executable, str(FLOW), *arguments],
         cwd=home,
-        env=environment(home, AWS_EC2_METADATA_DISABLED="true", **more),
+        env=environment(home, AWS_EC2_METADATA_DISABLED="true"),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -357,25 +358,38 @@ def test_a_cluster_without_earlier_runs_has_no_history(tmp_path: Path) -> None:
     assert past.notes == ("History: 0 earlier runs of here, 0 figures, 0 failures still open.",)
 
 
-def test_a_mistake_is_one_line_and_nothing_is_launched(home: Path) -> None:
+@pytest.fixture(scope="module")
+def launch(home: Path) -> Iterator[Callable[..., Run]]:
+    """``launch("run", "--help")``: the flow's command line, which ends before it starts a task."""
+    variables = environment(home, AWS_EC2_METADATA_DISABLED="true")
+    with WarmPython("flows.checklist_steps", environment=variables, folder=home) as warm:
+
+        def run(*words: str) -> Run:
+            done = warm.run([str(FLOW), *words], folder=home, environment=variables, merge=True)
+            return Run(home=home, status=done.returncode, output=done.stdout, seconds=0.0)
+
+        yield run
+
+
+def test_a_mistake_is_one_line_and_nothing_is_launched(launch: Callable[..., Run]) -> None:
     for words in (["--only", "meshh"], ["--thresholds", "missing.csv"]):
-        run = _flow(home, "run", *words)
+        run = launch("run", *words)
         assert run.status != 0
         assert words[1] in run.text
         assert "Traceback" not in run.output
         assert "Workflow starting" not in run.output
 
 
-def test_a_mistake_in_the_options_file_is_one_line(home: Path) -> None:
+def test_a_mistake_in_the_options_file_is_one_line(home: Path, launch: Callable[..., Run]) -> None:
     (home / "options.yaml").write_text("nodess: 3\n")
-    run = _flow(home, "--config", "options", "options.yaml", "run")
+    run = launch("--config", "options", "options.yaml", "run")
     assert run.status != 0
     assert "'nodess'. Did you mean nodes?" in run.text
     assert "Traceback" not in run.output
 
 
-def test_every_option_is_a_flag_of_the_flow_and_nothing_else_is(home: Path) -> None:
-    text = _flow(home, "run", "--help").output
+def test_every_option_is_a_flag_of_the_flow_and_nothing_else_is(launch: Callable[..., Run]) -> None:
+    text = launch("run", "--help").output
     flags = {"--" + name.replace("_", "-") for name in DEFAULTS}
     assert flags <= set(re.findall(r"--[a-z-]+", text))
     for field in checklist_launch.FlowOptions.model_fields.values():

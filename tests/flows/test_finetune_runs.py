@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,8 +17,26 @@ from decorators.past_runs import Attempt
 from flows import finetune_past
 from tests.decorators.backends.plans import planned
 from tests.flows.conftest import STEPS, FlowRun
+from tests.warm_python import WarmPython
 
 ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def run(finished_run: Callable[[str, str, int], FlowRun]) -> FlowRun:
+    return finished_run("torchtune", "lora", 2)
+
+
+@pytest.fixture(scope="module")
+def of_run(
+    run: FlowRun, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+    """``of_run("costs", "--json")``: the ``finetune`` command in that run's folder."""
+    script = tmp_path_factory.mktemp("command") / "finetune"
+    script.write_text("from estimator.cli.app import main\nmain()\n")
+    modules = ("estimator.cli.app", "flows.finetune_costs", "flows.finetune_past", "flows.finetune_runs")
+    with WarmPython(*modules, "metaflow", environment=run.environment, folder=run.home) as warm:
+        yield lambda *words: warm.run([str(script), *words], folder=run.home, environment=run.environment)
 
 
 def _finetune(*words: str, cwd: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -34,16 +52,15 @@ def _finetune(*words: str, cwd: Path, env: dict[str, str]) -> subprocess.Complet
 
 
 def test_a_finished_run_is_in_the_table_on_the_page_and_in_json(
-    finished_run: Callable[[str, str, int], FlowRun], tmp_path: Path
+    run: FlowRun, of_run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
-    run = finished_run("torchtune", "lora", 2)
     page = tmp_path / "runs.html"
-    table = _finetune("runs", cwd=run.home, env=run.environment)
+    table = of_run("runs")
     assert table.returncode == 0, table.stderr
     assert run.run_id in table.stdout
     assert "held-out loss, before -> after" in table.stdout
     assert "held-out loss while training" in table.stdout
-    as_json = _finetune("runs", "--json", "--html", str(page), run.run_id, cwd=run.home, env=run.environment)
+    as_json = of_run("runs", "--json", "--html", str(page), run.run_id)
     assert as_json.returncode == 0, as_json.stderr
     (record,) = json.loads(as_json.stdout)
     assert record["state"] == "finished"
@@ -67,10 +84,9 @@ def test_where_no_run_is_it_says_so_in_two_lines(tmp_path: Path) -> None:
 
 
 def test_what_a_run_has_used_is_added_up_by_user_and_a_machine_without_a_price_is_said(
-    finished_run: Callable[[str, str, int], FlowRun],
+    run: FlowRun, of_run: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
-    run = finished_run("torchtune", "lora", 2)
-    told = _finetune("costs", "--json", cwd=run.home, env=run.environment)
+    told = of_run("costs", "--json")
     assert told.returncode == 0, told.stderr
     (jane, everybody) = json.loads(told.stdout)
     assert (jane["name"], everybody["name"]) == ("tester", "all")
@@ -78,9 +94,9 @@ def test_what_a_run_has_used_is_added_up_by_user_and_a_machine_without_a_price_i
     assert 0 < jane["hours"] * 3600 < 3 * run.seconds  # two nodes, and the evaluation
     assert (jane["usd"], jane["unpriced_hours"]) == (None, jane["hours"])
     assert (jane["failed_hours"], jane["without_end"]) == (0, 0)
-    table = _finetune("costs", "--by", "model", "--since", "1d", cwd=run.home, env=run.environment)
+    table = of_run("costs", "--by", "model", "--since", "1d")
     assert re.search(r"tiny-llama +1 .* unknown ", table.stdout)
-    later = _finetune("costs", "--by", "team", "--csv", "--since", "0h", cwd=run.home, env=run.environment)
+    later = of_run("costs", "--by", "team", "--csv", "--since", "0h")
     assert later.stdout.splitlines() == [
         "team,runs,hours,failed_hours,usd,unpriced_hours,without_end",
         "all,0,0.0,0.0,,0.0,0",

@@ -71,9 +71,8 @@ def hold_out(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("base")
-    tiny_llama.make(folder)
-    return folder
+    config = {**tiny_llama.CONFIG, "num_hidden_layers": 1}
+    return tiny_llama.make(tmp_path_factory.mktemp("base"), config=config)
 
 
 @pytest.fixture(scope="module")

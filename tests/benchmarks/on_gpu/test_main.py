@@ -10,20 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.on_gpu.__main__ import main
 from estimator.published import compare
 
 ROOT = Path(__file__).parents[3]
-
-
-def on_gpu(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "benchmarks.on_gpu", *words, "--out", str(folder / "out")],
-        cwd=ROOT,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "FINETUNE_WORK_DIR": str(folder / "work")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 @pytest.mark.parametrize(
@@ -37,12 +27,19 @@ def on_gpu(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_a_mistake_is_two_lines_that_say_what_to_do(
-    words: tuple[str, ...], problem: str, tmp_path: Path
+    words: tuple[str, ...],
+    problem: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    done = on_gpu(*words, folder=tmp_path)
-    assert done.returncode == 2
-    assert problem in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 2
+    monkeypatch.setattr(sys, "argv", ["on_gpu", *words, "--out", str(tmp_path / "out")])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    errors = capsys.readouterr().err
+    assert problem in errors
+    assert len(errors.strip().splitlines()) == 2
     assert not list(tmp_path.glob("out/*"))
 
 
@@ -51,7 +48,15 @@ def test_a_mistake_is_two_lines_that_say_what_to_do(
 def test_on_a_cpu_the_same_runs_are_made_and_scored_with_tiny_shapes(tmp_path: Path) -> None:
     """QLoRA under DeepSpeed, for real, also below limits."""
     words = "qlora deepspeed varying drawn off"
-    done = on_gpu("--minutes", "9", "--only", words, "--resolution", "0.3", folder=tmp_path)
+    options = ["--minutes", "9", "--only", words, "--resolution", "0.3", "--out", str(tmp_path / "out")]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.on_gpu", *options],
+        cwd=ROOT,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "FINETUNE_WORK_DIR": str(tmp_path / "work")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert "it says nothing of GPUs" in done.stdout or "nothing of GPUs" in done.stdout
     out = tmp_path / "out"

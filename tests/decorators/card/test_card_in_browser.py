@@ -28,7 +28,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The card's page while the step runs, and after it has ended."""
     home = Home(tmp_path_factory.mktemp("cards"))
     (home.path / ".metaflow").mkdir()
-    options = ("--model", "llama-8b", "--steps", "120", "--of-steps", "400", "--seconds", "25")
+    options = ("--model", "llama-8b", "--steps", "120", "--of-steps", "400", "--until", "running.html")
     flow = home.start("profiled.py", "run", *options)
     try:
         running = wait_until(lambda: _get(home, "running.html"), 60)

@@ -31,6 +31,7 @@ class ProfiledFlow(FlowSpec):
     steps = Parameter("steps", default=3)
     of_steps = Parameter("of-steps", default=3)
     seconds = Parameter("seconds", default=0.1)
+    until = Parameter("until", default="")
     fail = Parameter("fail", default="")
     pending_timeout = Parameter("pending-timeout", type=float, default=30.0)
 
@@ -54,6 +55,8 @@ class ProfiledFlow(FlowSpec):
         for event in events(steps=self.steps, ranks=ranks, on_gpus=self.plan.layout.device == "cuda"):
             profile.add(event)
         time.sleep(float(self.seconds))
+        while self.until and not Path(self.until).exists():
+            time.sleep(0.05)
         if self.fail == "train":
             raise ValueError("the loss is not a number")
         self.measured = profile.measured()

@@ -12,7 +12,6 @@ from decorators.profile.calibration import comparable_peak, finished, keep
 from decorators.profile.measured import Measured
 from estimator.calibration import VARIABLE, Finished, Store, formulas
 from estimator.plan import MemoryEstimate, Plan
-from tests.decorators.conftest import Home
 from tests.decorators.flows.plans import make_plan
 from tests.decorators.profile.states import make_state
 
@@ -174,19 +173,6 @@ def test_a_container_writes_only_where_it_is_told_to(tmp_path: Path, monkeypatch
     monkeypatch.setenv(VARIABLE, str(tmp_path / "runs.jsonl"))
     assert keep(*pair(), run="F/1/train/2", in_container=True) is None
     assert len(Store().read().finished) == 1
-
-
-def test_a_step_that_ends_well_leaves_its_record_and_one_that_fails_leaves_none(home: Home) -> None:
-    done = home.run("profiled.py", "run", "--run-id-file", "run_id")
-    assert done.returncode == 0, done.stdout + done.stderr
-    stored = Store(home.path / "calibration.jsonl").read()
-    assert stored.problems == ()
-    (found,) = stored.finished
-    assert found.run.startswith(f"ProfiledFlow/{(home.path / 'run_id').read_text()}/train/")
-    assert (found.engine, found.method, found.gpu) == ("torchtune", "full", "cpu")
-    assert found.formulas == "of the tests"
-    assert home.run("profiled.py", "run", "--fail", "train").returncode == 1
-    assert len(Store(home.path / "calibration.jsonl").read().finished) == 1
 
 
 def test_a_plan_carries_the_note_of_its_formulas_through_json() -> None:

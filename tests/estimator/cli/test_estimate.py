@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import json
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from estimator import calibration, memory
+from estimator import calibration, exact, memory
 from estimator.errors import UserError
 from estimator.plan import gib
 from tests.estimator.cli.estimates import answer, run, setup
@@ -224,8 +225,9 @@ def test_a_gpu_count_below_one_is_refused_before_anything_else() -> None:
         setup(0)
 
 
-def test_exact_mode_stands_beside_the_formulas() -> None:
+def test_exact_mode_stands_beside_the_formulas(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
+    monkeypatch.setattr(exact, "estimate", functools.cache(exact.estimate))
     found = answer("--model", "tiny-llama", "--seq-len", "128", "--exact")
     assert found["exact"]["peak_bytes"] == sum(found["exact"]["categories"].values())
     assert found["exact"]["categories"]["weights"] == found["memory"]["categories"]["weights"]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from typer.testing import CliRunner
+
+from estimator.cli.app import app
 from flows import finetune_launch
 from launchers import settings
 from tests.estimator.hardware.test_from_cluster import (
@@ -27,14 +29,10 @@ from tests.estimator.hardware.test_from_cluster import (
 def run(home: Path, url: str, *words: str) -> subprocess.CompletedProcess[str]:
     (home / ".kube").mkdir(exist_ok=True)
     write_kubeconfig(home, training=url)
-    return subprocess.run(
-        [sys.executable, "-m", "estimator.cli.app", "plan", "--from-cluster", *words],
-        env=os.environ | {"KUBECONFIG": str(home / ".kube" / "config")},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    asked = ["plan", "--from-cluster", *words]
+    variables = {"KUBECONFIG": str(home / ".kube" / "config")}
+    done = CliRunner().invoke(app, asked, prog_name="finetune", env=variables)
+    return subprocess.CompletedProcess(asked, done.exit_code, done.stdout, done.stderr)
 
 
 def plans(home: Path, nodes: list[dict[str, Any]], *words: str) -> list[dict[str, Any]]:

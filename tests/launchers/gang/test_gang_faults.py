@@ -56,10 +56,12 @@ def test_a_users_mistake_found_by_a_rank_is_a_user_error_on_every_node(gang: New
         assert end["message"] == "Line 7 of data.jsonl is broken.\nMend it."
 
 
-@pytest.mark.parametrize("rank", [1, *(pytest.param(rank, marks=SLOW_NIGHTLY) for rank in (0, 3))])
-def test_kill_9_of_a_rank_ends_all_nodes_and_names_it(gang: NewGang, rank: int) -> None:
-    two = gang(nodes=2, processes=2, orders={**LONG, "child": True}).start_all()
-    for each in range(4):
+@pytest.mark.parametrize(
+    ("processes", "rank"), [(1, 1), *(pytest.param(2, rank, marks=SLOW_NIGHTLY) for rank in (0, 1, 3))]
+)
+def test_kill_9_of_a_rank_ends_all_nodes_and_names_it(gang: NewGang, processes: int, rank: int) -> None:
+    two = gang(nodes=2, processes=processes, orders={**LONG, "child": True}).start_all()
+    for each in range(2 * processes):
         two.wait_for_step(2, rank=each)
     os.kill(two.rank_pid(rank), signal.SIGKILL)
     for end in ends(two, 0, 1):

@@ -79,6 +79,7 @@ def test_a_member_that_is_cut_off_is_lost_and_one_that_comes_again_is_refused_in
         print(f"both nodes ended {time.monotonic() - begin:.1f} s after the cut")
 
 
+@pytest.mark.slow
 def test_two_nodes_meet_over_ipv6(gang: NewGang) -> None:
     with socket.socket(socket.AF_INET6) as probe:
         probe.bind(("::1", 0))

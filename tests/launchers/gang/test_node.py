@@ -13,8 +13,8 @@ from tests.launchers.gang.conftest import Gang
 NewGang = Callable[..., Gang]
 
 
-def test_one_process_on_one_node_runs_to_its_end_and_its_events_arrive(gang: NewGang) -> None:
-    one = gang(orders={"steps": 3}).start_all()
+def test_one_process_on_one_node_runs_to_its_end_and_takes_along_what_it_has_started(gang: NewGang) -> None:
+    one = gang(orders={"steps": 3, "child": True}).start_all()
     assert one.end(0)["stored"] == [], one.logs()
     assert [line for line in one.events(0) if line.startswith("step")] == [
         "step 0 1",
@@ -25,8 +25,12 @@ def test_one_process_on_one_node_runs_to_its_end_and_its_events_arrive(gang: New
     assert (one.folder / "node-0/logs/rank-00000.err").exists()
 
 
-def test_two_nodes_with_two_ranks_each_store_checkpoints_as_one_unit(gang: NewGang) -> None:
-    two = gang(nodes=2, processes=2, store=True, orders={"steps": 6, "every": 2, "step_s": 0.3}).start_all()
+def test_two_nodes_with_two_ranks_each_store_checkpoints_as_one_unit_and_node_0_has_the_pace_of_all(
+    gang: NewGang,
+) -> None:
+    in_collectives = (0.5, 0.25, 0.125, 0.0)
+    orders = {"steps": 6, "every": 2, "step_s": 0.3, "in_collectives": in_collectives}
+    two = gang(nodes=2, processes=2, store=True, orders=orders).start_all()
     for node in (0, 1):
         assert two.end(node)["stored"] == [2, 4, 6], two.logs()
     two.gone(within=60)
@@ -39,6 +43,13 @@ def test_two_nodes_with_two_ranks_each_store_checkpoints_as_one_unit(gang: NewGa
         *(f"state-{rank}.bin" for rank in range(4)),
     ]
     assert not list(two.folder.glob("node-*/checkpoints/*")), "stored folders are removed"
+    paces = [[line for line in two.events(node) if line.startswith("pace")] for node in (0, 1)]
+    expected = [
+        f"pace {rank} {step} {rank // 2} {seconds}"
+        for step in range(1, 7)
+        for rank, seconds in enumerate(in_collectives)
+    ]
+    assert [sorted(paces[0]), paces[1]] == [sorted(expected), []]
 
 
 @pytest.mark.slow
@@ -48,28 +59,6 @@ def test_a_node_that_has_finished_waits_for_one_that_has_not(gang: NewGang) -> N
     assert "step 1 3" in two.events(1), "node 0 has ended after the last step of node 1"
     assert "error" not in two.end(1)
     two.gone(within=60)
-
-
-def test_node_0_hears_of_the_time_in_collectives_of_all_ranks(gang: NewGang) -> None:
-    two = gang(
-        nodes=2, processes=2, orders={"steps": 2, "in_collectives": [0.5, 0.25, 0.125, 0.0]}
-    ).start_all()
-    assert "error" not in two.end(0), two.logs()
-    assert "error" not in two.end(1)
-    told = [line for line in two.events(0) if line.startswith("pace")]
-    expected = [
-        f"pace {rank} {step} {rank // 2} {seconds}"
-        for step in (1, 2)
-        for rank, seconds in enumerate((0.5, 0.25, 0.125, 0.0))
-    ]
-    assert sorted(told) == sorted(expected)
-    assert not [line for line in two.events(1) if line.startswith("pace")]
-
-
-def test_what_a_rank_has_started_ends_with_the_gang(gang: NewGang) -> None:
-    one = gang(orders={"steps": 2, "child": True}).start_all()
-    assert "error" not in one.end(0)
-    one.gone(within=60)
 
 
 @pytest.mark.slow

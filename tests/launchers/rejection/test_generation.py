@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
+import os
 import re
 import signal
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -19,7 +17,7 @@ from launchers.dataset.turns import Message
 from launchers.models import tiny_llama
 from launchers.rejection import answers as rows
 from launchers.rejection import shards
-from launchers.rejection.generation import GenerationRequest, generate
+from launchers.rejection.generation import GenerationRequest, generate, main
 from launchers.sections import Rejection
 from launchers.settings import Settings
 
@@ -34,18 +32,18 @@ CHATS = [
 ]
 
 
+SMALL = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 16, "num_attention_heads": 4}
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    tiny_llama.make(folder)
-    return folder
+    config = {**tiny_llama.CONFIG, **SMALL, "num_hidden_layers": 1}
+    return tiny_llama.make(tmp_path_factory.mktemp("model"), config=config)
 
 
-def request(
-    model: Path, folder: Path, *, new_tokens: int = 5, node: int = 0, nodes: int = 1, **rejection: Any
-) -> GenerationRequest:
+def request(model: Path, folder: Path, *, node: int = 0, nodes: int = 1) -> GenerationRequest:
     folder.mkdir(exist_ok=True)
-    settings = Settings(rejection=Rejection(answers=4, max_new_tokens=new_tokens, **rejection))
+    settings = Settings(rejection=Rejection(answers=4, max_new_tokens=5))
     rows.write_rows(folder / "prompts.jsonl", prompts_of(CHATS, render.load_tokenizer(model, settings)))
     return GenerationRequest(
         base_dir=model,
@@ -62,26 +60,17 @@ def request(
 
 
 @pytest.fixture(scope="module")
-def finished(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[GenerationRequest, str]:
-    """A run of one node to its end, and what it printed; its shards are read by several tests."""
-    whole = request(model, tmp_path_factory.mktemp("runs") / "whole")
-    made: list[int] = []
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as output:
-        patch.setattr(shards, "SIGN_S", 0.3)
-        assert generate(whole, lambda shard, _: made.append(shard)) == 3
-    assert made == [0, 1, 2]
-    return whole, output.getvalue()
+def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> GenerationRequest:
+    """A request of one node whose shards this process has generated."""
+    made = request(model, tmp_path_factory.mktemp("runs") / "whole")
+    main(made.save())
+    return made
 
 
-def test_a_missing_shard_is_generated_again_with_the_same_answers(
-    finished: tuple[GenerationRequest, str],
-) -> None:
-    whole, _ = finished
-    made: list[int] = []
+def test_a_missing_shard_is_generated_again_with_the_same_answers(whole: GenerationRequest) -> None:
     before = {path.name: path.read_text() for path in whole.shards_dir.iterdir()}
     (whole.shards_dir / rows.shard_name(1)).unlink()
-    generate(whole, lambda shard, _: made.append(shard))
-    assert made == [1]
+    main(whole.save())
     assert {path.name: path.read_text() for path in whole.shards_dir.iterdir()} == before
     found = [each for path in sorted(whole.shards_dir.iterdir()) for each in rows.read_answers(path)]
     assert sorted(each.index for each in found) == list(range(40))
@@ -91,37 +80,38 @@ def test_a_missing_shard_is_generated_again_with_the_same_answers(
 
 
 def test_two_nodes_generate_the_shards_of_one_node(
-    model: Path, tmp_path: Path, finished: tuple[GenerationRequest, str]
+    model: Path, tmp_path: Path, whole: GenerationRequest
 ) -> None:
-    whole, _ = finished
     second = request(model, tmp_path / "second", node=1, nodes=2)
-    made: list[int] = []
-    generate(second, lambda shard, _: made.append(shard))
+    main(second.save())
     assert second.count() == 3
-    assert made == [1], "node 0 has shards 0 and 2"
     name = rows.shard_name(1)
+    assert [path.name for path in second.shards_dir.iterdir()] == [name], "node 0 has shards 0 and 2"
     assert (second.shards_dir / name).read_text() == (whole.shards_dir / name).read_text()
     assert generate(request(model, tmp_path / "idle", node=3, nodes=4), lambda *_: None) == 0
 
 
-def test_progress_is_printed_while_a_shard_is_generated(finished: tuple[GenerationRequest, str]) -> None:
-    assert re.search(r"0 of 3 shards\b", finished[1])
-
-
-def test_a_killed_process_leaves_what_it_has_finished(model: Path, tmp_path: Path) -> None:
-    asked = request(model, tmp_path / "run", new_tokens=60)
-    made: list[int] = []
+def test_a_killed_process_leaves_what_it_has_finished(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(shards, "POLL_S", 0.01)
+    monkeypatch.setattr(shards, "SIGN_S", 0.3)
+    asked = request(model, tmp_path / "run")
+    asked.shards_dir.mkdir()
+    second = asked.shards_dir / f"{rows.shard_name(1)}.tmp"
+    os.mkfifo(second)  # a process that opens it to write waits for a reader
 
     def kill(shard: int, file: Path) -> None:
-        made.append(shard)
         for child in psutil.Process().children():
             if "launchers.rejection.generation" in child.cmdline():
                 child.send_signal(signal.SIGKILL)
 
-    with pytest.raises(RuntimeError, match=r"was ended by SIGKILL \(9\), [12] of 3 shards are missing"):
+    with pytest.raises(RuntimeError, match=r"was ended by SIGKILL \(9\), 2 of 3 shards are missing"):
         generate(asked, kill)
-    finished = list(made)
-    assert finished
-    generate(asked, lambda shard, _: made.append(shard))
-    assert sorted(made) == [0, 1, 2]
-    assert made[: len(finished)] == finished
+    assert re.search(r"0 of 3 shards\b", capsys.readouterr().out)
+    second.unlink()
+    (finished,) = asked.shards_dir.iterdir()
+    before = finished.stat()
+    main(asked.save())
+    assert len(list(asked.shards_dir.iterdir())) == 3
+    assert finished.stat() == before

@@ -92,7 +92,7 @@ def test_a_reward_model_scores_answers_together_as_alone(tmp_path: Path, reward_
         answers_of(3, "no", "yes"),
     ]
     asked = request(tmp_path, answered, score="model", model_dir=reward_model)
-    scoring.score(asked, lambda *_: None)
+    scoring.main(asked.save())
     found = [
         score
         for shard in (0, 1)

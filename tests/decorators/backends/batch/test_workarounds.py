@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError
 from metaflow.exception import MetaflowException
-from metaflow.plugins.aws.batch.batch_client import BatchJob
+from metaflow.plugins.aws.batch.batch_client import BatchJob, RunningJob
 
 from decorators import _metaflow
 from decorators.backends.batch import errors, workarounds
@@ -37,14 +37,12 @@ class Recorder:
         self.submitted = workarounds.correct(params)
         return {"jobId": "j"}
 
-    def describe_jobs(self, **_: Any) -> dict[str, Any]:
-        return {"jobs": [{"jobId": "j", "status": "RUNNABLE"}]}
-
 
 def submitted(task: str, *, guarded: bool, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
     """The two commands that Metaflow's own client makes of a step's for two nodes."""
     if not guarded:
         monkeypatch.setattr(workarounds, "correct", lambda params: params)
+    monkeypatch.setattr(RunningJob, "update", lambda job: job)  # looks in a busy loop, once a second
     client = Recorder()
     job = BatchJob(client)
     job.image("i").iam_role("r").task_id(task).parameter("metaflow.task_id", task)
@@ -63,7 +61,7 @@ def test_a_long_ids_command_is_metaflows_own_in_effect(task: str, monkeypatch: p
     assert guarded == own
 
 
-@pytest.mark.parametrize("task", ["2", "9", "12", "1"])
+@pytest.mark.parametrize("task", ["12", "1"])
 def test_a_short_id_is_replaced_where_it_is_the_task_and_nowhere_else(
     task: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,12 @@ SHAPE: dict[str, Any] = {
 }
 RANK, ALPHA = 4, 12.0
 FORMS = {"F32": torch.float32, "BF16": torch.bfloat16}
+
+
+@pytest.fixture(autouse=True)
+def garbage_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchtune collects it after each of the small files."""
+    monkeypatch.setattr(gc, "collect", lambda: 0)
 
 
 def make_base(folder: Path, family: str, stored: torch.dtype) -> Path:
