@@ -594,6 +594,7 @@ def test_every_command_of_the_estimator_is_one_that_the_command_line_takes(place
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_every_command_of_the_estimator_runs(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that name a cluster or a file of the reader's are only read; they end with one clear line."""
     commands = {tuple(words): where for where, words in estimator_commands()}

@@ -106,6 +106,7 @@ def interrupted(
     return Interrupted(run=run, nodes=nodes, outcome=outcome, artifacts=artifacts)
 
 
+@pytest.mark.nightly
 def test_machines_that_are_taken_away_cost_no_attempt(interrupted: Interrupted) -> None:
     run, jobs = interrupted.run, interrupted.run.jobs("train_nodes")
     for job, node in zip(jobs, interrupted.nodes, strict=False):
@@ -117,10 +118,12 @@ def test_machines_that_are_taken_away_cost_no_attempt(interrupted: Interrupted) 
     assert "Traceback" not in run.log, run.log
 
 
+@pytest.mark.nightly
 def test_the_training_job_requests_what_was_planned(interrupted: Interrupted) -> None:
     check_training_job(interrupted.run.jobs("train_nodes")[0], interrupted.artifacts["plan"])
 
 
+@pytest.mark.nightly
 def test_no_token_is_in_a_request_a_log_or_the_datastore(lab: Lab, interrupted: Interrupted) -> None:
     places = {"requests": str(lab.service.requests), "terminal": interrupted.run.log}
     places |= {"containers": interrupted.run.pods_log(), "plan": str(interrupted.artifacts)}

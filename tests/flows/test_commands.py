@@ -145,6 +145,7 @@ def test_a_run_is_gone_on_with_and_its_card_seen_in_an_empty_folder(tmp_path: Pa
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_checklist_runs_from_an_empty_folder_and_names_its_card(tmp_path: Path) -> None:
     done = finetune(tmp_path, "check", "--nodes", "1", "--only", "gemm", "--device", "cpu", timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr

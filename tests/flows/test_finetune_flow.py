@@ -78,6 +78,7 @@ def assert_generates(run: FlowRun, model: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_HARNESS, reason=NO_HARNESS)
+@pytest.mark.nightly
 def test_an_adapter_alone_is_scored_by_tasks_and_answers(
     finished_run: Callable[[str, str, int], FlowRun],
 ) -> None:
@@ -162,6 +163,7 @@ def test_a_task_on_pairs_ranks_held_out_pairs_better(
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_plain_text_is_learnt_within_a_budget_of_tokens_and_measured_as_perplexity(
     flow: Callable[..., FlowRun], tmp_path: Path
 ) -> None:

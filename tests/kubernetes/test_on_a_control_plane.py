@@ -246,6 +246,7 @@ def test_the_jobset_of_llama_70b_asks_for_what_was_planned_and_goes_with_ctrl_c(
 SCORE = "def share_of_e(prompt, answer):\n    return answer.lower().count('e') / max(len(answer), 1)\n"
 
 
+@pytest.mark.nightly
 def test_a_flow_that_imports_gpu_profile_from_metaflow_takes_it_along(
     cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -73,6 +73,7 @@ def test_healthy_hosts_pass_every_phase_and_nobody_is_named(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_hosts_that_have_ipv6_alone_pass_every_phase(tmp_path: Path) -> None:
     result = measured(tmp_path, 3, nothing, ipv6=True)
 
@@ -199,6 +200,7 @@ def test_a_cut_pair_is_named_by_the_mesh_in_seconds_and_no_collective_hangs_on_i
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_pair_that_is_only_late_is_tried_again_and_not_named(tmp_path: Path) -> None:
     result = measured(tmp_path, 4, lambda made: made.cut_at_first(1, 3), "--only", "mesh")
 
@@ -219,6 +221,7 @@ def test_a_part_of_the_ports_that_is_blocked_is_named_with_the_host_and_the_port
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_host_of_two_families_of_which_one_is_blocked_is_named_and_the_run_goes_over_the_other(
     tmp_path: Path,
 ) -> None:
@@ -362,6 +365,7 @@ def test_control_ports_that_are_dropped_are_told_from_a_host_that_is_gone(
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_two_runs_of_one_node_each_say_that_they_are_not_one_job(tmp_path: Path) -> None:
     with bed(2) as made:
         own = {host: {"RANK": "0", "MASTER_ADDR": made.address(host)} for host in range(2)}

@@ -72,7 +72,9 @@ def answer(folder: Path) -> list[int]:
     return tokens
 
 
-@pytest.mark.parametrize("sharding", ["zero0", "zero1", "zero2", "zero3"])
+@pytest.mark.parametrize(
+    "sharding", ["zero0", pytest.param("zero1", marks=pytest.mark.nightly), "zero2", "zero3"]
+)
 def test_every_stage_starts_from_the_models_loss_and_learns(
     tmp_path: Path, plain: TrainJob, sharding: str
 ) -> None:
@@ -110,7 +112,7 @@ def test_phases_are_told_in_order(tmp_path: Path, model: Path, data: Path) -> No
     ("options", "method"),
     [
         ({"sharding": "zero3", "precision": "bf16", "activation_checkpointing": True}, "full"),
-        ({"sharding": "zero0", "precision": "bf16"}, "full"),
+        pytest.param({"sharding": "zero0", "precision": "bf16"}, "full", marks=pytest.mark.nightly),
         ({"sharding": "zero2", "offload": "cpu"}, "lora"),
     ],
     ids=["bf16-zero3-checkpointing", "bf16-zero0", "offload-lora"],
@@ -124,7 +126,13 @@ def test_precision_offload_and_checkpointing(
     assert losses[-1] < losses[0] - 0.05
 
 
-@pytest.mark.parametrize("layout", [{"world": 2, "micro": 1, "accumulation": 2}, {"world": 1, "micro": 4}])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"world": 2, "micro": 1, "accumulation": 2},
+        pytest.param({"world": 1, "micro": 4}, marks=pytest.mark.nightly),
+    ],
+)
 def test_accumulation_and_world_size_do_not_change_the_loss(
     tmp_path: Path, plain: TrainJob, layout: dict[str, Any]
 ) -> None:
@@ -144,10 +152,10 @@ def test_packed_documents_do_not_see_each_other(tmp_path: Path, plain: TrainJob)
 @pytest.mark.parametrize(
     ("sharding", "method", "lora"),
     [
-        ("zero2", "lora", {}),
+        pytest.param("zero2", "lora", {}, marks=pytest.mark.nightly),
         ("zero3", "lora", {}),
         ("zero2", "lora", {"rslora": True, "targets": "all-linear"}),
-        ("zero2", "dora", {}),
+        pytest.param("zero2", "dora", {}, marks=pytest.mark.nightly),
         ("zero3", "dora", {}),
     ],
     ids=["lora-zero2", "lora-zero3", "rslora-zero2", "dora-zero2", "dora-zero3"],

@@ -68,11 +68,11 @@ def test_it_trains_as_deepspeed_does(tmp_path: Path, whole: TrainJob) -> None:
     [
         {"world": 1, "micro": 4, "sharding": "none"},
         {"sharding": "shard_grad_op", "micro": 1, "accumulation": 2},
-        {"replicate": 2},
-        {"world": 4, "micro": 1, "replicate": 2},
+        pytest.param({"replicate": 2}, marks=pytest.mark.nightly),
+        pytest.param({"world": 4, "micro": 1, "replicate": 2}, marks=pytest.mark.nightly),
         {"world": 4, "micro": 1, "replicate": 2, "sharding": "shard_grad_op"},
         {"offload": "cpu"},
-        {"activation_checkpointing": True},
+        pytest.param({"activation_checkpointing": True}, marks=pytest.mark.nightly),
         {"activation_checkpointing": True, "settings": {"recompute": {"every": 2}}},
         {"activation_checkpointing": True, "settings": {"recompute": {"what": "selective"}}},
     ],
@@ -101,7 +101,7 @@ def test_compiled_blocks_train_as_others_do(tmp_path: Path, model: Path, data: P
     assert found[1] == pytest.approx(found[0], rel=CLOSE)
 
 
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_mixed_precision_trains_as_fp32_but_for_bf16s_digits(
     tmp_path: Path, whole: TrainJob, world: int
 ) -> None:
@@ -115,8 +115,15 @@ def test_mixed_precision_trains_as_fp32_but_for_bf16s_digits(
     assert losses(job) != losses(whole)
 
 
-@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize(
+    ("recipe", "world"),
+    [
+        pytest.param("tensorwise", 1, marks=pytest.mark.nightly),
+        ("tensorwise", 2),
+        ("rowwise", 1),
+        pytest.param("rowwise", 2, marks=pytest.mark.nightly),
+    ],
+)
 def test_float8_trains_as_fp32_but_for_its_digits(
     tmp_path: Path, whole: TrainJob, recipe: str, world: int
 ) -> None:
@@ -141,7 +148,7 @@ def test_a_run_goes_on_from_its_checkpoint_on_as_many_processes_bit_by_bit(
     assert one == other
 
 
-@pytest.mark.parametrize("world", [1, 4])
+@pytest.mark.parametrize("world", [1, pytest.param(4, marks=pytest.mark.nightly)])
 def test_a_run_goes_on_from_its_checkpoint_on_another_number_of_processes(
     tmp_path: Path, whole: TrainJob, world: int
 ) -> None:

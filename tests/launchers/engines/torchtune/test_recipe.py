@@ -182,7 +182,14 @@ def test_the_last_step_leaves_no_checkpoint(trained: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "world"), [("full", 1), ("full", 2), ("lora", 2), ("qlora", 1), ("qlora", 2)]
+    ("method", "world"),
+    [
+        pytest.param("full", 1, marks=pytest.mark.nightly),
+        ("full", 2),
+        pytest.param("lora", 2, marks=pytest.mark.nightly),
+        pytest.param("qlora", 1, marks=pytest.mark.nightly),
+        ("qlora", 2),
+    ],
 )
 def test_a_run_that_goes_on_ends_as_an_undisturbed_one(
     trained: Any, tmp_path: Path, method: str, world: int
@@ -196,7 +203,7 @@ def test_a_run_that_goes_on_ends_as_an_undisturbed_one(
     ]
 
 
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_an_optimizer_in_the_backward_pass_trains_as_one_after_it_and_goes_on(
     tmp_path: Path, model: Path, data: Path, world: int
 ) -> None:
@@ -222,7 +229,14 @@ def test_an_optimizer_in_the_backward_pass_trains_as_one_after_it_and_goes_on(
     assert [(step.loss, step.lr) for step in rest] == [(step.loss, step.lr) for step in steps[3:]]
 
 
-@pytest.mark.parametrize("name", ["adamw8bit", "paged-adamw8bit", "paged-adamw"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("adamw8bit", marks=pytest.mark.nightly),
+        "paged-adamw8bit",
+        pytest.param("paged-adamw", marks=pytest.mark.nightly),
+    ],
+)
 def test_bitsandbytes_optimizers_learn_in_the_backward_pass_and_go_on(
     tmp_path: Path, model: Path, data: Path, name: str
 ) -> None:
@@ -328,12 +342,12 @@ def make_family(folder: Path, family: str) -> Path:
     ("family", "method"),
     [
         ("llama-3.1", "full"),
-        ("llama-3.2", "full"),
-        ("llama-3.2", "lora"),
+        pytest.param("llama-3.2", "full", marks=pytest.mark.nightly),
+        pytest.param("llama-3.2", "lora", marks=pytest.mark.nightly),
         ("llama-tied", "full"),
         ("mistral", "lora"),
         ("qwen2", "lora"),
-        ("qwen2-tied", "full"),
+        pytest.param("qwen2-tied", "full", marks=pytest.mark.nightly),
     ],
 )
 def test_a_family_is_computed_as_transformers_does_and_comes_back(
