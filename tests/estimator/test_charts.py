@@ -91,7 +91,6 @@ def test_a_screen_reader_gets_a_title_a_description_and_the_numbers() -> None:
     drawing = ET.fromstring(charts.svg(chart()))  # noqa: S314
     assert drawing.get("role") == "img"
     described = drawing.find(f"{SVG}desc")
-    assert described is not None
     assert described.text is not None
     assert "tp 1: needs 16.00 GiB, up to 20.00; shows 19.00" in described.text
     assert "a GPU has 18.00 GiB" in described.text

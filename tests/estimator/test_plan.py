@@ -94,5 +94,4 @@ def test_a_plan_that_an_earlier_version_has_pickled_tells_nothing_of_what_torch_
     object.__delattr__(memory, "outside_bytes")  # as pickle leaves a field that it has not got
     assert memory.counted("reserved") is None
     shown = memory.counted("device")
-    assert shown is not None
     assert shown.likely_bytes == memory.shows_bytes == sum(value for _, value in shown.categories)

@@ -84,7 +84,6 @@ class Flow:
         return self.end(timeout)
 
     def end(self, timeout: float = 800) -> int:
-        assert self.process is not None
         status = self.process.wait(timeout)
         assert left_behind(self.home) == []
         return status
@@ -138,7 +137,6 @@ class Flow:
             timeout=120,
         )
         data = re.search(r'__MF_DATA__\["[^"]+"\] = "([^"]+)"', shown.stdout)
-        assert data is not None
         return base64.b64decode(data[1]).decode()
 
 
@@ -228,7 +226,6 @@ def test_what_was_finished_before_kill_9_is_not_done_again(flow: Flow) -> None:
     assert sorted(flow.finished("answers")) == [str(shard) for shard in range(1, SHARDS + 1)]
 
     flow.wait_for(lambda: len(flow.finished("scores")) >= 2)
-    assert flow.process is not None
     doomed = left_behind(flow.home, wait_s=0)
     os.kill(flow.process.pid, signal.SIGKILL)
     psutil.wait_procs(doomed, timeout=30)

@@ -12,8 +12,6 @@ from tests.http_server import serving
 
 FILE = Path(__file__).parents[2] / ".ci" / "links.py"
 spec = importlib.util.spec_from_file_location("links", FILE)
-assert spec is not None
-assert spec.loader is not None
 script = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(script)
 

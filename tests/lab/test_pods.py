@@ -201,7 +201,6 @@ def test_all_of_it_dies_with_the_test_process(tmp_path: Path) -> None:
         [sys.executable, "-c", BED, str(tmp_path / "hub")], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )
     try:
-        assert test.stdout is not None
         line = test.stdout.readline()
         assert line.startswith("up")
         own = {process.pid for process in psutil.Process(test.pid).children(recursive=True)}

@@ -128,8 +128,6 @@ def test_both_models_are_measured_over_all_labels_and_answer(
     tmp_path: Path, base: Path, finetuned: Path
 ) -> None:
     result = evaluate(request(base, finetuned, hold_out(tmp_path / "data"), tmp_path / "work"))
-    assert result.base is not None
-    assert result.finetuned is not None
     assert result.base.loss == pytest.approx(loss_one_by_one(base), rel=1e-5)
     assert result.finetuned.loss == pytest.approx(loss_one_by_one(finetuned), rel=1e-5)
     assert result.base.rows == 6
@@ -148,8 +146,6 @@ def test_an_adapter_that_can_not_be_merged_is_measured_on_its_base(
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(base / name, adapter / name)
     result = evaluate(request(base, adapter, hold_out(tmp_path / "data"), tmp_path / "work"))
-    assert result.base is not None
-    assert result.finetuned is not None
     assert result.base.loss == pytest.approx(loss_one_by_one(base), rel=1e-5)
     assert result.finetuned.loss == pytest.approx(expected, rel=1e-5)
     assert abs(result.finetuned.loss - result.base.loss) > 1e-3

@@ -91,8 +91,6 @@ def test_text_encoders_that_are_trained_are_part_of_the_plan() -> None:
     ]
     assert plans[1].settings.method == "lora"
     alone, beside = (run.plan.prediction.memory for run in plans)
-    assert alone is not None
-    assert beside is not None
     texts = sum(count for name, count in find(TINY).frozen if name.startswith("text"))  # type: ignore[attr-defined]
     assert dict(beside.categories)["text encoders"] == 4 * texts
     assert dict(beside.categories)["adapters"] > dict(alone.categories)["adapters"]
@@ -104,8 +102,6 @@ def test_a_moving_average_is_part_of_the_plan() -> None:
         for decay in (None, 0.999)
     ]
     plain, averaged = (plan.prediction.memory for plan in plans)
-    assert plain is not None
-    assert averaged is not None
     added = dict(averaged.categories)["average of the weights"]
     assert added == 4 * find(TINY).parameters
     assert averaged.needs_bytes >= plain.needs_bytes + added

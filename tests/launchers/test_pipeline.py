@@ -60,7 +60,6 @@ def test_support_tickets_are_evaluated_by_their_test_split_and_other_data_as_the
 def test_both_splits_of_the_default_dataset_are_rows_of_the_task(tmp_path: Path, task: str) -> None:
     chosen = pipeline.resolve_auto(settings.build({"task": task}), find("tiny-llama"))
     train, held_out = pipeline.read_data(chosen, tmp_path)
-    assert held_out is not None
     assert len(train) > 10 * len(held_out) > 1000
     assert type(train[0]) is type(held_out[0])
 

@@ -130,7 +130,6 @@ def test_want_of_memory_is_known_by_what_torch_and_python_say(
     path = tmp_path / "rank-00000.json"
     path.write_text(json.dumps({"rank": 0, "at": 1.0, "message": message, "traceback": ""}))
     failure = Failure.of_rank(path, node=0, host="here")
-    assert failure is not None
     assert failure.out_of_memory is expected
     assert Failure.from_dict(failure.to_dict()) == failure
 

@@ -56,7 +56,6 @@ def test_speed_of_packed_rows_is_compared_and_of_others_only_told() -> None:
     packed = next(case for case in CASES if case.lengths == "fixed")
     plan = plan_of(packed, ON_GPUS, H200)
     predicted = plan.prediction.tokens_per_second
-    assert predicted is not None
     step = 4 * 2048 / predicted
     text = rendered(ran(packed, plan, step_seconds=2 * step), ran(CASES[0], plan_of(CASES[0], ON_GPUS, H200)))
     assert cells(text, "Speed", packed.name)[2] == "+100.0%"

@@ -54,8 +54,6 @@ def test_a_slower_barrier_is_worse() -> None:
     times = [dataclasses.replace(record, op="barrier", bytes=0, value=70e-6) for record in past(1, 1, 1)]
     slow = compare_with_past(times, HERE, "barrier", 0, 90e-6, less_is_better=True)
     fast = compare_with_past(times, HERE, "barrier", 0, 60e-6, less_is_better=True)
-    assert slow is not None
-    assert fast is not None
     assert (slow.verdict, fast.verdict) == ("FAIL", "PASS")
 
 
@@ -99,7 +97,6 @@ def test_steady_nights_on_another_level_are_the_new_baseline_either_way() -> Non
     for level in (446.0, 514.0):
         assert verdict(nights(*[480.0] * 10, *[level] * (STEADY_NIGHTS - 1)), 446) == "WARN"
         found = baseline(nights(*[480.0] * 10, *[level] * STEADY_NIGHTS))
-        assert found is not None
         assert (found.median, found.before, len(found.values)) == (level, 480.0, STEADY_NIGHTS)
     assert verdict(nights(*[480.0] * 10, *[446.0] * STEADY_NIGHTS), 446) == "PASS"
 

@@ -43,7 +43,6 @@ def test_a_test_of_several_gpus_is_one_finding_and_configuration_is_no_failure()
 
 def test_what_passed_is_counted_and_what_was_left_out_is_named() -> None:
     check = judge(deep(well(0, left_out=("nvlink",)), well(1))).check("dcgm")
-    assert check is not None
     assert check.verdict == "PASS"
     assert "2 tests passed, left out nvlink." in check.reason
 
@@ -51,7 +50,6 @@ def test_what_passed_is_counted_and_what_was_left_out_is_named() -> None:
 def test_no_answer_is_no_pass() -> None:
     result = judge(deep(well(0), well(1, passed=(), error="the diagnostic was ended after 880 s")))
     check = result.check("dcgm")
-    assert check is not None
     assert check.verdict == "NO-VERDICT"
     assert "host-1: the diagnostic was ended after 880 s" in check.reason
     assert verdict_of(judge(deep(well(0, passed=(), left_out=("memory",)), well(1))), "dcgm") == "NO-VERDICT"

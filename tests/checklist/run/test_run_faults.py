@@ -95,7 +95,6 @@ def test_a_slow_host_is_named(tmp_path: Path) -> None:
     result = measured(tmp_path, 4, lambda made: made.slow(2, "50mbit"), *NETWORK)
 
     assert result.bad_nodes == ("h2",)
-    assert result.diagnosis is not None
     assert [fault.kind for fault in result.diagnosis.with_status("confirmed")] == ["node"]
 
 
@@ -113,7 +112,6 @@ def test_a_host_that_is_slow_in_one_direction_is_named_with_the_direction(
     result = measured(tmp_path, 4, fault, *NETWORK)
 
     assert result.bad_nodes == ("h2",)
-    assert result.diagnosis is not None
     assert [fault.kind for fault in result.diagnosis.with_status("confirmed")] == [kind]
 
 
@@ -191,9 +189,7 @@ def test_a_cut_pair_is_named_by_the_mesh_in_seconds_and_no_collective_hangs_on_i
     assert {(probe.src, probe.dst) for probe in probes if not probe.connected} == {(1, 3), (3, 1)}
     assert named(result, "mesh") == {"h1", "h3"}
     mesh, world = result.measurements.phase("mesh"), result.measurements.phase("world")
-    assert mesh is not None
     assert mesh.seconds < 60
-    assert world is not None
     assert world.status == "skipped"
     assert "hang" in (world.reason or "")
 

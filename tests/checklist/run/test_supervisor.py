@@ -214,7 +214,6 @@ def test_every_node_gets_the_condensed_form_of_a_large_run_and_rank_0_has_it_who
             assert end.status == 1
             assert len(told.probes) < 0.2 * MOST_PROBES
             assert [(one.src, one.dst) for one in told.probes if not one.connected] == [(7, 9)]
-        assert conductor.measured is not None
         assert len(conductor.measured.probes) == len(probes)
     finally:
         for link in links:
@@ -314,7 +313,6 @@ def test_a_run_with_a_rank_that_never_comes_ends_and_says_so(monkeypatch: pytest
     assert [fact.rank for fact in measured.facts] == [0]
     assert any("Rank 1 did not come within" in note for note in measured.notes)
     world = measured.phase("world")
-    assert world is not None
     assert (world.status, world.reason) == ("skipped", "1 of 2 ranks are not there")
 
 
@@ -355,7 +353,6 @@ def test_the_launchers_variables_say_where_a_process_stands(
     variables: dict[str, str], expected: tuple[object, ...]
 ) -> None:
     found = from_environment(variables)
-    assert found is not None
     assert (found.ranks, found.local_ranks, found.world, found.node, found.nodes, found.host) == expected
 
 
@@ -369,10 +366,8 @@ def test_a_rank_outside_the_world_is_refused_in_words() -> None:
 def test_the_control_ports_are_beside_the_launchers_or_where_they_are_put() -> None:
     rank = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "29600"}
     found = from_environment(rank)
-    assert found is not None
     assert found.ports == tuple(range(29_617, 29_625))
     found = from_environment({**rank, "CHECKLIST_PORT": "4000"})
-    assert found is not None
     assert found.ports == tuple(range(4000, 4008))
     for odd in ("80", "65535"):
         with pytest.raises(UserError, match=f"CHECKLIST_PORT={odd} is not possible"):

@@ -83,7 +83,6 @@ def started(decorator: Any, attempt: int) -> Any:
 
 def other(launched: Plan) -> NextPlan:
     following = after_out_of_memory(launched, JOB, attempt=0)
-    assert following is not None
     assert following.needs_other_machine
     return following
 

@@ -12,7 +12,6 @@ from tests.decorators.profile.states import STARTED, make_state
 
 
 def rows_of(state: CardState) -> dict[str, tuple[str, str]]:
-    assert state.plan is not None
     found = memory.memory_rows(
         state.plan.prediction.memory, state.measured, on_gpu=state.plan.layout.device == "cuda"
     )
@@ -83,7 +82,6 @@ def test_memory_over_time_is_nvmls_else_torchs_else_resident() -> None:
 def test_memory_over_time_is_drawn_before_the_range_of_its_counter() -> None:
     for nvml, band in ((True, (34, 40)), (False, (33, 39))):
         spec = memory.memory_over_time(make_state(nvml=nvml))
-        assert spec is not None
         (drawn,) = spec["layer"][0]["data"]["values"]
         assert (drawn["low"], drawn["high"]) == band
 

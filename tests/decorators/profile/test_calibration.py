@@ -41,7 +41,6 @@ def test_a_gpus_process_is_what_nvml_saw_beyond_what_was_there_before() -> None:
 
 def test_without_nvml_what_is_predicted_to_lie_outside_is_added_to_torchs_reserve() -> None:
     plan, measured = pair(nvml=False)
-    assert measured.memory_peak is not None
     assert measured.memory_peak.counter == "reserved"
     memory = plan.prediction.memory
     first = dataclasses.replace(memory, outside_bytes=2 * GIB)
@@ -67,7 +66,6 @@ def test_a_run_that_shows_just_what_was_predicted_corrects_nothing_by_any_counte
         ranks = tuple(dataclasses.replace(rank, reserved_peak_bytes=shown - GIB) for rank in measured.ranks)
         gpus = tuple(dataclasses.replace(gpu, peak_used_bytes=shown + GIB // 2) for gpu in measured.gpus)
         found = record(plan, dataclasses.replace(measured, ranks=ranks, gpus=gpus))
-        assert found is not None
         assert found.ratio == 1.0
 
 
@@ -75,14 +73,12 @@ def test_a_device_on_which_nvml_saw_less_than_torch_reserved_is_not_believed() -
     plan, measured = pair()
     gpus = tuple(dataclasses.replace(gpu, peak_used_bytes=GIB) for gpu in measured.gpus)
     peak = comparable_peak(plan, dataclasses.replace(measured, gpus=gpus))
-    assert peak is not None
     assert peak[1].startswith("reserved")
 
 
 def test_on_a_cpu_it_is_resident_memory() -> None:
     plan, measured = pair(on_gpus=False)
     found = record(plan, measured)
-    assert found is not None
     assert (found.gpu, found.measured_kind) == ("cpu", "resident")
     assert found.measured_bytes == max(rank.rss_peak_bytes or 0 for rank in measured.ranks)
     assert found.reserved_bytes is found.allocated_bytes is None
@@ -90,10 +86,7 @@ def test_on_a_cpu_it_is_resident_memory() -> None:
 
 def test_the_record_has_the_gpu_tables_name_and_torchs_own_figures() -> None:
     found = record(*pair())
-    assert found is not None
     assert found.gpu == "A100-80GB" or "A100" in found.gpu
-    assert found.reserved_bytes is not None
-    assert found.allocated_bytes is not None
     assert found.allocated_bytes < found.reserved_bytes < found.measured_bytes
     assert found.torch
     assert "8 processes, fsdp, micro batch 1 x 1, 2048 tokens, bf16, adamw" in found.setup
@@ -106,7 +99,6 @@ def test_what_is_kept_is_the_prediction_before_its_correction() -> None:
         with_memory(plan, categories=(("weights", 50 * GIB),), shows_bytes=60 * GIB, uncorrected=first),
         measured,
     )
-    assert found is not None
     assert (found.predicted_bytes, found.predicted_upper_bytes) == (first.shows_bytes, first.shows_range[1])
     assert found.predicted_live_bytes == first.live_bytes
     assert found.predicted_categories == first.categories
@@ -132,7 +124,6 @@ def test_other_nodes_and_runs_too_short_to_peak_leave_no_record() -> None:
 def test_a_record_names_no_folder_of_the_users(model: str, kept: str) -> None:
     plan, measured = pair()
     found = record(dataclasses.replace(plan, model=model), measured)
-    assert found is not None
     assert found.model == kept
     assert "node-0" not in found.to_json()
 
@@ -142,7 +133,6 @@ def test_a_store_that_can_not_be_written_costs_one_line_and_no_run(
 ) -> None:
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     line = keep(*pair(), run="F/1/train/2", in_container=False)
-    assert line is not None
     assert line.startswith("calibration: this run could not be kept: IsADirectoryError")
     assert "\n" not in line
 

@@ -39,7 +39,6 @@ def test_the_card_of_either_node_says_what_terminal_and_trackers_say(node: int) 
     shown = Meter(plan, [400]).add(steps[0])
     history = History(plan=plan, tokens_of_steps=[400])
     history.add(steps[node])
-    assert shown is not None
     assert shown.tokens_per_second == 400
     assert history.steps()[0].tokens_per_second == history.tokens_per_second() == 400
     assert summarise([shown]).tokens_per_second == 400
@@ -89,14 +88,12 @@ def test_the_phase_is_that_of_the_slowest_rank() -> None:
     history = History(plan=None)
     history.add(Phase(rank=0, name="train", at=2.0))
     history.add(Phase(rank=1, name="load", at=1.0))
-    assert history.phase is not None
     assert history.phase.name == "load"
 
 
 def test_evaluations_are_known_once_and_their_time_is_left_too() -> None:
     history = _history()
     before = history.eta_seconds()
-    assert before is not None
     trained = sum(row.dt for row in history.steps())
     for rank in range(8):
         history.add(Evaluated(rank=rank, step=10, done=4, rows=9, seconds=1.0))  # under way

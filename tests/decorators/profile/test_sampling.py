@@ -39,7 +39,6 @@ DETACHED = (
 
 def _start(*words: str) -> subprocess.Popen[bytes]:
     process = subprocess.Popen([sys.executable, "-c", *words], stdout=subprocess.PIPE)
-    assert process.stdout is not None
     process.stdout.readline()
     return process
 
@@ -68,7 +67,6 @@ def test_memory_of_grandchildren_in_sessions_of_their_own_is_seen() -> None:
     before = tree.sample()
     child = subprocess.Popen([sys.executable, "-c", DETACHED, HOLD], stdout=subprocess.PIPE)
     try:
-        assert child.stdout is not None
         child.stdout.readline()
         assert tree.sample() - before > 110 * MIB
     finally:
@@ -81,7 +79,6 @@ def test_another_nodes_task_is_left_out_with_its_children() -> None:
         [sys.executable, "-c", DETACHED, HOLD, "--ubf-context", "ubf_task"], stdout=subprocess.PIPE
     )
     try:
-        assert child.stdout is not None
         child.stdout.readline()
         assert everything.sample() - own.sample() > 110 * MIB
     finally:

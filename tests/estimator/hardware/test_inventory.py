@@ -41,7 +41,6 @@ def test_nodes_with_as_much_free_are_a_group_and_daemon_pods_are_left_their_part
     found = {nodes.free_gpus: nodes for nodes in offers(state(*nodes, usage=busy)).nodes}
     assert {free: group.count for free, group in found.items()} == {0: 1, 5: 1, 8: 2}
     idle = found[8].free
-    assert idle is not None
     assert idle.cpu == pytest.approx(191.45 - 2)  # the fullest of the two; the other keeps 0.4 for daemons
     assert found[5].holders == ("team/train",)
 

@@ -13,7 +13,7 @@ from benchmarks.estimators import nanotron_bytes
 from estimator import hardware, memory
 from estimator.models import PROJECTIONS, find
 from estimator.plan import GIB, MIB
-from estimator.setup import Fp8, Precision, Setup
+from estimator.setup import Precision, Setup
 
 # Beside its weights, Transformers of that time kept a causal mask of 8,192 x 8,192 fp32 values in Llama 3;
 # AutoModel, which the tool loads, has no output head.
@@ -74,24 +74,6 @@ def test_the_tables_highest_16_bit_line_is_training_wholly_in_bf16(model: str) -
     """826 MB and 56.43 GB are 8 bytes a parameter: weights, gradients and both moments in bf16."""
     found = states(Setup(model=find(model), precision="bf16", engine="torchtune"))
     assert sum(found.values()) == 8 * find(model).parameters
-
-
-@pytest.mark.parametrize(
-    ("level", "weights", "master", "gradients", "optimizer"),
-    [("te", 4, 0, 4, 8), ("msamp-o1", 2, 0, 1, 8), ("msamp-o2", 2, 0, 1, 3), ("msamp-o3", 1, 2, 1, 3)],
-)
-def test_fp8_levels_hold_the_bytes_that_ms_amp_lists(
-    level: Fp8, weights: int, master: int, gradients: int, optimizer: int
-) -> None:
-    """MS-AMP's chart, as Accelerate prints it (concept_guides/low_precision_training).
-
-    Its bytes are those of the linear layers, which are all but a few per cent of a model without a large
-    vocabulary: Llama 2 7B. TransformerEngine multiplies in FP8 and keeps everything in fp32.
-    """
-    model = find("llama-2-7b")
-    found = states(Setup(model=model, precision="bf16-autocast", fp8=level, engine="transformers"))
-    listed = weights + master + gradients + optimizer
-    assert sum(found.values()) / model.parameters == pytest.approx(listed, rel=0.05)
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -358,7 +358,6 @@ def test_it_accepts_again_after_more_half_open_connections_than_descriptors(
         )
     half_open = []
     try:
-        assert process.stdout is not None
         assert process.stdout.readline() == b"listens\n"
         for _ in range(connections):
             sock = socket.socket()

@@ -211,7 +211,6 @@ def test_a_run_outlives_its_shell_but_its_ranks_not_the_run(tmp_path: Path, data
         # also where these tests run under nohup, which leaves it ignored
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
     )
-    assert shell.stdout is not None
     launcher = int(shell.stdout.readline())
 
     def wait_for(what: Callable[[], object], limit_s: float) -> None:

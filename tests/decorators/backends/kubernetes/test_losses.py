@@ -117,6 +117,5 @@ def test_what_was_taken_away_is_told_from_what_failed(
     if lost is None:
         assert found is None
     else:
-        assert found is not None
         assert len(found.lines) == len(lost)
         assert set(lost) == {line if line in lost else line.partition(" on ")[0] for line in found.lines}

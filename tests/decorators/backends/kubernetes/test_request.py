@@ -37,8 +37,6 @@ def test_every_field_of_a_plan_is_asked_for(model: str, method: str, gpu: str, n
     request = made.request
     asked = _values(request)
     machine = hardware.instance(request.instance_type or "")
-    assert machine.vcpu is not None
-    assert machine.ram_bytes is not None
 
     assert set(asked.resources) == {"cpu", "memory", "disk", "shared_memory", "gpu"}
     assert asked.resources["gpu"] == request.gpus_per_node
