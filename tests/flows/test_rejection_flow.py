@@ -264,8 +264,6 @@ def test_answers_that_vllm_draws_by_another_python_are_kept_by_score_and_compare
     ("arguments", "words"),
     [
         (["--score=functions.py:nan"], "Scoring function functions.py:nan returned nan"),
-        (["--score=functions.py:slow", "--answers=1"], "one answer leaves nothing to choose from"),
-        ([], "Nothing says how answers are scored."),
     ],
 )
 def test_a_mistake_is_named_before_the_run(flow: Flow, arguments: list[str], words: str) -> None:

@@ -61,18 +61,6 @@ class TestPrepare:
         assert prepare(some(rows), model, settings, 128, tmp_path).total_steps == steps
         assert len(Prepared(tmp_path).order) == steps * batch
 
-    def test_fewer_steps_are_the_beginning_of_more_steps(self, model: Path, tmp_path: Path) -> None:
-        for name, steps in {"few": 3, "many": 9}.items():
-            prepare(
-                some(12),
-                model,
-                build({"global_batch_size": 4, "epochs": 3, "max_steps": steps}),
-                128,
-                tmp_path / name,
-            )
-        few, many = Prepared(tmp_path / "few").order, Prepared(tmp_path / "many").order
-        assert few.tolist() == many[: len(few)].tolist()
-
     def test_fewer_rows_than_a_batch_are_refused_with_both_numbers(self, model: Path, tmp_path: Path) -> None:
         with pytest.raises(UserError, match="global_batch_size 8 is more than the 5 rows") as error:
             prepare(some(5), model, build({"global_batch_size": 8, "epochs": 9}), 128, tmp_path)
@@ -270,14 +258,6 @@ class TestPlainText:
         [question] = map(json.loads, (tmp_path / "heldout.jsonl").read_text().splitlines())
         assert question["prompt"].startswith("<|begin_of_text|>")
 
-    def test_of_many_documents_whole_ones_are_held_out(self) -> None:
-        documents = [Conversation(text=f"document {n:02}") for n in range(40)]
-        train, held_out = split(documents, build({"task": "pretrain"}))
-        assert (len(train), len(held_out)) == (38, 2)
-        assert {row.text for row in (*train, *held_out)} == {row.text for row in documents}
-        again = split(documents, build({"task": "pretrain"}))
-        assert list(map(list, again)) == [list(train), list(held_out)]
-
     @given(
         lengths=st.lists(st.integers(1, 400) | st.just(20_000), min_size=1, max_size=60),
         fraction=st.floats(0.01, 0.5),
@@ -344,10 +324,6 @@ class TestPacking:
 
         assert documents(tmp_path / "packed") == documents(tmp_path / "plain")
         assert all(labels[0] == IGNORE for _, labels in documents(tmp_path / "packed"))
-
-    def test_too_few_packed_sequences_for_a_batch_say_so(self, model: Path, tmp_path: Path) -> None:
-        with pytest.raises(UserError, match="global_batch_size 8 is more than the 1 sequences after packing"):
-            prepare(some(10), model, build({"global_batch_size": 8, "packing": True}), 2048, tmp_path)
 
 
 class TestHeldOut:
