@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import silences
-from benchmarks.silences import Silence, listen, text
+from benchmarks.silences import listen
 
 COMMAND = """#!/bin/sh
 echo '2026-11-25 12:00:00.000 [1/start/1 (pid 7)] begins'
@@ -41,14 +41,3 @@ def test_what_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(silences, "LIMIT_S", 0.5)
     with pytest.raises(TimeoutError, match="sft has not ended within 0 s; last said: begins"):
         listen("sft", ("run",), tmp_path)
-
-
-def test_the_page_has_a_row_for_each_flow_and_no_path_of_this_machine() -> None:
-    rows = [
-        Silence(flow=flow, status=0, seconds=60, longest_seconds=4.2, after="a | b")
-        for flow in silences.FLOWS
-    ]
-    page = text("on a machine", rows)
-    assert page.count("| 0 | 60 | 4.2 | a / b |") == len(silences.FLOWS)
-    assert "--score examples/short_answers.py:short_answers" in page
-    assert str(silences.ROOT) not in page

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import time
 
 from checklist import past_runs, result
 from checklist.condensed import MOST_FIGURES, condensed_run
@@ -72,10 +71,3 @@ def test_a_small_run_is_kept_whole() -> None:
 def test_what_other_nodes_hear_of_a_large_run_that_is_judged_is_far_less() -> None:
     sizes = [len(json.dumps(dataclasses.asdict(run))) for run in (RUN, condensed_run(RUN))]
     assert sizes[1] < sizes[0] / 2
-
-
-def test_judging_256_machines_takes_seconds_and_not_minutes() -> None:
-    run = gpu_run(256)
-    start = time.process_time()
-    assert judge(run).verdict == "PASS"
-    assert time.process_time() - start < 5  # 0.6 s where this was written, 58 s when it was cubic

@@ -333,9 +333,3 @@ def render_component(name: str) -> tuple[Json, ...]:
     return tuple(
         item for file in listed["resources"] for item in yaml.safe_load_all((folder / file).read_text())
     )
-
-
-def test_the_readme_lists_every_folder() -> None:
-    text = (KUBERNETES / "README.md").read_text()
-    for folder in (KUBERNETES / "components").iterdir():
-        assert f"`components/{folder.name}`" in text

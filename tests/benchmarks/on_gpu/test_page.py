@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from benchmarks.on_gpu import cases, page
-from benchmarks.on_gpu.cases import ON_CPU, ON_GPUS
+from benchmarks.on_gpu.cases import ON_GPUS
 from benchmarks.on_gpu.checks import Checked
 from benchmarks.on_gpu.one_run import Outcome
 from benchmarks.on_gpu.page import Heading
 from benchmarks.on_gpu.search import Found
 from benchmarks.on_gpu.session import Measured
-from estimator.job import Machine
 from estimator.plan import GIB
 from tests.benchmarks.on_gpu.machines import H200, plan_of, ran
 
@@ -62,20 +61,6 @@ def test_speed_of_packed_rows_is_compared_and_of_others_only_told() -> None:
     assert cells(text, "Speed", CASES[0].name)[:3] == ["", "1,000", ""]
 
 
-def test_nvml_stands_beside_torchs_counters() -> None:
-    case = CASES[0]
-    measured = ran(
-        case, plan_of(case, ON_GPUS, H200), device_bytes=30 * GIB, reserved_bytes=29 * GIB, samples=41
-    )
-    assert cells(rendered(measured), "NVML beside torch's counters", case.name) == [
-        "30.00",
-        "29.00",
-        "1.00",
-        "0.00",
-        "41",
-    ]
-
-
 def test_a_peak_that_nvml_missed_is_left_out_with_its_reason() -> None:
     case = CASES[0]
     measured = ran(
@@ -90,31 +75,3 @@ def test_a_peak_that_nvml_missed_is_left_out_with_its_reason() -> None:
     assert cells(text, "NVML beside torch's counters", case.name) == ["", "29.00", "", "0.00", "6"]
     assert "below what torch reserved in the same run" in text
     assert f"- {case.name}: 0.50 GiB seen in 6 looks, 29.00 GiB reserved" in text
-
-
-def test_what_ran_out_of_memory_or_was_left_out_is_named_with_its_reason() -> None:
-    full, late, refused = CASES[1], CASES[2], CASES[5]
-    outcome = Outcome(
-        ended="out of memory", plan=plan_of(full, ON_GPUS, H200).to_json(), device_total_bytes=140 * GIB
-    )
-    text = rendered(
-        Measured(case=full, outcome=outcome),
-        Measured(case=late, left_out="no time was left to run it"),
-        Measured(case=refused, left_out="qlora: not here"),
-    )
-    needs = plan_of(full, ON_GPUS, H200).prediction.memory.needs_bytes / GIB
-    assert f"- {full.name}: predicted to need {needs:.1f} GiB of 140.0" in text
-    assert f"no time was left to run it:\n\n- {late.name}" in text
-    assert f"qlora: not here:\n\n- {refused.name}" in text
-    assert "## Memory of one process" not in text
-    assert "python -m checklist`: no answer: it had not ended after 240 s." in text
-
-
-def test_on_a_cpu_the_page_says_what_it_is_good_for() -> None:
-    alone = Machine(cpu_cores=2, ram_bytes=2**34, disk_free_bytes=2**40)
-    case = cases.in_order(ON_CPU, alone)[1]
-    none = dict.fromkeys(("live_bytes", "reserved_bytes", "device_bytes"))
-    text = rendered(ran(case, plan_of(case, ON_CPU, alone), **none), scale=ON_CPU)
-    assert "say nothing of GPUs" in " ".join(text.split())
-    assert "NVML" not in text
-    assert cells(text, "Memory of one process", case.name)[4] == "2.00"

@@ -43,7 +43,6 @@ def test_a_run_that_was_stored_twice_counts_once(tmp_path: Path) -> None:
         (finished().to_json().replace('"run":', '"other":'), "unknown fields: other"),
         (finished().to_json().replace(str(22 * GIB), "-5"), "measured_bytes = -5"),
         (finished().to_json().replace(str(22 * GIB), str(500 * GIB)), "10 times apart"),
-        ("\ufffd\ufffd", "not JSON"),
     ],
 )
 def test_a_damaged_line_is_told_and_left_out(tmp_path: Path, line: str, complaint: str) -> None:

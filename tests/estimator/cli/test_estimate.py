@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -94,10 +92,6 @@ def test_a_table_of_ones_own_is_used(tmp_path: Path) -> None:
     assert found["memory"]["capacity_bytes"] == pytest.approx(48e9, rel=0.08)
 
 
-def test_bert_is_estimated_too() -> None:
-    assert answer("--model", "bert-base", "--seq-len", "512")["memory"]["needs_bytes"] > 0
-
-
 WRONG: list[tuple[list[str], str]] = [
     (["--model", "lama-8b"], "There is no model 'lama-8b'"),
     (["--model", "no/such-model"], "neither in the model table nor in the local cache"),
@@ -141,40 +135,6 @@ def test_a_wrong_value_is_named_in_one_clear_line(words: list[str], line: str) -
     assert done.stdout == ""
 
 
-def test_a_table_with_a_wrong_unit_is_named_by_its_cell(tmp_path: Path) -> None:
-    table = tmp_path / "mine.csv"
-    table.write_text("gpu,vendor,vram_GB\nMyGPU,nvidia,49152\n")
-    done = run("--model", "llama-8b", "--gpu", "MyGPU", "--hardware", str(table))
-    assert done.exit_code == 2
-    assert "49152" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("change", "line"),
-    [
-        ({"hidden_size": None}, "has no hidden_size"),
-        ({"num_key_value_heads": 5}, "32 attention heads can't be shared by 5"),
-    ],
-)
-def test_a_config_json_that_lacks_or_contradicts_is_named(
-    tmp_path: Path, change: dict[str, Any], line: str
-) -> None:
-    config = {
-        "model_type": "llama",
-        "hidden_size": 4096,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "num_hidden_layers": 4,
-        "intermediate_size": 8192,
-        "vocab_size": 1000,
-        "max_position_embeddings": 2048,
-    } | change
-    (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
-    done = run("--model", str(tmp_path))
-    assert done.exit_code == 2
-    assert line in done.stderr
-
-
 def test_finished_runs_correct_the_estimate_and_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,17 +166,6 @@ def test_finished_runs_correct_the_estimate_and_are_named(
     assert after["calibration"]["runs"] == 3
     assert "calibrated on 3 runs: x1.06" in run(*words).output
     assert answer(*words, "--no-calibration") == before
-
-
-def test_a_damaged_line_of_the_store_is_told_beside_the_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(calibration.VARIABLE, str(tmp_path / "runs.jsonl"))
-    (tmp_path / "runs.jsonl").write_text("half a li\n")
-    done = run("--model", "llama-8b", "--json")
-    assert done.exit_code == 0
-    assert "line 1, is left out" in done.stderr
-    assert json.loads(done.stdout)["calibration"] is None
 
 
 def test_a_gpu_count_below_one_is_refused_before_anything_else() -> None:

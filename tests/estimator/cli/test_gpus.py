@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from estimator import hardware
 from estimator.cli.gpus import gpus
 from estimator.errors import UserError
-from estimator.hardware import inventory, price_cache, report
+from estimator.hardware import inventory, report
 from estimator.hardware import refresh as refreshing
 from estimator.hardware.cluster_nodes import Node
 from estimator.hardware.inventory import ClusterState
@@ -189,15 +189,6 @@ def test_refreshed_prices_are_shown_at_once_and_what_happened_on_stderr(
     assert record["refreshed"] == result.stderr.splitlines()
     item = next(item for item in record["instances"] if item["name"] == "g6.xlarge")
     assert (item["on_demand_usd_per_hour"], item["price_age_days"], item["price_source"]) == (0.7, 2, "API")
-
-
-def test_a_damaged_cache_is_told_on_stderr() -> None:
-    file = price_cache.path()
-    file.parent.mkdir(parents=True)
-    file.write_text("rubbish\n")
-    result = run("--gpu", "l4")
-    assert result.exit_code == 0
-    assert "refreshed prices are not used" in result.stderr
 
 
 def test_a_clusters_nodes_are_shown_instead_of_the_clouds_machines(monkeypatch: pytest.MonkeyPatch) -> None:

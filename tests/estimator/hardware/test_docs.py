@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from estimator import hardware
 from estimator.cli.gpus import gpus
 from estimator.errors import UserError
-from estimator.hardware import cluster_nodes, from_cluster, inventory
+from estimator.hardware import cluster_nodes, inventory
 from estimator.hardware import refresh as refreshing
 
 PAGE = Path(__file__).parents[3] / "docs" / "hardware.md"
@@ -72,15 +72,3 @@ def test_the_pages_message_is_that_of_the_code(monkeypatch: pytest.MonkeyPatch) 
         hardware.catalogue(Path("my.csv"))
     assert f"{caught.value}\n" in blocks("text")
     assert f"{cluster_nodes.RULE}\n" in blocks("text")
-
-
-def test_the_pages_limit_and_labels_are_those_of_the_code() -> None:
-    text = PAGE.read_text()
-    assert f"in {refreshing.LIMIT_S:g} s at most" in text
-    for label in (
-        from_cluster.PRODUCT,
-        from_cluster.GKE,
-        from_cluster.KARPENTER_NAME,
-        from_cluster.INSTANCE_TYPE,
-    ):
-        assert f"`{label}`" in text

@@ -66,12 +66,9 @@ def status(folder: Path, *arguments: str, limit_s: float = 500) -> int:
     ("arguments", "line"),
     [
         (("--set", "modle=x"), "there is no `modle`"),
-        (("--settings", "none.yaml"), "--settings none.yaml can't be read"),
         (("--set", "model=llama-70b"), "too many to train on CPUs"),
-        (("--set", "dataset=none.jsonl"), "none.jsonl"),
         (("--engine", "deepspeed"), "Did you mean --set engine=...?"),
         (("--batch-size=8",), "Did you mean --set global_batch_size=...?"),
-        (("--lora-rank", "8"), "Did you mean --set lora.rank=...?"),
     ],
 )
 def test_a_mistake_has_a_status_of_its_own_and_two_lines(

@@ -63,7 +63,6 @@ def pod_of(facts: ClusterFacts, request: Request = TWO, *, on_fabric: bool = Tru
         (INFINIBAND, "infiniband", {"rdma/hca_shared_devices_a": "1", "rdma/hca_shared_devices_b": "1"}),
         (ROCE, "roce", {"nvidia.com/sriov_rdma": "8"}),
         (A3_HIGH, "tcpx", {}),
-        (A3_ULTRA, "roce", {}),
         (ClusterFacts(efa=0, devices=(GPUS,)), None, {}),
         (
             ClusterFacts(efa=0, devices=(GPUS, ("nvidia.com/sriov_rdma", 8))),

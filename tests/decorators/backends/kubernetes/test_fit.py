@@ -133,10 +133,6 @@ def test_a_resource_of_the_users_own_has_to_be_there() -> None:
     ("taint", "expected"),
     [
         ("nvidia.com/gpu:NoSchedule", Toleration(key="nvidia.com/gpu", effect="NoSchedule")),
-        (
-            "nvidia.com/gpu=present:NoSchedule",
-            Toleration(key="nvidia.com/gpu", value="present", effect="NoSchedule"),
-        ),
         ("sku=gpu:NoSchedule", Toleration(key="sku", value="gpu", effect="NoSchedule")),
         ("dedicated=gpu-pool:NoExecute", Toleration(key="dedicated", value="gpu-pool", effect="NoExecute")),
         ("dedicated=team-b:NoSchedule", None),
@@ -144,7 +140,6 @@ def test_a_resource_of_the_users_own_has_to_be_there() -> None:
             "example.com/accelerator:NoSchedule",
             Toleration(key="example.com/accelerator", effect="NoSchedule"),
         ),
-        ("sku=cpu:NoSchedule", None),
         ("training-checklist/unfit:NoSchedule", None),
     ],
 )

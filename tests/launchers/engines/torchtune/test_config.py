@@ -29,10 +29,7 @@ def reason(model: str = "llama-8b", **settings: Any) -> str | None:
     [
         "tiny-llama",
         "llama-8b",
-        "llama-70b",
         "llama-3.2-1b",
-        "llama-3.2-3b",
-        "llama-2-7b",
         "mistral-8b",
         "codestral",
     ],
