@@ -134,10 +134,6 @@ def test_a_figure_is_only_shown_beside_runs_of_the_same_setting() -> None:
     assert figure_histories((now,), [other]) == []
 
 
-def test_without_a_past_the_card_says_so() -> None:
-    assert "This is the first run on this cluster" in _text(draw(_slow_run(2), (), "c"))
-
-
 @pytest.mark.parametrize(
     ("size_bytes", "told"), [(8, "8 B"), (4096, "4 KiB"), (3 * 2**19, "1.5 MiB"), (4 * GIB, "4 GiB")]
 )

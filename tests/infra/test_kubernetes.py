@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from estimator import hardware
 from estimator.hardware import cluster_tables
 from tests.checklist.runs import gpu_run
 from tests.infra.manifests import KUBERNETES, Json, everything, needs_kubectl, of_kind, queues, render
-from tests.lab.pod_spec import quantity
 
 pytestmark = needs_kubectl
 CUSTOM = {"ClusterQueue", "LocalQueue", "ResourceFlavor", "WorkloadPriorityClass", "PrometheusRule"}
@@ -119,34 +117,6 @@ def test_each_queue_gives_the_nodes_of_its_gpu(objects: tuple[Json, ...]) -> Non
         product = flavors[gpu]["nodeLabels"]["nvidia.com/gpu.product"]
         assert labels[hardware.current().gpu(product).name] == product
         assert all(part in product.lower() for part in name.removeprefix("finetune-").split("-"))
-
-
-def test_the_teams_of_the_example_have_all_that_its_cluster_has_in_one_cohort() -> None:
-    def quotas(*queues: Json) -> Counter[tuple[str, str]]:
-        found: Counter[tuple[str, str]] = Counter()
-        for queue in queues:
-            for flavor in queue["spec"]["resourceGroups"][0]["flavors"]:
-                for item in flavor["resources"]:
-                    found[flavor["name"], item["name"]] += quantity(str(item["nominalQuota"]))
-        return found
-
-    objects = render(KUBERNETES / "examples" / "two-teams")
-    by_name = {queue["metadata"]["name"]: queue for queue in of_kind(objects, "ClusterQueue")}
-    assert set(by_name) == {"finetune-h100", "research-h100", "product-h100"}
-    (whole,) = of_kind(render(KUBERNETES / "examples" / "eks-h100"), "ClusterQueue")
-    assert quotas(*by_name.values()) == quotas(whole)
-    assert not any(quotas(by_name["finetune-h100"]).values())  # what it has it borrows
-    assert {queue["spec"]["cohortName"] for queue in by_name.values()} == {"h100"}
-    groups = [queue["spec"]["resourceGroups"] for queue in by_name.values()]
-    assert len({tuple(group["coveredResources"]) for (group,) in groups}) == 1
-    flavors = {item["metadata"]["name"] for item in of_kind(objects, "ResourceFlavor")}
-    local = {item["metadata"]["name"]: item for item in of_kind(objects, "LocalQueue")}
-    for team in ("research", "product"):
-        spec = by_name[f"{team}-h100"]["spec"]
-        assert spec["preemption"]["reclaimWithinCohort"] == "Any"
-        assert {flavor["name"] for flavor in spec["resourceGroups"][0]["flavors"]} == flavors
-        assert local[f"{team}-h100"]["metadata"]["namespace"] == "finetune"
-        assert local[f"{team}-h100"]["spec"]["clusterQueue"] == f"{team}-h100"
 
 
 def test_the_priorities_of_queue_and_pods_are_the_same(objects: tuple[Json, ...]) -> None:
@@ -313,23 +283,3 @@ def _selected(labels: dict[str, str], selector: str) -> bool:
         if not re.fullmatch(pattern, labels.get(label, "")):
             return False
     return True
-
-
-def test_versions_of_what_is_installed_beforehand_are_said_once() -> None:
-    """The chart's and plugin's versions in comments and manifests are those of the table."""
-    table = (KUBERNETES / "README.md").read_text()
-    for name in ("gpu-operator", "nvidia-device-plugin"):
-        text = (KUBERNETES / "values" / f"{name}.yaml").read_text()
-        (version,) = re.findall(r"--version (\S+)", text)
-        assert f"| {version} | chart `{name}`" in table
-    (daemons,) = of_kind(render_component("efa-device-plugin"), "DaemonSet")
-    image = daemons["spec"]["template"]["spec"]["containers"][0]["image"]
-    assert f"| EFA device plugin | {image.rpartition(':')[2]} |" in table
-
-
-def render_component(name: str) -> tuple[Json, ...]:
-    folder = KUBERNETES / "components" / name
-    listed = yaml.safe_load((folder / "kustomization.yaml").read_text())
-    return tuple(
-        item for file in listed["resources"] for item in yaml.safe_load_all((folder / file).read_text())
-    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 import shutil
 import signal
@@ -311,12 +310,3 @@ def test_prompts_of_different_lengths_are_answered_together_as_each_is_alone(bas
     prompts = ["Return", "What does the function json.loads do in Python?", "Open a file", "x " * 200]
     together = _answers(model, base, prompts, 8)
     assert together == [_answers(model, base, [prompt], 8)[0] for prompt in prompts]
-
-
-def test_a_hopeless_loss_has_an_infinite_perplexity() -> None:
-    assert Score(loss=1e6, labels=1, rows=1).perplexity == math.inf
-
-
-def test_a_negative_count_is_refused() -> None:
-    with pytest.raises(ValueError, match="generations"):
-        EvaluationRequest(base_dir=ROOT, model_dir=ROOT, data_dir=ROOT, work_dir=ROOT, generations=-1)

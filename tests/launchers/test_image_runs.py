@@ -40,11 +40,6 @@ def test_task_dataset_engine_and_length_follow_from_the_model() -> None:
     assert run.plan.parameters == find(TINY).parameters
 
 
-def test_resolving_again_changes_nothing() -> None:
-    once = pipeline.resolve_auto(settings.build(TINY_RUN), find(TINY))
-    assert pipeline.resolve_auto(once, find(TINY)) == once
-
-
 def test_a_resolution_and_the_learning_rate_of_lora_are_taken() -> None:
     values = {"model": "stable-diffusion-xl", "method": "lora", "images": {"resolution": 512}}
     chosen = pipeline.resolve_auto(settings.build(values), find("sdxl"))
@@ -91,25 +86,6 @@ def test_text_encoders_that_are_trained_are_part_of_the_plan() -> None:
     texts = sum(count for name, count in find(TINY).frozen if name.startswith("text"))  # type: ignore[attr-defined]
     assert dict(beside.categories)["text encoders"] == 4 * texts
     assert dict(beside.categories)["adapters"] > dict(alone.categories)["adapters"]
-
-
-def test_a_moving_average_is_part_of_the_plan() -> None:
-    plans = [
-        pipeline.plan_run(settings.build(TINY_RUN | {"images": {"ema_decay": decay}}), HERE).plan
-        for decay in (None, 0.999)
-    ]
-    plain, averaged = (plan.prediction.memory for plan in plans)
-    added = dict(averaged.categories)["average of the weights"]
-    assert added == 4 * find(TINY).parameters
-    assert averaged.needs_bytes >= plain.needs_bytes + added
-
-
-@pytest.mark.parametrize(
-    "values", [{"images": {"resolution": 1020}}, {"lora": {"rank": 0}, "method": "lora"}]
-)
-def test_a_value_that_can_t_be_is_refused(values: dict[str, Any]) -> None:
-    with pytest.raises(UserError):
-        settings.build(TINY_RUN | values)
 
 
 def image(path: Path, mode: str = "RGB", size: tuple[int, int] = (64, 64)) -> Path:

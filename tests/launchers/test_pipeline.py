@@ -113,11 +113,6 @@ def test_new_tokens_are_trained_with_the_embeddings_that_they_need() -> None:
     assert "is gemma" in (engines.get("fsdp2").unsupported(wanted, find("gemma-7b")) or "")
 
 
-def test_a_model_of_experts_is_planned_with_the_engine_that_has_them() -> None:
-    run = pipeline.plan_run(settings.build({"model": "mixtral-8x7b"}), Target(kind="kubernetes"))
-    assert (run.settings.engine, run.plan.engine, run.plan.method) == ("deepspeed", "deepspeed", "full")
-
-
 def test_a_method_left_open_is_decided_with_the_plan_and_its_engine_and_learning_rate_with_it() -> None:
     large = {"model": "llama-70b", "method": "auto", "resources": {"gpu": "A100 SXM 80GB", "nodes": 1}}
     run = pipeline.plan_run(settings.build(large), Target(kind="kubernetes"))
@@ -125,13 +120,6 @@ def test_a_method_left_open_is_decided_with_the_plan_and_its_engine_and_learning
     assert (run.settings.method, run.settings.engine) == (run.plan.method, "torchtune")
     assert run.settings.optimizer.lr == 2e-4
     assert pipeline.check_matches(run.plan, settings.build(large)) == run.plan
-
-
-@pytest.mark.parametrize(
-    "values", [{"zero": {"stage": 2}}, {"zero": {"offload": "cpu"}}, {"precision": "bf16-mixed"}]
-)
-def test_what_only_one_engine_has_chooses_it(values: dict[str, object]) -> None:
-    assert pipeline.resolve_auto(settings.build(values), find("llama-8b")).engine == "deepspeed"
 
 
 @pytest.mark.parametrize("steps", [1, 5, 99, 1000])

@@ -55,15 +55,6 @@ def test_the_bars_hold_every_category_and_the_measured_memory() -> None:
     assert [mark["gib"] for mark in marks] == [40, 80]
 
 
-def test_without_nvml_the_bars_are_of_what_torch_reserves() -> None:
-    state = make_state(nvml=False)
-    assert sum(bars_of(state, "predicted").values()) == 33
-    assert "runtime" not in bars_of(state, "predicted") | bars_of(state, "measured")
-    spec = memory.memory_bars(state)
-    assert spec["layer"][1]["data"]["values"][0]["gib"] == 39
-    assert "reserved by torch" in spec["layer"][0]["encoding"]["x"]["title"][0]
-
-
 def test_a_capacity_far_above_is_named_rather_than_drawn() -> None:
     predicted = make_plan({}, "local").prediction.memory.counted("resident")
     spec = charts.memory_bars(predicted, [], "process", 64 * GIB)
@@ -77,13 +68,6 @@ def test_memory_over_time_is_nvmls_else_torchs_else_resident() -> None:
     assert memory.memory_points(make_state(on_gpus=False))[0].used_bytes < GIB
     points = memory.memory_points(make_state(on_gpus=False, memory=()))
     assert {point.who for point in points} == {"the step's processes"}
-
-
-def test_memory_over_time_is_drawn_before_the_range_of_its_counter() -> None:
-    for nvml, band in ((True, (34, 40)), (False, (33, 39))):
-        spec = memory.memory_over_time(make_state(nvml=nvml))
-        (drawn,) = spec["layer"][0]["data"]["values"]
-        assert (drawn["low"], drawn["high"]) == band
 
 
 def test_what_a_gpu_held_before_the_step_is_in_no_point_of_its_memory() -> None:

@@ -70,19 +70,6 @@ def test_the_status_says_how_far_it_is_and_how_it_ended() -> None:
     assert "more" not in failed
 
 
-def test_a_step_that_has_only_begun_has_a_card() -> None:
-    state = make_state(steps=0, gpu_samples=(), host_samples=(), eta_seconds=None)
-    assert "ETA unknown" in _text(draw(state))
-
-
-def test_a_step_without_a_plan_has_a_card_that_says_so() -> None:
-    without = dataclasses.replace(make_state(steps=0), plan=None)
-    text = _text(draw(without))
-    assert "Nothing was predicted for this step." in text
-    assert "GPU 7: NVIDIA A100-SXM4-80GB" in text
-    assert "unknown" in text
-
-
 def test_the_users_own_values_and_the_reasons_are_shown() -> None:
     override = Override(name="cpu", planned="96", used="4", given_by="--with kubernetes:cpu=")
     plan = make_plan({}, "kubernetes").with_override(override, cpu=4)
@@ -99,14 +86,6 @@ def test_every_rank_has_its_row() -> None:
         "7", "node-0", "cuda:7 NVIDIA A100-SXM4-80GB", "train", rows[7][4], "31.9 GiB", "645 MiB"
     )  # fmt: skip
     assert card.rank_rows(make_state(on_gpus=False).ranks)[0][5] == "no GPU"
-
-
-def test_a_long_run_makes_a_card_of_the_same_size() -> None:
-    sizes = [
-        len(json.dumps(_charts(draw(make_state(steps=steps, on_gpus=False))))) for steps in (1_500, 6_000)
-    ]
-    assert sizes[1] < 1.1 * sizes[0]
-    assert sizes[1] < 500_000
 
 
 def test_an_mfu_curve_is_drawn_only_where_the_peak_is_known() -> None:

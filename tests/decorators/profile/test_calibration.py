@@ -11,9 +11,8 @@ import pytest
 from decorators.profile.calibration import comparable_peak, finished, keep
 from decorators.profile.measured import Measured
 from estimator.calibration import VARIABLE, Finished, Store, formulas
-from estimator.plan import MemoryEstimate, Plan
+from estimator.plan import Plan
 from tests.decorators.conftest import Home
-from tests.decorators.flows.plans import make_plan
 from tests.decorators.profile.states import make_state
 
 GIB = 2**30
@@ -137,16 +136,6 @@ def test_a_store_that_can_not_be_written_costs_one_line_and_no_run(
     assert "\n" not in line
 
 
-def test_a_pair_that_is_too_far_apart_costs_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "runs.jsonl"))
-    plan, measured = pair()
-    tiny = with_memory(plan, shows_bytes=1000)
-    line = keep(tiny, measured, run="F/1/train/2", in_container=False)
-    assert line is not None
-    assert "10 times apart" in line
-    assert not (tmp_path / "runs.jsonl").exists()
-
-
 def test_a_plan_without_a_note_of_its_formulas_counts_as_made_by_todays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,12 +166,3 @@ def test_a_step_that_ends_well_leaves_its_record_and_one_that_fails_leaves_none(
     assert found.formulas == "of the tests"
     assert home.run("profiled.py", "run", "--fail", "train").returncode == 1
     assert len(Store(home.path / "calibration.jsonl").read().finished) == 1
-
-
-def test_a_plan_carries_the_note_of_its_formulas_through_json() -> None:
-    first = make_plan({}, "local")
-    plan = with_memory(first, formulas="abc", uncorrected=first.prediction.memory)
-    again = Plan.from_json(plan.to_json())
-    assert again == plan
-    assert isinstance(again.prediction.memory, MemoryEstimate)
-    assert again.prediction.memory.uncorrected == first.prediction.memory

@@ -18,11 +18,6 @@ def _history(**kinds: object) -> History:
     return history
 
 
-def test_tokens_per_second_are_of_all_ranks() -> None:
-    row = _history().steps()[-1]
-    assert row.tokens_per_second == pytest.approx(8 * 4096 / row.dt)
-
-
 def test_ranks_of_other_nodes_count_as_this_nodes() -> None:
     one = History(plan=make_plan({"nodes": 2}, "kubernetes"))
     for event in events(steps=2, ranks=8, on_gpus=True):
@@ -57,25 +52,6 @@ def _step(rank: int, tokens: int) -> Step:
         dtf=None,
         dtb=None,
     )
-
-
-def test_the_first_step_which_warms_up_is_left_out_of_the_median() -> None:
-    history = History(plan=None)
-    for event in events(steps=2, ranks=1, on_gpus=False):
-        history.add(event)
-    assert history.tokens_per_second() == history.steps()[1].tokens_per_second
-
-
-def test_eta_is_the_median_step_times_the_steps_left() -> None:
-    assert _history(seconds=2.0).eta_seconds() == pytest.approx(90 * 2.0, rel=0.06)
-
-
-def test_mfu_is_unknown_without_a_known_peak() -> None:
-    history = History(plan=make_plan({}, "local"))
-    for event in events(steps=3, ranks=1, on_gpus=False):
-        history.add(event)
-    assert history.mfu() is None
-    assert _history().mfu() == pytest.approx(16391 * 4.8e10 / (8 * 312e12), rel=0.05)
 
 
 def test_a_run_without_events_knows_nothing() -> None:

@@ -126,13 +126,6 @@ def test_what_is_not_known_is_a_question_mark_and_null() -> None:
     assert " ? " in line
 
 
-def test_names_that_no_table_has_are_answered_with_those_that_it_has() -> None:
-    assert "Hopper" in refusal("--arch", "hoper").advice
-    assert "'aswa'" in refusal("--cloud", "aswa").problem
-    assert "aws, gcp, azure" in refusal("--cloud", "aswa").advice
-    assert "H200 SXM" in refusal("--gpu", "h300").advice
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [

@@ -138,7 +138,7 @@ def test_cpus_asked_for_are_refused_by_memory_only() -> None:
         plan(job_of("llama-8b"), Target(machine=LAPTOP, device="cpu"))
 
 
-@pytest.mark.parametrize("engine", ["deepspeed", "fsdp2"])
+@pytest.mark.parametrize("engine", ["torchtune", "deepspeed", "fsdp2"])
 def test_qlora_is_offered_on_the_engine_that_was_asked_for(engine: str) -> None:
     job = job_of("codestral", method="lora", engine=engine)
     with pytest.raises(CannotFit) as caught:

@@ -131,15 +131,6 @@ def test_fsdp2_goes_on_from_a_checkpoint_on_another_number_of_processes(
     assert runs.losses(runs.run(again)) == pytest.approx(losses(whole)[3:], rel=CLOSE)
 
 
-def test_two_nodes_train_as_one(tmp_path: Path, whole: TrainJob) -> None:
-    nodes = [
-        made(tmp_path / f"node-{node}", whole.model_dir, whole.data_dir, whole.plan.method, "fsdp")
-        for node in range(2)
-    ]
-    runs.run_nodes(nodes)
-    assert losses(nodes[0]) == losses(whole)
-
-
 @pytest.mark.parametrize("layout", ["one", "fsdp", pytest.param("zero2", marks=pytest.mark.nightly), "zero3"])
 @pytest.mark.parametrize("method", METHODS)
 def test_what_is_handed_over_answers_as_the_model_that_was_trained(
