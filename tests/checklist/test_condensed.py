@@ -44,8 +44,7 @@ def test_what_is_the_same_or_was_well_is_left_out_and_a_note_says_so() -> None:
     assert {state.when for state in run.health} == {"after"}
     assert [local.value for local in run.locals if (local.rank, local.what) == (5, "peer_copy")] == [368.0]
     assert all(local.samples == () for local in run.locals)
-    assert run.facts[8].versions == RUN.facts[8].versions
-    assert run.facts[9].versions == {}
+    assert (run.facts[8].versions, run.facts[9].versions) == (RUN.facts[8].versions, {})
     assert ["connections" in RESULT.notes[0], "ranks' figures" in RESULT.notes[1]] == [True, True]
 
 

@@ -61,8 +61,7 @@ def test_more_gpus_than_there_are_is_refused_with_the_number_there_is() -> None:
 
 
 def test_processes_follow_the_gpus_and_on_cpus_the_wish() -> None:
-    assert Options().processes_per_node(8) == 8
-    assert Options().processes_per_node(0) == 1
+    assert (Options().processes_per_node(8), Options().processes_per_node(0)) == (8, 1)
     assert Options(gpus_per_node=3).processes_per_node(0) == 3
     assert Options(device="cpu").processes_per_node(8) == 1
 
@@ -73,8 +72,7 @@ def test_a_deeper_profile_does_more_and_waits_longer() -> None:
         assert less.largest_cuda <= more.largest_cuda
         assert less.iterations < more.iterations
         assert less.op_limit_s < more.op_limit_s
-    assert Options().limit_s("mesh") == 60
-    assert Options(phase_timeouts={"mesh": 5}).limit_s("mesh") == 5
+    assert (Options().limit_s("mesh"), Options(phase_timeouts={"mesh": 5}).limit_s("mesh")) == (60, 5)
     assert Options(nodes=32).limit_s("pairs") > Options(nodes=4).limit_s("pairs")
 
 

@@ -60,8 +60,7 @@ def test_nothing_measured_is_no_verdict_and_nobody_is_healthy() -> None:
         gpus_per_node_asked=1,
     )
     result = judge(run)
-    assert result.verdict == "NO-VERDICT"
-    assert result.exit_code == 3
+    assert (result.verdict, result.exit_code) == ("NO-VERDICT", 3)
     assert result.healthy_nodes == ()
     assert not {check.check for check in result.checks if check.verdict == "PASS"}
 

@@ -82,8 +82,7 @@ def test_a_plan_of_an_earlier_release_is_read_with_neutral_values() -> None:
         del old["prediction"][name]
     del old["request"]["node_labels"]
     read = Plan.from_json(json.dumps(old))
-    assert read.layout == made.layout
-    assert read.request == made.request
+    assert (read.layout, read.request) == (made.layout, made.request)
     assert read.prediction.mfu is None
 
 

@@ -95,8 +95,7 @@ def test_a_pair_that_was_measured_alone_is_shown_as_it_was_then() -> None:
     assert len(cells) == 6 * 5
     for (src, dst), pair in alone.items():
         cell = cells[made.name_of(src), made.name_of(dst)]
-        assert cell.gbytes_per_s == pair.gbytes_per_s
-        assert cell.note == "measured alone"
+        assert (cell.gbytes_per_s, cell.note) == (pair.gbytes_per_s, "measured alone")
 
 
 def test_a_large_cluster_shows_the_nodes_at_fault_and_says_what_is_left_out() -> None:

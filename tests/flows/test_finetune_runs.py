@@ -48,8 +48,7 @@ def test_a_finished_run_is_in_the_table_on_the_page_and_in_json(
     (record,) = json.loads(as_json.stdout)
     assert record["state"] == "finished"
     assert [metrics["step"] for metrics in record["metrics"]] == list(range(1, STEPS + 1))
-    assert record["measured"]["steps"] == STEPS
-    assert record["evaluations"][-1]["step"] == STEPS
+    assert (record["measured"]["steps"], record["evaluations"][-1]["step"]) == (STEPS, STEPS)
     encoded = re.search(r'__MF_DATA__\["[^"]*"\] = "([^"]+)"', page.read_text())
     assert encoded
     assert run.run_id in base64.b64decode(encoded[1]).decode()

@@ -70,8 +70,7 @@ def test_fifty_answers_are_those_of_the_estimator_outside_the_browser(page: Tab)
     for form, mine in zip(FORMS, found, strict=True):
         theirs = json.loads(json.dumps(answers.answer(form)))
         assert mine.keys() == theirs.keys(), form
-        assert mine["command"] == theirs["command"]
-        assert mine.get("problem") == theirs.get("problem")
+        assert (mine["command"], mine.get("problem")) == (theirs["command"], theirs.get("problem"))
         for one, other in zip(mine.get("plans", ()), theirs.get("plans", ()), strict=True):
             figures = {name: value for name, value in other.items() if isinstance(value, float)}
             assert {name: one[name] for name in figures} == pytest.approx(figures, rel=1e-12), form

@@ -30,6 +30,7 @@ from launchers.evaluate import (
 )
 from launchers.held_out import Score
 from launchers.models import tiny_llama
+from tests.launchers.engines.loop import runs
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,23 +47,8 @@ def rows() -> list[prepared.Row]:
 
 
 def hold_out(folder: Path) -> Path:
-    held_out = rows()
-    info = prepared.PreparedInfo(
-        rows=len(held_out),
-        tokens=sum(len(row.tokens) for row in held_out),
-        label_tokens=sum(int((row.labels != prepared.IGNORE).sum()) for row in held_out),
-        truncated_rows=0,
-        longest_row=30,
-        seq_len=64,
-        packed=False,
-        pad_id=2,
-        vocab_size=tiny_llama.VOCAB_SIZE,
-        global_batch_size=1,
-        total_steps=len(held_out),
-        seed=0,
-        fingerprint="test",
-    )
-    prepared.write(folder / "heldout", held_out, np.arange(len(held_out), dtype=np.int32), info)
+    info = {"seq_len": 64, "pad_id": 2, "vocab_size": tiny_llama.VOCAB_SIZE}
+    runs.make_data(folder / "heldout", rows(), batch=1, steps=len(rows()), **info)
     questions = [{"prompt": f"What does function {n} do?", "reference": f"Answer {n}."} for n in range(4)]
     (folder / "heldout.jsonl").write_text("".join(json.dumps(question) + "\n" for question in questions))
     return folder
@@ -264,12 +250,8 @@ def test_the_text_shows_both_losses_and_the_table_the_answers() -> None:
         answers=(Answer(prompt="two\nlines", reference="reference", base="before", finetuned="x" * 500),),
     )
     assert "2.0000 before, 1.0000 after (perplexity 7.389 -> 2.718" in result.text()
-    assert [line.split()[0] for line in result.table().splitlines()] == [
-        "message",
-        "expected",
-        "before",
-        "after",
-    ]
+    first = [line.split()[0] for line in result.table().splitlines()]
+    assert first == ["message", "expected", "before", "after"]
     assert "two lines" in result.table()
     assert all(len(line) < 200 for line in (*result.text().splitlines(), *result.table().splitlines()))
 

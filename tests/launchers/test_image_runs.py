@@ -36,15 +36,13 @@ def test_task_dataset_engine_and_length_follow_from_the_model() -> None:
     chosen = run.settings
     assert (chosen.task, chosen.dataset, chosen.engine) == ("text-to-image", "drawn-shapes", "fsdp2")
     assert chosen.seq_len == positions_of(64) == run.plan.layout.seq_len
-    assert run.plan.task == "text-to-image"
-    assert run.plan.parameters == find(TINY).parameters
+    assert (run.plan.task, run.plan.parameters) == ("text-to-image", find(TINY).parameters)
 
 
 def test_a_resolution_and_the_learning_rate_of_lora_are_taken() -> None:
     values = {"model": "stable-diffusion-xl", "method": "lora", "images": {"resolution": 512}}
     chosen = pipeline.resolve_auto(settings.build(values), find("sdxl"))
-    assert chosen.seq_len == positions_of(512)
-    assert chosen.optimizer.lr == 1e-4
+    assert (chosen.seq_len, chosen.optimizer.lr) == (positions_of(512), 1e-4)
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,7 @@ HERE = Target(kind="local", machine=MACHINE)
 
 def test_what_is_automatic_is_decided_from_model_and_method() -> None:
     lora = pipeline.resolve_auto(settings.build({"method": "lora"}), find("llama-8b"), steps=200)
-    assert lora.optimizer.lr == 2e-4
-    assert lora.seq_len == DEFAULT_SEQ_LEN
-    assert lora.checkpoint_every == 20
+    assert (lora.optimizer.lr, lora.seq_len, lora.checkpoint_every) == (2e-4, DEFAULT_SEQ_LEN, 20)
     for method in ("adapter-v1", "adapter-v2"):
         adapter = pipeline.resolve_auto(settings.build({"method": method}), find("llama-8b"))
         assert (adapter.optimizer.lr, adapter.engine) == (1e-3, "deepspeed"), "litgpt's; gates begin at 0"
@@ -104,8 +102,7 @@ def test_new_tokens_are_trained_with_the_embeddings_that_they_need() -> None:
     resolved = pipeline.resolve_auto(wanted, spec)
     job = pipeline.build_job(resolved, spec, None)
     assert resolved.engine == "deepspeed"
-    assert job.model.vocab == spec.vocab + 2
-    assert job.model.parameters == spec.parameters + 2 * 2 * spec.hidden
+    assert (job.model.vocab, job.model.parameters) == (spec.vocab + 2, spec.parameters + 2 * 2 * spec.hidden)
     assert job.trained_modules == ("norms", "embed_tokens", "lm_head")
     assert "new_tokens" in (engines.get("torchtune").unsupported(wanted, spec) or "")
     adapter = settings.build({"method": "adapter-v1", "new_tokens": ["<a>"]})

@@ -38,8 +38,7 @@ def test_set_reaches_a_nested_knob_and_wins_over_flags_and_file() -> None:
     made = settings.build(
         {"optimizer": {"lr": 1.0}}, ["optimizer.lr=2e-5", "zero.stage=3"], {"optimizer.lr": 0.5}
     )
-    assert made.optimizer.lr == 2e-5
-    assert made.zero.stage == 3
+    assert (made.optimizer.lr, made.zero.stage) == (2e-5, 3)
 
 
 def test_an_optimizer_in_the_backward_pass_clips_nothing() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
 import sys
@@ -146,11 +147,8 @@ def bed() -> Iterator[netns.Bed]:
     why = netns.missing()
     if why is not None:
         pytest.skip(why)
-    made = netns.Bed(2, rate="10gbit")
-    try:
+    with contextlib.closing(netns.Bed(2, rate="10gbit")) as made:
         yield made
-    finally:
-        made.close()
 
 
 @pytest.mark.slow

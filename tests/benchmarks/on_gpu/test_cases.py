@@ -34,8 +34,7 @@ def test_every_method_engine_length_and_switch_is_a_case_once() -> None:
 
 def test_each_case_takes_the_largest_model_that_is_planned_to_fit() -> None:
     on_24_gib = models_of(L4)
-    assert on_24_gib["qlora torchtune"] == "llama-3.1-8b"
-    assert on_24_gib["full torchtune"] == "llama-3.2-1b"
+    assert (on_24_gib["qlora torchtune"], on_24_gib["full torchtune"]) == ("llama-3.1-8b", "llama-3.2-1b")
     assert set(models_of(H200).values()) == {"llama-3.1-8b", "llama-3.2-3b"}
 
 
@@ -66,8 +65,7 @@ def test_settings_are_a_users_with_the_switches_of_the_case_and_nothing_that_is_
         settings = cases.settings_of(case, ON_GPUS, Path("/models/m"), Path("rows.jsonl"))
         assert settings.longest_first == case.longest_first
         assert settings.expandable_segments == case.expandable_segments
-        assert settings.packing == (case.lengths == "fixed")
-        assert settings.global_batch_size == 4 * case.processes
+        assert (settings.packing, settings.global_batch_size) == (case.lengths == "fixed", 4 * case.processes)
         assert settings.checkpoint_every > ON_GPUS.steps
         assert settings.evaluation.fraction == settings.evaluation.generations == 0
 

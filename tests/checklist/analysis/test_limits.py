@@ -188,8 +188,7 @@ def test_a_baseline_needs_three_runs_and_keeps_the_first_ten() -> None:
 )
 def test_a_new_level_must_be_a_warning_away_for_five_nights(level: tuple[float, ...], moved: bool) -> None:
     found = baseline(records(*[100.0] * MOST, *level))
-    assert found.median == (level[0] if moved else 100.0)
-    assert found.before == (100.0 if moved else None)
+    assert (found.median, found.before) == (level[0] if moved else 100.0, 100.0 if moved else None)
 
 
 @pytest.mark.parametrize(("last", "moved"), [(50.98, True), (51.02, False)])
@@ -218,8 +217,7 @@ def test_sharing_needs_two_pairs_slow_in_both_repeats_and_good_controls() -> Non
         return [*alone, *shared, pair(4, 5, control, 20, repeat="control")]
 
     found = sharing.find(repeated(7.9, 5.9))
-    assert found.links == tuple(links)
-    assert found.share == pytest.approx(0.69)
+    assert (found.links, found.share) == (tuple(links), pytest.approx(0.69))
     assert sharing.find(repeated(7.9, 8.0)) is None
     assert sharing.find(repeated(7.9, 5.9, control=7.9)) is None
     assert sharing.find([one for one in repeated(7.9, 5.9) if one.round != 11]) is None

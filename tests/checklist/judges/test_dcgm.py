@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from checklist import measurements
 from checklist.measurements import Diagnosed, DiagnosticFault, Measurements
 from checklist.verdict import judge
 from tests.checklist.runs import gpu_run, verdict_of
@@ -67,8 +66,3 @@ def test_without_dcgm_and_in_other_profiles_the_check_does_not_apply() -> None:
         (left_out,) = (one for one in result.skipped if one.check == "dcgm")
         assert why in left_out.reason
         assert result.verdict == "PASS"
-
-
-def test_it_goes_through_json() -> None:
-    run = deep(well(0, faults=(FAULT, CONFIG)))
-    assert measurements.from_json(measurements.to_json(run)) == run

@@ -12,20 +12,7 @@ import pytest
 
 from checklist.outputs import webhook
 from checklist.result import Result
-from checklist.verdict import judge
-from tests.checklist.clusters import Cluster
-from tests.checklist.runs import cpu_run, gpu_run, with_pairs
 from tests.checklist.servers import SECRET, busy_hook, hook
-
-
-@pytest.fixture(scope="module")
-def sick() -> Result:
-    return judge(with_pairs(cpu_run(4), Cluster(nodes=4, transmit={2: 0.25}, receive={2: 0.25})))
-
-
-@pytest.fixture(scope="module")
-def healthy() -> Result:
-    return judge(gpu_run())
 
 
 def test_the_webhook_gets_verdict_finding_and_advice(sick: Result) -> None:

@@ -39,18 +39,15 @@ def test_without_nvml_nothing_stands_beside_what_a_gpu_shows() -> None:
 
 
 def test_on_a_cpu_it_is_resident_memory() -> None:
-    assert rows_of(make_state(on_gpus=False))["memory of a process"] == (
-        "600 MiB, at most 750 MiB",
-        "573 MiB",
-    )
+    found = rows_of(make_state(on_gpus=False))["memory of a process"]
+    assert found == ("600 MiB, at most 750 MiB", "573 MiB")
 
 
 def test_the_bars_hold_every_category_and_the_measured_memory() -> None:
     predicted, measured = (bars_of(make_state(), bar) for bar in ("predicted", "measured"))
     assert list(predicted) == ["weights", "gradients", "optimizer", "activations", "runtime", "allocator"]
     assert sum(predicted.values()) == 34  # what it shows, beside what was shown
-    assert round(sum(measured.values()), 1) == 32.5
-    assert round(measured["runtime"], 1) == 0.6
+    assert (round(sum(measured.values()), 1), round(measured["runtime"], 1)) == (32.5, 0.6)
     marks = memory.memory_bars(make_state())["layer"][1]["data"]["values"]
     assert [mark["gib"] for mark in marks] == [40, 80]
 

@@ -40,17 +40,13 @@ def test_predicted_and_measured_stand_side_by_side() -> None:
 
 
 def test_what_is_not_known_is_called_unknown() -> None:
-    rows = {
-        what: (predicted, measured) for what, predicted, measured in comparison(make_state(on_gpus=False))
-    }
+    rows = {what: values for what, *values in comparison(make_state(on_gpus=False))}
     assert rows["tokens/s"][0] == rows["time"][0] == rows["USD"][0] == rows["USD"][1] == "unknown"
     assert "MFU" not in rows
 
 
 def test_the_title_says_what_runs_where() -> None:
-    assert title(make_state()) == "llama-8b · full · torchtune · 1 node x 8 A100-80GB".replace(
-        "llama-8b", "tiny-llama"
-    )
+    assert title(make_state()) == "tiny-llama · full · torchtune · 1 node x 8 A100-80GB"
     two = make_state(plan=make_plan({"nodes": 2}, "kubernetes"))
     assert "2 nodes x 8" in title(two)
     assert "node 0" in title(two)
@@ -120,12 +116,8 @@ def test_held_out_losses_stand_over_the_training_curve_with_the_lowest_marked() 
     exported = (("exported", "step 80 of 120, the lowest held-out loss (1.5000)"),)
     state = make_state(evaluations=found, exported=exported)
     blocks = draw(state)
-    (loss,) = [
-        view
-        for chart in _charts(blocks)
-        for view in chart.get("concat", [])
-        if view["title"]["text"] == "loss"
-    ]
+    views = [view for chart in _charts(blocks) for view in chart.get("concat", [])]
+    (loss,) = [view for view in views if view["title"]["text"] == "loss"]
     curve, rule, point = loss["layer"][-3:]
     assert curve["data"]["values"] == [{"step": 40, "value": 1.75}, {"step": 80, "value": 1.5}]
     assert rule["data"]["values"] == point["data"]["values"] == [{"step": 80, "value": 1.5}]

@@ -99,8 +99,7 @@ def test_what_is_kept_is_the_prediction_before_its_correction() -> None:
         measured,
     )
     assert (found.predicted_bytes, found.predicted_upper_bytes) == (first.shows_bytes, first.shows_range[1])
-    assert found.predicted_live_bytes == first.live_bytes
-    assert found.predicted_categories == first.categories
+    assert (found.predicted_live_bytes, found.predicted_categories) == (first.live_bytes, first.categories)
 
 
 def test_other_nodes_and_runs_too_short_to_peak_leave_no_record() -> None:

@@ -7,8 +7,6 @@ import io
 import json
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -142,19 +140,6 @@ def test_an_option_by_another_name_is_answered_with_ours(old: str, name: str) ->
     result = run(f"--model llama-8b {old}")
     assert result.exit_code == 2
     assert result.stderr == f"There is no {re.split('[ =]', old)[0]}.\nDid you mean {name}?\n"
-
-
-def test_planning_loads_nothing_heavy() -> None:
-    """A guard of the start-up time; the time itself is a benchmark's business."""
-    code = (
-        "import sys; from estimator.cli.app import app\n"
-        "try: app(['plan', '--model', 'llama-70b'])\n"
-        "except SystemExit: pass\n"
-        "heavy = {'torch', 'metaflow', 'transformers', 'numpy', 'boto3', 'kubernetes', 'yaml'}\n"
-        "sys.exit(', '.join(heavy & set(sys.modules)) or 0)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "planning.md").read_text()

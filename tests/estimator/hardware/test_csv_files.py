@@ -71,8 +71,7 @@ def test_a_price_of_ones_own_does_not_keep_the_tables_date(own: Path) -> None:
     made = hardware.catalogue(own)
     assert made.instance("p5.48xlarge").usd_per_hour == 31.5
     assert made.instance("p5.48xlarge").price_date is None
-    assert made.instance("p5.48xlarge").price_source == str(own)
-    assert made.instance("p5.48xlarge").vcpu == 192
+    assert (made.instance("p5.48xlarge").price_source, made.instance("p5.48xlarge").vcpu) == (str(own), 192)
     assert made.instance("p4d.24xlarge").price_age_days(date(2026, 8, 2)) == 3
 
 

@@ -62,8 +62,7 @@ def test_every_table_of_the_page_is_read(text: str, tmp_path: Path) -> None:
 
 def test_the_example_does_what_the_page_says(tmp_path: Path) -> None:
     made = hardware.catalogue(tmp_path / "my-prices.csv")
-    assert made.instance("rack-7").gpu == "RTX 5090"
-    assert made.gpu("A10G").peak_flops("bf16") == 70e12
+    assert (made.instance("rack-7").gpu, made.gpu("A10G").peak_flops("bf16")) == ("RTX 5090", 70e12)
 
 
 def test_the_pages_message_is_that_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:

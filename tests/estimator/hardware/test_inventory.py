@@ -106,9 +106,7 @@ def test_a_pool_without_nodes_counts_as_the_machines_that_its_rules_allow() -> N
     assert {name.partition(".")[0] for name in found} == {"p5", "g6e"}
     assert set(found.values()) == {None}  # no limit
     limited = machines(pooled(pool(family, limits={"nvidia.com/gpu": "8", "cpu": "400"})))
-    assert limited[H100] == 1
-    assert limited["g6e.48xlarge"] == 1
-    assert limited["g6e.12xlarge"] == 2
+    assert (limited[H100], limited["g6e.48xlarge"], limited["g6e.12xlarge"]) == (1, 1, 2)
 
 
 def test_a_pool_of_one_cloud_starts_no_machine_of_another() -> None:

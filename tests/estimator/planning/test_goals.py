@@ -136,8 +136,7 @@ def test_spot_plans_cost_the_spot_price_and_an_unknown_one_stays_unknown() -> No
         item = hardware.instance(made.request.instance_type or "")
         price = item.spot_usd_per_hour
         expected = None if price is None else pytest.approx(price * made.layout.nodes)
-        assert made.prediction.usd_per_hour == expected
-        assert made.prediction.price_kind == "spot"
+        assert (made.prediction.usd_per_hour, made.prediction.price_kind) == (expected, "spot")
     assert ranked.best.prediction.usd_per_hour is not None
     assert any("spot price is not known" in line.reason for line in ranked.rejected)
 

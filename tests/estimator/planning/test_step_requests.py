@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from estimator import Job, Machine, Plan, Target
+from estimator import Job, Machine, Target
 from estimator.models import find
 from estimator.plan import GIB
 from estimator.planning.planner import plan
-from estimator.planning.report import render
 from estimator.planning.step_requests import DATA_BYTES
 
 CLUSTER = Target(kind="kubernetes")
@@ -62,13 +61,6 @@ def test_evaluate_asks_for_the_fewest_gpus_of_one_node_that_hold_the_model(
     assert evaluate.cpu <= made.request.cpu * share + 1
     assert evaluate.memory_mib <= made.request.memory_mib * share + 1
     assert evaluate.disk_mib * 2**20 > 4 * job.model.parameters
-
-
-def test_the_plan_shows_what_its_other_steps_ask_for_and_keeps_it_through_json() -> None:
-    made = plan(Job(model=find("llama-8b"), global_batch_size=16), replace(CLUSTER, gpu="L40S"))
-    assert Plan.from_json(made.to_json()) == made
-    text = " ".join(render(made).split())
-    assert "Beside it prepare no GPU, 4 CPU, 16.0 GiB memory, 25.0 GiB disk; evaluate 1x L40S" in text
 
 
 def test_on_machines_at_hand_the_steps_share_what_there_is() -> None:

@@ -32,8 +32,7 @@ class TestPrepare:
             assert row.labels.tolist() == np.where(counted, tokens, IGNORE).tolist()
             assert row.lengths.tolist() == [len(tokens)]
         assert info.label_tokens == sum(int(c.sum()) for _, c in tokenise(rows, tokenizer))
-        assert info.pad_id == tokenizer.pad_token_id
-        assert info.vocab_size == 4096
+        assert (info.pad_id, info.vocab_size) == (tokenizer.pad_token_id, 4096)
 
     def test_every_epoch_has_every_row_once_in_another_order(self, model: Path, tmp_path: Path) -> None:
         info = prepare(some(12), model, build({"global_batch_size": 4, "epochs": 3}), 128, tmp_path)
@@ -75,9 +74,8 @@ class TestPrepare:
         assert (info.rows, info.truncated_rows, info.dropped_rows, info.longest_row) == (5, 2, 1, 40)
         assert info.longest > 100
         text = summary(info, "mine.jsonl")
-        assert "mine.jsonl: 5 rows" in text
-        assert "cut at 40 tokens: 2 rows (33.3%)" in text
-        assert "left out: 1 rows" in text
+        for words in ("mine.jsonl: 5 rows", "cut at 40 tokens: 2 rows (33.3%)", "left out: 1 rows"):
+            assert words in text
 
     def test_nothing_left_is_refused(self, model: Path, tmp_path: Path) -> None:
         with pytest.raises(UserError, match="Nothing is left to train on: none of 3 rows"):
@@ -97,8 +95,7 @@ class TestPrepare:
             return prepare(rows, model, build(values), 128, tmp_path).fingerprint
 
         same = fingerprint(some(12))
-        assert fingerprint(some(12)) == same
-        assert fingerprint(some(12), optimizer={"lr": 1e-3}) == same
+        assert (fingerprint(some(12)), fingerprint(some(12), optimizer={"lr": 1e-3})) == (same, same)
         others = [
             fingerprint(some(13)),
             fingerprint(some(12), seed=1),
@@ -145,8 +142,7 @@ class TestLongestFirst:
     ) -> None:
         order = self.prepared(model, tmp_path).order.tolist()
         assert [self.words[row] for row in order[:4]] == [12, 11, 10, 9]
-        assert order[:12] == [10, 11, 8, 1, 0, 4, 9, 3, 7, 6, 5, 2]
-        assert order[12:] == self.DRAWN[1]
+        assert (order[:12], order[12:]) == ([10, 11, 8, 1, 0, 4, 9, 3, 7, 6, 5, 2], self.DRAWN[1])
 
     def test_packed_rows_stay_in_their_order(self, model: Path, tmp_path: Path) -> None:
         orders = [
@@ -222,8 +218,7 @@ class TestPlainText:
         assert (info.rows, info.pieces, info.split_rows) == (pieces + 1, pieces, 1)
         assert (info.truncated_rows, info.dropped_rows, info.longest) == (0, 0, len(whole))
         for row in rows:
-            assert row.labels[0] == IGNORE
-            assert row.labels[1:].tolist() == row.tokens[1:].tolist()
+            assert (row.labels[0], row.labels[1:].tolist()) == (IGNORE, row.tokens[1:].tolist())
         ends = [row.tokens.tolist().count(tokenizer.eos_token_id) for row in rows]
         assert ends == [0] * (pieces - 1) + [1, 1]
         text = summary(info, "book.txt")

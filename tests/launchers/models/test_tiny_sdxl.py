@@ -55,8 +55,7 @@ def test_it_has_the_layout_of_stable_diffusion_xl(folder: Path, pipeline: Any) -
     assert not list(folder.rglob("*.bin"))
     written = json.loads((folder / "unet" / "config.json").read_text())
     assert {name: written[name] for name in tiny_sdxl.CONFIG} == tiny_sdxl.CONFIG
-    assert pipeline.vae_scale_factor == 8
-    assert pipeline.vae.config.scaling_factor == 0.13025
+    assert (pipeline.vae_scale_factor, pipeline.vae.config.scaling_factor) == (8, 0.13025)
     assert sum(weight.numel() for weight in pipeline.unet.parameters()) == 1_360_740
 
 

@@ -43,8 +43,7 @@ def step(number: int, loss: float | None = 4.0, dt: float = 0.5) -> Step:
 
 def test_speed_counts_the_tokens_of_all_processes() -> None:
     metrics = Meter(cpu_plan(), [1000, 1200]).add(step(2))
-    assert metrics.tokens_per_second == 2400
-    assert metrics.tokens_per_second_per_gpu == 1200
+    assert (metrics.tokens_per_second, metrics.tokens_per_second_per_gpu) == (2400, 1200)
     assert metrics.samples_per_second == 16
 
 

@@ -51,8 +51,7 @@ def test_a_users_queue_and_efa_stand() -> None:
     given = {name: Given(value=value, by="--with batch:") for name, value in (("queue", "mine"), ("efa", 1))}
     request = planned("llama-70b", "full", "H100", 4, kind="batch").request
     asked = _values(request, given=given, options=Options(queues=(("H100", "other"),)))
-    assert asked.compute == {}
-    assert asked.environment == NETWORK
+    assert (asked.compute, asked.environment) == ({}, NETWORK)
 
 
 def test_without_a_mapping_the_configured_queue_is_left_alone() -> None:

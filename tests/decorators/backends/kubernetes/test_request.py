@@ -170,8 +170,7 @@ def test_what_is_configured_for_every_step_stays() -> None:
     assert asked["node_selector"]["team"] == "ml"
     assert {"key": "ours", "operator": "Exists"} in asked["tolerations"]
     assert len(asked["tolerations"]) == 2
-    assert asked["labels"]["cost"] == "7"
-    assert asked["extended_resources"]["example.com/fpga"] == "1"
+    assert (asked["labels"]["cost"], asked["extended_resources"]["example.com/fpga"]) == ("7", "1")
 
 
 def test_a_machine_that_no_cloud_names_is_not_selected_by_its_type() -> None:

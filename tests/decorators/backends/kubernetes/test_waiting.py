@@ -118,8 +118,7 @@ def test_an_image_that_can_not_be_pulled_is_hopeless_after_a_while(
         {"status": {"containerStatuses": [{**status, "state": {"waiting": pulling}}]}},
     )
     found = _state(job, "ErrImagePull")
-    assert found.reason == "ErrImagePull (i): manifest unknown"
-    assert found.hopeless.grace_s == 120
+    assert (found.reason, found.hopeless.grace_s) == ("ErrImagePull (i): manifest unknown", 120)
 
 
 def test_an_api_that_is_gone_is_a_wait_without_a_verdict(

@@ -21,16 +21,6 @@ CLOSE = 2e-6  # relative; the order of a sum of fp32 differs between layouts
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return runs.make_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return runs.make_data(tmp_path_factory.mktemp("data"), runs.documents(DOCUMENTS), batch=4, steps=STEPS)
-
-
-@pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory, model: Path, data: Path) -> TrainJob:
     """The run that others are compared with: two processes, ZeRO 2, all weights, done."""
     job = runs.make_job(tmp_path_factory.mktemp("plain"), model, data, steps=STEPS, checkpoint_every=3)

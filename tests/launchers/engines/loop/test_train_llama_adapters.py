@@ -45,11 +45,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return runs.make_data(tmp_path_factory.mktemp("data"), runs.documents(8), batch=4, steps=STEPS)
-
-
 @pytest.fixture(scope="module", params=METHODS)
 def whole(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, model: Path, data: Path
