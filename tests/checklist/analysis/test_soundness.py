@@ -61,6 +61,18 @@ def test_facts_and_counters_that_can_not_be_are_unknown() -> None:
     assert told(gpu_run(counters=(counted,))) == [("loss", 1, None)]
     ports = Counters(node=1, phase="pairs", carrier_changes=-1, port_errors={"rx_crc_errors": -3})
     assert told(gpu_run(counters=(ports,))) == [("loss", 1, None), ("loss", 1, None)]
+    assert sound(gpu_run(counters=(ports,))).counters[0].port_errors == {}
+    spoilt = changed(gpu_run(), "health", 1, nvlink_errors={"CRC": -3})
+    assert sound(spoilt).health[1].nvlink_errors == {}
+
+
+def test_samples_and_slow_figures_are_looked_at_too_and_whether_values_were_right_is_kept() -> None:
+    assert told(changed(gpu_run(), "locals", 4, samples=(760.0, NAN))) == [("gemm", 0, 2)]
+    assert told(changed(gpu_run(4), "pairs", 0, gbytes_per_s_p95=NAN)) == [("pairs", 0, None)]
+    run = changed(gpu_run(), "collectives", 0, seconds_p95=NAN)
+    assert told(run) == [("latency", None, None)]
+    left = sound(run).collectives[0]
+    assert (left.seconds_median, left.busbw_gbytes_per_s, left.correct) == (None, None, True)
 
 
 def test_more_segments_sent_again_than_sent_say_nothing_of_loss() -> None:

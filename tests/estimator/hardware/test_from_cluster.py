@@ -299,6 +299,7 @@ def test_nodes_that_take_no_pods_are_counted_apart(api: Api) -> None:
             {"nvidia.com/gpu": "32"},
             "GPUs are shared (time-slicing",
         ),
+        ({"nvidia.com/gpu.sharing-strategy": "mps"}, {}, "GPUs are shared (mps"),
         ({"cloud.google.com/gke-max-shared-clients-per-gpu": "2"}, {"nvidia.com/gpu": "16"}, "are shared"),
         (
             {"nvidia.com/gpu.product": "NVIDIA-H100-MIG-1g.10gb"},
