@@ -4,7 +4,7 @@
 
 A row says "runs" where training, resuming and exporting were seen to work, and else the clause of the engine
 that refuses it, or what went wrong. Rows of a part, an engine or a task that is not asked for stay. To add a
-part, add its function to ``PARTS``; ``tests/test_docs.py --write`` makes the documents' tables of the file.
+part, add its function to ``PARTS``; ``python -m benchmarks.documents`` makes the documents' tables of it.
 """
 
 from __future__ import annotations

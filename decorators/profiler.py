@@ -147,7 +147,7 @@ class Profile:
             self._history.add(event)
 
     def measured(self) -> Measured:
-        """Return the measurements so far; in a step's first moments, wait for its first sample (at most 5 s)."""
+        """Return the measurements so far, after waiting at most 5 s for the step's first sample."""
         self._sampler.wait_for_first_sample(5)
         with self._lock, self._sampler.lock:
             return self._measured()

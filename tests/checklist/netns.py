@@ -331,8 +331,5 @@ class Bed:
 @contextlib.contextmanager
 def bed(hosts: int, rate: str = RATE, *, ipv6: bool = False, dual: bool = False) -> Iterator[Bed]:
     """Hosts for the length of a block."""
-    made = Bed(hosts, rate, ipv6=ipv6, dual=dual)
-    try:
+    with contextlib.closing(Bed(hosts, rate, ipv6=ipv6, dual=dual)) as made:
         yield made
-    finally:
-        made.close()

@@ -28,14 +28,11 @@ def test_without_options_it_is_the_quick_profile_on_two_nodes_with_all_checks() 
     [
         ({"profile": "quik"}, "There is no profile 'quik'.", "Did you mean quick?"),
         ({"nodes": 0}, "--nodes 0 is not possible.", "from 1 to"),
-        ({"nodes": -2}, "--nodes -2 is not possible.", "from 1 to"),
         ({"gpus_per_node": 0}, "--gpus-per-node 0 is not possible.", "from 1 up"),
-        ({"only": ("mehs",)}, "There is no check 'mehs'.", "Did you mean mesh?"),
         ({"skip": ("everything",)}, "There is no check 'everything'.", "Checks: ranks, gpus,"),
         ({"only": ("mesh",), "skip": ("mesh",)}, "No check is left to do.", "--skip"),
         ({"device": "gpu"}, "There is no device 'gpu'.", "It takes auto, cpu, cuda."),
         ({"phase_timeouts": {"mesh": 0}}, "A time limit of 0 s for phase mesh is not possible.", "above 0"),
-        ({"phase_timeouts": {"word": 3}}, "There is no phase 'word'.", "Did you mean world?"),
         ({"op_timeout": float("nan")}, "A time limit of nan s for an operation is not possible.", "above 0"),
     ],
 )
@@ -64,8 +61,7 @@ def test_more_gpus_than_there_are_is_refused_with_the_number_there_is() -> None:
 
 
 def test_processes_follow_the_gpus_and_on_cpus_the_wish() -> None:
-    assert Options().processes_per_node(8) == 8
-    assert Options().processes_per_node(0) == 1
+    assert (Options().processes_per_node(8), Options().processes_per_node(0)) == (8, 1)
     assert Options(gpus_per_node=3).processes_per_node(0) == 3
     assert Options(device="cpu").processes_per_node(8) == 1
 
@@ -76,8 +72,7 @@ def test_a_deeper_profile_does_more_and_waits_longer() -> None:
         assert less.largest_cuda <= more.largest_cuda
         assert less.iterations < more.iterations
         assert less.op_limit_s < more.op_limit_s
-    assert Options().limit_s("mesh") == 60
-    assert Options(phase_timeouts={"mesh": 5}).limit_s("mesh") == 5
+    assert (Options().limit_s("mesh"), Options(phase_timeouts={"mesh": 5}).limit_s("mesh")) == (60, 5)
     assert Options(nodes=32).limit_s("pairs") > Options(nodes=4).limit_s("pairs")
 
 

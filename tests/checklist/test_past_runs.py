@@ -59,7 +59,6 @@ def test_a_run_is_judged_by_the_figures_of_the_runs_before_it(place: Path) -> No
     )
     judged = judge(dataclasses.replace(slower, collectives=collectives), history=past.records)
     check = judged.check("bandwidth")
-    assert check is not None
     assert check.verdict == "FAIL"
     assert any(figure.basis == "history" for figure in check.figures)
 

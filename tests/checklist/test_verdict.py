@@ -10,7 +10,7 @@ import pytest
 from checklist import checks
 from checklist.measurements import Hang, Measurements, Pair, Phase
 from checklist.result import Result
-from checklist.verdict import judge
+from checklist.verdict import JUDGES, judge
 from tests.checklist.clusters import Cluster
 from tests.checklist.runs import cpu_run, facts, gpu_run, slow_world, verdict_of, with_pairs
 
@@ -60,8 +60,7 @@ def test_nothing_measured_is_no_verdict_and_nobody_is_healthy() -> None:
         gpus_per_node_asked=1,
     )
     result = judge(run)
-    assert result.verdict == "NO-VERDICT"
-    assert result.exit_code == 3
+    assert (result.verdict, result.exit_code) == ("NO-VERDICT", 3)
     assert result.healthy_nodes == ()
     assert not {check.check for check in result.checks if check.verdict == "PASS"}
 
@@ -154,3 +153,7 @@ def test_two_nodes_of_one_name_can_be_told_apart() -> None:
     run = gpu_run(2, 1)
     same = dataclasses.replace(run, facts=(facts(0, 1, hostname="x"), facts(1, 1, hostname="x")))
     assert judge(same).nodes == ("x (node 0)", "x (node 1)")
+
+
+def test_every_check_has_a_judge() -> None:
+    assert JUDGES.keys() == checks.CHECKS.keys()

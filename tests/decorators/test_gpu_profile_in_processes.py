@@ -52,8 +52,7 @@ def test_without_a_plan_in_the_environment_nothing_is_asked_for(
     monkeypatch.delenv(PLAN_VARIABLE, raising=False)
     found = _decorators(monkeypatch, command)
     assert set(found) == {"kubernetes", "card"}
-    assert found["kubernetes"]["cpu"] == 3
-    assert found["card"]["id"] == "finetune"
+    assert (found["kubernetes"]["cpu"], found["card"]["id"]) == (3, "finetune")
 
 
 def test_the_plan_survives_its_journey_and_stays_short(monkeypatch: pytest.MonkeyPatch) -> None:

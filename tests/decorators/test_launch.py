@@ -46,8 +46,7 @@ def test_a_function_of_the_parameters_is_asked_once_for_all_steps() -> None:
 
     once = Once()
     assert [once(plan, {"a": 1, "b": 2}, "local"), once(plan, {"b": 2, "a": 1}, "local")] == [1, 1]
-    assert once(plan, {"a": 2}, "local") == 2
-    assert once(plan, {"a": 1, "b": 2}, "batch") == 3
+    assert (once(plan, {"a": 2}, "local"), once(plan, {"a": 1, "b": 2}, "batch")) == (2, 3)
     assert Once()(plan, {"a": 1, "b": 2}, "local") == 4
 
 
@@ -76,7 +75,6 @@ def test_a_steps_request_holds_what_its_decorators_say_at_that_moment() -> None:
     asked = build_step_request(cast("StepView", step), REQUEST, Options(zone="b"))
     step.set_values("kubernetes", {"tolerations": [{"key": "ours"}]})
     assert (asked.step, asked.backend, asked.options.zone) == ("train", "kubernetes", "b")
-    assert asked.given["memory"].value == "9000"
-    assert asked.configured["namespace"] == "train"
+    assert (asked.given["memory"].value, asked.configured["namespace"]) == ("9000", "train")
     local = build_step_request(cast("StepView", RecordedStep("local")), REQUEST, Options())
     assert (local.given, local.configured) == ({}, {})

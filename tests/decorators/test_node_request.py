@@ -41,16 +41,14 @@ def _written(backend: Any, **given: Any) -> tuple[dict[str, dict[str, Any]], dic
 
 def test_batch_is_asked_for_gpus_shared_memory_and_the_fabric() -> None:
     written, extra = _written("batch")
-    assert written["resources"]["gpu"] == 8
-    assert written["resources"]["shared_memory"] == 8192
+    assert (written["resources"]["gpu"], written["resources"]["shared_memory"]) == (8, 8192)
     assert written["batch"]["efa"] == 32
     assert extra["FI_PROVIDER"] == "efa"
 
 
 def test_kubernetes_is_asked_for_gpus_shared_memory_and_the_fabric() -> None:
     written, extra = _written("kubernetes")
-    assert written["resources"]["gpu"] == 8
-    assert written["resources"]["shared_memory"] == 8192
+    assert (written["resources"]["gpu"], written["resources"]["shared_memory"]) == (8, 8192)
     assert written["kubernetes"]["extended_resources"]["vpc.amazonaws.com/efa"] == "32"
     assert extra["FI_PROVIDER"] == "efa"
 

@@ -128,11 +128,9 @@ def test_small_values_are_overwritten_and_listed(store: MetaflowStorage) -> None
     store.put_bytes("runs/1/origin", b"0")
     store.put_bytes("runs/1/origin", b"00")
     store.put_bytes("runs/12/origin", b"1")
-    assert store.get_bytes("runs/1/origin") == b"00"
-    assert store.size("runs/1/origin") == 2
+    assert (store.get_bytes("runs/1/origin"), store.size("runs/1/origin")) == (b"00", 2)
     assert store.keys("runs/1") == ["runs/1/origin"]
-    assert store.keys("runs") == ["runs/1/origin", "runs/12/origin"]
-    assert store.keys("nothing/here") == []
+    assert (store.keys("runs"), store.keys("nothing/here")) == (["runs/1/origin", "runs/12/origin"], [])
 
 
 def test_what_is_missing_is_a_missing_file(store: MetaflowStorage, tmp_path: Path) -> None:

@@ -82,8 +82,7 @@ def test_a_plan_of_an_earlier_release_is_read_with_neutral_values() -> None:
         del old["prediction"][name]
     del old["request"]["node_labels"]
     read = Plan.from_json(json.dumps(old))
-    assert read.layout == made.layout
-    assert read.request == made.request
+    assert (read.layout, read.request) == (made.layout, made.request)
     assert read.prediction.mfu is None
 
 
@@ -94,5 +93,4 @@ def test_a_plan_that_an_earlier_version_has_pickled_tells_nothing_of_what_torch_
     object.__delattr__(memory, "outside_bytes")  # as pickle leaves a field that it has not got
     assert memory.counted("reserved") is None
     shown = memory.counted("device")
-    assert shown is not None
     assert shown.likely_bytes == memory.shows_bytes == sum(value for _, value in shown.categories)

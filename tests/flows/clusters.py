@@ -123,10 +123,6 @@ class Shape:
         self.make(self._quotas, body)
         wait_for(lambda: self._quota_status(name).get("hard"), 60, "it counts")
 
-    def wait_until_unused(self, quota: str) -> None:
-        """What has ended is counted by a controller, some time later."""
-        wait_for(lambda: self._quota_status(quota)["used"][_GPUS] == "0", 60, "nothing is in use")
-
     @property
     def _quotas(self) -> str:
         return f"/api/v1/namespaces/{self.namespace}/resourcequotas"

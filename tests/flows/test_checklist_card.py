@@ -95,8 +95,7 @@ def test_a_pair_that_was_measured_alone_is_shown_as_it_was_then() -> None:
     assert len(cells) == 6 * 5
     for (src, dst), pair in alone.items():
         cell = cells[made.name_of(src), made.name_of(dst)]
-        assert cell.gbytes_per_s == pair.gbytes_per_s
-        assert cell.note == "measured alone"
+        assert (cell.gbytes_per_s, cell.note) == (pair.gbytes_per_s, "measured alone")
 
 
 def test_a_large_cluster_shows_the_nodes_at_fault_and_says_what_is_left_out() -> None:
@@ -132,10 +131,6 @@ def test_a_figure_is_only_shown_beside_runs_of_the_same_setting() -> None:
     histories = figure_histories((now,), [*runs, other])
     assert [len(points) for _, points in histories] == [len(runs) + 1]
     assert figure_histories((now,), [other]) == []
-
-
-def test_without_a_past_the_card_says_so() -> None:
-    assert "This is the first run on this cluster" in _text(draw(_slow_run(2), (), "c"))
 
 
 @pytest.mark.parametrize(

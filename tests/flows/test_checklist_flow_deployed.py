@@ -60,8 +60,7 @@ def test_the_nightly_checklist_asks_for_the_nodes_it_was_deployed_for(home: Home
     for pod in pods:
         (container,) = pod["containers"]
         limits, variables = container["resources"]["limits"], {v["name"]: v for v in container["env"]}
-        assert limits["nvidia.com/gpu"] == "8"
-        assert limits["vpc.amazonaws.com/efa"] == "32"
+        assert (limits["nvidia.com/gpu"], limits["vpc.amazonaws.com/efa"]) == ("8", "32")
         assert pod["nodeSelector"]["node.kubernetes.io/instance-type"] == "p5.48xlarge"
         assert pod["priorityClassName"] == "idle"
         (memory,) = [v["emptyDir"] for v in pod["volumes"] if v["emptyDir"].get("medium") == "Memory"]

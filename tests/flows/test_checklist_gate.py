@@ -127,7 +127,6 @@ def finetune(home: Path, *arguments: str, **more: str) -> subprocess.CompletedPr
 
 def test_a_failure_of_less_than_a_day_is_refused_with_finding_nodes_age_and_the_way_round() -> None:
     error = checked(slow(3 * HOUR)).refusal("kubernetes")
-    assert error is not None
     assert error.problem.startswith(
         "The checklist of this cluster failed 3 h ago (ChecklistFlow/7): host-2 is slow in both directions"
     )
@@ -136,7 +135,6 @@ def test_a_failure_of_less_than_a_day_is_refused_with_finding_nodes_age_and_the_
     assert again == "Then run the checklist again: finetune check --with kubernetes"
     assert anyway == "To train all the same: --ignore-checklist"
     resumed = checked(slow()).refusal("local", resumes=True)
-    assert resumed is not None
     assert resumed.advice.endswith("METAFLOW_RUN_IGNORE_CHECKLIST=1 before the command")
 
 
@@ -156,7 +154,6 @@ def test_an_older_failure_or_no_verdict_is_a_line_and_a_pass_is_nothing() -> Non
 def test_the_bandwidth_between_nodes_is_what_the_checklist_measured_between_nodes() -> None:
     made = healthy()
     found = checked(made).bandwidth()
-    assert found is not None
     assert found.inter_node_gbytes_per_s == made.busbw_gbytes_per_s is not None
     assert found.intra_node_gbytes_per_s is None
     assert found.source == "ChecklistFlow/7, all_reduce of 16,384 MiB over 8 nodes"
@@ -165,7 +162,6 @@ def test_the_bandwidth_between_nodes_is_what_the_checklist_measured_between_node
 
 def test_the_bandwidth_of_one_nodes_gpus_is_theirs_alone() -> None:
     found = checked(healthy(nodes=1)).bandwidth()
-    assert found is not None
     assert found.inter_node_gbytes_per_s is None
     assert found.intra_node_gbytes_per_s == pytest.approx(480 * 2 * 7 / 8 / 2)
     assert found.source.endswith("over the 8 GPUs of a node")

@@ -17,12 +17,16 @@ from launchers import pipeline, settings
 from launchers.store.bundles import MANIFEST, Manifest, get_bundle
 
 
-def test_every_local_dataset_of_a_run_reaches_its_tasks(
-    tmp_path: Path, dataset: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture(autouse=True)
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MetaflowStorage:
     implementation = SimpleNamespace(TYPE="local", datastore_root=str(tmp_path / "store"))
-    store = MetaflowStorage(implementation, "finetune-cache")
-    monkeypatch.setattr(finetune_artifacts, "datastore", lambda **_: store)
+    made = MetaflowStorage(implementation, "finetune-cache")
+    monkeypatch.setattr(finetune_artifacts, "datastore", lambda **_: made)
+    monkeypatch.setenv(finetune_artifacts.STAGED_VARIABLE, "")  # which monkeypatch takes away at the end
+    return made
+
+
+def test_every_local_dataset_of_a_run_reaches_its_tasks(tmp_path: Path, dataset: Path) -> None:
     more, held_out = tmp_path / "more.jsonl", tmp_path / "held-out.jsonl"
     for path in (more, held_out):
         path.write_text(f'{{"text": "{path.stem}"}}\n')
@@ -36,7 +40,6 @@ def test_every_local_dataset_of_a_run_reaches_its_tasks(
     model = models.resolve("tiny-llama", online=False)
     _, staged = finetune_artifacts.stage(chosen, model)
     assert list(staged) == [str(dataset), str(more), str(held_out)]
-    monkeypatch.setenv(finetune_artifacts.STAGED_VARIABLE, "")  # which monkeypatch takes away at the end
     finetune_artifacts.carry(model, staged)
     for path in (dataset, more, held_out):
         path.unlink()
@@ -47,18 +50,14 @@ def test_every_local_dataset_of_a_run_reaches_its_tasks(
 
 
 def test_a_saved_split_reaches_its_tasks_and_checked_rows_the_steps_after(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, store: MetaflowStorage
 ) -> None:
-    implementation = SimpleNamespace(TYPE="local", datastore_root=str(tmp_path / "store"))
-    store = MetaflowStorage(implementation, "finetune-cache")
-    monkeypatch.setattr(finetune_artifacts, "datastore", lambda **_: store)
     saved = tmp_path / "saved"
     splits = {name: datasets.Dataset.from_list([{"text": name}] * 3) for name in ("train", "test")}
     datasets.DatasetDict(splits).save_to_disk(saved)
     chosen = settings.build({"dataset": str(saved), "evaluation": {"dataset": f"{saved}#test"}})
     model = models.resolve("tiny-llama", online=False)
     _, staged = finetune_artifacts.stage(chosen, model)
-    monkeypatch.setenv(finetune_artifacts.STAGED_VARIABLE, "")  # which monkeypatch takes away at the end
     finetune_artifacts.carry(model, staged)
     shutil.rmtree(saved)
     fetch = finetune_artifacts.fetch_dataset
@@ -70,13 +69,8 @@ def test_a_saved_split_reaches_its_tasks_and_checked_rows_the_steps_after(
     assert [row.text for row in held_out or ()] == ["test"] * 3  # type: ignore[union-attr]
 
 
-def test_images_that_a_file_names_reach_the_tasks_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_images_that_a_file_names_reach_the_tasks_with_it(tmp_path: Path, store: MetaflowStorage) -> None:
     image = pytest.importorskip("PIL.Image")
-    implementation = SimpleNamespace(TYPE="local", datastore_root=str(tmp_path / "store"))
-    store = MetaflowStorage(implementation, "finetune-cache")
-    monkeypatch.setattr(finetune_artifacts, "datastore", lambda **_: store)
     mine = tmp_path / "mine"
     (mine / "deep").mkdir(parents=True)
     for name in ("one.png", "deep/two.png", "not-named.png"):
@@ -87,7 +81,6 @@ def test_images_that_a_file_names_reach_the_tasks_with_it(
     model = models.resolve("tiny-sdxl", online=False)
     chosen = pipeline.resolve_auto(chosen, model.spec)
     _, staged = finetune_artifacts.stage(chosen, model)
-    monkeypatch.setenv(finetune_artifacts.STAGED_VARIABLE, "")  # which monkeypatch takes away at the end
     finetune_artifacts.carry(model, staged)
     shutil.rmtree(mine)
     found, _ = pipeline.read_data(chosen, tmp_path / "work", fetch=finetune_artifacts.fetch_dataset)

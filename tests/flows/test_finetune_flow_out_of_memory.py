@@ -68,8 +68,7 @@ def check(
     assert f"going on from the checkpoint of step 2 of {STEPS}" in run.output
     found = run.artifacts()
     layout = found["plan"].layout
-    assert layout.micro_batch_size == 1
-    assert layout.global_batch_size == 4
+    assert (layout.micro_batch_size, layout.global_batch_size) == (1, 4)
     notes = [
         (note.used, note.given_by) for note in found["plan"].overrides if note.name == "micro_batch_size"
     ]

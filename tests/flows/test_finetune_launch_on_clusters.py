@@ -256,55 +256,6 @@ def test_what_others_leave_of_a_node_is_planned_with(
     assert shape.admitted(plan) == ["b"]
 
 
-def test_a_quota_below_the_need_is_said_with_its_name_and_figures(
-    shape: Shape, run: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shape.add(own_a100("a"), own_a100("b"))
-    shape.quota("team", 4)
-    plan = run(method="lora")
-    assert plan.request.nodes * plan.request.gpus_per_node <= 4
-    assert shape.preflight(plan)[0].state("quota") in (None, "ok")
-    assert len(shape.admitted(plan)) == plan.request.nodes
-    shape.end("run-0")
-    shape.wait_until_unused("team")
-    with pytest.raises(UserError) as caught:
-        run("llama-70b", method="full")
-    assert "ResourceQuota team allows 4 requests.nvidia.com/gpu" in caught.value.problem
-    assert "llama-70b (full) needs 16: 2 node(s) of 8x A100 SXM 80GB" in caught.value.problem
-    shape.run(holding("notebook", "a", 2))
-    capsys.readouterr()
-    assert run(method="lora").request.gpus_per_node <= 2  # what the quota has left
-    waiting = run(method="lora", gpus=4)
-    assert waiting.request.gpus_per_node == 4
-    assert "of ResourceQuota team 2 of 4 requests.nvidia.com/gpu are in use now" in capsys.readouterr().err
-
-
-def test_without_access_to_the_cluster_the_catalogue_is_used_and_one_line_says_why(
-    run: Run, shape: Shape, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(shape.plane.kubeconfig(server="https://127.0.0.1:9")))
-    plan = run(method="lora")
-    assert plan.request.cloud in ("aws", "gcp", "azure")
-    said = [line for line in capsys.readouterr().err.splitlines() if "catalogue" in line]
-    assert len(said) == 1
-    assert said[0].startswith("Planned with the catalogue's machines: The Kubernetes API of context 'lab'")
-    monkeypatch.setenv("KUBECONFIG", str(shape.plane.kubeconfig("alice")))
-    run(method="lora")
-    said = [line for line in capsys.readouterr().err.splitlines() if "catalogue" in line]
-    assert "Listing the nodes of context 'lab' is not allowed" in said[0]
-
-
-def test_the_catalogue_is_used_where_it_is_asked_for(
-    run: Run, shape: Shape, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shape.add(own_a100("a"))
-    for parameters in ({"from_catalogue": True}, {"settings": {"resources": {"from_catalogue": True}}}):
-        plan = run(method="lora", **parameters)
-        assert plan.request.cloud in ("aws", "gcp", "azure")
-        assert "Planned with the catalogue's machines: --from-catalogue." in capsys.readouterr().err
-    assert run(method="lora").request.cloud == "cluster"
-
-
 def test_a_login_that_sees_its_own_namespace_only_is_told_what_was_not_seen(
     run: Run, shape: Shape, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

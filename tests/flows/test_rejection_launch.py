@@ -17,6 +17,9 @@ from flows import finetune_launch, rejection_launch
 from launchers import settings
 from launchers.models import tiny_llama
 
+ON_H100: dict[str, Any] = {"model": "llama-8b", "method": "full", "gpu": "H100 SXM", "gpus": 8}
+ON_H100 |= {"from_catalogue": True}
+
 
 @pytest.fixture
 def functions(tmp_path: Path) -> Path:
@@ -59,8 +62,7 @@ def test_steps_are_those_of_the_answers_that_can_be_kept(functions: Path, datase
     values = {"dataset": str(dataset), "epochs": 2, "global_batch_size": 4}
     values["rejection"] = {"score": f"{functions}:length", "prompts": 40, "top_share": 0.5}
     found = rejection_launch.check(settings.build(values))
-    assert found.prompts == 40
-    assert found.trained.max_steps == (20 - 1) * 2 // 4
+    assert (found.prompts, found.trained.max_steps) == (40, (20 - 1) * 2 // 4)
 
 
 def printed(params: dict[str, Any], backend: Any, capsys: pytest.CaptureFixture[str]) -> str:
@@ -88,16 +90,7 @@ def test_the_size_is_said_and_what_is_not_known_is_called_unknown(
 def test_each_stage_and_the_whole_have_hours_and_a_price(
     functions: Path, dataset: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    params = {
-        "model": "llama-8b",
-        "method": "full",
-        "gpu": "H100 SXM",
-        "gpus": 8,
-        "from_catalogue": True,
-        "score": f"{functions}:length",
-        "answers": 4,
-        "dataset": str(dataset),
-    }
+    params = ON_H100 | {"score": f"{functions}:length", "answers": 4, "dataset": str(dataset)}
     text = printed(params, "kubernetes", capsys)
     assert re.search(r"generate 1 node with 1x H100 SXM of \S+: \d+ min to \d+ min, \$[\d.]+ to \$", text)
     assert "score 1 node with no GPU: time unknown, price unknown: the function's own time" in text
@@ -114,15 +107,7 @@ def test_a_reward_model_at_hand_is_sized_and_priced(
     config |= {"architectures": ["LlamaForSequenceClassification"], "num_labels": 1}
     (tmp_path / "reward").mkdir()
     (tmp_path / "reward" / "config.json").write_text(json.dumps(config))
-    params = {
-        "model": "llama-8b",
-        "method": "full",
-        "gpu": "H100 SXM",
-        "gpus": 8,
-        "from_catalogue": True,
-        "score": str(tmp_path / "reward"),
-        "dataset": str(dataset),
-    }
+    params = ON_H100 | {"score": str(tmp_path / "reward"), "dataset": str(dataset)}
     text = printed(params, "kubernetes", capsys)
     assert re.search(r"score 1 node with 1x H100 SXM of \S+: \d+ min, \$[\d.]+", text)
     assert "without" not in text.partition("Rejection sampling:")[2]

@@ -33,6 +33,5 @@ def test_a_file_of_a_run_that_goes_elsewhere_is_in_the_store(
 
 def test_a_module_is_not_put_into_the_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(scorers, "datastore", lambda **_: LocalStorage(tmp_path))
-    assert scorers.stage_scorer("package.module:f") == {}
-    assert scorers.stage_scorer(None) == {}
+    assert (scorers.stage_scorer("package.module:f"), scorers.stage_scorer(None)) == ({}, {})
     assert scorers.fetch_scorer("package.module:f", None, tmp_path) == "package.module:f"

@@ -134,7 +134,6 @@ def test_a_slowed_rank_is_named_within_20_steps_and_the_next_checklist_hears_of_
     page = tmp_path / "card.html"
     _flow(tmp_path, FLOW, "card", "get", f"{run}/train_nodes/{task}", str(page), "--id", "finetune")
     data_of_card = re.search(r'__MF_DATA__\["[^"]+"\] = "([^"]+)"', page.read_text())
-    assert data_of_card is not None
     shown = base64.b64decode(data_of_card[1]).decode().replace("\\", "")
     assert f"node 1 ({name}) is late" in shown
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from pathlib import Path
 
@@ -15,25 +14,6 @@ from tests.infra.manifests import KUBERNETES
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "docs" / f"{name}.md" for name in ("aws", "kubernetes", "gcp", "azure")]
-PRICE = re.compile(r"^\| ([\w.-]+) \| (\d+) \| ([\d.]+|unknown) \| ([^|]*)\|$", re.MULTILINE)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_prices_are_those_of_the_table_with_its_date(page: Path) -> None:
-    with (ROOT / "estimator" / "data" / "instances.csv").open() as file:
-        machines = {row["instance_type"]: row for row in csv.DictReader(file)}
-    rows = PRICE.findall(page.read_text())
-    assert len(rows) >= 2
-    ((two, cost),) = re.findall(r"Two (\S+)\s+cost\s+([\d.]+) USD an hour", page.read_text())
-    assert cost == f"{2 * float(machines[two]['on_demand_usd_h']):.2f}"
-    for name, gpus, price, of in rows:
-        machine = machines[name]
-        assert gpus == machine["gpu_count"]
-        if price == "unknown":
-            assert (machine["on_demand_usd_h"], of.strip()) == ("", "")
-        else:
-            assert price == f"{float(machine['on_demand_usd_h']):.2f}"
-            assert of.strip() == f"{machine['price_region']}, {machine['price_date']}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -46,17 +26,6 @@ def test_every_file_and_variable_that_a_page_names_is_there(page: Path) -> None:
         assert (KUBERNETES / name).exists(), name
     known = {f"METAFLOW_{name}" for name in dir(metaflow.metaflow_config)}
     assert set(re.findall(r"METAFLOW_\w+(?==)", text)) <= known
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_versions_are_those_of_infras_table(page: Path) -> None:
-    table = (KUBERNETES / "README.md").read_text()
-    for url in re.findall(r"https://github\.com/\S+/releases/download/\S+\.yaml", page.read_text()):
-        assert f"<{url}>" in table
-    for chart, version in re.findall(
-        r"\w+/(gpu-operator|nvidia-device-plugin) --version (\S+)", page.read_text()
-    ):
-        assert f"| {version} | chart `{chart}`" in table
 
 
 def test_the_example_of_a_nightly_check_is_one() -> None:

@@ -101,8 +101,7 @@ def test_one_disk_holds_what_docker_keeps_and_what_was_there(tmp_path: Path, dis
 def test_several_disks_are_striped(tmp_path: Path, disks: list[str]) -> None:
     said = boot(tmp_path, disks)
     array = f"{tmp_path}/root/dev/md/instance-store"
-    assert said.splitlines()[-1] == "of the AMI"
-    assert said.splitlines()[-2] == disks[1]
+    assert (said.splitlines()[-1], said.splitlines()[-2]) == ("of the AMI", disks[1])
     assert calls(tmp_path) == [
         f"mdadm --assemble {array} {' '.join(disks)}",
         f"mdadm --create {array} --run --level=0 --raid-devices=2 {' '.join(disks)}",

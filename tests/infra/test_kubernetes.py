@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from estimator import hardware
 from estimator.hardware import cluster_tables
 from tests.checklist.runs import gpu_run
 from tests.infra.manifests import KUBERNETES, Json, everything, needs_kubectl, of_kind, queues, render
-from tests.lab.pod_spec import quantity
 
 pytestmark = needs_kubectl
 CUSTOM = {"ClusterQueue", "LocalQueue", "ResourceFlavor", "WorkloadPriorityClass", "PrometheusRule"}
@@ -32,10 +30,12 @@ API = "1.34"  # of the EKS cluster in clusters/eks.yaml
 FOLDERS = sorted(
     path.parent for path in KUBERNETES.rglob("kustomization.yaml") if "components" not in path.parts
 )
+Objects = tuple[Json, ...]
+Samples = dict[str, list[dict[str, str]]]  # the labels of each sample of each metric
 
 
 @pytest.fixture(scope="module")
-def objects(tmp_path_factory: pytest.TempPathFactory) -> tuple[Json, ...]:
+def objects(tmp_path_factory: pytest.TempPathFactory) -> Objects:
     return everything(tmp_path_factory.mktemp("everything"))
 
 
@@ -44,7 +44,7 @@ def test_every_folder_renders(folder: Path) -> None:
     assert render(folder)
 
 
-def test_every_object_has_the_shape_of_its_api(objects: tuple[Json, ...]) -> None:
+def test_every_object_has_the_shape_of_its_api(objects: Objects) -> None:
     launcher = render(KUBERNETES / "examples" / "launcher")
     known = [item for item in (*objects, *launcher) if item["kind"] not in CUSTOM]
     assert len(known) > 15
@@ -52,18 +52,18 @@ def test_every_object_has_the_shape_of_its_api(objects: tuple[Json, ...]) -> Non
         kubernetes_validate.validate(item, API, strict=True)
 
 
-def test_no_object_is_there_twice(objects: tuple[Json, ...]) -> None:
+def test_no_object_is_there_twice(objects: Objects) -> None:
     names = [(item["kind"], item["metadata"].get("namespace"), item["metadata"]["name"]) for item in objects]
     assert len(names) == len(set(names))
 
 
-def test_a_workers_name_in_the_clusters_dns_is_short_enough(objects: tuple[Json, ...]) -> None:
+def test_a_workers_name_in_the_clusters_dns_is_short_enough(objects: Objects) -> None:
     namespaces = {namespace["metadata"]["name"] for namespace in of_kind(objects, "Namespace")}
     assert namespaces == {"finetune", "finetune-check"}
     assert max(map(len, namespaces)) <= 14
 
 
-def test_a_launchers_pod_meets_the_standard_that_its_namespace_may_enforce(objects: tuple[Json, ...]) -> None:
+def test_a_launchers_pod_meets_the_standard_that_its_namespace_may_enforce(objects: Objects) -> None:
     levels = [
         item["metadata"]["labels"]["pod-security.kubernetes.io/enforce"]
         for item in of_kind(objects, "Namespace")
@@ -82,7 +82,7 @@ def test_a_launchers_pod_meets_the_standard_that_its_namespace_may_enforce(objec
             assert not security.is_restricted({k: v for k, v in security.RESTRICTED.items() if k != name})
 
 
-def test_roles_name_every_verb_and_no_secret(objects: tuple[Json, ...]) -> None:
+def test_roles_name_every_verb_and_no_secret(objects: Objects) -> None:
     rules = [
         rule for kind in ("Role", "ClusterRole") for item in of_kind(objects, kind) for rule in item["rules"]
     ]
@@ -95,7 +95,7 @@ def test_roles_name_every_verb_and_no_secret(objects: tuple[Json, ...]) -> None:
 # -- queues ----------------------------------------------------------------------------------------------
 
 
-def test_a_queue_covers_all_that_a_pod_of_a_flow_may_ask_for(objects: tuple[Json, ...]) -> None:
+def test_a_queue_covers_all_that_a_pod_of_a_flow_may_ask_for(objects: Objects) -> None:
     asked = {"cpu", "memory", "ephemeral-storage", "nvidia.com/gpu", EFA, HUGEPAGES}
     found = of_kind(objects, "ClusterQueue")
     assert len(found) == len(queues())
@@ -106,7 +106,7 @@ def test_a_queue_covers_all_that_a_pod_of_a_flow_may_ask_for(objects: tuple[Json
             assert [item["name"] for item in flavor["resources"]] == group["coveredResources"]
 
 
-def test_each_queue_gives_the_nodes_of_its_gpu(objects: tuple[Json, ...]) -> None:
+def test_each_queue_gives_the_nodes_of_its_gpu(objects: Objects) -> None:
     flavors = {item["metadata"]["name"]: item.get("spec", {}) for item in of_kind(objects, "ResourceFlavor")}
     queue_of = {item["metadata"]["name"]: item["spec"] for item in of_kind(objects, "ClusterQueue")}
     with (cluster_tables.DATA / "gpu_labels.csv").open() as file:
@@ -121,35 +121,7 @@ def test_each_queue_gives_the_nodes_of_its_gpu(objects: tuple[Json, ...]) -> Non
         assert all(part in product.lower() for part in name.removeprefix("finetune-").split("-"))
 
 
-def test_the_teams_of_the_example_have_all_that_its_cluster_has_in_one_cohort() -> None:
-    def quotas(*queues: Json) -> Counter[tuple[str, str]]:
-        found: Counter[tuple[str, str]] = Counter()
-        for queue in queues:
-            for flavor in queue["spec"]["resourceGroups"][0]["flavors"]:
-                for item in flavor["resources"]:
-                    found[flavor["name"], item["name"]] += quantity(str(item["nominalQuota"]))
-        return found
-
-    objects = render(KUBERNETES / "examples" / "two-teams")
-    by_name = {queue["metadata"]["name"]: queue for queue in of_kind(objects, "ClusterQueue")}
-    assert set(by_name) == {"finetune-h100", "research-h100", "product-h100"}
-    (whole,) = of_kind(render(KUBERNETES / "examples" / "eks-h100"), "ClusterQueue")
-    assert quotas(*by_name.values()) == quotas(whole)
-    assert not any(quotas(by_name["finetune-h100"]).values())  # what it has it borrows
-    assert {queue["spec"]["cohortName"] for queue in by_name.values()} == {"h100"}
-    groups = [queue["spec"]["resourceGroups"] for queue in by_name.values()]
-    assert len({tuple(group["coveredResources"]) for (group,) in groups}) == 1
-    flavors = {item["metadata"]["name"] for item in of_kind(objects, "ResourceFlavor")}
-    local = {item["metadata"]["name"]: item for item in of_kind(objects, "LocalQueue")}
-    for team in ("research", "product"):
-        spec = by_name[f"{team}-h100"]["spec"]
-        assert spec["preemption"]["reclaimWithinCohort"] == "Any"
-        assert {flavor["name"] for flavor in spec["resourceGroups"][0]["flavors"]} == flavors
-        assert local[f"{team}-h100"]["metadata"]["namespace"] == "finetune"
-        assert local[f"{team}-h100"]["spec"]["clusterQueue"] == f"{team}-h100"
-
-
-def test_the_priorities_of_queue_and_pods_are_the_same(objects: tuple[Json, ...]) -> None:
+def test_the_priorities_of_queue_and_pods_are_the_same(objects: Objects) -> None:
     def values(kind: str) -> dict[str, int]:
         return {item["metadata"]["name"]: item["value"] for item in of_kind(objects, kind)}
 
@@ -160,9 +132,7 @@ def test_the_priorities_of_queue_and_pods_are_the_same(objects: tuple[Json, ...]
 # -- EFA -------------------------------------------------------------------------------------------------
 
 
-def test_efas_plugin_runs_on_every_machine_of_the_table_that_has_both_gpus_and_efa(
-    objects: tuple[Json, ...],
-) -> None:
+def test_efas_plugin_runs_on_every_machine_of_the_table_that_has_both_gpus_and_efa(objects: Objects) -> None:
     (daemons,) = of_kind(objects, "DaemonSet")
     (term,) = daemons["spec"]["template"]["spec"]["affinity"]["nodeAffinity"][
         "requiredDuringSchedulingIgnoredDuringExecution"
@@ -176,7 +146,7 @@ def test_efas_plugin_runs_on_every_machine_of_the_table_that_has_both_gpus_and_e
     assert set(term["matchExpressions"][0]["values"]) == expected
 
 
-def test_efas_plugin_has_no_more_rights_than_the_kubelets_folder_needs(objects: tuple[Json, ...]) -> None:
+def test_efas_plugin_has_no_more_rights_than_the_kubelets_folder_needs(objects: Objects) -> None:
     (daemons,) = of_kind(objects, "DaemonSet")
     pod = daemons["spec"]["template"]["spec"]
     (container,) = pod["containers"]
@@ -189,7 +159,7 @@ def test_efas_plugin_has_no_more_rights_than_the_kubelets_folder_needs(objects: 
     assert set(container["resources"]["limits"]) == {"cpu", "memory"}
 
 
-def test_nobody_reaches_a_flows_pods_but_nodes_of_several_each_other(objects: tuple[Json, ...]) -> None:
+def test_nobody_reaches_a_flows_pods_but_nodes_of_several_each_other(objects: Objects) -> None:
     policies = of_kind(objects, "NetworkPolicy")
     assert {item["metadata"]["namespace"] for item in policies} == {"finetune", "finetune-check"}
     of_jobsets = {"matchExpressions": [{"key": "jobset.sigs.k8s.io/jobset-name", "operator": "Exists"}]}
@@ -226,7 +196,6 @@ def test_the_eks_cluster_has_the_accounts_groups_and_machines_that_the_rest_name
     assert cluster["accessConfig"]["accessEntries"][0]["kubernetesGroups"] == ["finetune-launchers"]
     group = cluster["managedNodeGroups"][1]
     machine = hardware.current().find_instance(group["instanceType"])
-    assert machine is not None
     assert bool(tables.efa_interfaces(machine)) == group["efaEnabled"]
     (zone,) = group["availabilityZones"]
     assert zone in cluster["availabilityZones"]  # of its subnets; left out, eksctl draws them
@@ -252,7 +221,7 @@ def _place(metadata: dict[str, str]) -> tuple[str, str]:
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, str]]]:
+def written(tmp_path_factory: pytest.TempPathFactory) -> Samples:
     """The labels of each sample of each metric that the checklist writes."""
     file = tmp_path_factory.mktemp("metrics") / "checklist.prom"
     prometheus.write(judge(gpu_run()), file)
@@ -260,7 +229,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str
     return {family.name: [sample.labels for sample in family.samples] for family in families}
 
 
-def test_the_alerts_have_the_shape_of_the_prometheus_operator(objects: tuple[Json, ...]) -> None:
+def test_the_alerts_have_the_shape_of_the_prometheus_operator(objects: Objects) -> None:
     from cloudcoil.models.prometheus_operator.v1 import PrometheusRule  # here: its import takes seconds
 
     (rule,) = of_kind(objects, "PrometheusRule")
@@ -268,9 +237,7 @@ def test_the_alerts_have_the_shape_of_the_prometheus_operator(objects: tuple[Jso
     assert read["spec"] == rule["spec"]  # what the model doesn't know, it would drop
 
 
-def test_alerts_ask_for_metrics_that_the_checklist_writes(
-    objects: tuple[Json, ...], written: dict[str, list[dict[str, str]]]
-) -> None:
+def test_alerts_ask_for_metrics_that_the_checklist_writes(objects: Objects, written: Samples) -> None:
     (group,) = of_kind(objects, "PrometheusRule")[0]["spec"]["groups"]
     for rule in group["rules"]:
         metrics = _check(rule["expr"], written)
@@ -279,9 +246,7 @@ def test_alerts_ask_for_metrics_that_the_checklist_writes(
     assert {name for rule in group["rules"] for name in _names(rule["expr"])} <= set(written)
 
 
-def test_the_dashboard_shows_metrics_that_the_checklist_writes(
-    objects: tuple[Json, ...], written: dict[str, list[dict[str, str]]]
-) -> None:
+def test_the_dashboard_shows_metrics_that_the_checklist_writes(objects: Objects, written: Samples) -> None:
     (found,) = of_kind(objects, "ConfigMap")
     dashboard = json.loads(found["data"]["training-checklist.json"])
     shown = [target for panel in dashboard["panels"] for target in panel["targets"]]
@@ -293,7 +258,7 @@ def test_the_dashboard_shows_metrics_that_the_checklist_writes(
     assert {name for target in shown for name in _names(target["expr"])} == set(written)
 
 
-def _check(expression: str, written: dict[str, list[dict[str, str]]]) -> set[str]:
+def _check(expression: str, written: Samples) -> set[str]:
     """The metrics of an expression; fails where it is none, or selects nothing that is written."""
     promql_parser.parse(expression)
     names = _names(expression)
@@ -314,29 +279,3 @@ def _selected(labels: dict[str, str], selector: str) -> bool:
         if not re.fullmatch(pattern, labels.get(label, "")):
             return False
     return True
-
-
-def test_versions_of_what_is_installed_beforehand_are_said_once() -> None:
-    """The chart's and plugin's versions in comments and manifests are those of the table."""
-    table = (KUBERNETES / "README.md").read_text()
-    for name in ("gpu-operator", "nvidia-device-plugin"):
-        text = (KUBERNETES / "values" / f"{name}.yaml").read_text()
-        (version,) = re.findall(r"--version (\S+)", text)
-        assert f"| {version} | chart `{name}`" in table
-    (daemons,) = of_kind(render_component("efa-device-plugin"), "DaemonSet")
-    image = daemons["spec"]["template"]["spec"]["containers"][0]["image"]
-    assert f"| EFA device plugin | {image.rpartition(':')[2]} |" in table
-
-
-def render_component(name: str) -> tuple[Json, ...]:
-    folder = KUBERNETES / "components" / name
-    listed = yaml.safe_load((folder / "kustomization.yaml").read_text())
-    return tuple(
-        item for file in listed["resources"] for item in yaml.safe_load_all((folder / file).read_text())
-    )
-
-
-def test_the_readme_lists_every_folder() -> None:
-    text = (KUBERNETES / "README.md").read_text()
-    for folder in (KUBERNETES / "components").iterdir():
-        assert f"`components/{folder.name}`" in text

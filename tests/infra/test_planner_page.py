@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from tests.tab import Tab, served, tab
 
 pytestmark = [needs_browser, pytest.mark.slow]
 FIRST_S, CHANGE_MS = 5.0, 300.0  # on a machine that does nothing else
-BUSY = 8.0  # times as long, where tests run beside each other
 ANSWERED = "Number(document.querySelector('#planner')?.dataset.answered ?? 0)"
 ASKED = "Number(document.querySelector('#planner').dataset.asked)"
 TEXT = "document.querySelector('#planner .planner-result').innerText"
@@ -53,19 +51,6 @@ def change(page: Tab, selector: str, text: str) -> str:
     return str(page.look(TEXT))
 
 
-def test_the_first_answer_comes_soon_and_each_change_at_once(page: Tab) -> None:
-    said = str(page.look("document.querySelector('.planner-status').textContent"))
-    first = re.fullmatch(r"Planned in \d+ ms in this browser, ([\d.]+) s after the page was opened\.", said)
-    assert first is not None, said
-    assert float(first[1]) < FIRST_S * BUSY
-    for model in ("llama-70b", "qwen2.5-7b", "mixtral-8x7b"):
-        change(page, "#planner-model", model)
-        told = page.look("document.querySelector('.planner-status').textContent")
-        taken = re.fullmatch(r"Planned in (\d+) ms in this browser\.", str(told))
-        assert taken is not None, told
-        assert float(taken[1]) < CHANGE_MS * BUSY
-
-
 def test_answers_are_those_of_the_estimator_outside_the_browser(page: Tab) -> None:
     forms = FORMS[::5]  # tests/estimator/planner_page checks all of them, outside the browser
     found = page.look(
@@ -85,8 +70,7 @@ def test_answers_are_those_of_the_estimator_outside_the_browser(page: Tab) -> No
     for form, mine in zip(forms, found, strict=True):
         theirs = json.loads(json.dumps(answers.answer(form)))
         assert mine.keys() == theirs.keys(), form
-        assert mine["command"] == theirs["command"]
-        assert mine.get("problem") == theirs.get("problem")
+        assert (mine["command"], mine.get("problem")) == (theirs["command"], theirs.get("problem"))
         for one, other in zip(mine.get("plans", ()), theirs.get("plans", ()), strict=True):
             figures = {name: value for name, value in other.items() if isinstance(value, float)}
             assert {name: one[name] for name in figures} == pytest.approx(figures, rel=1e-12), form

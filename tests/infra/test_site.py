@@ -98,7 +98,6 @@ def test_the_notebook_s_cells_run_from_the_first_to_the_last(tmp_path: Path) -> 
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "Plan: llama-8b, lora" in done.stdout
-    assert "successful FinetuneFlow/" in done.stdout
-    assert "held-out loss: " in done.stdout
+    for words in ("Plan: llama-8b, lora", "successful FinetuneFlow/", "held-out loss: "):
+        assert words in done.stdout
     assert '{"area":"delivery","product":"laptop","urgent":true}' in done.stdout

@@ -38,17 +38,6 @@ def test_a_workflow_may_only_read_unless_a_job_says_more(file: Path) -> None:
     assert yaml.safe_load(file.read_text())["permissions"] == {"contents": "read"}
 
 
-@pytest.mark.parametrize("name", ["bug", "estimate", "feature_request"])
-def test_an_issues_form_can_be_read_and_a_bugs_wants_what_doctor_says(name: str) -> None:
-    form = yaml.safe_load((ROOT / ".github" / "ISSUE_TEMPLATE" / f"{name}.yml").read_text())
-    assert form["name"]
-    assert form["description"]
-    asked = {field["id"]: field.get("validations", {}).get("required", False) for field in form["body"]}
-    assert len(asked) == len(form["body"])
-    assert any(asked.values())
-    assert asked.get("doctor", name != "bug"), "bug.yml"
-
-
 def last_command(file: str, job: str) -> str:
     return str(jobs(ROOT / ".github" / "workflows" / f"{file}.yml")[job]["steps"][-1]["run"])
 
@@ -133,12 +122,3 @@ def test_changes_are_tested_on_the_oldest_and_newest_python_and_all_are_every_ni
     assert versions("ci", "oldest-and-newest") == [allowed[0], allowed[-1]]
     # The job `all` has the one that changes are tested with
     assert sorted([*versions("nightly", "pythons"), *versions("ci", "system")]) == sorted(allowed)
-
-
-def test_code_owners_are_named_for_paths_that_exist() -> None:
-    for line in (ROOT / ".github" / "CODEOWNERS").read_text().splitlines():
-        if line and not line.startswith("#"):
-            pattern, *owners = line.split()
-            assert owners
-            assert all(owner.startswith("@") for owner in owners)
-            assert pattern == "*" or (ROOT / pattern.strip("/")).exists(), pattern

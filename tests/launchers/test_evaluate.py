@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 import shutil
 import signal
@@ -31,6 +30,7 @@ from launchers.evaluate import (
 )
 from launchers.held_out import Score
 from launchers.models import tiny_llama
+from tests.launchers.engines.loop import runs
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,23 +47,8 @@ def rows() -> list[prepared.Row]:
 
 
 def hold_out(folder: Path) -> Path:
-    held_out = rows()
-    info = prepared.PreparedInfo(
-        rows=len(held_out),
-        tokens=sum(len(row.tokens) for row in held_out),
-        label_tokens=sum(int((row.labels != prepared.IGNORE).sum()) for row in held_out),
-        truncated_rows=0,
-        longest_row=30,
-        seq_len=64,
-        packed=False,
-        pad_id=2,
-        vocab_size=tiny_llama.VOCAB_SIZE,
-        global_batch_size=1,
-        total_steps=len(held_out),
-        seed=0,
-        fingerprint="test",
-    )
-    prepared.write(folder / "heldout", held_out, np.arange(len(held_out), dtype=np.int32), info)
+    info = {"seq_len": 64, "pad_id": 2, "vocab_size": tiny_llama.VOCAB_SIZE}
+    runs.make_data(folder / "heldout", rows(), batch=1, steps=len(rows()), **info)
     questions = [{"prompt": f"What does function {n} do?", "reference": f"Answer {n}."} for n in range(4)]
     (folder / "heldout.jsonl").write_text("".join(json.dumps(question) + "\n" for question in questions))
     return folder
@@ -127,8 +112,6 @@ def test_both_models_are_measured_over_all_labels_and_answer(
     tmp_path: Path, base: Path, finetuned: Path
 ) -> None:
     result = evaluate(request(base, finetuned, hold_out(tmp_path / "data"), tmp_path / "work"))
-    assert result.base is not None
-    assert result.finetuned is not None
     assert result.base.loss == pytest.approx(loss_one_by_one(base), rel=1e-5)
     assert result.finetuned.loss == pytest.approx(loss_one_by_one(finetuned), rel=1e-5)
     assert result.base.rows == 6
@@ -147,8 +130,6 @@ def test_an_adapter_that_can_not_be_merged_is_measured_on_its_base(
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(base / name, adapter / name)
     result = evaluate(request(base, adapter, hold_out(tmp_path / "data"), tmp_path / "work"))
-    assert result.base is not None
-    assert result.finetuned is not None
     assert result.base.loss == pytest.approx(loss_one_by_one(base), rel=1e-5)
     assert result.finetuned.loss == pytest.approx(expected, rel=1e-5)
     assert abs(result.finetuned.loss - result.base.loss) > 1e-3
@@ -268,12 +249,8 @@ def test_the_text_shows_both_losses_and_the_table_the_answers() -> None:
         answers=(Answer(prompt="two\nlines", reference="reference", base="before", finetuned="x" * 500),),
     )
     assert "2.0000 before, 1.0000 after (perplexity 7.389 -> 2.718" in result.text()
-    assert [line.split()[0] for line in result.table().splitlines()] == [
-        "message",
-        "expected",
-        "before",
-        "after",
-    ]
+    first = [line.split()[0] for line in result.table().splitlines()]
+    assert first == ["message", "expected", "before", "after"]
     assert "two lines" in result.table()
     assert all(len(line) < 200 for line in (*result.text().splitlines(), *result.table().splitlines()))
 
@@ -314,12 +291,3 @@ def test_prompts_of_different_lengths_are_answered_together_as_each_is_alone(bas
     prompts = ["Return", "What does the function json.loads do in Python?", "Open a file", "x " * 200]
     together = _answers(model, base, prompts, 8)
     assert together == [_answers(model, base, [prompt], 8)[0] for prompt in prompts]
-
-
-def test_a_hopeless_loss_has_an_infinite_perplexity() -> None:
-    assert Score(loss=1e6, labels=1, rows=1).perplexity == math.inf
-
-
-def test_a_negative_count_is_refused() -> None:
-    with pytest.raises(ValueError, match="generations"):
-        EvaluationRequest(base_dir=ROOT, model_dir=ROOT, data_dir=ROOT, work_dir=ROOT, generations=-1)

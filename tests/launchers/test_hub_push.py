@@ -57,8 +57,7 @@ def test_model_and_adapter_arrive_in_a_private_repository_and_again_changes_noth
         "adapter/adapter_model.safetensors": b"adapter",
     }
     hub_push.push(finished, PAGE, settings(visibility="public"))
-    assert hub.repos == {f"{USER}/mine": True}
-    assert hub.uploads == 2
+    assert (hub.repos, hub.uploads) == ({f"{USER}/mine": True}, 2)
     assert TOKEN not in capsys.readouterr().out
 
 

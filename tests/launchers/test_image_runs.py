@@ -36,33 +36,23 @@ def test_task_dataset_engine_and_length_follow_from_the_model() -> None:
     chosen = run.settings
     assert (chosen.task, chosen.dataset, chosen.engine) == ("text-to-image", "drawn-shapes", "fsdp2")
     assert chosen.seq_len == positions_of(64) == run.plan.layout.seq_len
-    assert run.plan.task == "text-to-image"
-    assert run.plan.parameters == find(TINY).parameters
-
-
-def test_resolving_again_changes_nothing() -> None:
-    once = pipeline.resolve_auto(settings.build(TINY_RUN), find(TINY))
-    assert pipeline.resolve_auto(once, find(TINY)) == once
+    assert (run.plan.task, run.plan.parameters) == ("text-to-image", find(TINY).parameters)
 
 
 def test_a_resolution_and_the_learning_rate_of_lora_are_taken() -> None:
     values = {"model": "stable-diffusion-xl", "method": "lora", "images": {"resolution": 512}}
     chosen = pipeline.resolve_auto(settings.build(values), find("sdxl"))
-    assert chosen.seq_len == positions_of(512)
-    assert chosen.optimizer.lr == 1e-4
+    assert (chosen.seq_len, chosen.optimizer.lr) == (positions_of(512), 1e-4)
 
 
 @pytest.mark.parametrize(
     ("values", "said"),
     [
         ({"seq_len": 512}, "makes images, which have no tokens"),
-        ({"packing": True}, "an image is a row of its own"),
         ({"method": "qlora"}, "full or lora"),
         ({"method": "lora", "lora": {"targets": ["q_proj"]}}, "lora.targets"),
         ({"engine": "deepspeed"}, "fsdp2"),
-        ({"task": "dpo"}, "task dpo is of language models"),
         ({"images": {"text_encoders": True}, "method": "full"}, "with full the UNet alone is trained"),
-        ({"images": {"clip_model": "no/such/folder"}}, "there is no such folder"),
         ({"images": {"clip_model": str(Path(__file__).parent)}}, "no CLIP model lies there"),
         ({"harness": {"tasks": ["hellaswag"]}}, "tasks: its tasks are of language models"),
         ({"model": "tiny-llama", "task": "text-to-image"}, "tiny-llama is none"),
@@ -91,32 +81,9 @@ def test_text_encoders_that_are_trained_are_part_of_the_plan() -> None:
     ]
     assert plans[1].settings.method == "lora"
     alone, beside = (run.plan.prediction.memory for run in plans)
-    assert alone is not None
-    assert beside is not None
     texts = sum(count for name, count in find(TINY).frozen if name.startswith("text"))  # type: ignore[attr-defined]
     assert dict(beside.categories)["text encoders"] == 4 * texts
     assert dict(beside.categories)["adapters"] > dict(alone.categories)["adapters"]
-
-
-def test_a_moving_average_is_part_of_the_plan() -> None:
-    plans = [
-        pipeline.plan_run(settings.build(TINY_RUN | {"images": {"ema_decay": decay}}), HERE).plan
-        for decay in (None, 0.999)
-    ]
-    plain, averaged = (plan.prediction.memory for plan in plans)
-    assert plain is not None
-    assert averaged is not None
-    added = dict(averaged.categories)["average of the weights"]
-    assert added == 4 * find(TINY).parameters
-    assert averaged.needs_bytes >= plain.needs_bytes + added
-
-
-@pytest.mark.parametrize(
-    "values", [{"images": {"resolution": 1020}}, {"lora": {"rank": 0}, "method": "lora"}]
-)
-def test_a_value_that_can_t_be_is_refused(values: dict[str, Any]) -> None:
-    with pytest.raises(UserError):
-        settings.build(TINY_RUN | values)
 
 
 def image(path: Path, mode: str = "RGB", size: tuple[int, int] = (64, 64)) -> Path:

@@ -23,9 +23,7 @@ HERE = Target(kind="local", machine=MACHINE)
 
 def test_what_is_automatic_is_decided_from_model_and_method() -> None:
     lora = pipeline.resolve_auto(settings.build({"method": "lora"}), find("llama-8b"), steps=200)
-    assert lora.optimizer.lr == 2e-4
-    assert lora.seq_len == DEFAULT_SEQ_LEN
-    assert lora.checkpoint_every == 20
+    assert (lora.optimizer.lr, lora.seq_len, lora.checkpoint_every) == (2e-4, DEFAULT_SEQ_LEN, 20)
     for method in ("adapter-v1", "adapter-v2"):
         adapter = pipeline.resolve_auto(settings.build({"method": method}), find("llama-8b"))
         assert (adapter.optimizer.lr, adapter.engine) == (1e-3, "deepspeed"), "litgpt's; gates begin at 0"
@@ -60,7 +58,6 @@ def test_support_tickets_are_evaluated_by_their_test_split_and_other_data_as_the
 def test_both_splits_of_the_default_dataset_are_rows_of_the_task(tmp_path: Path, task: str) -> None:
     chosen = pipeline.resolve_auto(settings.build({"task": task}), find("tiny-llama"))
     train, held_out = pipeline.read_data(chosen, tmp_path)
-    assert held_out is not None
     assert len(train) > 10 * len(held_out) > 1000
     assert type(train[0]) is type(held_out[0])
 
@@ -105,18 +102,12 @@ def test_new_tokens_are_trained_with_the_embeddings_that_they_need() -> None:
     resolved = pipeline.resolve_auto(wanted, spec)
     job = pipeline.build_job(resolved, spec, None)
     assert resolved.engine == "deepspeed"
-    assert job.model.vocab == spec.vocab + 2
-    assert job.model.parameters == spec.parameters + 2 * 2 * spec.hidden
+    assert (job.model.vocab, job.model.parameters) == (spec.vocab + 2, spec.parameters + 2 * 2 * spec.hidden)
     assert job.trained_modules == ("norms", "embed_tokens", "lm_head")
     assert "new_tokens" in (engines.get("torchtune").unsupported(wanted, spec) or "")
     adapter = settings.build({"method": "adapter-v1", "new_tokens": ["<a>"]})
     assert "trains neither" in (engines.get("fsdp2").unsupported(adapter, spec) or "")
     assert "is gemma" in (engines.get("fsdp2").unsupported(wanted, find("gemma-7b")) or "")
-
-
-def test_a_model_of_experts_is_planned_with_the_engine_that_has_them() -> None:
-    run = pipeline.plan_run(settings.build({"model": "mixtral-8x7b"}), Target(kind="kubernetes"))
-    assert (run.settings.engine, run.plan.engine, run.plan.method) == ("deepspeed", "deepspeed", "full")
 
 
 def test_a_method_left_open_is_decided_with_the_plan_and_its_engine_and_learning_rate_with_it() -> None:
@@ -126,13 +117,6 @@ def test_a_method_left_open_is_decided_with_the_plan_and_its_engine_and_learning
     assert (run.settings.method, run.settings.engine) == (run.plan.method, "torchtune")
     assert run.settings.optimizer.lr == 2e-4
     assert pipeline.check_matches(run.plan, settings.build(large)) == run.plan
-
-
-@pytest.mark.parametrize(
-    "values", [{"zero": {"stage": 2}}, {"zero": {"offload": "cpu"}}, {"precision": "bf16-mixed"}]
-)
-def test_what_only_one_engine_has_chooses_it(values: dict[str, object]) -> None:
-    assert pipeline.resolve_auto(settings.build(values), find("llama-8b")).engine == "deepspeed"
 
 
 @pytest.mark.parametrize("steps", [1, 5, 99, 1000])
@@ -317,14 +301,10 @@ def raising(prompt, answer): raise KeyError("no such thing")
     [
         ({}, "Nothing says how the answers of task grpo are rewarded"),
         ({"reward": "rewards.py:nan"}, "rewards.py:nan returned nan"),
-        ({"reward": "rewards.py:raising"}, "rewards.py:raising raised KeyError"),
-        ({"reward": "rewards.py:missing"}, "there is no function missing in it"),
-        ({"reward": "nowhere.py:length"}, "there is no file nowhere.py"),
         (
             {"reward": "./model"},
             "rl.reward ./model is no reward model: its config.json says LlamaForCausalLM",
         ),
-        ({"reward": "./nowhere"}, "nowhere"),
         ({"reward": "rewards.py:length", "max_completion_length": 256}, "leaves nothing of seq_len 256"),
     ],
 )

@@ -67,7 +67,6 @@ def test_what_a_killed_task_has_left_is_removed_and_no_running_ones(base: Path) 
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, cwd=ROOT, text=True, **pipes) as task:  # type: ignore[call-overload]
         try:
-            assert task.stdout is not None
             folder = Path(task.stdout.readline().strip())
             (folder / "owner").write_text("999999999 0.0")  # a process that there isn't
             with workdir.work_folder("8", "train", "1"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,9 +18,8 @@ def slurm() -> Iterator[lab.Lab]:
     why = lab.missing()
     if why is not None:
         pytest.skip(why)
-    with tempfile.TemporaryDirectory(prefix="slurm-") as folder:
-        made = lab.Lab(Path(folder) / "lab")
-        try:
-            yield made
-        finally:
-            made.close()
+    with (
+        tempfile.TemporaryDirectory(prefix="slurm-") as folder,
+        contextlib.closing(lab.Lab(Path(folder) / "lab")) as made,
+    ):
+        yield made

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-import shlex
+import contextlib
 import shutil
 import subprocess
 import sys
@@ -13,7 +12,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launchers.cluster import allocation
 from tests.checklist import netns
 
 ROOT = Path(__file__).parents[2]
@@ -51,24 +49,6 @@ def test_scripts_have_nothing_that_shellcheck_complains_of(script: Path) -> None
         check=False,
     )
     assert done.returncode == 0, done.stdout
-
-
-def test_the_page_names_options_and_scripts_that_there_are() -> None:
-    command = [sys.executable, "-m", "launchers", "--help"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
-    known = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout)
-    text = PAGE.read_text()
-    table = text.split("| Option | |")[1].split("\n\n")[0]
-    named = set(re.findall(r"`(--[a-z-]+)", table))
-    for line in re.findall(r"(?:-m launchers|finetune\.sbatch) (.*)", text.replace("\\\n", " ")):
-        named |= {word for word in shlex.split(line.strip("`")) if word.startswith("--")}
-    assert len(named) == 6
-    for option in named:
-        assert option in known, option
-    for script in re.findall(r"infra/slurm/([\w.]+)", text):
-        assert (SCRIPTS / script).exists(), script
-    ports = allocation.FIRST_PORT + allocation.PORTS * 64 - 1
-    assert f"from {allocation.FIRST_PORT} to {ports}" in text
 
 
 SRUN = """#!/bin/bash
@@ -167,11 +147,8 @@ def bed() -> Iterator[netns.Bed]:
     why = netns.missing()
     if why is not None:
         pytest.skip(why)
-    made = netns.Bed(2, rate="10gbit")
-    try:
+    with contextlib.closing(netns.Bed(2, rate="10gbit")) as made:
         yield made
-    finally:
-        made.close()
 
 
 @pytest.mark.slow

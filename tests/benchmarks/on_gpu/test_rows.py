@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.on_gpu import cases, rows
-from benchmarks.on_gpu.cases import ON_CPU, ON_GPUS, Case
+from benchmarks.on_gpu.cases import ON_GPUS, Case
 from benchmarks.on_gpu.one_run import Outcome
 from benchmarks.on_gpu.search import Found
 from benchmarks.on_gpu.session import Measured
@@ -74,18 +74,6 @@ def test_a_peak_that_nvml_missed_is_no_row(tmp_path: Path) -> None:
     assert [row.kind for row in read(tmp_path, measured)] == ["reserved", "allocated"]
 
 
-@pytest.mark.parametrize(
-    ("trials", "words"), [(3, "smallest limit that ran"), (0, "as it ran without a limit")]
-)
-def test_a_row_of_what_is_needed_says_whether_a_limit_was_tried(trials: int, words: str) -> None:
-    case = CASES[0]
-    measured = ran(case, plan_of(case, ON_GPUS, H200))
-    measured.found = Found(runs_bytes=20 * GIB, fails_bytes=19 * GIB, trials=trials, finished=True)
-    *_, needed = rows.rows([measured], source="s", prefix="x")
-    assert needed["mem_kind"] == "needed"
-    assert words in needed["notes"]
-
-
 def test_a_speed_is_scored_once_and_only_of_packed_rows(tmp_path: Path) -> None:
     varying, packed = CASES[0], next(case for case in CASES if case.lengths == "fixed")
     measured = [ran(case, plan_of(case, ON_GPUS, H200)) for case in (varying, packed)]
@@ -114,15 +102,3 @@ def test_what_ended_otherwise_leaves_no_row(tmp_path: Path, ended: Any) -> None:
     plan = plan_of(CASES[0], ON_GPUS, H200)
     measured = Measured(case=CASES[0], outcome=Outcome(ended=ended, plan=plan.to_json()))
     assert rows.rows([measured, Measured(case=CASES[1])], source="s", prefix="x") == []
-
-
-def test_a_row_of_the_cpu_is_predicted_as_one(tmp_path: Path) -> None:
-    case = cases.in_order(ON_CPU, ALONE)[1]
-    plan = plan_of(case, ON_CPU, ALONE)
-    none = dict.fromkeys(("live_bytes", "reserved_bytes", "device_bytes", "device_total_bytes"))
-    found = compare.compare(written(tmp_path, needing(ran(case, plan, device_name="", **none), 0.6)))
-    predicted = {item.row.kind: item.predicted * GIB for item in found.memory}
-    assert predicted == pytest.approx(
-        {"process": plan.prediction.memory.shows_bytes, "needed": plan.prediction.memory.needs_bytes}
-    )
-    assert found.throughput == ()

@@ -56,14 +56,6 @@ def test_a_case_for_which_no_time_is_left_is_not_begun_and_named(tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_lies_outside_of_torch_is_added_to_the_limit_that_ran() -> None:
-    measured = Measured(case=FULL, outcome=Outcome(ended="ran", reserved_bytes=900, device_bytes=1000))
-    assert measured.outside_bytes == 100
-    assert measured.needed_bytes is None
-    measured.found = Found(runs_bytes=800, fails_bytes=790, trials=3, finished=True)
-    assert measured.needed_bytes == 900
-
-
 def test_a_peak_that_nvml_missed_is_no_measurement_and_leaves_what_is_needed_unknown() -> None:
     outcome = Outcome(ended="ran", reserved_bytes=900, device_bytes=20)
     found = Found(runs_bytes=800, fails_bytes=790, trials=3, finished=True)

@@ -86,7 +86,6 @@ def test_cost_and_rate_are_found_although_the_middle_of_the_curve_bends() -> Non
     found = fit(sweep(69e-6, 478.0, 16 * 2**30))
     assert found.alpha_s == pytest.approx(69e-6, rel=0.01)
     assert found.beta_gbytes_per_s == pytest.approx(478.0, rel=0.01)
-    assert found.beta_from_bytes is not None
     assert found.beta_from_bytes >= 64 * MIB
     assert found.half_bytes == pytest.approx(69e-6 * 478e9, rel=0.02)
     assert found.seconds(2**30) == pytest.approx(69e-6 + 2**30 / 478e9, rel=0.02)

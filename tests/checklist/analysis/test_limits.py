@@ -168,7 +168,6 @@ def test_screening_suspects_pairs_below_87_percent_of_both_ends() -> None:
 )
 def test_five_and_ten_percent_below_the_baseline_are_still_within(value: float, verdict: str) -> None:
     past = compare_with_past(records(*[100.0] * LEAST), SETTING, "x", None, value)
-    assert past is not None
     assert (past.verdict, past.runs) == (verdict, LEAST)
     assert past.change == pytest.approx(value / 100 - 1)
 
@@ -176,7 +175,6 @@ def test_five_and_ten_percent_below_the_baseline_are_still_within(value: float, 
 def test_a_baseline_needs_three_runs_and_keeps_the_first_ten() -> None:
     assert compare_with_past(records(*[100.0] * (LEAST - 1)), SETTING, "x", None, 1.0) is None
     found = baseline(records(*[100.0 + n for n in range(MOST)], 50.0))
-    assert found is not None
     assert found.values == tuple(100.0 + n for n in range(MOST))
 
 
@@ -190,15 +188,12 @@ def test_a_baseline_needs_three_runs_and_keeps_the_first_ten() -> None:
 )
 def test_a_new_level_must_be_a_warning_away_for_five_nights(level: tuple[float, ...], moved: bool) -> None:
     found = baseline(records(*[100.0] * MOST, *level))
-    assert found is not None
-    assert found.median == (level[0] if moved else 100.0)
-    assert found.before == (100.0 if moved else None)
+    assert (found.median, found.before) == (level[0] if moved else 100.0, 100.0 if moved else None)
 
 
 @pytest.mark.parametrize(("last", "moved"), [(50.98, True), (51.02, False)])
 def test_a_new_level_is_steady_within_two_percent(last: float, moved: bool) -> None:
     found = baseline(records(*[100.0] * MOST, 50.0, 50.5, 50.5, 50.5, last))
-    assert found is not None
     assert (found.median == 50.5) == moved
 
 
@@ -222,9 +217,7 @@ def test_sharing_needs_two_pairs_slow_in_both_repeats_and_good_controls() -> Non
         return [*alone, *shared, pair(4, 5, control, 20, repeat="control")]
 
     found = sharing.find(repeated(7.9, 5.9))
-    assert found is not None
-    assert found.links == tuple(links)
-    assert found.share == pytest.approx(0.69)
+    assert (found.links, found.share) == (tuple(links), pytest.approx(0.69))
     assert sharing.find(repeated(7.9, 8.0)) is None
     assert sharing.find(repeated(7.9, 5.9, control=7.9)) is None
     assert sharing.find([one for one in repeated(7.9, 5.9) if one.round != 11]) is None
@@ -241,7 +234,6 @@ def test_the_sizes_at_the_limits_of_a_fit_count_as_small_and_as_large() -> None:
 def test_a_figure_may_reach_its_ceiling_and_a_time_may_not_be_zero() -> None:
     ceilings = Ceilings(gpus={0: "NVIDIA H100 80GB HBM3"}, lines={0: 50.0, 1: 25.0})
     most = ceilings.pair(0, 1)
-    assert most is not None
     assert most.value == 100.0
     assert [wrong(value, "GB/s", most) is None for value in (100.0, 100.1, 0.0, math.nan)] == [
         True,
@@ -251,5 +243,4 @@ def test_a_figure_may_reach_its_ceiling_and_a_time_may_not_be_zero() -> None:
     ]
     assert [wrong(value) for value in (0.0, -1.0, 1e-9, None)] == ["no time at all", "negative", None, None]
     copies = ceilings.local(0, "hbm_copy")
-    assert copies is not None
     assert copies.value == pytest.approx(1.5 * 3350, rel=0.01)

@@ -53,7 +53,6 @@ def run(uplink: float, busy: Busy = FREE, *, later: float | None = None, seed: i
 @pytest.mark.parametrize("uplink", [1.0, 1.5, 2.0])
 def test_pairs_that_share_an_uplink_are_named_with_what_each_has_left(uplink: float) -> None:
     found = sharing.find(run(uplink))
-    assert found is not None
     assert len(found.links) == 6, "three couples, both ways"
     assert all(src // 3 != dst // 3 for src, dst in found.links)
     assert found.share == pytest.approx(uplink / 3, rel=0.1)

@@ -41,31 +41,6 @@ def test_nothing_of_a_healthy_run_is_refused(run: Measurements) -> None:
     assert sound(run) == run
 
 
-@pytest.mark.parametrize("value", [*BAD_TIMES, 1e9])
-def test_a_rank_s_figure_that_can_not_be_is_taken_out_and_the_rank_is_named(value: float) -> None:
-    assert told(changed(gpu_run(), "locals", 4, value=value)) == [("gemm", 0, 2)]
-    assert told(changed(gpu_run(), "locals", 4, samples=(760.0, value))) == [("gemm", 0, 2)]
-    assert len(sound(changed(gpu_run(), "locals", 4, value=value)).locals) == len(gpu_run().locals) - 1
-
-
-@pytest.mark.parametrize("value", [*BAD_TIMES, 1e9])
-def test_a_pair_that_can_not_be_is_taken_out_and_its_sender_is_named(value: float) -> None:
-    first = gpu_run(4).pairs[0]
-    for field in ("gbytes_per_s", "gbytes_per_s_p95"):
-        run = changed(gpu_run(4), "pairs", 0, **{field: value})
-        assert told(run) == [("pairs", first.src, None)]
-        assert sound(run).pairs == gpu_run(4).pairs[1:]
-
-
-@pytest.mark.parametrize("value", BAD_TIMES)
-def test_a_collective_whose_time_can_not_be_keeps_whether_its_values_were_right(value: float) -> None:
-    run = changed(gpu_run(), "collectives", -1, seconds_median=value)
-    assert told(run) == [("bandwidth", None, None)]
-    left = sound(run).collectives[-1]
-    assert (left.seconds_median, left.busbw_gbytes_per_s, left.correct) == (None, None, True)
-    assert told(changed(gpu_run(), "collectives", 0, seconds_p95=value)) == [("latency", None, None)]
-
-
 @pytest.mark.parametrize("value", BAD_TIMES)
 def test_a_connection_whose_time_can_not_be_still_counts_as_one(value: float) -> None:
     run = changed(gpu_run(), "probes", 0, seconds=value)
@@ -86,6 +61,18 @@ def test_facts_and_counters_that_can_not_be_are_unknown() -> None:
     assert told(gpu_run(counters=(counted,))) == [("loss", 1, None)]
     ports = Counters(node=1, phase="pairs", carrier_changes=-1, port_errors={"rx_crc_errors": -3})
     assert told(gpu_run(counters=(ports,))) == [("loss", 1, None), ("loss", 1, None)]
+    assert sound(gpu_run(counters=(ports,))).counters[0].port_errors == {}
+    spoilt = changed(gpu_run(), "health", 1, nvlink_errors={"CRC": -3})
+    assert sound(spoilt).health[1].nvlink_errors == {}
+
+
+def test_samples_and_slow_figures_are_looked_at_too_and_whether_values_were_right_is_kept() -> None:
+    assert told(changed(gpu_run(), "locals", 4, samples=(760.0, NAN))) == [("gemm", 0, 2)]
+    assert told(changed(gpu_run(4), "pairs", 0, gbytes_per_s_p95=NAN)) == [("pairs", 0, None)]
+    run = changed(gpu_run(), "collectives", 0, seconds_p95=NAN)
+    assert told(run) == [("latency", None, None)]
+    left = sound(run).collectives[0]
+    assert (left.seconds_median, left.busbw_gbytes_per_s, left.correct) == (None, None, True)
 
 
 def test_more_segments_sent_again_than_sent_say_nothing_of_loss() -> None:

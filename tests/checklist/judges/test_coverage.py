@@ -33,7 +33,6 @@ def only_pair(run: Measurements, a: int, b: int) -> Measurements:
 
 def reason(result: Result, check: str) -> str:
     found = result.check(check)
-    assert found is not None
     return found.reason
 
 

@@ -55,13 +55,11 @@ def test_a_gpu_without_peers_is_held_against_its_own_data() -> None:
 
 def test_figures_stand_beside_the_verdict() -> None:
     check = judge(gpu_run()).check("gpu-load")
-    assert check is not None
     assert {(figure.name, figure.unit) for figure in check.figures} == {
         ("SM clock", "MHz"),
         ("power", "W"),
         ("temperature", "°C"),
     }
-    assert check.coverage is not None
     assert (check.coverage.what, check.coverage.measured) == ("GPUs", 16)
 
 

@@ -124,45 +124,12 @@ def test_what_is_slow_a_little_is_a_warning(cluster: Cluster, code: str, blamed:
     assert (result.verdict, result.bad_nodes, len(result.healthy_nodes)) == ("WARN", (), 6)
 
 
-def test_two_nvlink_domains_of_four_nodes_pass() -> None:
-    run = cpu_run(8)
-    told = tuple(dataclasses.replace(fact, nvlink_domain=f"rack-{fact.node // 4}.0") for fact in run.facts)
-    racks = Cluster(nodes=8, path=lambda a, b: 400.0 if a // 4 == b // 4 else 45.0)
-    result = judge(with_pairs(dataclasses.replace(run, facts=told), racks))
-    assert (result.verdict, result.findings) == ("PASS", ())
-    assert result.diagnosis is not None
-    assert list(result.diagnosis.references) == ["between nodes", "within an NVLink domain"]
-
-
 def test_paths_across_leaves_that_carry_half_are_a_warning_about_the_network() -> None:
     run = cpu_run(8)
     told = tuple(dataclasses.replace(f, network_nodes=("spine", f"leaf-{f.node // 4}")) for f in run.facts)
     leaves = Cluster(nodes=8, path=lambda a, b: 45.0 if a // 4 == b // 4 else 20.0)
     (fault,) = judge(with_pairs(dataclasses.replace(run, facts=told), leaves)).findings
     assert (fault.code, fault.verdict, fault.nodes, fault.suspects) == ("crowded", "WARN", (), ())
-
-
-def test_pairs_that_are_slow_only_together_are_a_warning_about_what_they_share() -> None:
-    cluster, crossing = Cluster(nodes=6), ((0, 3), (1, 4), (2, 5))
-    both = [*crossing, *(couple[::-1] for couple in crossing)]
-    run = with_pairs(cpu_run(6), cluster)
-    slow = [
-        dataclasses.replace(pair, gbytes_per_s=8.0) if (pair.src, pair.dst) in both else pair
-        for pair in run.pairs
-        if not pair.alone
-    ]
-    alone = [cluster.pair(src, dst, 100 + n, alone=True) for n, (src, dst) in enumerate(both)]
-    again = [
-        dataclasses.replace(cluster.pair(*link, number), gbytes_per_s=value, repeat=kind)
-        for number, (kind, value, links) in enumerate(
-            [("shared", 8.0, both[:3]), ("shared", 8.0, both[3:]), ("control", 24.0, ((0, 1), (3, 4)))] * 2
-        )
-        for link in links
-    ]
-    (fault,) = judge(dataclasses.replace(run, pairs=(*slow, *alone, *again))).findings
-    assert (fault.code, fault.verdict, fault.nodes, fault.suspects) == ("crowded", "WARN", (), ())
-    assert "reach 33% of what each does alone when they send at once" in fault.title
-    assert len(fault.links) == 6
 
 
 def test_a_few_nodes_far_above_the_others_are_a_warning_and_make_nobody_slow() -> None:

@@ -42,7 +42,6 @@ def test_a_healthy_h200_at_its_power_limit_is_not_below_the_floor_of_a_burst() -
     h200 = tuple(dataclasses.replace(fact, gpu_names=("NVIDIA H200",)) for fact in run.facts)
     run = dataclasses.replace(run, facts=h200, locals=(burst, sustained))
     gemm = judge(run).check("gemm")
-    assert gemm is not None
     figures = {figure.name: (figure.verdict, figure.expected) for figure in gemm.figures}
     assert figures == {"gemm_bf16": ("PASS", 730.9), "gemm_bf16_sustained": ("NO-VERDICT", None)}
     assert gemm.verdict == "PASS"
@@ -140,7 +139,6 @@ def test_nodes_of_two_gpu_models_are_held_against_their_own_floors_and_peers() -
     result = judge(mixed_run())
     assert [fault for fault in result.findings if fault.check in ("gemm", "hbm")] == []
     gemm = result.check("gemm")
-    assert gemm is not None
     assert {(figure.rank or 0) < 16: figure.expected for figure in gemm.figures} == {
         True: 730.9,
         False: 249.3,

@@ -45,7 +45,6 @@ def test_a_bad_figure_of_a_gpu_is_a_warning_about_its_rank_and_no_peer_s_median(
     assert "rank 11 (host-1)" in result.headline
     assert (result.verdict, verdict_of(result, "gemm"), result.healthy_nodes) == ("WARN", "WARN", ("host-0",))
     gemm = result.check("gemm")
-    assert gemm is not None
     assert gemm.nodes == ("host-0",)
     assert [figure for figure in gemm.figures if figure.rank == 11] == []
     least = next(record.value for record in result.records if record.op == "gemm_bf16")
@@ -58,7 +57,6 @@ def test_a_bad_pair_accuses_nobody_else_and_is_not_the_reference(value: float) -
     result = judge(with_pair(cpu_run(12), 3, 7, value))
     assert accused(result) == [("pairs", "bad-figure", (), ("host-3",))]
     assert "as told by host-3 to host-7" in result.headline
-    assert result.diagnosis is not None
     assert result.diagnosis.reference_gbytes_per_s == pytest.approx(45, rel=0.1)
     assert result.bad_nodes == ()
 

@@ -9,20 +9,7 @@ import pytest
 
 from checklist.outputs import cloudwatch
 from checklist.result import Result
-from checklist.verdict import judge
 from estimator.errors import UserError
-from tests.checklist.clusters import Cluster
-from tests.checklist.runs import cpu_run, gpu_run, with_pairs
-
-
-@pytest.fixture(scope="module")
-def sick() -> Result:
-    return judge(with_pairs(cpu_run(4), Cluster(nodes=4, transmit={2: 0.25}, receive={2: 0.25})))
-
-
-@pytest.fixture(scope="module")
-def healthy() -> Result:
-    return judge(gpu_run())
 
 
 @pytest.mark.parametrize("name", ["sick", "healthy"])
@@ -34,8 +21,7 @@ def test_the_cloudwatch_line_is_embedded_metric_format(name: str, request: pytes
     record = json.loads(line)
     (directive,) = record["_aws"]["CloudWatchMetrics"]
     assert record["_aws"]["Timestamp"] == 1_060_000
-    assert directive["Namespace"] == "TrainingChecklist"
-    assert directive["Dimensions"] == [["Cluster"]]
+    assert (directive["Namespace"], directive["Dimensions"]) == ("TrainingChecklist", [["Cluster"]])
     assert record["Cluster"] == "prod"
     names = [metric["Name"] for metric in directive["Metrics"]]
     assert len(names) == len(set(names)) <= 100

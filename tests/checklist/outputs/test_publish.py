@@ -121,11 +121,9 @@ def test_a_fault_of_our_own_costs_no_result_and_quotes_nothing(
     [
         ({"most_share": 2}, "A share of 2 of the nodes is not possible."),
         ({"apply": True}, "--apply is about marking nodes, which is not asked for."),
-        ({"context": "prod"}, "--context is about marking nodes, which is not asked for."),
         ({"cluster": " "}, "The cluster's name is empty."),
         ({"prometheus": Path("/nowhere/a.prom")}, "--prometheus /nowhere/a.prom can't be written."),
         ({"prometheus": Path("a.txt")}, "The Prometheus textfile is called 'a.txt'."),
-        ({"cloudwatch": "/nowhere/log"}, "--cloudwatch /nowhere/log can't be written."),
         ({"webhook": True}, f"--webhook: ${URL_VARIABLE} is not set."),
         ({"mark": "taint", "context": "prod"}, "There is no context 'prod' in the kubeconfig"),
     ],

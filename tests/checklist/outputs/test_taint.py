@@ -99,8 +99,7 @@ def test_a_mark_is_taken_off_only_by_a_later_pass_of_a_check_as_strong(api: Api)
         assert api.marked() == ["host-2"]
     lines = publish(judge(gpu_run(8, profile="deep", started_unix=2_000.0)), apply=True)
     assert lines == ("host-2: no longer marked (taint).",)
-    assert api.marked() == []
-    assert api.taints("host-2") == [OTHERS_TAINT]
+    assert (api.marked(), api.taints("host-2")) == ([], [OTHERS_TAINT])
     assert KEY not in api.nodes["host-2"]["metadata"]["annotations"]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from email.message import Message
-from email.utils import formatdate
 from itertools import pairwise
 from typing import Any
 
@@ -13,20 +12,7 @@ import pytest
 
 from checklist.outputs import webhook
 from checklist.result import Result
-from checklist.verdict import judge
-from tests.checklist.clusters import Cluster
-from tests.checklist.runs import cpu_run, gpu_run, with_pairs
 from tests.checklist.servers import SECRET, busy_hook, hook
-
-
-@pytest.fixture(scope="module")
-def sick() -> Result:
-    return judge(with_pairs(cpu_run(4), Cluster(nodes=4, transmit={2: 0.25}, receive={2: 0.25})))
-
-
-@pytest.fixture(scope="module")
-def healthy() -> Result:
-    return judge(gpu_run())
 
 
 def test_the_webhook_gets_verdict_finding_and_advice(sick: Result) -> None:
@@ -52,7 +38,6 @@ def test_a_message_stays_within_slacks_limits(sick: Result) -> None:
 def test_a_webhook_that_refuses_is_one_line_without_its_address(sick: Result, status: int) -> None:
     with hook(status) as (url, _):
         line = webhook.send(sick, url)
-    assert line is not None
     assert "SECRET" not in line
     assert "127.0.0.1" not in line
     assert line.endswith("The result is kept.")
@@ -90,12 +75,6 @@ def test_a_webhook_that_asks_for_seconds_is_called_after_them(sick: Result) -> N
     first, second = (after - before for before, after in pairwise(called))
     assert 1.0 <= first < 2.0
     assert second >= 2.0
-
-
-def test_a_webhook_that_asks_for_a_date_is_called_then(sick: Result) -> None:
-    with busy_hook((503, lambda: formatdate(time.time() + 2, usegmt=True)), (200, nothing)) as (url, called):
-        assert webhook.send(sick, url) is None
-    assert called[1] - called[0] >= 1.0, "dates have whole seconds"
 
 
 def test_a_webhook_that_does_not_say_when_is_called_after_longer_and_longer(

@@ -53,8 +53,7 @@ def test_blackwell_counts_recoveries() -> None:
 
 def test_a_gpu_without_links_or_fabric_tells_nothing_of_them() -> None:
     gpu = Gpu()
-    assert nvlink.links(Nvml(gpu), gpu) == {}
-    assert nvlink.fabric(Nvml(gpu), gpu) == {}
+    assert (nvlink.links(Nvml(gpu), gpu), nvlink.fabric(Nvml(gpu), gpu)) == ({}, {})
     without = Gpu(**{FABRIC: fabric(0)})
     assert nvlink.fabric(Nvml(without), without) == {}
 

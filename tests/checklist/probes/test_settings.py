@@ -55,8 +55,7 @@ def test_governors_of_all_processors_and_the_chosen_of_several_are_told(tmp_path
     files["proc__sys__net__ipv4__tcp_rmem"] = "4096\t131072\t6291456\n"
     told = read(host(tmp_path, **files))
     assert told["CPU governor"] == "performance, powersave"
-    assert told["transparent huge pages, enabled"] == "madvise"
-    assert told["huge pages of 2048kB"] == "5128"
+    assert (told["transparent huge pages, enabled"], told["huge pages of 2048kB"]) == ("madvise", "5128")
     assert told["net.ipv4.tcp_rmem"] == "4096 131072 6291456"
 
 
@@ -98,10 +97,8 @@ def test_firmware_and_mtu_go_by_driver_as_interfaces_have_names_of_their_own(
     (tmp_path / "sys/class/infiniband/mlx5_0").mkdir(parents=True)
     (tmp_path / "sys/class/infiniband/mlx5_0/fw_ver").write_text("28.39.1002\n")
     told = settings.read((*every, Nic(name="veth0", mtu=1450)), "ens0", tmp_path)
-    assert told["MTU of mlx5_core"] == "1500, 9000"
-    assert told["MTU of the interface in use"] == "9000"
-    assert told["driver mlx5_core"] == "24.04"
-    assert told["firmware of mlx5_core"] == "28.39.1002"
+    assert (told["MTU of mlx5_core"], told["MTU of the interface in use"]) == ("1500, 9000", "9000")
+    assert (told["driver mlx5_core"], told["firmware of mlx5_core"]) == ("24.04", "28.39.1002")
     assert told["RDMA firmware of mlx5"] == "28.39.1002"
 
 

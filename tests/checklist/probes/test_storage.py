@@ -203,7 +203,6 @@ def test_a_datastore_that_was_not_named_is_no_verdict_and_never_a_pass() -> None
     ]
     result = judge(gpu_run(locals=(*gpu_run().locals, *disks)))
     store = result.check("datastore")
-    assert store is not None
     assert (store.verdict, store.measured) == ("NO-VERDICT", False)
     assert "no folder or S3 was given as the datastore" in store.reason
     assert result.verdict == "PASS"

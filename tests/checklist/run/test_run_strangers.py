@@ -82,8 +82,7 @@ def test_a_checklist_among_strangers_has_its_ranks_and_a_good_verdict(
 def test_a_supervisor_that_is_cut_off_is_reported_and_may_come_again() -> None:
     secret, port = Secret.make(), new_port()
     here = place(0, port, secret)
-    hub = Hub(here, LIMITS)
-    try:
+    with contextlib.closing(Hub(here, LIMITS)) as hub:
         with through(here.ports[0]) as (other, cut):
             far = of_node(node=1, nodes=2, processes=1, host="127.0.0.1", secret=secret, run="job")
             far = type(far)(**{**_fields(far), "ports": (other,)})
@@ -98,8 +97,6 @@ def test_a_supervisor_that_is_cut_off_is_reported_and_may_come_again() -> None:
         assert set(hub.peers()) == {1}
         assert hub.refused() == []
         again.close()
-    finally:
-        hub.close()
 
 
 def _fields(rendezvous: Rendezvous) -> dict[str, object]:
@@ -118,8 +115,7 @@ def _fields(rendezvous: Rendezvous) -> dict[str, object]:
 )
 def test_what_makes_no_sense_from_a_member_is_one_line_and_ends_its_connection_only(frame: bytes) -> None:
     secret, port = Secret.make(), new_port()
-    hub = Hub(place(0, port, secret), LIMITS)
-    try:
+    with contextlib.closing(Hub(place(0, port, secret), LIMITS)) as hub:
         other, member = join(place(0, port, secret), LIMITS), join(place(1, port, secret), LIMITS)
         member._socket.sendall(len(frame).to_bytes(4, "big") + frame)
         event = hub.events.get(timeout=5)
@@ -129,42 +125,31 @@ def test_what_makes_no_sense_from_a_member_is_one_line_and_ends_its_connection_o
         assert hub.events.get(timeout=5).message == At(ranks={0: ("facts", 1, "S")})
         other.close()
         member.close()
-    finally:
-        hub.close()
 
 
 def test_a_member_can_speak_for_its_own_ranks_only() -> None:
     secret, port = Secret.make(), new_port()
-    hub = Hub(place(0, port, secret), LIMITS)
-    try:
+    with contextlib.closing(Hub(place(0, port, secret), LIMITS)) as hub:
         member = join(place(1, port, secret), LIMITS)
         member.send(FromWorker(rank=0, reply=Reply(kind="done", id=1)))
         assert "a message of rank 0, which it has not" in (hub.events.get(timeout=5).lost or "")
         member.close()
-    finally:
-        hub.close()
 
 
 def test_supervisors_meet_over_ipv6() -> None:
     secret, port = Secret.make(), new_port()
-    hub = Hub(place(0, port, secret, host="::1"), LIMITS)
-    try:
+    with contextlib.closing(Hub(place(0, port, secret, host="::1"), LIMITS)) as hub:
         member = join(place(1, port, secret, host="::1"), LIMITS)
         assert set(hub.peers()) == {1}
         member.close()
-    finally:
-        hub.close()
 
 
 def test_a_job_on_one_host_listens_on_its_loopback_only() -> None:
     alone = of_node(node=0, nodes=1, processes=1, host="0.0.0.0", port=new_port(), secret=Secret.make())  # noqa: S104
-    hub = Hub(alone, LIMITS)
-    try:
+    with contextlib.closing(Hub(alone, LIMITS)):
         socket.create_connection(("127.0.0.1", alone.ports[0]), timeout=2).close()
         with contextlib.closing(socket.socket()) as sock, pytest.raises(ConnectionRefusedError):
             sock.connect(("127.0.0.2", alone.ports[0]))
-    finally:
-        hub.close()
 
 
 @pytest.mark.parametrize("secret", [None, "of this job"])
@@ -211,12 +196,9 @@ def test_the_processes_of_a_local_run_have_its_secret_neither_in_their_arguments
 
 def test_workers_do_not_get_the_secret_of_their_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CHECKLIST_SECRET", "of this job")
-    worker = WorkerProcess(
-        rank=0, local_rank=0, node=0, directory=tmp_path, environment={}, report=lambda _: None
-    )
-    try:
+    with contextlib.closing(
+        WorkerProcess(rank=0, local_rank=0, node=0, directory=tmp_path, environment={}, report=lambda _: None)
+    ) as worker:
         environment = read_process_file(worker._process.pid, "environ", b"CHECKLIST_RANK=0")  # type: ignore[union-attr]
         assert b"CHECKLIST_RANK=0" in environment
         assert b"of this job" not in environment
-    finally:
-        worker.close()

@@ -28,10 +28,8 @@ def test_every_backend_of_metaflows_but_the_machine_itself_is_listed() -> None:
 @pytest.mark.parametrize("backend", sorted(BACKENDS))
 def test_a_size_that_the_user_has_written_stands_on_every_backend(backend: Any) -> None:
     values = BACKENDS[backend].values_for(_asked(backend, memory="5000", cpu="1.5", shared_memory="64"))
-    assert values.resources["memory"] == 5000
-    assert values.resources["cpu"] == 1.5
-    assert values.resources["shared_memory"] == 64
-    assert values.resources["gpu"] == REQUEST.gpus_per_node
+    assert (values.resources["memory"], values.resources["cpu"]) == (5000, 1.5)
+    assert (values.resources["shared_memory"], values.resources["gpu"]) == (64, REQUEST.gpus_per_node)
 
 
 @pytest.mark.parametrize("backend", sorted(BACKENDS))

@@ -62,11 +62,6 @@ def test_batch_is_asked_in_mib_and_its_queue_is_left_alone() -> None:
     assert values.compute == {}
 
 
-def test_a_plan_without_gpus_asks_for_none_rather_than_for_zero() -> None:
-    plan = with_given(lambda p: make_plan(p, "local"), {}, {}, "local")
-    assert _values(plan, {}, "local").resources["gpu"] is None
-
-
 def test_a_users_smaller_memory_wins_over_the_plan_in_both_decorators() -> None:
     given = _given(memory="5000")
     plan = _plan({}, memory="5000")
@@ -74,10 +69,6 @@ def test_a_users_smaller_memory_wins_over_the_plan_in_both_decorators() -> None:
     assert values.resources["memory"] == values.compute["memory"] == 5000
     assert plan.request.memory_mib == 4768
     assert [(o.name, o.planned, o.used) for o in plan.overrides] == [("memory_mib", "1000000", "4768")]
-
-
-def test_a_value_equal_to_the_planned_one_is_no_override() -> None:
-    assert _plan({}, cpu="96").overrides == ()
 
 
 def test_a_users_gpus_are_planned_with_when_the_flow_has_such_a_parameter() -> None:
@@ -90,10 +81,6 @@ def test_a_users_gpus_without_such_a_parameter_change_the_request_alone() -> Non
     plan = _plan({}, gpu=2)
     assert (plan.request.gpus_per_node, plan.layout.processes_per_node) == (2, 8)
     assert [(o.planned, o.used) for o in plan.overrides] == [("8", "2")]
-
-
-def test_the_same_number_of_gpus_given_twice_is_fine() -> None:
-    assert _plan({"gpus": 2}, gpu=2).request.gpus_per_node == 2
 
 
 def test_contradicting_numbers_of_gpus_are_refused() -> None:
@@ -113,11 +100,6 @@ def test_a_users_node_selector_replaces_the_planned_machine_and_is_noted() -> No
     assert "node_selector" not in values.compute
     assert plan.request.instance_type is None
     assert plan.overrides[0].used == "any that fits pool=big"
-
-
-def test_a_users_own_instance_type_is_the_requests() -> None:
-    plan = _plan({}, node_selector={INSTANCE_TYPE_LABEL: "p5.48xlarge"})
-    assert plan.request.instance_type == "p5.48xlarge"
 
 
 def test_the_administrators_node_selector_stays() -> None:
@@ -225,8 +207,3 @@ def test_an_evaluation_goes_where_the_user_sends_training() -> None:
     sent = replace(sent, request=replace(sent.request, node_labels=(("good", "yes"),)))
     evaluate = request_for(sent, "evaluate")
     assert (evaluate.instance_type, evaluate.node_labels) == (None, (("good", "yes"),))
-
-
-def test_a_plan_that_says_nothing_of_evaluation_evaluates_on_one_of_its_nodes() -> None:
-    made = _plan({"nodes": 2})
-    assert request_for(made, "evaluate") == replace(made.request, nodes=1)

@@ -48,7 +48,6 @@ def test_a_file_or_a_mapping_is_read_and_comes_with_the_settings(tmp_path: Path)
     [
         ({"spec": {"hostNetwrk": True}}, "spec.hostNetwrk is no field", "Did you mean hostNetwork?"),
         ({"spec": {"hostNetwork": "yes"}}, "spec.hostNetwork is 'yes', and must be true or false", "Mend"),
-        ({"hostNetwork": True}, "hostNetwork is no field of a pod template", "There are metadata, spec"),
         (
             {"spec": {"containers": {"name": "main"}}},
             "spec.containers is {'name': 'main'}, and must be a list",
@@ -60,8 +59,6 @@ def test_a_file_or_a_mapping_is_read_and_comes_with_the_settings(tmp_path: Path)
             "spec.containers[0].env[0].value is 1, and must be text",
             "Mend",
         ),
-        ({"metadata": {"annotations": {"a": True}}}, "metadata.annotations.a is True, and must be text", ""),
-        ({"spec": {"terminationGracePeriodSeconds": "60"}}, "must be a whole number", ""),
         ({}, "holds no mapping", "Write what is merged"),
         ("absent.yaml", "resources.pod_template absent.yaml can't be read", "Name a YAML file."),
     ],

@@ -83,7 +83,6 @@ def started(decorator: Any, attempt: int) -> Any:
 
 def other(launched: Plan) -> NextPlan:
     following = after_out_of_memory(launched, JOB, attempt=0)
-    assert following is not None
     assert following.needs_other_machine
     return following
 
@@ -94,8 +93,7 @@ def test_the_first_attempt_and_one_after_another_failure_ask_for_what_was_planne
     install(decorator, launched)
     for attempt in (0, 1):
         arguments = started(decorator, attempt)
-        assert arguments.env == {}
-        assert arguments.command_options["gpu"] == "8"
+        assert (arguments.env, arguments.command_options["gpu"]) == ({}, "8")
         assert (
             f"node.kubernetes.io/instance-type={launched.request.instance_type}"
             in (arguments.command_options["node_selector"])
@@ -130,5 +128,4 @@ def test_an_attempt_with_another_layout_alone_keeps_its_machine(
     layout = replace(launched.layout, micro_batch_size=1)
     plans.keep(0, NextPlan(plan=replace(launched, layout=layout), change="micro batch"))
     arguments = started(decorator, 1)
-    assert arguments.env == {}
-    assert arguments.command_options["gpu"] == "8"
+    assert (arguments.env, arguments.command_options["gpu"]) == ({}, "8")

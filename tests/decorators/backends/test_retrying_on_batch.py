@@ -85,8 +85,7 @@ def test_the_next_attempt_goes_to_the_queue_of_the_gpu_that_its_plan_needs(
     install(decorator, launched, queues=((GPU, "first"), (request.gpu, "next")), preflight=preflight)
     arguments = started(decorator, 1)
     options = arguments.command_options
-    assert options["queue"] == "next"
-    assert options["gpu"] == str(request.gpus_per_node)
+    assert (options["queue"], options["gpu"]) == ("next", str(request.gpus_per_node))
     assert (int(options["cpu"]), int(options["memory"])) == (request.cpu, request.memory_mib)
     assert options["shared_memory"] == request.shared_memory_mib
     assert unpack(arguments.env[PLAN_VARIABLE]) == following.plan
@@ -105,7 +104,6 @@ def test_without_a_queue_for_that_gpu_the_next_attempt_has_the_same_machine_and_
     queue("first", instanceTypes=[launched.request.instance_type])
     install(decorator, launched, queues=((GPU, "first"),), preflight=preflight)
     arguments = started(decorator, 1)
-    assert arguments.env == {}
-    assert arguments.command_options["queue"] == "first"
+    assert (arguments.env, arguments.command_options["queue"]) == ({}, "first")
     assert arguments.command_options["memory"] == str(launched.request.memory_mib)
     assert f"{following.plan.request.gpu} can't be had" in capsys.readouterr().err

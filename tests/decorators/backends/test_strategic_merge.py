@@ -44,12 +44,10 @@ def test_maps_and_lists_with_a_key_are_merged_and_other_lists_replaced() -> None
     spec = merged["spec"]
     train, sidecar = spec["containers"]
     assert merged["metadata"]["annotations"] == {"a": "1", "b": "2"}
-    assert spec["nodeSelector"] == {"disk": "nvme"}
-    assert spec["tolerations"] == [{"key": "mine"}]
+    assert (spec["nodeSelector"], spec["tolerations"]) == ({"disk": "nvme"}, [{"key": "mine"}])
     assert spec["volumes"][0]["emptyDir"] == {"medium": "Memory", "sizeLimit": "1Gi"}
     assert train["env"] == [{"name": "B", "value": "3"}]
-    assert train["resources"]["limits"] == {"cpu": "8", "rdma/hca": "1"}
-    assert train["image"] == "i"
+    assert (train["resources"]["limits"], train["image"]) == ({"cpu": "8", "rdma/hca": "1"}, "i")
     assert sidecar == {"name": "sidecar", "image": "s"}
     assert len(POD["spec"]["volumes"]) == 1, "the original stays as it is"
 

@@ -29,12 +29,10 @@ def test_every_row_has_its_source_and_a_date(file: Path) -> None:
     ("machine", "efa", "fabric"),
     [
         ("p5.48xlarge", 32, "EFA"),
-        ("p4d.24xlarge", 4, "EFA"),
         ("g5.xlarge", 0, None),
         ("a3-megagpu-8g", 0, "GPUDirect-TCPXO"),
         ("a3-ultragpu-8g", 0, "RoCE"),
         ("Standard_ND96isr_H100_v5", 0, "IB"),
-        ("Standard_NC24ads_A100_v4", 0, None),
     ],
 )
 def test_a_machines_fabric_is_the_instance_tables(machine: str, efa: int, fabric: str | None) -> None:
@@ -83,9 +81,7 @@ def test_an_interface_is_named_to_nccl_by_exclusion_and_to_gloo_exactly() -> Non
     [
         ("p5.48xlarge", False, ["L-417A185B"]),
         ("p5en.48xlarge", True, ["L-C4BD4855", "L-7212CCBC"]),
-        ("p4d.24xlarge", True, ["L-7212CCBC"]),
         ("p6-b200.48xlarge", True, ["", "L-7212CCBC"]),
-        ("g6e.xlarge", True, ["L-3819A6DF"]),
         ("trn1.32xlarge", False, ["L-2C3B7624"]),
         ("m7i.large", False, []),
     ],

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.browser import charts, first_screen, needs_browser, rows_with, widest, words
+from tests.browser import charts, needs_browser, words
 from tests.decorators.conftest import Home, wait_until
 
 MEASURED_GREEN, UPPER_BOUND_RED = (0x54, 0xA2, 0x4B), (0xE4, 0x57, 0x56)
@@ -46,30 +46,11 @@ def test_the_card_of_a_running_step_shows_its_progress_and_predicted_beside_meas
 ) -> None:
     text = words(pages[0])
     assert "llama-8b · full · torchtune · 1 node x 8 A100-80GB" in text
-    assert "Running for" in text
-    assert "step 120 of 400 · loss 1.2" in text
-    assert "ETA 9:" in text
+    for wanted in ("Running for", "step 120 of 400 · loss 1.2", "ETA 9:"):
+        assert wanted in text
     assert re.search(r"reserved by torch 33.0 GiB, at most 39.0 GiB 31.9 GiB", text)
     assert re.search(r"tokens/s 24,000 16,391", text)
     assert charts(pages[0]) == 3
-
-
-def test_the_card_of_a_finished_step_says_so(pages: tuple[Path, Path]) -> None:
-    text = words(pages[1])
-    assert "Finished in" in text
-    assert "Running" not in text
-    assert "The cheapest machine that fits." in text
-    assert "cuda:7 NVIDIA A100-SXM4-80GB" in text
-    assert charts(pages[1]) == 3
-
-
-@pytest.mark.parametrize("which", [0, 1], ids=["running", "finished"])
-def test_the_memory_bars_are_seen_without_scrolling(pages: tuple[Path, Path], which: int) -> None:
-    image = first_screen(pages[which])
-    assert image.size == (1100, 900)
-    # 29.9 GiB allocated of an axis of 80 GiB: more than a quarter of the column of some 700 pixels.
-    assert widest(image, MEASURED_GREEN) > 180
-    assert rows_with(image, UPPER_BOUND_RED) > 50
 
 
 @pytest.mark.slow
@@ -79,6 +60,5 @@ def test_the_card_of_a_failed_step_says_why(home: Home) -> None:
     page = _get(home, "failed.html")
     assert page is not None
     text = words(page)
-    assert "Failed after" in text
-    assert "step 5 of 40" in text
-    assert "ValueError: the loss is not a number" in text
+    for wanted in ("Failed after", "step 5 of 40", "ValueError: the loss is not a number"):
+        assert wanted in text

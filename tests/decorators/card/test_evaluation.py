@@ -56,12 +56,6 @@ def test_of_pairs_the_tasks_own_figures_are_shown() -> None:
     assert ("held-out pairs", "8", "8") in figures.rows
 
 
-def test_nothing_held_out_is_said_to_be_unknown() -> None:
-    assert grids(EvaluationResult(base=None, finetuned=None))[0].rows == (
-        ("held-out loss", "unknown", "unknown"),
-    )
-
-
 def test_a_reward_models_calibration_is_drawn() -> None:
     bins = calibrate([4.0, 4.2, -4.1, 0.0, 0.1])
     result = EvaluationResult(

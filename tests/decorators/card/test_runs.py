@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from datetime import datetime
 
-from decorators.card.blocks import Chart
-from decorators.card.runs import RunRecord, curves, differing_settings, draw_runs, figures
+from decorators.card.runs import RunRecord, curves, differing_settings, figures
 from launchers.evaluate import EvaluationResult
 from launchers.held_out import Score
 from launchers.settings import Settings, flat
@@ -46,11 +45,6 @@ def test_predicted_stands_beside_measured_and_what_a_run_has_not_got_is_a_dash()
     assert rows["USD, predicted -> measured"] == ("61.45 -> 2.96", "61.45 -> ?")
 
 
-def test_what_torch_reserved_stands_beside_what_it_was_to_reserve() -> None:
-    rows = dict(figures([_record(measured=make_state(nvml=False).measured)]))
-    assert rows["memory, predicted -> measured"] == ("33.0 GiB -> 31.9 GiB, reserved by torch",)
-
-
 def test_only_settings_that_differ_are_rows_and_a_folder_is_no_difference() -> None:
     rows = differing_settings([_record("11"), _record("12", lr=3e-4)])
     assert rows == [("optimizer.lr", ("0.0001", "0.0003"))]
@@ -63,9 +57,3 @@ def test_the_curves_of_runs_lie_over_each_other_and_stay_small() -> None:
     assert {value["run"] for value in values} == {"11", "12"}
     assert len(values) == 200 + 60
     assert max(value["step"] for value in values) == 5000
-
-
-def test_a_page_of_runs_that_have_not_trained_has_no_chart() -> None:
-    blocks = draw_runs("FinetuneFlow", [_record(metrics=())])
-    assert not [block for block in blocks if isinstance(block, Chart)]
-    assert len([block for block in draw_runs("F", [_record()]) if isinstance(block, Chart)]) == 3

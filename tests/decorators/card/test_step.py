@@ -40,17 +40,13 @@ def test_predicted_and_measured_stand_side_by_side() -> None:
 
 
 def test_what_is_not_known_is_called_unknown() -> None:
-    rows = {
-        what: (predicted, measured) for what, predicted, measured in comparison(make_state(on_gpus=False))
-    }
+    rows = {what: values for what, *values in comparison(make_state(on_gpus=False))}
     assert rows["tokens/s"][0] == rows["time"][0] == rows["USD"][0] == rows["USD"][1] == "unknown"
     assert "MFU" not in rows
 
 
 def test_the_title_says_what_runs_where() -> None:
-    assert title(make_state()) == "llama-8b · full · torchtune · 1 node x 8 A100-80GB".replace(
-        "llama-8b", "tiny-llama"
-    )
+    assert title(make_state()) == "tiny-llama · full · torchtune · 1 node x 8 A100-80GB"
     two = make_state(plan=make_plan({"nodes": 2}, "kubernetes"))
     assert "2 nodes x 8" in title(two)
     assert "node 0" in title(two)
@@ -70,19 +66,6 @@ def test_the_status_says_how_far_it_is_and_how_it_ended() -> None:
     assert "more" not in failed
 
 
-def test_a_step_that_has_only_begun_has_a_card() -> None:
-    state = make_state(steps=0, gpu_samples=(), host_samples=(), eta_seconds=None)
-    assert "ETA unknown" in _text(draw(state))
-
-
-def test_a_step_without_a_plan_has_a_card_that_says_so() -> None:
-    without = dataclasses.replace(make_state(steps=0), plan=None)
-    text = _text(draw(without))
-    assert "Nothing was predicted for this step." in text
-    assert "GPU 7: NVIDIA A100-SXM4-80GB" in text
-    assert "unknown" in text
-
-
 def test_the_users_own_values_and_the_reasons_are_shown() -> None:
     override = Override(name="cpu", planned="96", used="4", given_by="--with kubernetes:cpu=")
     plan = make_plan({}, "kubernetes").with_override(override, cpu=4)
@@ -99,14 +82,6 @@ def test_every_rank_has_its_row() -> None:
         "7", "node-0", "cuda:7 NVIDIA A100-SXM4-80GB", "train", rows[7][4], "31.9 GiB", "645 MiB"
     )  # fmt: skip
     assert card.rank_rows(make_state(on_gpus=False).ranks)[0][5] == "no GPU"
-
-
-def test_a_long_run_makes_a_card_of_the_same_size() -> None:
-    sizes = [
-        len(json.dumps(_charts(draw(make_state(steps=steps, on_gpus=False))))) for steps in (1_500, 6_000)
-    ]
-    assert sizes[1] < 1.1 * sizes[0]
-    assert sizes[1] < 500_000
 
 
 def test_an_mfu_curve_is_drawn_only_where_the_peak_is_known() -> None:
@@ -141,12 +116,8 @@ def test_held_out_losses_stand_over_the_training_curve_with_the_lowest_marked() 
     exported = (("exported", "step 80 of 120, the lowest held-out loss (1.5000)"),)
     state = make_state(evaluations=found, exported=exported)
     blocks = draw(state)
-    (loss,) = [
-        view
-        for chart in _charts(blocks)
-        for view in chart.get("concat", [])
-        if view["title"]["text"] == "loss"
-    ]
+    views = [view for chart in _charts(blocks) for view in chart.get("concat", [])]
+    (loss,) = [view for view in views if view["title"]["text"] == "loss"]
     curve, rule, point = loss["layer"][-3:]
     assert curve["data"]["values"] == [{"step": 40, "value": 1.75}, {"step": 80, "value": 1.5}]
     assert rule["data"]["values"] == point["data"]["values"] == [{"step": 80, "value": 1.5}]

@@ -6,7 +6,6 @@ import dataclasses
 
 from decorators.card.blocks import MAY_BREAK, Chart, Grid, Log, Text
 from decorators.card.window import window_blocks
-from launchers.report.window import milliseconds
 from tests.decorators.backends.plans import planned
 from tests.launchers.report.test_window import example
 
@@ -29,17 +28,6 @@ def test_the_step_by_kind_stands_beside_what_was_predicted() -> None:
     assert moved.rows == ((f"all_{MAY_BREAK}gather", "230.0 ms", "200.0 ms"),)
     assert "t.json.gz" in [block.text for block in blocks if isinstance(block, Log)], "to be copied as it is"
     assert [block for block in blocks if isinstance(block, Chart)]
-
-
-def test_collectives_stand_beside_their_own_predictions() -> None:
-    plan = planned("llama-8b", "full", "H100", 2)
-    predicted = dict(plan.prediction.step_collectives)
-    assert set(predicted) == {"all_gather", "reduce_scatter"}
-    moved = [block for block in window_blocks(example(), plan) if isinstance(block, Grid)][1]
-    assert moved.headers == ("a step", "predicted", "measured", "hidden")
-    reduced, gathered = moved.rows
-    assert gathered[1:] == (milliseconds(predicted["all_gather"]), "230.0 ms", "200.0 ms")
-    assert reduced[1:] == (milliseconds(predicted["reduce_scatter"]), "", "")
 
 
 def test_without_a_plan_what_was_measured_is_shown() -> None:

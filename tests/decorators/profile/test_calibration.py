@@ -11,8 +11,7 @@ import pytest
 from decorators.profile.calibration import comparable_peak, finished, keep
 from decorators.profile.measured import Measured
 from estimator.calibration import VARIABLE, Finished, Store, formulas
-from estimator.plan import MemoryEstimate, Plan
-from tests.decorators.flows.plans import make_plan
+from estimator.plan import Plan
 from tests.decorators.profile.states import make_state
 
 GIB = 2**30
@@ -40,7 +39,6 @@ def test_a_gpus_process_is_what_nvml_saw_beyond_what_was_there_before() -> None:
 
 def test_without_nvml_what_is_predicted_to_lie_outside_is_added_to_torchs_reserve() -> None:
     plan, measured = pair(nvml=False)
-    assert measured.memory_peak is not None
     assert measured.memory_peak.counter == "reserved"
     memory = plan.prediction.memory
     first = dataclasses.replace(memory, outside_bytes=2 * GIB)
@@ -66,7 +64,6 @@ def test_a_run_that_shows_just_what_was_predicted_corrects_nothing_by_any_counte
         ranks = tuple(dataclasses.replace(rank, reserved_peak_bytes=shown - GIB) for rank in measured.ranks)
         gpus = tuple(dataclasses.replace(gpu, peak_used_bytes=shown + GIB // 2) for gpu in measured.gpus)
         found = record(plan, dataclasses.replace(measured, ranks=ranks, gpus=gpus))
-        assert found is not None
         assert found.ratio == 1.0
 
 
@@ -74,14 +71,12 @@ def test_a_device_on_which_nvml_saw_less_than_torch_reserved_is_not_believed() -
     plan, measured = pair()
     gpus = tuple(dataclasses.replace(gpu, peak_used_bytes=GIB) for gpu in measured.gpus)
     peak = comparable_peak(plan, dataclasses.replace(measured, gpus=gpus))
-    assert peak is not None
     assert peak[1].startswith("reserved")
 
 
 def test_on_a_cpu_it_is_resident_memory() -> None:
     plan, measured = pair(on_gpus=False)
     found = record(plan, measured)
-    assert found is not None
     assert (found.gpu, found.measured_kind) == ("cpu", "resident")
     assert found.measured_bytes == max(rank.rss_peak_bytes or 0 for rank in measured.ranks)
     assert found.reserved_bytes is found.allocated_bytes is None
@@ -89,10 +84,7 @@ def test_on_a_cpu_it_is_resident_memory() -> None:
 
 def test_the_record_has_the_gpu_tables_name_and_torchs_own_figures() -> None:
     found = record(*pair())
-    assert found is not None
     assert found.gpu == "A100-80GB" or "A100" in found.gpu
-    assert found.reserved_bytes is not None
-    assert found.allocated_bytes is not None
     assert found.allocated_bytes < found.reserved_bytes < found.measured_bytes
     assert found.torch
     assert "8 processes, fsdp, micro batch 1 x 1, 2048 tokens, bf16, adamw" in found.setup
@@ -105,10 +97,8 @@ def test_what_is_kept_is_the_prediction_before_its_correction() -> None:
         with_memory(plan, categories=(("weights", 50 * GIB),), shows_bytes=60 * GIB, uncorrected=first),
         measured,
     )
-    assert found is not None
     assert (found.predicted_bytes, found.predicted_upper_bytes) == (first.shows_bytes, first.shows_range[1])
-    assert found.predicted_live_bytes == first.live_bytes
-    assert found.predicted_categories == first.categories
+    assert (found.predicted_live_bytes, found.predicted_categories) == (first.live_bytes, first.categories)
 
 
 def test_other_nodes_and_runs_too_short_to_peak_leave_no_record() -> None:
@@ -131,7 +121,6 @@ def test_other_nodes_and_runs_too_short_to_peak_leave_no_record() -> None:
 def test_a_record_names_no_folder_of_the_users(model: str, kept: str) -> None:
     plan, measured = pair()
     found = record(dataclasses.replace(plan, model=model), measured)
-    assert found is not None
     assert found.model == kept
     assert "node-0" not in found.to_json()
 
@@ -141,19 +130,8 @@ def test_a_store_that_can_not_be_written_costs_one_line_and_no_run(
 ) -> None:
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     line = keep(*pair(), run="F/1/train/2", in_container=False)
-    assert line is not None
     assert line.startswith("calibration: this run could not be kept: IsADirectoryError")
     assert "\n" not in line
-
-
-def test_a_pair_that_is_too_far_apart_costs_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "runs.jsonl"))
-    plan, measured = pair()
-    tiny = with_memory(plan, shows_bytes=1000)
-    line = keep(tiny, measured, run="F/1/train/2", in_container=False)
-    assert line is not None
-    assert "10 times apart" in line
-    assert not (tmp_path / "runs.jsonl").exists()
 
 
 def test_a_plan_without_a_note_of_its_formulas_counts_as_made_by_todays(
@@ -173,12 +151,3 @@ def test_a_container_writes_only_where_it_is_told_to(tmp_path: Path, monkeypatch
     monkeypatch.setenv(VARIABLE, str(tmp_path / "runs.jsonl"))
     assert keep(*pair(), run="F/1/train/2", in_container=True) is None
     assert len(Store().read().finished) == 1
-
-
-def test_a_plan_carries_the_note_of_its_formulas_through_json() -> None:
-    first = make_plan({}, "local")
-    plan = with_memory(first, formulas="abc", uncorrected=first.prediction.memory)
-    again = Plan.from_json(plan.to_json())
-    assert again == plan
-    assert isinstance(again.prediction.memory, MemoryEstimate)
-    assert again.prediction.memory.uncorrected == first.prediction.memory

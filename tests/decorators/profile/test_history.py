@@ -18,11 +18,6 @@ def _history(**kinds: object) -> History:
     return history
 
 
-def test_tokens_per_second_are_of_all_ranks() -> None:
-    row = _history().steps()[-1]
-    assert row.tokens_per_second == pytest.approx(8 * 4096 / row.dt)
-
-
 def test_ranks_of_other_nodes_count_as_this_nodes() -> None:
     one = History(plan=make_plan({"nodes": 2}, "kubernetes"))
     for event in events(steps=2, ranks=8, on_gpus=True):
@@ -39,7 +34,6 @@ def test_the_card_of_either_node_says_what_terminal_and_trackers_say(node: int) 
     shown = Meter(plan, [400]).add(steps[0])
     history = History(plan=plan, tokens_of_steps=[400])
     history.add(steps[node])
-    assert shown is not None
     assert shown.tokens_per_second == 400
     assert history.steps()[0].tokens_per_second == history.tokens_per_second() == 400
     assert summarise([shown]).tokens_per_second == 400
@@ -60,25 +54,6 @@ def _step(rank: int, tokens: int) -> Step:
     )
 
 
-def test_the_first_step_which_warms_up_is_left_out_of_the_median() -> None:
-    history = History(plan=None)
-    for event in events(steps=2, ranks=1, on_gpus=False):
-        history.add(event)
-    assert history.tokens_per_second() == history.steps()[1].tokens_per_second
-
-
-def test_eta_is_the_median_step_times_the_steps_left() -> None:
-    assert _history(seconds=2.0).eta_seconds() == pytest.approx(90 * 2.0, rel=0.06)
-
-
-def test_mfu_is_unknown_without_a_known_peak() -> None:
-    history = History(plan=make_plan({}, "local"))
-    for event in events(steps=3, ranks=1, on_gpus=False):
-        history.add(event)
-    assert history.mfu() is None
-    assert _history().mfu() == pytest.approx(16391 * 4.8e10 / (8 * 312e12), rel=0.05)
-
-
 def test_a_run_without_events_knows_nothing() -> None:
     history = History(plan=None)
     assert history.steps() == history.ranks() == []
@@ -89,14 +64,12 @@ def test_the_phase_is_that_of_the_slowest_rank() -> None:
     history = History(plan=None)
     history.add(Phase(rank=0, name="train", at=2.0))
     history.add(Phase(rank=1, name="load", at=1.0))
-    assert history.phase is not None
     assert history.phase.name == "load"
 
 
 def test_evaluations_are_known_once_and_their_time_is_left_too() -> None:
     history = _history()
     before = history.eta_seconds()
-    assert before is not None
     trained = sum(row.dt for row in history.steps())
     for rank in range(8):
         history.add(Evaluated(rank=rank, step=10, done=4, rows=9, seconds=1.0))  # under way

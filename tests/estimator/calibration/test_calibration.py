@@ -69,7 +69,6 @@ def test_a_correction_holds_for_the_reserved_part_as_for_the_whole() -> None:
     before = dataclasses.replace(estimate(), outside_bytes=2 * GIB)
     correction = found(1.3)
     reserved = apply(before, correction).counted("reserved")
-    assert reserved is not None
     assert reserved.likely_bytes == pytest.approx(18 * GIB * correction.factor, abs=2)
 
 
@@ -151,7 +150,6 @@ def test_the_bound_covers_every_earlier_run_scaled_to_this_prediction(
 ) -> None:
     past = runs(*ratios)
     correction = Calibration(past).correction("torchtune", "lora", "H100 SXM")
-    assert correction is not None
     before = estimate(likely, int(likely * width))
     after = apply(before, correction)
     for run in past:

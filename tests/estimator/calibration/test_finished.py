@@ -43,7 +43,6 @@ def test_a_run_that_was_stored_twice_counts_once(tmp_path: Path) -> None:
         (finished().to_json().replace('"run":', '"other":'), "unknown fields: other"),
         (finished().to_json().replace(str(22 * GIB), "-5"), "measured_bytes = -5"),
         (finished().to_json().replace(str(22 * GIB), str(500 * GIB)), "10 times apart"),
-        ("\ufffd\ufffd", "not JSON"),
     ],
 )
 def test_a_damaged_line_is_told_and_left_out(tmp_path: Path, line: str, complaint: str) -> None:
@@ -54,7 +53,6 @@ def test_a_damaged_line_is_told_and_left_out(tmp_path: Path, line: str, complain
     assert f"{path}, line 2, is left out: " in problems[0]
     assert complaint in problems[0]
     correction = known.correction("torchtune", "lora", "H100 SXM")
-    assert correction is not None
     assert correction.runs == 2
 
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 import csv
 import functools
 import io
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from estimator import calibration, exact, memory
-from estimator.errors import UserError
 from estimator.plan import gib
 from tests.estimator.cli.estimates import answer, run, setup
 
@@ -59,12 +56,6 @@ def test_csv_has_one_row_whose_bytes_add_up() -> None:
     assert sum(parts) == int(row["needs_bytes"])
 
 
-def test_json_and_csv_at_once_are_refused() -> None:
-    done = run("--model", "llama-8b", "--json", "--csv")
-    assert done.exit_code == 2
-    assert "--json and --csv" in done.stderr
-
-
 def test_hours_and_price_follow_from_the_tokens() -> None:
     one = answer("--model", "llama-8b", "--gpu", "H100 SXM", "--gpus", "8", "--tokens", "100M")["price"]
     ten = answer("--model", "llama-8b", "--gpu", "H100 SXM", "--gpus", "8", "--tokens", "1B")["price"]
@@ -74,8 +65,7 @@ def test_hours_and_price_follow_from_the_tokens() -> None:
 
 def test_an_instance_type_brings_its_gpus_network_and_price() -> None:
     found = answer("--model", "llama-8b", "--instance-type", "p5.48xlarge", "--nodes", "2")
-    assert found["gpu"] == "H100 SXM"
-    assert found["setup"]["processes_per_node"] == 8
+    assert (found["gpu"], found["setup"]["processes_per_node"]) == ("H100 SXM", 8)
     assert "2x p5.48xlarge" in found["price"]["basis"]
     assert found["speed"]["tokens_per_second"] is not None
 
@@ -93,10 +83,6 @@ def test_a_table_of_ones_own_is_used(tmp_path: Path) -> None:
     table.write_text("gpu,vendor,vram_GB\nMyGPU,nvidia,48\n")
     found = answer("--model", "llama-8b", "--gpu", "MyGPU", "--hardware", str(table))
     assert found["memory"]["capacity_bytes"] == pytest.approx(48e9, rel=0.08)
-
-
-def test_bert_is_estimated_too() -> None:
-    assert answer("--model", "bert-base", "--seq-len", "512")["memory"]["needs_bytes"] > 0
 
 
 WRONG: list[tuple[list[str], str]] = [
@@ -142,40 +128,6 @@ def test_a_wrong_value_is_named_in_one_clear_line(words: list[str], line: str) -
     assert done.stdout == ""
 
 
-def test_a_table_with_a_wrong_unit_is_named_by_its_cell(tmp_path: Path) -> None:
-    table = tmp_path / "mine.csv"
-    table.write_text("gpu,vendor,vram_GB\nMyGPU,nvidia,49152\n")
-    done = run("--model", "llama-8b", "--gpu", "MyGPU", "--hardware", str(table))
-    assert done.exit_code == 2
-    assert "49152" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("change", "line"),
-    [
-        ({"hidden_size": None}, "has no hidden_size"),
-        ({"num_key_value_heads": 5}, "32 attention heads can't be shared by 5"),
-    ],
-)
-def test_a_config_json_that_lacks_or_contradicts_is_named(
-    tmp_path: Path, change: dict[str, Any], line: str
-) -> None:
-    config = {
-        "model_type": "llama",
-        "hidden_size": 4096,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "num_hidden_layers": 4,
-        "intermediate_size": 8192,
-        "vocab_size": 1000,
-        "max_position_embeddings": 2048,
-    } | change
-    (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
-    done = run("--model", str(tmp_path))
-    assert done.exit_code == 2
-    assert line in done.stderr
-
-
 def test_finished_runs_correct_the_estimate_and_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,22 +161,6 @@ def test_finished_runs_correct_the_estimate_and_are_named(
     assert answer(*words, "--no-calibration") == before
 
 
-def test_a_damaged_line_of_the_store_is_told_beside_the_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(calibration.VARIABLE, str(tmp_path / "runs.jsonl"))
-    (tmp_path / "runs.jsonl").write_text("half a li\n")
-    done = run("--model", "llama-8b", "--json")
-    assert done.exit_code == 0
-    assert "line 1, is left out" in done.stderr
-    assert json.loads(done.stdout)["calibration"] is None
-
-
-def test_a_gpu_count_below_one_is_refused_before_anything_else() -> None:
-    with pytest.raises(UserError, match="--gpus 0"):
-        setup(0)
-
-
 def test_exact_mode_stands_beside_the_formulas(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     monkeypatch.setattr(exact, "estimate", functools.cache(exact.estimate))
@@ -252,30 +188,5 @@ def test_the_layout_and_the_step_are_said_in_words() -> None:
 
 def test_on_a_cpu_processes_are_counted_instead_of_gpus() -> None:
     text = run("--model", "tiny-llama", "--device", "cpu", "--gpus", "2").output
-    assert "2x CPU" in text
-    assert "Memory of one process" in text
-    assert "precision fp32" in text
-
-
-def test_measured_bandwidth_replaces_the_data_sheets() -> None:
-    words = ("--model", "llama-70b", "--gpus", "8", "--gpu", "H100 SXM")
-    slow = answer(*words, "--busbw-intra", "2")["speed"]
-    assert slow["tokens_per_second"] < answer(*words)["speed"]["tokens_per_second"]
-    assert "as measured" in slow["basis"]
-
-
-def test_a_name_of_several_gpus_lists_them_where_one_is_needed() -> None:
-    done = run("--model", "llama-8b", "--gpu", "A100")
-    assert done.exit_code == 2
-    assert "'A100' stands for 4 GPUs." in done.stderr
-    assert "Name one of them: A100 SXM 80GB, A100 SXM 40GB, A100 PCIe 80GB, A100 PCIe 40GB." in done.stderr
-    assert run("--model", "llama-8b", "--gpu", "A100", "--instance-type", "p4d.24xlarge").exit_code == 0
-    other = run("--model", "llama-8b", "--gpu", "A100", "--instance-type", "p5.48xlarge")
-    assert "--gpu A100 is not the GPU of --instance-type p5.48xlarge" in other.stderr
-
-
-def test_an_old_price_is_told_beside_the_answer() -> None:
-    done = run("--model", "llama-8b", "--gpu", "L4", "--csv")
-    assert "days old: `finetune gpus --refresh` asks for today's." in done.stderr
-    assert "days old" not in done.stdout
-    assert "days old" not in run("--model", "llama-8b", "--gpu", "RTX 4090").stderr  # it has no price
+    for words in ("2x CPU", "Memory of one process", "precision fp32"):
+        assert words in text

@@ -50,14 +50,11 @@ def test_values_that_are_not_possible_are_told_and_the_others_drawn() -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--over", "batch"], "--over batch is not known"),
         (["--over", "tp", "--values", "two"], "--values two must be a whole number"),
         (["--over", "tp", "--values", ","], "has no value in it"),
         (["--values", "1,2"], "of which option?"),
         (["--over", "tp", "--values", "3,5", "--gpus", "8"], "can't be divided"),
-        (["--over", "method", "--values", "lorra"], "--method lorra is not known"),
         (["--svg", "no/such/folder/x.svg"], "can't be written"),
-        (["--json", "--csv"], "two formats"),
     ],
     ids=lambda value: " ".join(value)[:30],
 )

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from estimator import hardware
 from estimator.cli.gpus import gpus
 from estimator.errors import UserError
-from estimator.hardware import inventory, price_cache, report
+from estimator.hardware import inventory, report
 from estimator.hardware import refresh as refreshing
 from estimator.hardware.cluster_nodes import Node
 from estimator.hardware.inventory import ClusterState
@@ -110,9 +110,8 @@ def test_a_price_carries_region_date_age_and_source() -> None:
 
 def test_the_table_shows_the_same_for_people() -> None:
     text = run("--gpu", "l4").stdout
-    assert "22.05 GiB of 23,034 MiB" in text
-    assert f"{(date.today() - date(2026, 7, 20)).days} days" in text
-    assert "g6.xlarge" in text
+    for words in ("22.05 GiB of 23,034 MiB", f"{(date.today() - date(2026, 7, 20)).days} days", "g6.xlarge"):
+        assert words in text
     assert "g6.xlarge" not in run("--gpu", "l4", "--no-instances").stdout
     assert "22.35 GiB (22,888 MiB)" in run("--gpu", "a10g").stdout
     assert "22.35 GiB (label: 24 GB)" in run("--gpu", "a30").stdout
@@ -124,13 +123,6 @@ def test_what_is_not_known_is_a_question_mark_and_null() -> None:
     shown = run("--gpu", "a5000", "--no-instances").stdout
     (line,) = (line for line in shown.splitlines() if "A5000" in line)
     assert " ? " in line
-
-
-def test_names_that_no_table_has_are_answered_with_those_that_it_has() -> None:
-    assert "Hopper" in refusal("--arch", "hoper").advice
-    assert "'aswa'" in refusal("--cloud", "aswa").problem
-    assert "aws, gcp, azure" in refusal("--cloud", "aswa").advice
-    assert "H200 SXM" in refusal("--gpu", "h300").advice
 
 
 @pytest.mark.parametrize(
@@ -151,8 +143,7 @@ def test_the_csv_can_be_edited_and_given_back(tmp_path: Path) -> None:
     file = tmp_path / "mine.csv"
     file.write_text(run("--csv").stdout)
     made, table = hardware.catalogue(file), hardware.catalogue()
-    assert made.gpus == table.gpus
-    assert made.instances == table.instances
+    assert (made.gpus, made.instances) == (table.gpus, table.instances)
 
 
 def test_a_file_of_ones_own_is_shown(tmp_path: Path) -> None:
@@ -191,15 +182,6 @@ def test_refreshed_prices_are_shown_at_once_and_what_happened_on_stderr(
     assert (item["on_demand_usd_per_hour"], item["price_age_days"], item["price_source"]) == (0.7, 2, "API")
 
 
-def test_a_damaged_cache_is_told_on_stderr() -> None:
-    file = price_cache.path()
-    file.parent.mkdir(parents=True)
-    file.write_text("rubbish\n")
-    result = run("--gpu", "l4")
-    assert result.exit_code == 0
-    assert "refreshed prices are not used" in result.stderr
-
-
 def test_a_clusters_nodes_are_shown_instead_of_the_clouds_machines(monkeypatch: pytest.MonkeyPatch) -> None:
     def node(name: str, **labels: str) -> Node:
         resources = {"cpu": 191.45, "memory": 2.0e12, "ephemeral-storage": 9.5e10, "nvidia.com/gpu": 8.0}
@@ -223,8 +205,7 @@ def test_a_clusters_nodes_are_shown_instead_of_the_clouds_machines(monkeypatch: 
         inventory, "fetch", lambda context, _: ClusterState(context=context or "current", nodes=tuple(nodes))
     )
     record = answer("--from-cluster", "--context", "training")
-    assert names(record["gpus"]) == ["H100 SXM"]
-    assert names(record["instances"]) == ["p5.48xlarge"]
+    assert (names(record["gpus"]), names(record["instances"])) == (["H100 SXM"], ["p5.48xlarge"])
     assert record["cluster"]["context"] == "training"
     (group,) = record["cluster"]["nodes"]
     assert (group["count"], group["allocatable_gpus"], group["allocatable_cpu_cores"]) == (2, 8, 191.45)

@@ -65,17 +65,6 @@ def test_csv_has_a_line_and_a_source_for_each_model(capsys: pytest.CaptureFixtur
     assert row["source"].startswith("https://huggingface.co/meta-llama/Llama-3.1-8B/")
 
 
-@pytest.mark.parametrize("columns", ["80", "200"])
-def test_no_name_is_cut_whatever_the_terminal_s_width(
-    columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", columns)
-    models(None)
-    shown = capsys.readouterr().out
-    assert all(f" {name} " in shown for name in table.names())
-    assert ("heads/kv" in shown) == (columns == "200")
-
-
 def test_one_model_is_shown_whole_with_its_source(capsys: pytest.CaptureFixture[str]) -> None:
     models("gpt-oss-20b")
     shown = capsys.readouterr().out

@@ -23,5 +23,4 @@ def test_classes_are_read_the_lowest_first() -> None:
 
 
 def test_of_several_defaults_the_lowest_counts_and_without_one_there_is_none() -> None:
-    assert usual_priority_class(_get) == "lower"
-    assert usual_priority_class(lambda _: {"items": []}) == ""
+    assert (usual_priority_class(_get), usual_priority_class(lambda _: {"items": []})) == ("lower", "")

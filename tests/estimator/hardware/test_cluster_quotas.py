@@ -50,10 +50,8 @@ def test_a_quota_is_read_with_what_is_used_of_it() -> None:
         (("NotTerminating",), False),
         (("NotBestEffort",), True),
         (("BestEffort",), False),
-        (("Terminating", "NotBestEffort"), True),
         (("Terminating", "BestEffort"), False),
         (("CrossNamespacePodAffinity",), False),
-        (("VolumeAttributesClass",), False),
     ],
 )
 def test_a_quota_counts_a_pod_that_is_within_all_its_scopes(scopes: tuple[str, ...], counted: bool) -> None:

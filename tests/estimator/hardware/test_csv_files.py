@@ -71,8 +71,7 @@ def test_a_price_of_ones_own_does_not_keep_the_tables_date(own: Path) -> None:
     made = hardware.catalogue(own)
     assert made.instance("p5.48xlarge").usd_per_hour == 31.5
     assert made.instance("p5.48xlarge").price_date is None
-    assert made.instance("p5.48xlarge").price_source == str(own)
-    assert made.instance("p5.48xlarge").vcpu == 192
+    assert (made.instance("p5.48xlarge").price_source, made.instance("p5.48xlarge").vcpu) == (str(own), 192)
     assert made.instance("p4d.24xlarge").price_age_days(date(2026, 8, 2)) == 3
 
 
@@ -96,11 +95,6 @@ def test_the_environment_variable_names_files_and_the_option_wins(
     ("header", "row", "says", "advises"),
     [
         ("gpu,vram_GiB", "L4,22.35", "line 1, column vram_GiB: wrong unit: the table has vram_GB", "vram_GB"),
-        ("gpu,mem_bw_TBps", "L4,0.3", "column mem_bw_TBps: wrong unit: the table has mem_bw_GBps", ""),
-        ("gpu,bf16_PFLOPS_dense", "L4,1", "wrong unit: the table has bf16_TFLOPS_dense", ""),
-        ("instance_type,ram_GB", "p5.48xlarge,1", "column ram_GB: wrong unit: the table has ram_GiB", ""),
-        ("instance_type,on_demand_eur_h", "p5.48xlarge,1", "the table has on_demand_usd_h", ""),
-        ("gpu,bandwith", "L4,1", "line 1, column bandwith: there is no such column", ""),
         ("gpu,Vram_gb", "L4,24", "column Vram_gb: there is no such column", "vram_GB"),
         ("gpu,vram_GB,vram_GB", "L4,24,24", "column vram_GB: it is there twice", ""),
         (
@@ -111,27 +105,21 @@ def test_the_environment_variable_names_files_and_the_option_wins(
         ),
         ("gpu,vram_GB", "H100 SXM,lots", "line 2, column vram_GB: 'lots' is not a number", "bare number"),
         ("gpu,vram_GB", "H100 SXM,nan", "'nan' is not a number", ""),
-        ("gpu,vram_GB", "H100 SXM,-80", "'-80' is not possible", ""),
         ("gpu,vram_reported_MiB", "H100 SXM,80", "column vram_reported_MiB: '80' is not possible", "GiB"),
         ("gpu,vram_reported_MiB", "H100 SXM,40960", "40.0 GiB, which contradicts vram_GB = 80", ""),
         ("gpu,mem_bw_GBps", "H100 SXM,3.35", "'3.35' is not possible", "looks like TB/s"),
-        ("gpu,bf16_TFLOPS_dense", "H100 SXM,989000", "'989000' is not possible", "GFLOPS"),
         ("gpu,compute_capability", "H100 SXM,sm_90", "'sm_90' is not a compute capability", "9.0"),
         ("gpu,tensor_dtypes", "H100 SXM,bf16 fp7", "is not known: fp7", "fp8"),
         ("gpu,vendor", "H100 SXM,nvidea", "'nvidea' is not known", "nvidia"),
         ("gpu,aliases", "L4,H100", "has 'H100', which is H100 SXM", ""),
         ("gpu,mem_bw_GBps", "H10O SXM,3350", "column vendor: is missing, which a new GPU needs", "H100 SXM"),
-        ("gpu,vendor", "H300,nvidia", "column vram_GB: is missing, which a new GPU needs", ""),
         ("gpu,vram_GB", ",80", "line 2, column gpu: is missing", ""),
         ("gpu,vram_GB", "L4,24,5", "line 2: it has 3 values for 2 columns", "quotes"),
         ("gpu,vram_GB", "L4,24\nL4,24", "line 3, column gpu: 'L4' stands in line 2 already", ""),
         ("instance_type,on_demand_usd_h", "p5.48xlarge,-1", "'-1' is not possible", "below 0"),
-        ("instance_type,on_demand_usd_h", "p5.48xlarge,$55", "'$55' is not a number", ""),
         ("instance_type,on_demand_usd_h", "p5.48xlarge,39628", "'39628' is not possible", "month"),
         ("instance_type,gpu_count", "p5.48xlarge,8.5", "'8.5' is not a whole number", ""),
-        ("instance_type,ram_GiB", "p5.48xlarge,2097152", "'2097152' is not possible", "MiB"),
         ("instance_type,price_date", "p5.48xlarge,20.7.2026", "'20.7.2026' is not a date", "YYYY-MM-DD"),
-        ("instance_type,price_date", "p5.48xlarge,2026-13-01", "'2026-13-01' is not a date", ""),
         ("instance_type,price_date", "p5.48xlarge,2999-01-01", "is in the future", ""),
         ("instance_type,gpu", "p5.48xlarge,H300", "column gpu: 'H300' is a GPU that no table lists", "H200"),
         ("instance_type,cloud", "p5.48xlarge,gcp", "is wrong: p5.48xlarge is of AWS", ""),

@@ -17,7 +17,7 @@ import pytest
 
 from estimator import hardware
 from estimator.errors import UserError
-from estimator.hardware import cluster_nodes, inventory
+from estimator.hardware import cluster_nodes
 from estimator.hardware.cluster import Cluster
 from estimator.hardware.inventory import read_cluster
 from estimator.plan import GIB, MIB
@@ -44,12 +44,6 @@ def node(
     taints: tuple[tuple[str, str, str], ...] = (),
 ) -> dict[str, Any]:
     """A node as the API server writes it; ``resources`` can be allocated, and a little more is there."""
-    always = {
-        "beta.kubernetes.io/os": "linux",
-        "kubernetes.io/arch": "amd64",
-        "kubernetes.io/hostname": name,
-        "kubernetes.io/os": "linux",
-    }
     spec: dict[str, Any] = {"podCIDR": "10.1.2.0/24"}
     if provider:
         spec["providerID"] = provider
@@ -60,7 +54,7 @@ def node(
     if cordoned:
         spec["taints"].append({"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"})
     return {
-        "metadata": {"name": name, "uid": f"uid-{name}", "labels": always | labels},
+        "metadata": {"name": name, "uid": f"uid-{name}", "labels": labels},
         "spec": spec,
         "status": {
             "allocatable": {"pods": "58", "hugepages-2Mi": "0"} | resources,
@@ -82,15 +76,11 @@ def eks_p5(number: int, **changes: Any) -> dict[str, Any]:
         "topology.kubernetes.io/zone": f"us-east-1{'ab'[number % 2]}",
         "eks.amazonaws.com/capacityType": "ON_DEMAND",
         "eks.amazonaws.com/nodegroup": "gpu",
-        "nvidia.com/gpu.present": "true",
         "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3",
         "nvidia.com/gpu.count": "8",
         "nvidia.com/gpu.memory": "81559",
-        "nvidia.com/gpu.family": "hopper",
         "nvidia.com/gpu.replicas": "1",
         "nvidia.com/gpu.sharing-strategy": "none",
-        "nvidia.com/mig.capable": "true",
-        "nvidia.com/mig.strategy": "single",
     }
     resources = {
         "cpu": "191450m",
@@ -116,7 +106,6 @@ def karpenter_a100(number: int, mib: str = "40960") -> dict[str, Any]:
         "karpenter.sh/capacity-type": "spot",
         "karpenter.sh/nodepool": "gpu",
         "karpenter.k8s.aws/instance-gpu-name": "a100",
-        "karpenter.k8s.aws/instance-gpu-manufacturer": "nvidia",
         "karpenter.k8s.aws/instance-gpu-count": "8",
         "karpenter.k8s.aws/instance-gpu-memory": mib,
     }
@@ -139,12 +128,7 @@ def gke_l4(number: int, **labels: str) -> dict[str, Any]:
         "cloud.google.com/gke-accelerator-count": "1",
         "cloud.google.com/gke-nodepool": "l4",
     }
-    resources = {
-        "cpu": "7910m",
-        "memory": "28460Mi",
-        "ephemeral-storage": "47060071478",
-        "nvidia.com/gpu": "1",
-    }
+    resources = {"cpu": "7910m", "memory": "28460Mi", "nvidia.com/gpu": "1"}
     return node(
         f"gke-l4-{number}", own | labels, resources, provider=f"gce://project/us-central1-a/l4-{number}"
     )
@@ -228,14 +212,8 @@ def write_kubeconfig(home: Path, current: str = "training", **servers: str) -> N
     contexts = [{"name": name, "context": {"cluster": name, "user": "u"}} for name in servers]
     clusters = [{"name": name, "cluster": {"server": url}} for name, url in servers.items()]
     users = [{"name": "u", "user": {"token": "t"}}]
-    config = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "contexts": contexts,
-        "clusters": clusters,
-        "users": users,
-    }
-    file.write_text(json.dumps(config | {"current-context": current}))
+    config = {"contexts": contexts, "clusters": clusters, "users": users, "current-context": current}
+    file.write_text(json.dumps({"apiVersion": "v1", "kind": "Config"} | config))
 
 
 def reasons(cluster: Cluster) -> dict[str, tuple[str, ...]]:
@@ -271,8 +249,7 @@ def test_gkes_labels_are_read_and_what_pods_can_have_comes_from_the_node(api: Ap
     api.nodes = [gke_l4(1), gke_l4(2, **{"cloud.google.com/gke-spot": "true"})]
     bought, spot = read_cluster().nodes
     assert (bought.instance.cloud, bought.instance.name, bought.gpu.name) == ("gcp", "g2-standard-8", "L4")
-    assert bought.gpu.vram_bytes == 23034 * MIB
-    assert bought.memory_bytes == 28460 * MIB
+    assert (bought.gpu.vram_bytes, bought.memory_bytes) == (23034 * MIB, 28460 * MIB)
     assert (bought.spot, spot.spot) == (None, True)
 
 
@@ -322,30 +299,18 @@ def test_nodes_that_take_no_pods_are_counted_apart(api: Api) -> None:
             {"nvidia.com/gpu": "32"},
             "GPUs are shared (time-slicing",
         ),
+        ({"nvidia.com/gpu.sharing-strategy": "mps"}, {}, "GPUs are shared (mps"),
+        ({"cloud.google.com/gke-max-shared-clients-per-gpu": "2"}, {"nvidia.com/gpu": "16"}, "are shared"),
         (
-            {"nvidia.com/gpu.sharing-strategy": "mps", "nvidia.com/gpu.replicas": "10"},
-            {"nvidia.com/gpu": "80"},
-            "GPUs are shared (mps",
-        ),
-        (
-            {"cloud.google.com/gke-max-shared-clients-per-gpu": "2"},
-            {"nvidia.com/gpu": "16"},
-            "GPUs are shared",
-        ),
-        (
-            {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3-MIG-1g.10gb"},
+            {"nvidia.com/gpu.product": "NVIDIA-H100-MIG-1g.10gb"},
             {"nvidia.com/gpu": "56"},
-            "cut into MIG slices (NVIDIA-H100-80GB-HBM3-MIG-1g.10gb)",
+            "MIG slices (NVIDIA",
         ),
         ({}, {"nvidia.com/gpu": "0", "nvidia.com/mig-3g.40gb": "16"}, "MIG slices (nvidia.com/mig-3g.40gb)"),
         ({"cloud.google.com/gke-gpu-partition-size": "1g.5gb"}, {"nvidia.com/gpu": "56"}, "MIG slices"),
         ({}, {"nvidia.com/gpu": "0"}, "no nvidia.com/gpu can be allocated: is NVIDIA's device plugin"),
         ({}, {"nvidia.com/gpu": "0", "amd.com/gpu": "8"}, "not an NVIDIA GPU: amd.com/gpu"),
-        (
-            {"nvidia.com/gpu.product": "NVIDIA-H900"},
-            {},
-            "unknown GPU: nvidia.com/gpu.product=NVIDIA-H900 (add it: --hardware FILE)",
-        ),
+        ({"nvidia.com/gpu.product": "NVIDIA-H900"}, {}, "unknown GPU: nvidia.com/gpu.product=NVIDIA-H900"),
     ],
 )
 def test_gpus_that_are_not_whole_or_not_known_are_told_and_never_guessed(
@@ -390,8 +355,7 @@ def test_the_clusters_machines_are_a_catalogue_to_plan_with(api: Api) -> None:
             "g2-standard-8": 1,
             "p5.48xlarge": 8,
         }
-        assert hardware.gpu("H100").vram_bytes == 81559 * MIB
-        assert hardware.gpu("T4").vram_bytes == 15360 * MIB
+        assert (hardware.gpu("H100").vram_bytes, hardware.gpu("T4").vram_bytes) == (81559 * MIB, 15360 * MIB)
 
 
 def test_a_big_cluster_is_read_page_by_page(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -453,23 +417,17 @@ def test_missing_permission_names_the_rule(api: Api) -> None:
     assert 'resources: ["nodes"], verbs: ["list"]' in error.advice
 
 
-def test_an_expired_login_is_told(api: Api) -> None:
-    api.status, api.body = 401, b'{"kind":"Status","message":"Unauthorized"}'
-    assert "doesn't know who asks (401)" in refused().problem
-
-
-def test_other_answers_are_told_by_their_status(api: Api) -> None:
-    api.status, api.body = 503, b"no backend"
-    assert "answers with status 503" in refused().problem
-    api.status, api.body = 200, b"<html>a login page</html>"
-    assert "doesn't answer as a Kubernetes API does" in refused().problem
-
-
-def test_a_server_without_a_certificate_that_can_be_trusted_is_told(api: Api, tmp_path: Path) -> None:
-    file = tmp_path / ".kube" / "config"
-    file.write_text(file.read_text().replace("http://", "https://"))
-    assert "can't be reached: " in refused().problem
-    assert "certificate-authority-data" in refused().advice
+@pytest.mark.parametrize(
+    ("status", "body", "says"),
+    [
+        (401, b"{}", "(401)"),
+        (503, b"no backend", "status 503"),
+        (200, b"<html>a login page</html>", "as a Kub"),
+    ],
+)
+def test_other_answers_are_told_by_their_status(api: Api, status: int, body: bytes, says: str) -> None:
+    api.status, api.body = status, body
+    assert says in refused().problem
 
 
 def test_an_api_that_is_down_is_told_at_once(api: Api) -> None:
@@ -477,15 +435,6 @@ def test_an_api_that_is_down_is_told_at_once(api: Api) -> None:
     error = refused("away")
     assert "context 'away' (http://127.0.0.1:9) can't be reached" in error.problem
     assert time.monotonic() - start < 5
-
-
-def test_an_api_that_hangs_is_left_after_the_time_limit(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert inventory.PLANNING_S == cluster_nodes.TIMEOUT_S == 10
-    monkeypatch.setattr(inventory, "PLANNING_S", 0.5)
-    api.delay_s = 3
-    start = time.monotonic()
-    assert "can't be reached" in refused().problem
-    assert time.monotonic() - start < 3
 
 
 def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

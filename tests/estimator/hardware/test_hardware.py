@@ -1,8 +1,6 @@
 """The GPU and machine tables: facts in range, with sources, found by every name they go by."""
 
 import re
-import subprocess
-import sys
 from datetime import date
 from pathlib import Path
 
@@ -17,37 +15,16 @@ from estimator.plan import GIB, MIB
     ("nvml", "name"),
     [
         ("NVIDIA A100-SXM4-80GB", "A100 SXM 80GB"),
-        ("NVIDIA A100-SXM4-40GB", "A100 SXM 40GB"),
-        ("NVIDIA A100-PCIE-40GB", "A100 PCIe 40GB"),
-        ("NVIDIA A100 80GB PCIe", "A100 PCIe 80GB"),
-        ("NVIDIA H100 80GB HBM3", "H100 SXM"),
         ("NVIDIA-H100-80GB-HBM3", "H100 SXM"),
         ("NVIDIA H100 PCIe", "H100 PCIe"),
-        ("NVIDIA H200", "H200 SXM"),
-        ("NVIDIA B200", "B200 SXM"),
-        ("NVIDIA L4", "L4"),
-        ("NVIDIA L40S", "L40S"),
-        ("NVIDIA A10G", "A10G"),
         ("Tesla T4", "T4"),
-        ("Tesla V100-SXM2-16GB", "V100 SXM2 16GB"),
-        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
-        ("NVIDIA RTX A6000", "RTX A6000"),
-        ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada"),
-        ("Quadro RTX 6000", "Quadro RTX 6000"),
         ("Quadro RTX 4000", "Quadro RTX 4000"),
-        ("Quadro RTX 8000", "Quadro RTX 8000"),
-        ("NVIDIA GH200 480GB", "GH200 96GB"),
         ("NVIDIA GB200", "GB200 (per GPU)"),
-        ("NVIDIA H200 NVL", "H200 NVL"),
-        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX PRO 6000 Blackwell"),
         ("NVIDIA A10", "A10"),
-        ("NVIDIA A2", "A2"),
-        ("AMD Instinct MI300X", "MI300X"),
     ],
 )
 def test_the_drivers_product_names_are_found(nvml: str, name: str) -> None:
     found = hardware.find_gpu_by_nvml_name(nvml)
-    assert found is not None
     assert found.name == name
     assert hardware.gpu(nvml) is found
 
@@ -55,27 +32,13 @@ def test_the_drivers_product_names_are_found(nvml: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("typed", "name"),
     [
-        ("h200", "H200 SXM"),
-        ("h100", "H100 SXM"),
         ("h100-sxm", "H100 SXM"),
         ("H100NVL", "H100 NVL"),
         ("a100-80gb", "A100 SXM 80GB"),
-        ("a100-40gb", "A100 SXM 40GB"),
-        ("l4", "L4"),
-        ("l40s", "L40S"),
-        ("a10g", "A10G"),
-        ("t4", "T4"),
         ("v100", "V100 SXM2 16GB"),
-        ("a6000", "RTX A6000"),
         ("RTX6000Ada", "RTX 6000 Ada"),
-        ("rtx-4090", "RTX 4090"),
-        ("3090", "RTX 3090"),
         ("rtx 8000", "Quadro RTX 8000"),
-        ("quadro-rtx-5000", "Quadro RTX 5000"),
-        ("quadro-rtx-4000", "Quadro RTX 4000"),
-        ("nvidia-tesla-a100", "A100 SXM 40GB"),
         ("nvidia-h100-mega-80gb", "H100 SXM"),
-        ("nvidia-tesla-t4", "T4"),
     ],
 )
 def test_what_people_and_clouds_call_a_gpu_is_found(typed: str, name: str) -> None:
@@ -102,24 +65,10 @@ def test_a_name_that_fits_several_gpus_offers_them() -> None:
     [
         ("A100", {"A100 SXM 80GB", "A100 SXM 40GB", "A100 PCIe 80GB", "A100 PCIe 40GB"}),
         ("A100-80GB", {"A100 SXM 80GB", "A100 PCIe 80GB"}),
-        ("a10080gb", {"A100 SXM 80GB", "A100 PCIe 80GB"}),
-        ("a100-40gb", {"A100 SXM 40GB", "A100 PCIe 40GB"}),
         ("a100 sxm", {"A100 SXM 80GB", "A100 SXM 40GB"}),
-        ("nvidia-a100", {"A100 SXM 80GB", "A100 SXM 40GB", "A100 PCIe 80GB", "A100 PCIe 40GB"}),
         ("h100", {"H100 SXM", "H100 PCIe", "H100 NVL", "H100 SXM 96GB HBM2e 500W"}),
-        ("h100-80gb", {"H100 SXM", "H100 PCIe"}),
-        ("h200", {"H200 SXM", "H200 NVL"}),
         ("l4", {"L4"}),
-        ("L40", {"L40"}),
-        ("A10", {"A10"}),
-        ("A10G", {"A10G"}),
-        ("T4", {"T4"}),
-        ("4090", {"RTX 4090"}),
-        ("RTX4090", {"RTX 4090"}),
-        ("mi300x", {"MI300X"}),
-        ("b200", {"B200 SXM"}),
         ("nvidia-tesla-a100", {"A100 SXM 40GB"}),  # GKE's name of one of them
-        ("NVIDIA A100-SXM4-80GB", {"A100 SXM 80GB"}),
         ("NVIDIA H200", {"H200 SXM"}),  # the driver's name of one of them
     ],
 )
@@ -222,8 +171,7 @@ def test_a_card_counts_by_the_size_on_its_label() -> None:
 
 def test_a_price_has_an_age_where_its_day_is_known() -> None:
     item = hardware.instance("p5.48xlarge")
-    assert item.price_date == "2026-07-20"
-    assert item.price_age_days(date(2026, 8, 1)) == 12
+    assert (item.price_date, item.price_age_days(date(2026, 8, 1))) == ("2026-07-20", 12)
     assert hardware.instance("gpu_1x_a6000").price_age_days(date(2026, 8, 1)) is None
     assert hardware.instance("p5e.48xlarge").price_age_days(date(2026, 8, 1)) is None
 
@@ -254,15 +202,6 @@ def test_an_architecture_is_found_by_its_beginning_and_a_cloud_in_any_case() -> 
         made.architecture("hoppper")
     with pytest.raises(UserError, match="aws, gcp, azure, lambda"):
         made.cloud("aswa")
-
-
-def test_importing_it_loads_no_cloud_and_no_cluster_library() -> None:
-    code = (
-        "import sys, estimator.hardware, estimator.hardware.refresh, estimator.hardware.from_cluster;"
-        "print([name for name in ('boto3', 'botocore', 'kubernetes', 'gpuhunt') if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 def test_an_unknown_instance_is_answered_with_the_nearest_names() -> None:

@@ -41,7 +41,6 @@ def test_nodes_with_as_much_free_are_a_group_and_daemon_pods_are_left_their_part
     found = {nodes.free_gpus: nodes for nodes in offers(state(*nodes, usage=busy)).nodes}
     assert {free: group.count for free, group in found.items()} == {0: 1, 5: 1, 8: 2}
     idle = found[8].free
-    assert idle is not None
     assert idle.cpu == pytest.approx(191.45 - 2)  # the fullest of the two; the other keeps 0.4 for daemons
     assert found[5].holders == ("team/train",)
 
@@ -107,9 +106,7 @@ def test_a_pool_without_nodes_counts_as_the_machines_that_its_rules_allow() -> N
     assert {name.partition(".")[0] for name in found} == {"p5", "g6e"}
     assert set(found.values()) == {None}  # no limit
     limited = machines(pooled(pool(family, limits={"nvidia.com/gpu": "8", "cpu": "400"})))
-    assert limited[H100] == 1
-    assert limited["g6e.48xlarge"] == 1
-    assert limited["g6e.12xlarge"] == 2
+    assert (limited[H100], limited["g6e.48xlarge"], limited["g6e.12xlarge"]) == (1, 1, 2)
 
 
 def test_a_pool_of_one_cloud_starts_no_machine_of_another() -> None:

@@ -30,5 +30,4 @@ def test_the_first_name_that_means_no_gpu_ends_the_list(chosen: str | None, visi
 
 
 def test_a_slice_ends_the_whole_gpus() -> None:
-    assert whole_gpus("0,MIG-77,1", UUIDS) == [0]
-    assert whole_gpus(None, UUIDS) == [0, 1, 2]
+    assert (whole_gpus("0,MIG-77,1", UUIDS), whole_gpus(None, UUIDS)) == ([0], [0, 1, 2])

@@ -13,7 +13,6 @@ from estimator.memory.generation import (
     Batch,
     generation_bytes,
     kv_cache_bytes,
-    largest_batch,
     live_bytes,
     working_bytes,
 )
@@ -28,7 +27,6 @@ from estimator.exact.tracker import StepTracker
 from tests.launchers.engines.loop import families
 
 PROMPT, NEW = 20, 12  # together longer than the families' windows
-A100_BYTES = int(79.25 * GIB)
 
 
 def tiny(family: str, folder: Path, **values: Any) -> tuple[Any, ModelSpec]:
@@ -107,27 +105,6 @@ def test_the_peak_is_that_of_published_runs(run: PublishedGeneration) -> None:
     held = live[CACHE] * run.cache_copies + sum(live.values()) - live[CACHE]
     predicted = WEIGHT_BYTES["cuda"] * run.model.parameters + held
     assert predicted / GIB == pytest.approx(run.peak_gib, rel=0.08)
-
-
-@pytest.mark.parametrize("name", ["llama-8b", "gemma-2-9b", "mixtral-8x7b"])
-def test_memory_grows_with_the_batch_and_the_largest_batch_just_fits(name: str) -> None:
-    model = find(name)
-    gpus = 1 if name != "mixtral-8x7b" else 2
-    found = largest_batch(model, A100_BYTES, prompt_tokens=1024, new_tokens=512, gpus=gpus)
-    assert found > 8
-    sizes = [
-        sum(
-            generation_bytes(
-                model, Batch(sequences=n, prompt_tokens=1024, new_tokens=512), gpus=gpus
-            ).values()
-        )
-        for n in (1, found, found + 1)
-    ]
-    assert sizes[0] < sizes[1] <= A100_BYTES < sizes[2]
-
-
-def test_a_model_that_does_not_fit_has_no_batch() -> None:
-    assert largest_batch(find("llama-70b"), A100_BYTES, prompt_tokens=16, new_tokens=16) == 0
 
 
 def test_beside_the_weights_a_batch_needs_its_tensors_and_the_caches_second_copy() -> None:

@@ -223,12 +223,10 @@ def test_deepspeeds_buckets_are_limited_by_their_setting(
 
 def test_the_optimizers_temporaries() -> None:
     parameters = LLAMA.parameters
-    assert temporary() == 0
-    assert temporary(fused_optimizer=False) == 2 * parameters
+    assert (temporary(), temporary(fused_optimizer=False)) == (0, 2 * parameters)
     assert temporary(fused_optimizer=False, optimizer_in_backward=True) == 0
     assert temporary(fused_optimizer=False, optimizer="adamw8bit") == 0
-    assert temporary(optimizer="muon") == 8 * LARGEST
-    assert temporary(device="cpu") == 2 * 2 * V * H
+    assert (temporary(optimizer="muon"), temporary(device="cpu")) == (8 * LARGEST, 2 * 2 * V * H)
     assert temporary(device="cpu", method="lora", lora_rank=16) == 2 * 2 * 16 * F
     assert temporary(engine="deepspeed", sharding="zero2", shard=8) == 4 * -(-parameters // 8)
     assert temporary(engine="deepspeed", sharding="zero3", shard=2) == 4 * 10**9
@@ -312,8 +310,7 @@ def test_pipeline_stages_round_layers_up_and_hold_their_ends() -> None:
     assert (first.layers, last.layers) == (7, 7)
     assert (first.embedding, first.own_head, first.norm) == (V * H // 2, 0, 0)
     assert (last.embedding, last.own_head, last.norm) == (0, V * H // 2, H)
-    assert first.blocks == 7 * first.block
-    assert first.block == (LLAMA.layer_parameters - 2 * H) // 2 + 2 * H
+    assert (first.blocks, first.block) == (7 * first.block, (LLAMA.layer_parameters - 2 * H) // 2 + 2 * H)
     assert first.blocks_linear == 7 * first.block_linear == 7 * (LLAMA.layer_parameters - 2 * H) // 2
 
 
@@ -366,8 +363,7 @@ def test_host_memory_of_offloading_is_shared_by_the_nodes() -> None:
     assert host_bytes(nvme) == common + int(1.5 * 2 * LLAMA.parameters)
     activations = replace(base, activation_offload=True)
     assert host_bytes(activations) == common + 8 * 2048 * 2 * H * L
-    assert shared_memory_bytes(base) == 8 * GIB
-    assert shared_memory_bytes(replace(base, shard=4)) == 4 * GIB
+    assert (shared_memory_bytes(base), shared_memory_bytes(replace(base, shard=4))) == (8 * GIB, 4 * GIB)
 
 
 def test_disk_holds_weights_checkpoints_and_the_result() -> None:

@@ -20,11 +20,12 @@ def config_of(m: ModelSpec) -> dict[str, Any]:
     return {"model_type": m.family, "vocab_size": m.vocab} | (special(m) if special else _usual(m))
 
 
+def _sizes(m: ModelSpec) -> dict[str, Any]:
+    return {"hidden_size": m.hidden, "num_hidden_layers": m.layers, "num_attention_heads": m.heads}
+
+
 def _usual(m: ModelSpec) -> dict[str, Any]:
-    config: dict[str, Any] = {
-        "hidden_size": m.hidden,
-        "num_hidden_layers": m.layers,
-        "num_attention_heads": m.heads,
+    config: dict[str, Any] = _sizes(m) | {
         "num_key_value_heads": m.kv_heads,
         "intermediate_size": m.ffn,
         "max_position_embeddings": m.max_seq_len,
@@ -104,21 +105,11 @@ def _gptj(m: ModelSpec) -> dict[str, Any]:
 
 
 def _falcon(m: ModelSpec) -> dict[str, Any]:
-    return {
-        "hidden_size": m.hidden,
-        "num_hidden_layers": m.layers,
-        "num_attention_heads": m.heads,
-        "multi_query": m.kv_heads == 1,
-        "parallel_attn": True,
-        "bias": False,
-    }
+    return _sizes(m) | {"multi_query": m.kv_heads == 1, "parallel_attn": True, "bias": False}
 
 
 def _qwen(m: ModelSpec) -> dict[str, Any]:
-    return {
-        "hidden_size": m.hidden,
-        "num_hidden_layers": m.layers,
-        "num_attention_heads": m.heads,
+    return _sizes(m) | {
         "kv_channels": m.head_dim,
         "intermediate_size": 2 * m.ffn,
         "max_position_embeddings": m.max_seq_len,
@@ -128,10 +119,7 @@ def _qwen(m: ModelSpec) -> dict[str, Any]:
 
 
 def _bert(m: ModelSpec) -> dict[str, Any]:
-    return {
-        "hidden_size": m.hidden,
-        "num_hidden_layers": m.layers,
-        "num_attention_heads": m.heads,
+    return _sizes(m) | {
         "intermediate_size": m.ffn,
         "max_position_embeddings": m.position_embeddings,
         "type_vocab_size": m.token_types,
@@ -139,10 +127,7 @@ def _bert(m: ModelSpec) -> dict[str, Any]:
 
 
 def _neox(m: ModelSpec) -> dict[str, Any]:
-    return {
-        "hidden_size": m.hidden,
-        "num_hidden_layers": m.layers,
-        "num_attention_heads": m.heads,
+    return _sizes(m) | {
         "intermediate_size": m.ffn,
         "max_position_embeddings": m.max_seq_len,
         "tie_word_embeddings": m.tied_embeddings,

@@ -74,18 +74,13 @@ def _pipeline(folder: Path) -> Path:
     clip = {"vocab_size": 49_408, "max_position_embeddings": 77}
     _write(folder / "model_index.json", {"_class_name": "StableDiffusionXLPipeline"})
     _write(folder / "unet" / "config.json", CONFIG)
-    _write(
-        folder / "text_encoder" / "config.json",
-        clip
-        | {"hidden_size": 768, "num_hidden_layers": 12, "intermediate_size": 3072, "projection_dim": 768}
-        | {"num_attention_heads": 12, "hidden_act": "quick_gelu"},
-    )
-    _write(
-        folder / "text_encoder_2" / "config.json",
-        clip
-        | {"hidden_size": 1280, "num_hidden_layers": 32, "intermediate_size": 5120, "projection_dim": 1280}
-        | {"num_attention_heads": 20, "hidden_act": "gelu"},
-    )
+    for name, hidden, layers, heads, act in (
+        ("text_encoder", 768, 12, 12, "quick_gelu"),
+        ("text_encoder_2", 1280, 32, 20, "gelu"),
+    ):
+        sizes = {"hidden_size": hidden, "intermediate_size": 4 * hidden, "projection_dim": hidden}
+        sizes |= {"num_hidden_layers": layers, "num_attention_heads": heads}
+        _write(folder / name / "config.json", clip | sizes | {"hidden_act": act})
     channels = [128, 256, 512, 512]
     _write(folder / "vae" / "config.json", {"block_out_channels": channels, "layers_per_block": 2})
     return folder

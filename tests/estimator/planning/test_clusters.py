@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from estimator import Job, Target, UserError, hardware
+from estimator import Job, Target, hardware
 from estimator.hardware.cluster import Cluster, ClusterNodes
 from estimator.models import find
 from estimator.plan import GIB
@@ -46,14 +46,6 @@ def test_a_plan_takes_no_more_nodes_than_there_are() -> None:
         plan(FULL, KUBERNETES, Goals(cluster=cluster_of(nodes_of("p4d.24xlarge", 2))))
 
 
-def test_gpus_that_others_hold_are_not_planned_with() -> None:
-    job = replace(FULL, model=find("llama-8b"), method="lora")
-    goals = Goals(cluster=cluster_of(nodes_of("p5.48xlarge", 1, gpus=4)), prefer="speed")
-    for made in plans(job, KUBERNETES, goals, top=10).plans:
-        assert made.request.gpus_per_node <= 4
-        assert made.request.cpu <= 90
-
-
 def test_the_request_is_within_what_can_be_allocated() -> None:
     goals = Goals(cluster=cluster_of(nodes_of("p5.48xlarge", 4, memory_gib=500)))
     made = plan(FULL, KUBERNETES, goals)
@@ -74,11 +66,6 @@ def test_nodes_without_a_price_go_by_speed() -> None:
     speeds = [made.prediction.tokens_per_second or 0 for made in ranked.plans]
     assert speeds == sorted(speeds, reverse=True)
     assert ranked.best.prediction.usd_per_hour is None
-
-
-def test_a_gpu_that_the_cluster_lacks_is_refused_in_one_line() -> None:
-    with pytest.raises(UserError, match="No machine of the cluster of context training goes with --gpu L4"):
-        plan(FULL, replace(KUBERNETES, gpu="L4"), Goals(cluster=cluster_of(nodes_of("p5.48xlarge", 1))))
 
 
 def test_nodes_whose_efa_others_hold_talk_over_tcp() -> None:

@@ -38,7 +38,6 @@ def planned(plan: Plan, drawing: Drawing = DRAWING, model: str = "llama-8b") -> 
 
 
 def stage(plan: Plan, name: str) -> Stage:
-    assert plan.generation is not None
     found = plan.generation.stage(name)
     assert found is not None
     return found
@@ -72,7 +71,6 @@ def test_the_batch_fits_into_the_gpus_memory_and_one_more_prompt_is_too_many_or_
     plan = planned(plan_of(gpu="L4", gpus=1, nodes=1))
     capacity, generation = plan.prediction.memory.capacity_bytes, plan.generation
     assert capacity is not None
-    assert generation is not None
     assert generation.fits
     sequences = generation.batch_tokens // (512 + 256)
     assert sequences % DRAWING.answers == 0
@@ -84,7 +82,6 @@ def test_the_batch_fits_into_the_gpus_memory_and_one_more_prompt_is_too_many_or_
 def test_hours_and_price_are_those_of_the_node_with_most_batches(h100: Plan) -> None:
     plan = planned(h100)
     generate = stage(plan, "generate")
-    assert plan.generation is not None
     sequences = plan.generation.batch_tokens // (512 + 256)
     batch = Batch(sequences=sequences, prompt_tokens=512, new_tokens=256)
     speed = generation_speed(LLAMA, hardware.gpu("H100 SXM"), batch)
@@ -108,8 +105,6 @@ def test_a_function_scores_without_gpus_and_its_time_is_unknown(h100: Plan) -> N
     assert (score.request.gpus_per_node, score.hours, score.usd) == (0, None, None)
     hours, usd, missing = total(plan)
     assert missing == ("score",)
-    assert hours is not None
-    assert usd is not None
     rest = [stage(plan, name) for name in ("generate", "compare")]
     assert hours[1] == pytest.approx(1.0 + sum(each.hours[1] for each in rest if each.hours))
     assert usd[0] == pytest.approx(80.0 + sum(each.usd[0] for each in rest if each.usd))
@@ -119,7 +114,6 @@ def test_a_reward_model_scores_on_the_gpus_that_hold_it(h100: Plan) -> None:
     drawing = replace(DRAWING, by_function=False, reward_model=find("llama-70b"))
     score = stage(planned(h100, drawing), "score")
     assert score.request.gpus_per_node == 2
-    assert score.hours is not None
     assert score.hours[0] < score.hours[1]
     small = stage(planned(h100, replace(drawing, reward_model=LLAMA)), "score")
     assert small.request.gpus_per_node == 1
@@ -140,7 +134,6 @@ def test_what_is_not_known_stays_unknown(h100: Plan) -> None:
 def test_one_prompts_answers_that_do_not_fit_are_tried_and_said(h100: Plan) -> None:
     long = replace(DRAWING, answers=512, prompt_tokens=2048, new_tokens=2048)
     plan = planned(plan_of(gpu="L4", gpus=1, nodes=1), long)
-    assert plan.generation is not None
     assert plan.generation.fits is False
     assert plan.generation.batch_tokens == 512 * 4096
 
@@ -156,5 +149,4 @@ def test_on_this_machine_one_process_draws() -> None:
     plan = planner.plan(job, Target(kind="local", device="cpu", machine=machine))
     generated = planned(plan, model="tiny-llama")
     assert stage(generated, "generate").nodes == 1
-    assert generated.generation is not None
     assert (generated.generation.batch_sequences, generated.generation.batch_tokens) == (64, 16384)

@@ -55,11 +55,6 @@ def test_a_budget_takes_the_fastest_within_it() -> None:
     assert hours(richer) <= hours(ranked.best)
 
 
-def test_both_goals_hold_together() -> None:
-    ranked = plans(LORA, ANY, Goals(tokens=BILLION, budget_usd=400, deadline_hours=4))
-    assert all(usd(made) <= 400 and hours(made) <= 4 for made in ranked.plans)
-
-
 def test_speed_first_is_the_fastest_of_all() -> None:
     fastest = plans(LORA, ANY, Goals(prefer="speed"))
     cheapest = plans(LORA, ANY)
@@ -110,11 +105,6 @@ def test_epochs_steps_and_tokens_say_the_same_amount() -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"deadline_hours": 0}, "deadline_hours = 0"),
-        ({"budget_usd": -1}, "budget_usd = -1"),
-        ({"budget_usd": float("nan")}, "budget_usd = nan"),
-        ({"tokens": 0}, "tokens = 0"),
-        ({"max_gpus": 0}, "max_gpus = 0"),
         ({"prefer": "green"}, "prefer = 'green'"),
         ({"epochs": 2}, "2 epochs"),
     ],
@@ -133,14 +123,6 @@ def test_clouds_and_machine_types_limit_the_plans() -> None:
     assert {made.request.instance_type for made in types.plans} == set(names)
 
 
-def test_limits_on_nodes_and_gpus_hold() -> None:
-    job = Job(model=find("llama-70b"), global_batch_size=64)
-    for made in plans(job, ANY, Goals(max_nodes=2, prefer="speed"), top=20).plans:
-        assert made.layout.nodes <= 2
-    for made in plans(job, ANY, Goals(max_gpus=8, prefer="speed"), top=20).plans:
-        assert made.layout.world_size <= 8
-
-
 def test_more_nodes_than_sixteen_are_tried_where_they_are_allowed() -> None:
     job = replace(LORA, global_batch_size=1024)
     target = Target(kind="catalogue", gpu="A100 SXM 40GB")
@@ -154,8 +136,7 @@ def test_spot_plans_cost_the_spot_price_and_an_unknown_one_stays_unknown() -> No
         item = hardware.instance(made.request.instance_type or "")
         price = item.spot_usd_per_hour
         expected = None if price is None else pytest.approx(price * made.layout.nodes)
-        assert made.prediction.usd_per_hour == expected
-        assert made.prediction.price_kind == "spot"
+        assert (made.prediction.usd_per_hour, made.prediction.price_kind) == (expected, "spot")
     assert ranked.best.prediction.usd_per_hour is not None
     assert any("spot price is not known" in line.reason for line in ranked.rejected)
 

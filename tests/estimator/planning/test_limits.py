@@ -73,10 +73,8 @@ def test_hours_and_price_count_start_up_and_half_of_the_evaluations() -> None:
         evaluated_tokens=72 * 10**6, start_up=StartUp(machine_minutes=3, image_minutes=2, weights_minutes=1)
     )
     tokens = 36 * 10**6  # an hour at 10,000 a second
-    assert one.training_hours(tokens) == pytest.approx(2.0)
-    assert one.hours(tokens) == pytest.approx(2.1)
-    assert one.usd(tokens) == pytest.approx(75.6)
-    assert one.usd_per_token == pytest.approx(36 / 36e6)
+    assert (one.training_hours(tokens), one.hours(tokens)) == (pytest.approx(2.0), pytest.approx(2.1))
+    assert (one.usd(tokens), one.usd_per_token) == (pytest.approx(75.6), pytest.approx(36 / 36e6))
     assert candidate(nodes=2).usd_per_hour == 72.0
     assert (candidate(rate=None).hours(tokens), one.hours(None), candidate(usd=None).usd(tokens)) == (
         None,
@@ -147,8 +145,7 @@ def test_of_each_other_gpu_one_rejection_says_how_much_dearer_it_is() -> None:
     assert [each.over for each in found] == [pytest.approx(1.0), pytest.approx(10 / 16 - 1)]
     assert len(dearer(best, [other, third], Goals(), 1)) == 1
     (slower,) = dearer(best, [other], Goals(prefer="speed"), 5)
-    assert slower.kind == "speed"
-    assert slower.over == pytest.approx(0.5)
+    assert (slower.kind, slower.over) == ("speed", pytest.approx(0.5))
 
 
 def test_differences_in_words() -> None:

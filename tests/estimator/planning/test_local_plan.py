@@ -30,8 +30,7 @@ def test_each_node_of_an_allocation_has_all_gpus_of_its_machine() -> None:
     given = plan(job, allocation(2))
     assert alone.request.gpus_per_node == 2, "two local nodes share this machine's four"
     assert (given.request.nodes, given.request.gpus_per_node) == (2, 4)
-    assert given.layout.world_size == 8
-    assert given.target == "allocation"
+    assert (given.layout.world_size, given.target) == (8, "allocation")
     assert "the nodes of this job" in render(given)
     assert Plan.from_json(given.to_json()) == given
 

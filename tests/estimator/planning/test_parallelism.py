@@ -13,7 +13,7 @@ from estimator.job import PARALLEL_ENGINES, divides_heads
 from estimator.models import find
 from estimator.planning.engines import setup_of
 from estimator.planning.goals import Goals
-from estimator.planning.parallelism import Spread, spreads
+from estimator.planning.parallelism import spreads
 from estimator.planning.planner import plan, plans
 from estimator.planning.search import Search
 
@@ -75,16 +75,6 @@ def test_engines_that_are_run_here_divide_the_states_alone() -> None:
     for engine in ("torchtune", "deepspeed"):
         for spread in spreads(job_of("llama-8b", engine), 2, 8):
             assert spread.model_parallel == 1
-
-
-def test_less_division_of_the_model_makes_more_of_it_needless_on_one_node() -> None:
-    plain, tensor = Spread(sharding="fsdp"), Spread(sharding="fsdp", tensor=2)
-    deep = Spread(sharding="fsdp", tensor=2, pipeline=2)
-    assert plain.makes_needless(tensor, nodes=1)
-    assert not tensor.makes_needless(Spread(sharding="fsdp", pipeline=2), nodes=1)
-    assert tensor.makes_needless(deep, nodes=2)
-    assert not plain.makes_needless(tensor, nodes=2)
-    assert not deep.makes_needless(plain, nodes=1)
 
 
 def test_a_batch_smaller_than_the_gpus_is_reached_by_dividing_the_model() -> None:

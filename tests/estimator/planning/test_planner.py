@@ -1,7 +1,6 @@
 """Plans: what they ask for, that they fit, what they refuse, and that they survive JSON."""
 
 import pickle
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -93,12 +92,6 @@ def test_part_of_a_node_gets_its_part_of_cpu_and_memory() -> None:
     assert made.request.cpu == int(192 * 0.9 * 2 / 8)
 
 
-def test_rejected_alternatives_say_how_much_they_are_over() -> None:
-    made = plan(job_of("llama-70b", global_batch_size=64), CLUSTER)
-    assert 3 <= len(made.rejected) <= 5
-    assert any("needs" in line and line.endswith("% over") for line in made.rejected)
-
-
 def test_deepspeed_shards_more_where_less_does_not_fit() -> None:
     job = job_of("llama-8b", engine="deepspeed", global_batch_size=8, seq_len=512)
     small = plan(job, Target(machine=with_gpus("H200 SXM", 8)))
@@ -123,8 +116,7 @@ def test_a_small_model_runs_on_the_cpu_in_fp32() -> None:
 def test_two_local_nodes_share_the_batch_and_the_memory(engine: Any, sharding: str) -> None:
     made = plan(job_of("tiny-llama", engine=engine, seq_len=512), Target(machine=LAPTOP, nodes=2))
     assert (made.layout.nodes, made.layout.world_size, made.layout.micro_batch_size) == (2, 2, 4)
-    assert made.layout.sharding == sharding
-    assert made.prediction.memory.capacity_bytes == LAPTOP.ram_bytes // 2
+    assert (made.layout.sharding, made.prediction.memory.capacity_bytes) == (sharding, LAPTOP.ram_bytes // 2)
 
 
 def test_a_large_model_is_not_tried_on_a_cpu_unless_asked() -> None:
@@ -135,7 +127,6 @@ def test_a_large_model_is_not_tried_on_a_cpu_unless_asked() -> None:
     assert "8.0 billion" in error.problem
     assert "no GPU" in error.here
     assert error.suggestions[:2] == ((Change("with", "kubernetes"),), (Change("with", "batch"),))
-    assert error.example_plan is not None
     assert error.example_plan.prediction.memory.fits
     big = replace(LAPTOP, ram_bytes=512 * GIB)
     assert plan(job, Target(machine=big, device="cpu")).layout.device == "cpu"
@@ -146,15 +137,7 @@ def test_cpus_asked_for_are_refused_by_memory_only() -> None:
         plan(job_of("llama-8b"), Target(machine=LAPTOP, device="cpu"))
 
 
-def test_a_gpu_too_small_for_lora_is_offered_qlora() -> None:
-    with pytest.raises(CannotFit) as caught:
-        plan(job_of("codestral", method="lora"), Target(machine=with_gpus("NVIDIA L4", 1)))
-    elsewhere = ((Change("with", "kubernetes"),), (Change("with", "batch"),))
-    assert caught.value.suggestions[:3] == (*elsewhere, (Change("method", "qlora"),))
-    assert "% over" in caught.value.problem
-
-
-@pytest.mark.parametrize("engine", ["deepspeed", "fsdp2"])
+@pytest.mark.parametrize("engine", ["torchtune", "deepspeed", "fsdp2"])
 def test_qlora_is_offered_on_the_engine_that_was_asked_for(engine: str) -> None:
     job = job_of("codestral", method="lora", engine=engine)
     with pytest.raises(CannotFit) as caught:
@@ -164,7 +147,6 @@ def test_qlora_is_offered_on_the_engine_that_was_asked_for(engine: str) -> None:
 
 def test_where_an_engine_can_not_quantise_a_model_qlora_is_offered_on_one_that_can() -> None:
     quantised = as_qlora(job_of("smollm2-135m", method="lora", engine="torchtune"))
-    assert quantised is not None
     assert (quantised.method, quantised.engine) == ("qlora", "deepspeed")
 
 
@@ -200,7 +182,6 @@ def test_a_gpu_without_bf16_trains_in_fp32() -> None:
             {"nodes": 2, "gpus": 2},
             "batch of 10 can't be divided over 2 node(s) of 2",
         ),
-        ({"global_batch_size": 4}, {"nodes": 8}, "batch of 4 can't be divided over 8 node(s)"),
         ({"global_batch_size": 8, "micro_batch_size": 4}, {"nodes": 4}, "with micro batch 4"),
     ],
 )
@@ -296,12 +277,4 @@ def test_a_plan_fits_has_the_batch_asked_for_and_survives_json(
     assert made.prediction.memory.fits
     override = Override(name="gpus", planned="1", used="2", given_by="--gpus")
     noted = made.with_override(override, gpus_per_node=2)
-    assert Plan.from_json(made.to_json()) == made
-    assert Plan.from_json(noted.to_json()) == noted
-
-
-def test_planning_the_whole_catalogue_stays_far_from_a_second() -> None:
-    """A guard against a search that explodes; the speed itself is a benchmark's business."""
-    begin = time.perf_counter()
-    plan(job_of("llama-70b", engine="deepspeed", global_batch_size=256), CLUSTER)
-    assert time.perf_counter() - begin < 2
+    assert (Plan.from_json(made.to_json()), Plan.from_json(noted.to_json())) == (made, noted)

@@ -15,18 +15,11 @@ def lines_on_lengths(device: Any = "cuda", **changes: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("engine", ["torchtune", "deepspeed"])
-def test_what_is_done_about_varying_lengths_is_said_in_one_line(engine: Any) -> None:
-    (line,) = lines_on_lengths(engine=engine)
-    assert line == (
-        "batches vary in length: the longest comes first, freed memory is used again (expandable segments)"
-    )
-
-
-def test_only_what_is_switched_on_is_said() -> None:
-    assert lines_on_lengths(expandable_segments=False) == ["batches vary in length: the longest comes first"]
-    (line,) = lines_on_lengths(longest_first=False)
-    assert "the longest" not in line
-    assert "expandable segments" in line
+def test_only_what_is_switched_on_is_said_of_varying_lengths_in_one_line(engine: Any) -> None:
+    for longest, segments in ((True, True), (True, False), (False, True)):
+        switches = {"longest_first": longest, "expandable_segments": segments}
+        (line,) = lines_on_lengths(engine=engine, **switches)
+        assert ("the longest" in line, "expandable segments" in line) == (longest, segments)
     assert lines_on_lengths(longest_first=False, expandable_segments=False) == []
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from estimator import CannotFit, Job, Machine, Override, Target, plan, render, render_cannot_fit
+from estimator import CannotFit, Job, Machine, Target, plan, render, render_cannot_fit
 from estimator.changes import Change
 from estimator.models import find
 from estimator.plan import GIB
@@ -32,25 +32,10 @@ def test_a_plan_shows_request_memory_price_and_reasons_within_the_width(width: i
     assert "Rejected" in text
 
 
-def test_a_brief_plan_leaves_out_memory_by_category_and_reasons() -> None:
-    made = plan(Job(model=find("tiny-llama")), Target(machine=LAPTOP))
-    whole, brief = render(made), render(made, brief=True)
-    assert set(brief.splitlines()) <= set(whole.splitlines())
-    assert "Memory" in brief
-    assert "Why" not in brief
-    assert len(brief.splitlines()) < 10 < len(whole.splitlines())
-
-
 def test_what_is_not_known_is_said_to_be_unknown() -> None:
     text = render(plan(Job(model=find("tiny-llama")), Target(machine=LAPTOP)))
     assert "Speed       unknown" in text
     assert "$" not in text
-
-
-def test_overrides_are_shown_with_who_gave_them() -> None:
-    made = plan(Job(model=find("tiny-llama")), Target(machine=LAPTOP))
-    noted = made.with_override(Override(name="cpu", planned="1", used="2", given_by="--with"), cpu=2)
-    assert "cpu: 2 instead of 1 (--with)" in render(noted)
 
 
 def test_a_job_that_does_not_fit_shows_what_it_needs_and_the_commands_that_would_work() -> None:

@@ -20,8 +20,7 @@ def test_the_launched_plan_comes_first_and_others_are_layouts_of_the_same_machin
     assert len(tried) == TRIED
     assert len({each.layout for each in tried}) == TRIED
     for each in tried:
-        assert each.request == launched.request
-        assert each.layout.world_size == launched.layout.world_size
+        assert (each.request, each.layout.world_size) == (launched.request, launched.layout.world_size)
         assert each.layout.global_batch_size == JOB.global_batch_size
         assert each.prediction.memory.fits
 

@@ -3,16 +3,13 @@
 import csv
 import json
 import math
-import re
 import statistics
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks import fit_throughput, published_speeds, throughput_coefficients
-from estimator import throughput
 from estimator.throughput.efficiency import TABLE, products_rate, published
 
 RESULTS = json.loads((fit_throughput.RESULTS / "throughput_fit.json").read_text(encoding="utf-8"))
@@ -65,15 +62,6 @@ def test_every_coefficient_has_a_meaning_and_evidence_or_a_source() -> None:
         assert row["meaning"], row
         assert row["source"], row
         assert float(row["value"]) > 0, row
-
-
-def test_every_coefficient_is_used_by_the_model() -> None:
-    code = "".join(
-        (Path(throughput.__file__).with_name(name)).read_text(encoding="utf-8")
-        for name in ("__init__.py", "efficiency.py")
-    )
-    for name in throughput_coefficients.MEANINGS:
-        assert re.search(rf'(of|get)\(\s*"{name}"', code), name
 
 
 @pytest.mark.parametrize(
@@ -140,7 +128,6 @@ def test_the_fit_finds_the_coefficient_that_made_the_data() -> None:
     for point in found:
         error = fit_throughput.log_error(point, table)
         assert error is not None
-        assert point.row.tps_per_gpu is not None
         row = replace(point.row, tps_per_gpu=point.row.tps_per_gpu * math.exp(error))
         made.append(replace(point, row=row))
     fitted = fit_throughput.fit(made)

@@ -69,8 +69,7 @@ SLOW = Links(inside=1e9, between=1e8, domain=8)
 def test_kernels_take_their_work_over_the_rates() -> None:
     found = kernel_seconds(Setup(model=LLAMA), LOAD, GPU, TABLE)
     assert found.products == pytest.approx(9e14 / 5e13 + 4e14 / 2.5e13 + 0.2)
-    assert found.attention == pytest.approx(8.0)
-    assert found.others == pytest.approx(0.8 + 0.3)
+    assert (found.attention, found.others) == (pytest.approx(8.0), pytest.approx(0.8 + 0.3))
     assert found.total == pytest.approx(34.2 + 8.0 + 1.1)
     assert found.times(3).total == pytest.approx(3 * found.total)
     masked = kernel_seconds(Setup(model=LLAMA, document_mask=True), LOAD, GPU, TABLE)
@@ -136,10 +135,8 @@ def test_a_step_adds_up_micro_batches_what_is_exposed_and_the_bubble() -> None:
     )
     load = replace(LOAD, offloaded=1e11)
     times = communication_seconds(setup, SLOW)
-    assert times is not None
     assert min(times.tensor, times.gather, times.pipeline) > 0
     found = step(setup, load, GPU, SLOW, TABLE)
-    assert found is not None
     busy = kernel_seconds(setup, load, GPU, TABLE).total + 0.5
     micro = busy + times.tensor / 2 + times.behind + 1e11 / 50e9
     assert found.compute == pytest.approx(4 * busy)
@@ -152,8 +149,6 @@ def test_weights_that_wait_on_the_host_are_copied_for_both_passes() -> None:
     setup = Setup(model=LLAMA, engine="fsdp2", sharding="fsdp", shard=4, offload="all")
     resident = step(replace(setup, offload="optimizer"), LOAD, GPU, SLOW, TABLE)
     found = step(setup, LOAD, GPU, SLOW, TABLE)
-    assert found is not None
-    assert resident is not None
     copied = 2 * LLAMA.parameters * 2 / 4 / 50e9
     assert found.communication - resident.communication == pytest.approx(copied)
 
@@ -222,7 +217,6 @@ def test_the_best_product_follows_the_measured_dtype_and_else_the_peaks() -> Non
 def test_replicas_exchange_across_the_groups_that_share_states() -> None:
     setup = Setup(model=LLAMA, sharding="fsdp", shard=4, replicate=2, tensor=2)
     times = communication_seconds(setup, SLOW)
-    assert times is not None
     # Two replicas, eight processes apart: each in a domain of its own, whose network eight such rings share
     assert times.replicas_step == pytest.approx(volumes(setup).replicas_step / 2 * 8 / 1e8)
     assert times.gather == pytest.approx(volumes(setup).gather * 3 / 4 / 1e9)
@@ -231,9 +225,7 @@ def test_replicas_exchange_across_the_groups_that_share_states() -> None:
 def test_a_step_of_many_sequences_is_bound_by_its_products() -> None:
     batch = Batch(sequences=100_000, prompt_tokens=10, new_tokens=20)
     found = generation_speed(LLAMA, H100, batch).step_seconds
-    assert found is not None
     widths = LLAMA.q_dim + LLAMA.attention_out_dim
     work = 2 * 100_000 * (weights_of(LLAMA).active + LLAMA.layers * widths * 20)
     rate = best_product(H100, "bf16", published())
-    assert rate is not None
     assert found[0] == pytest.approx(work / rate)

@@ -36,7 +36,7 @@ def rate_of(setup: Setup, **links: Any) -> float:
 # What is unknown, and what a speed says of itself
 
 
-@pytest.mark.parametrize("gpu", ["T4", "RTX PRO 4500", "Quadro RTX 8000"])
+@pytest.mark.parametrize("gpu", ["T4", "RTX PRO 4500", "MI250"])
 def test_a_gpu_without_a_sourced_rate_in_the_precision_gets_no_guess(gpu: str) -> None:
     found = throughput.speed(Setup(model=LLAMA), hardware.gpu(gpu))
     assert found.tokens_per_second is None
@@ -48,18 +48,11 @@ def test_an_architecture_without_a_published_run_is_taken_by_its_best_product_an
 ):
     t4 = hardware.gpu("T4")
     found = throughput.speed(Setup(model=find("llama-3.2-1b"), precision="fp32", method="lora"), t4)
-    assert found.tokens_per_second is not None
     assert found.tokens_per_second_range is not None
     assert "interpolated, as no run on Turing was published" in found.basis
     low, high = (end / found.tokens_per_second for end in found.tokens_per_second_range)
     assert low == pytest.approx(published().of("range", "unseen p10"))
     assert high == pytest.approx(published().of("range", "unseen p90"))
-
-
-def test_an_architecture_of_which_no_product_was_measured_gets_no_guess() -> None:
-    found = throughput.speed(Setup(model=LLAMA), hardware.gpu("MI250"))
-    assert found.tokens_per_second is None
-    assert "MI250" in found.basis
 
 
 def test_cards_of_one_architecture_differ_as_their_measured_products_do() -> None:
@@ -84,10 +77,7 @@ def test_a_gpu_without_a_sourced_peak_has_a_speed_by_its_measured_product_but_no
     ("gpu", "model", "micro_batch_size", "sharding", "quantization", "measured"),
     [
         ("RTX 3090", "llama-2-7b", 4, "ddp", "none", 1190),
-        ("RTX 3090", "llama-2-7b", 8, "ddp", "nf4", 1198),
-        ("RTX 4090", "llama-2-7b", 4, "ddp", "none", 2399),
         ("RTX 4090", "llama-2-7b", 8, "ddp", "nf4", 2330),
-        ("RTX 4090", "llama-2-7b", 6, "fsdp", "none", 2180),
         ("A100 SXM 40GB", "llama-2-70b", 1, "fsdp", "nf4", 320),
     ],
 )
@@ -109,7 +99,6 @@ def test_lora_and_qlora_of_a_source_that_was_never_fitted_are_predicted_on_cards
         **spread,
     )
     rate = throughput.speed(setup, hardware.gpu(gpu)).tokens_per_second
-    assert rate is not None
     assert rate / 2 == pytest.approx(measured, rel=0.2)
 
 
@@ -140,8 +129,6 @@ def test_a_speed_is_the_sum_of_its_parts_within_its_range() -> None:
         model=LLAMA, engine="megatron", tensor=2, pipeline=2, sharding="zero1", shard=2, accumulation=4
     )
     found = throughput.speed(setup, H100)
-    assert found.parts is not None
-    assert found.tokens_per_second is not None
     assert found.tokens_per_second_range is not None
     assert found.step_seconds == found.parts.total
     assert min(found.parts.compute, found.parts.communication, found.parts.bubble, found.parts.optimizer) > 0
@@ -163,11 +150,8 @@ def test_mfu_counts_model_flops_against_the_bf16_peak() -> None:
 # Cost
 
 
-def test_cost_is_hours_and_money_for_tokens() -> None:
+def test_cost_is_hours_and_money_for_tokens_and_unknown_where_speed_or_price_is() -> None:
     assert throughput.cost(7.2e6, Speed(1000.0, ""), 4.0) == (2.0, 8.0)
-
-
-def test_an_unknown_speed_or_price_has_no_cost() -> None:
     assert throughput.cost(1e6, Speed(None, ""), 4.0) == (None, None)
     assert throughput.cost(3.6e6, Speed(1000.0, ""), None) == (1.0, None)
 
@@ -201,16 +185,9 @@ def test_a_measured_bandwidth_replaces_the_datasheets_and_the_basis_says_so() ->
     setup = Setup(model=LLAMA, sharding="fsdp", shard=16)
     slow = MeasuredBandwidth(inter_node_gbytes_per_s=3.0, source="checklist", date="2026-11-20")
     found = throughput.speed(setup, H100, network_gbps=3200, rdma=True, busbw=slow)
-    assert found.tokens_per_second is not None
     assert found.tokens_per_second < rate_of(setup) / 2
     assert "checklist, 2026-11-20" in found.basis
     assert throughput.speed(setup, H100, busbw=slow).tokens_per_second == found.tokens_per_second
-
-
-def test_checkpointing_costs_time_but_no_model_flops() -> None:
-    plain, full = Setup(model=LLAMA), Setup(model=LLAMA, checkpointing="full")
-    assert throughput.flops_per_token(plain) == throughput.flops_per_token(full)
-    assert 0.7 < rate_of(full) / rate_of(plain) < 0.85
 
 
 def test_compiling_is_faster_by_about_as_much_as_was_published() -> None:
@@ -237,11 +214,6 @@ def test_this_packages_own_runs_are_predicted_within_a_tenth() -> None:
     assert {item.row.id: item.error for item in found if abs(item.error) > 0.1} == {}
 
 
-def test_a_dense_mask_is_slower_than_none() -> None:
-    packed = Setup(model=LLAMA, engine="fsdp2", micro_batch_size=2)
-    assert 1.05 < step_of(replace(packed, document_mask=True)) / step_of(packed) < 1.5
-
-
 def test_more_micro_batches_and_virtual_stages_shrink_the_bubble() -> None:
     """(pp - 1) / (m x vpp + pp - 1) of the step: Narayanan et al. 2021 (arXiv:2104.04473), section 2.2."""
     setup = Setup(model=LLAMA, engine="megatron", pipeline=4, schedule="1f1b", accumulation=4, seq_len=4096)
@@ -253,7 +225,6 @@ def test_more_micro_batches_and_virtual_stages_shrink_the_bubble() -> None:
             schedule="interleaved" if virtual > 1 else "1f1b",
         )
         parts = throughput.speed(chosen, H100).parts
-        assert parts is not None
         share = parts.bubble / (parts.total - parts.optimizer)
         assert share == pytest.approx(3 / (micro_batches * virtual + 3), rel=0.05)
 
@@ -266,8 +237,6 @@ def test_small_batches_wait_for_the_host() -> None:
         )
         for length in (256, 512)
     )
-    assert short.step_seconds is not None
-    assert long.step_seconds is not None
     assert long.step_seconds / short.step_seconds < 1.1
 
 
@@ -339,5 +308,4 @@ def test_the_parts_of_a_step_are_never_negative_and_mfu_stays_below_1(setup: Set
     assert min(parts.compute, parts.communication, parts.bubble, parts.optimizer) >= -1e-12
     assert min(seconds for _, seconds in parts.of_compute) >= 0
     assert sum(seconds for _, seconds in parts.of_compute) <= parts.compute * (1 + 1e-9)
-    assert found.mfu is not None
     assert 0 < found.mfu < 1

@@ -13,8 +13,7 @@ from tests.flows.doctor.conftest import Asker
 def test_packages_are_shown_with_their_versions(ask: Asker) -> None:
     lines = ask("packages")
     assert {line.state for line in lines.values()} == {"ok"}
-    assert lines["torch"].found == version("torch")
-    assert lines["metaflow"].found == version("metaflow")
+    assert (lines["torch"].found, lines["metaflow"].found) == (version("torch"), version("metaflow"))
 
 
 def test_an_extra_that_lacks_a_package_says_which_and_how_to_install_it(ask: Asker) -> None:

@@ -35,10 +35,8 @@ def test_whatever_a_probe_does_is_a_line_and_the_others_go_on() -> None:
     found = look([probe_that(name, 2 if name == "hangs" else 60) for name in PROBES])
     assert [probe.name for probe, _ in found] == list(PROBES)
     lines = {probe.name: line for probe, (line,) in found}
-    assert lines["raises"].found == "ValueError: first"
-    assert lines["leaves"].found == "SystemExit: 3"
+    assert (lines["raises"].found, lines["leaves"].found) == ("ValueError: first", "SystemExit: 3")
     assert lines["dies"].found == "its process ended with status 7: last words"
-    assert lines["secret"].found == "ValueError: it is ***"
-    assert lines["hangs"].found == "no answer within 2 s"
+    assert (lines["secret"].found, lines["hangs"].found) == ("ValueError: it is ***", "no answer within 2 s")
     assert lines["hangs"].state == "unknown"
     assert {line.state for name, line in lines.items() if name != "hangs"} == {"no"}

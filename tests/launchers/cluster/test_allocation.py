@@ -108,9 +108,7 @@ def test_a_list_of_nodes_that_makes_no_sense_is_said_so(
 def test_a_task_of_srun_knows_its_place_and_what_memory_it_has() -> None:
     place = node_address(SLURM)
     assert (place.scheduler, place.node, place.nodes, place.main_host) == ("slurm", 2, 4, "gpu03")
-    assert place.memory_bytes == 480 * 2**30
-    assert place.job == "81234"
-    assert place.attempt == "1.0"
+    assert (place.memory_bytes, place.job, place.attempt) == (480 * 2**30, "81234", "1.0")
 
 
 def test_all_tasks_of_a_job_agree_on_where_to_meet_and_other_jobs_differ() -> None:

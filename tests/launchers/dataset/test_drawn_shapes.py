@@ -1,6 +1,5 @@
 import io
 import json
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -13,9 +12,7 @@ ImageChops = pytest.importorskip("PIL.ImageChops")
 
 
 def test_the_folder_is_what_imagefolder_reads_and_the_same_every_time(tmp_path: Path) -> None:
-    began = time.monotonic()
     folders = [drawn_shapes.write(tmp_path / name, 64) for name in ("a", "b")]
-    assert time.monotonic() - began < 5
     rows = [json.loads(line) for line in (folders[0] / "metadata.jsonl").read_text().splitlines()]
     assert len(rows) == 64
     assert {path.name for path in folders[0].iterdir()} == {

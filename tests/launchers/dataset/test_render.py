@@ -17,7 +17,7 @@ from estimator.errors import UserError
 from launchers.dataset.render import load_tokenizer, prompt_of, tokenise
 from launchers.dataset.rows import Conversation, parse
 from launchers.settings import Settings, build
-from tests.launchers.dataset.chats import CHATML, chat, some
+from tests.launchers.dataset.chats import CHATML, chat
 
 # Like Qwen 3's: an earlier answer is rendered otherwise than the last one.
 FORGETFUL = (
@@ -25,7 +25,6 @@ FORGETFUL = (
     "{% if m['role'] == 'assistant' and loop.last %}{{ ' (thought)' }}{% endif %}"
     "{{ ' ' + m['content'] + '\n' }}{% endfor %}{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
 )
-REFUSING = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role here') }}{% endif %}x"
 DROPPING = (
     "{%% for m in messages %%}{%% if m.role != '%s' %%}{{ m.content }}{{ eos_token }}{%% endif %%}"
     "{%% endfor %%}"
@@ -136,14 +135,11 @@ class TestTemplates:
     @pytest.mark.parametrize(
         ("template", "said"),
         [
-            ("Hello, how can I help?", "leaves out what the system says in turn 1"),
             (DROPPING % "system", "leaves out what the system says in turn 1"),
             (DROPPING % "user", "leaves out what the user says in turn 2"),
             (DROPPING % "assistant", "leaves out what the assistant says in turn 3"),
-            ("{{ messages + 1 }}", "refuses it: can only concatenate list"),
             ("{{ 1 / 0 }}", "refuses it: division by zero"),
             ("{{ rendered(messages) }}", "refuses it: 'rendered' is undefined"),
-            ("{{ messages[9].content }}", "refuses it: list object has no element 9"),
             ("{% for m in messages %}", "refuses it: Unexpected end of template"),
         ],
     )
@@ -163,16 +159,6 @@ class TestTemplates:
         row = chat('Say "hé"\nnow', "<think>\nShould I?\n</think>\n\nhé\n")
         assert counted_text(row, tokenizer).startswith("hé")
 
-    def test_a_template_that_refuses_a_row_is_quoted_with_the_line(self, model: Path) -> None:
-        tokenizer = load_tokenizer(model, build({"chat_template": REFUSING}))
-        with pytest.raises(UserError, match="line 5: the chat template refuses it: no system role here"):
-            list(tokenise([chat("Hi", "Hello", system="Be brief.", line=5)], tokenizer))
-
-    def test_a_broken_template_is_refused_in_words(self, model: Path) -> None:
-        tokenizer = load_tokenizer(model, build({"chat_template": "{% for m in %}"}))
-        with pytest.raises(UserError, match="chat template"):
-            list(tokenise(some(1), tokenizer))
-
     def test_a_folder_without_a_tokenizer_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(UserError, match="tokenizer"):
             load_tokenizer(tmp_path, Settings())
@@ -181,9 +167,6 @@ class TestTemplates:
         ("name", "content"),
         [
             ("tokenizer.json", b""),
-            ("tokenizer.json", b"{}"),
-            ("tokenizer.json", b"{"),
-            ("tokenizer_config.json", b"{"),
             ("tokenizer_config.json", None),  # which names the special tokens of this one
         ],
     )

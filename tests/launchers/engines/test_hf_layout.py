@@ -82,8 +82,7 @@ def test_an_adapter_names_the_model_it_belongs_to(tmp_path: Path) -> None:
     weights = safetensors(tmp_path / "adapter", {"a": 8})
     _hf_layout.lay_out_adapter(weights, {"r": 8}, tmp_path / "out", base_model="owner/model")
     config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
-    assert config["base_model_name_or_path"] == "owner/model"
-    assert config["r"] == 8
+    assert (config["base_model_name_or_path"], config["r"]) == ("owner/model", 8)
 
 
 def test_only_one_of_two_copies_of_the_weights_is_merged(tmp_path: Path) -> None:

@@ -49,8 +49,7 @@ def test_cosine_ends_at_the_least_rate_as_transformers_does() -> None:
         lambda optimizer: get_cosine_with_min_lr_schedule_with_warmup(optimizer, 4, STEPS, min_lr_rate=0.1)
     )
     found = rates(warmup_steps=4, min_lr_ratio=0.1)
-    assert found == pytest.approx(wanted, abs=1e-12)
-    assert found[-1] == pytest.approx(0.1)
+    assert (found, found[-1]) == (pytest.approx(wanted, abs=1e-12), pytest.approx(0.1))
 
 
 @pytest.mark.parametrize("least", [0.0, 0.2])
@@ -64,8 +63,7 @@ def test_wsd_is_transformers_with_a_linear_decay(least: float) -> None:
     )
     found = rates(name="wsd", warmup_steps=4, decay_ratio=0.25, min_lr_ratio=least)
     after = 4 if least else 0  # transformers' warm-up begins at the least rate, ours at 0
-    assert found[after:] == pytest.approx(wanted[after:], abs=1e-12)
-    assert found[4:16] == [1.0] * 12
+    assert (found[after:], found[4:16]) == (pytest.approx(wanted[after:], abs=1e-12), [1.0] * 12)
 
 
 def test_a_constant_rate_stays_at_the_peak() -> None:

@@ -62,11 +62,9 @@ def test_both_models_are_scored_as_the_models_themselves_say(scored: SimpleNames
     before = _share_right(causal.load(scored.base, dtype=torch.float32), scored)
     assert (row.before, row.after) == (before, _share_right(scored.network, scored))
     assert row.before_stderr is not None
-    assert scored.kept == ["base.json", "finetuned.json"]
-    assert scored.result.facts()[0][0] == "sums, acc"
+    assert (scored.kept, scored.result.facts()[0][0]) == (["base.json", "finetuned.json"], "sums, acc")
     grid = next(block for block in task_blocks(scored.result) if isinstance(block, Grid))
-    assert grid.rows[0][0] == "sums"
-    assert grid.rows[0][-1] == str(ROWS)
+    assert (grid.rows[0][0], grid.rows[0][-1]) == ("sums", str(ROWS))
 
 
 def _share_right(network: torch.nn.Module, scored: SimpleNamespace) -> float:

@@ -30,8 +30,6 @@ def test_a_file_that_is_right_keeps_its_bytes(kind: str) -> None:
     [
         ("CMYK", "JPEG", "from CMYK", (254, 0, 0)),
         ("RGBA", "PNG", "transparency put on white", (255, 255, 255)),
-        ("RGBA", "WEBP", "transparency put on white", (255, 255, 255)),
-        ("LA", "PNG", "transparency put on white", (255, 255, 255)),
         ("L", "JPEG", "from grey", (1, 1, 1)),
         ("P", "PNG", "from a palette", (1, 1, 1)),
         ("RGB", "BMP", "from BMP", (200, 30, 40)),
@@ -85,14 +83,10 @@ def animated(kind: str) -> bytes:
     ("data", "reason"),
     [
         (b"", "not an image"),
-        (b"<html>404</html>", "not an image"),
-        (encoded(size=(64, 64))[:60], "broken image"),
         (encoded(kind="JPEG", size=(64, 64))[:-20], "(?i)broken image .*truncated"),
         (encoded(kind="WEBP", size=(64, 64))[:-20], "not an image|broken image"),
         (encoded(size=(1, 1)), "1 x 1 pixels, but the shorter side has to have 8"),
-        (encoded(size=(300, 7)), "300 x 7 pixels"),
         (animated("GIF"), "3 images in one file"),
-        (animated("WEBP"), "3 images in one file"),
     ],
 )
 def test_what_can_not_be_used_has_a_reason(data: bytes, reason: str) -> None:

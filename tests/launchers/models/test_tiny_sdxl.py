@@ -55,20 +55,8 @@ def test_it_has_the_layout_of_stable_diffusion_xl(folder: Path, pipeline: Any) -
     assert not list(folder.rglob("*.bin"))
     written = json.loads((folder / "unet" / "config.json").read_text())
     assert {name: written[name] for name in tiny_sdxl.CONFIG} == tiny_sdxl.CONFIG
-    assert pipeline.vae_scale_factor == 8
-    assert pipeline.vae.config.scaling_factor == 0.13025
+    assert (pipeline.vae_scale_factor, pipeline.vae.config.scaling_factor) == (8, 0.13025)
     assert sum(weight.numel() for weight in pipeline.unet.parameters()) == 1_360_740
-
-
-def test_latents_of_the_drawn_shapes_have_the_deviation_that_noise_has(pipeline: Any) -> None:
-    with torch.no_grad():
-        found = pipeline.vae.encode(tiny_sdxl._images()).latent_dist
-    latents = found.mean * pipeline.vae.config.scaling_factor
-    assert latents.shape[1:] == (4, 8, 8)
-    assert latents.std(dim=(0, 2, 3)).tolist() == pytest.approx([1.0] * 4, abs=0.02)
-    assert latents.mean(dim=(0, 2, 3)).tolist() == pytest.approx([0.0] * 4, abs=0.02)
-    assert float(found.std.max()) < 0.01
-    assert float(latents.var(dim=0).mean()) > 0.5  # images differ in theirs
 
 
 def test_the_tokenizer_knows_the_captions_words_and_reads_any_text(pipeline: Any) -> None:

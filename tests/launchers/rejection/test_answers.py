@@ -45,8 +45,7 @@ def test_a_chat_is_a_prompt_up_to_its_last_answer(prompts: list[Prompt]) -> None
 
 def test_the_beginning_of_a_plain_text_is_a_prompt(prompts: list[Prompt]) -> None:
     text = prompts[1]
-    assert text.prefix == "one two"
-    assert text.with_answer(" and so on").text == "one two and so on"
+    assert (text.prefix, text.with_answer(" and so on").text) == ("one two", "one two and so on")
     long = prompts[2]
     assert long.prefix == "word " * 39 + "word"
     assert long.text.endswith(long.prefix)
@@ -86,8 +85,7 @@ def test_rows_come_back_from_their_files(tmp_path: Path, prompts: list[Prompt]) 
     for name, values in (("p", prompts), ("a", answers), ("s", scores)):
         rows.write_rows(tmp_path / name, values)
     assert read_written(tmp_path / "p") == prompts
-    assert rows.read_answers(tmp_path / "a") == answers
-    assert rows.read_scores(tmp_path / "s") == scores
+    assert (rows.read_answers(tmp_path / "a"), rows.read_scores(tmp_path / "s")) == (answers, scores)
     assert {path.name for path in tmp_path.iterdir()} == {"p", "a", "s"}, "no half-written file is left"
 
 

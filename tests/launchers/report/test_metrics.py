@@ -43,21 +43,17 @@ def step(number: int, loss: float | None = 4.0, dt: float = 0.5) -> Step:
 
 def test_speed_counts_the_tokens_of_all_processes() -> None:
     metrics = Meter(cpu_plan(), [1000, 1200]).add(step(2))
-    assert metrics is not None
-    assert metrics.tokens_per_second == 2400
-    assert metrics.tokens_per_second_per_gpu == 1200
+    assert (metrics.tokens_per_second, metrics.tokens_per_second_per_gpu) == (2400, 1200)
     assert metrics.samples_per_second == 16
 
 
 def test_mfu_is_model_flops_over_the_peak_of_all_gpus() -> None:
     metrics = Meter(with_peak(1e13), [1000]).add(step(1))
-    assert metrics is not None
     assert metrics.mfu == pytest.approx(2000 * 1e9 / (2 * 1e13))
 
 
 def test_an_unknown_peak_gives_no_mfu() -> None:
     metrics = Meter(cpu_plan(), [1000]).add(step(1))
-    assert metrics is not None
     assert metrics.mfu is None
     assert "MFU" not in step_line(metrics, 1)
 
@@ -73,7 +69,6 @@ def test_the_eta_is_the_median_step_times_what_is_left() -> None:
     meter.add(step(1, dt=60.0))  # the first step warms up
     meter.add(step(2, dt=1.0))
     metrics = meter.add(step(3, dt=1.0))
-    assert metrics is not None
     assert metrics.eta_seconds == 7.0
 
 
@@ -131,12 +126,10 @@ def test_the_time_left_counts_evaluations_and_the_speed_does_not() -> None:
     meter = Meter(cpu_plan(), [1000] * 10)
     meter.add(step(1))
     before = meter.add(step(2))
-    assert before is not None
     assert before.eta_seconds == pytest.approx(8 * 0.5)
     for rank in (0, 1):  # all ranks say the same
         meter.add(Evaluated(rank=rank, step=2, done=8, rows=8, seconds=0.75, loss=2.0))
     meter.add(Evaluated(rank=0, step=3, done=1, rows=8, seconds=9.0))  # under way
     after = meter.add(step(3))
-    assert after is not None
     assert after.tokens_per_second == before.tokens_per_second
     assert after.eta_seconds == pytest.approx(7 * 0.5 * 1.5)

@@ -41,13 +41,18 @@ def track(name: str, folder: Path) -> None:
     made.close()
 
 
-def test_tensorboard_gets_every_step(tmp_path: Path) -> None:
+def losses_in(folder: Path) -> list[float]:
+    """What TensorBoard reads of the run."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    track("tensorboard", tmp_path)
-    found = EventAccumulator(str(tmp_path / "run-1")).Reload()
-    assert [event.value for event in found.Scalars("loss")] == [7.0, 6.0, 5.0]
+    found = EventAccumulator(str(folder / "run-1")).Reload()
     assert "mfu" not in found.Tags()["scalars"]  # not known is not 0
+    return [event.value for event in found.Scalars("loss")]
+
+
+def test_tensorboard_gets_every_step(tmp_path: Path) -> None:
+    track("tensorboard", tmp_path)
+    assert losses_in(tmp_path) == [7.0, 6.0, 5.0]
 
 
 def test_wandb_keeps_an_offline_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +87,6 @@ def test_a_tracker_that_fails_costs_neither_the_run_nor_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from accelerate import tracking
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     def refuse(*_: object, **__: object) -> None:
         raise ConnectionError("no answer from\nhttps://me:s3cret@mlflow.example.com/api")
@@ -92,8 +96,7 @@ def test_a_tracker_that_fails_costs_neither_the_run_nor_the_others(
     for step in (1, 2, 3):
         made.log(step, metrics(step).figures())
     made.close()
-    found = EventAccumulator(str(tmp_path / "run-1")).Reload()
-    assert [event.value for event in found.Scalars("loss")] == [7.0, 6.0, 5.0]
+    assert losses_in(tmp_path) == [7.0, 6.0, 5.0]
     said = capsys.readouterr().err
     assert said.count("tracker mlflow gets nothing more of this run: ConnectionError: no answer") == 1
     assert "mlflow.example.com" in said
@@ -104,7 +107,6 @@ def test_a_tracker_that_hangs_holds_up_neither_the_run_nor_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from accelerate import tracking
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     answers = threading.Event()
 
@@ -123,8 +125,7 @@ def test_a_tracker_that_hangs_holds_up_neither_the_run_nor_the_others(
     assert time.monotonic() - began < 30
     assert "tracker mlflow did not take all of this run within 2 s" in capsys.readouterr().err
     answers.set()
-    found = EventAccumulator(str(tmp_path / "run-1")).Reload()
-    assert [event.value for event in found.Scalars("loss")] == [7.0, 6.0, 5.0]
+    assert losses_in(tmp_path) == [7.0, 6.0, 5.0]
 
 
 def test_no_tracker_writes_nothing(tmp_path: Path) -> None:

@@ -123,13 +123,7 @@ def test_memory_of_a_gpu_counts_all_and_that_of_a_cpu_what_came() -> None:
 
 
 def example() -> Window:
-    seconds = (
-        ("products", 0.2),
-        ("attention", 0.1),
-        ("optimizer", 0.05),
-        ("all_gather", 0.03),
-        ("idle", 0.02),
-    )
+    seconds = {"products": 0.2, "attention": 0.1, "optimizer": 0.05, "all_gather": 0.03, "idle": 0.02}
     return Window(
         rank=0,
         first=3,
@@ -138,7 +132,7 @@ def example() -> Window:
             device="cuda",
             steps=3,
             step_seconds=0.4,
-            seconds=seconds,
+            seconds=tuple(seconds.items()),
             hidden=(("all_gather", 0.2),),
             operators=(Operator(name="aten::mm", seconds=0.2, calls=12),),
         ),

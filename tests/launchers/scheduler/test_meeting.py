@@ -144,25 +144,6 @@ def test_a_node_0_that_goes_away_is_noticed_at_once(port: int) -> None:
     assert time.monotonic() - began < 50
 
 
-def test_a_stranger_is_not_taken_in(port: int) -> None:
-    def lead() -> Any:
-        with Meeting(address(0, 2, port), come_s=20) as meeting:
-            return meeting.gather({}, 30)
-
-    def stranger() -> None:
-        Meeting(address(1, 2, port, secret="other"), come_s=2)
-
-    def member() -> None:
-        time.sleep(3)
-        with Meeting(address(1, 2, port)) as meeting:
-            meeting.send({"from": "member"})
-            time.sleep(0.5)
-
-    heard, refused, _ = together(lead, stranger, member)
-    assert heard == [{}, {"from": "member"}]
-    assert isinstance(refused, NodeLost)
-
-
 def test_silence_has_a_limit(port: int) -> None:
     def lead() -> None:
         with Meeting(address(0, 2, port)) as meeting:

@@ -46,7 +46,6 @@ def test_restoring_brings_all_nodes_files_together(storage: LocalStorage, tmp_pa
     store = CheckpointStore(storage, "run")
     save(store, tmp_path, 5)
     latest = store.latest()
-    assert latest is not None
     assert (latest.step, latest.nodes, latest.world_size, latest.extra) == (5, 2, 2, {"engine": "x"})
     store.restore(latest, tmp_path / "out")
     assert {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()} == {
@@ -75,20 +74,17 @@ def test_a_damaged_newest_one_is_skipped_and_said(storage: LocalStorage, tmp_pat
     for step in (2, 4):
         save(store, tmp_path, step)
     newest = store.latest()
-    assert newest is not None
     (damaged,) = (storage.root / newest.key / "node-00001").glob("*-state-1.bin")
     damaged.write_bytes(b"x" * damaged.stat().st_size)
     with pytest.raises(DamagedError, match=r"state-1\.bin"):
         store.restore(newest, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     found, skipped = restore_newest(store, tmp_path / "out")
-    assert found is not None
     assert found.step == 2
     assert len(skipped) == 1
     assert "step 4" in skipped[0]
     damaged.unlink()
     latest = store.latest()
-    assert latest is not None
     assert latest.step == 2, "one with a file missing is not whole"
 
 
@@ -98,7 +94,6 @@ def test_a_new_attempt_goes_on_from_the_old_one_and_never_writes_over_it(
     save(CheckpointStore(storage, "run"), tmp_path, 10)
     second = CheckpointStore(storage, "run", attempt=1)
     latest = second.latest()
-    assert latest is not None
     assert latest.step == 10
     save(second, tmp_path, 10, nodes=1)
     assert [(c.attempt, c.step, c.nodes) for c in second.candidates()] == [(1, 10, 1), (0, 10, 2)]
@@ -110,7 +105,6 @@ def test_origin_runs_are_looked_at_last_and_never_pruned(storage: LocalStorage, 
         save(origin, tmp_path, step)
     store = CheckpointStore(storage, "new/run", origins=("old/run",), keep=1)
     latest = store.latest()
-    assert latest is not None
     assert latest.key.startswith("old/run")
     save(store, tmp_path, 3)
     assert [(c.key.split("/")[0], c.step) for c in store.candidates()] == [
@@ -138,7 +132,6 @@ def test_the_best_ones_checkpoint_stays_however_old_and_can_be_restored(
     assert [(checkpoint.step, checkpoint.attempt) for checkpoint in retried.candidates()] == [(8, 1), (2, 0)]
     resumed = CheckpointStore(storage, "other", origins=["run"])
     best, skipped = restore_newest(resumed, tmp_path / "best", step=2)
-    assert best is not None
     assert (best.step, skipped) == (2, ())
     assert (tmp_path / "best" / "state-0.bin").read_bytes() == b"2/0" * 100
     better = CheckpointStore(storage, "run", attempt=1, keep=1, notes=lambda step: {"best_step": step})

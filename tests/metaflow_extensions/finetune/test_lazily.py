@@ -30,7 +30,6 @@ if __name__ == "__main__":
 def documented() -> str:
     """The first flow of docs/gpu-profile.md, which works for two seconds."""
     found = re.search(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
-    assert found is not None
     return found[1].replace('"""Ten seconds of something."""', "__import__('time').sleep(2)")
 
 

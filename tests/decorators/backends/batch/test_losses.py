@@ -27,7 +27,6 @@ class _Nodes:
 def test_the_machine_of_a_single_job_is_named() -> None:
     job = WaitedJob(backend="batch", kind="batch job", name="j", info={"statusReason": HOST})
     loss = lost(job, None)
-    assert loss is not None
     assert loss.lines == ("batch job j: Host EC2 (instance i-0abc) terminated",)
 
 
@@ -36,7 +35,6 @@ def test_any_node_of_a_large_job_is_found(victim: int) -> None:
     info = {"statusReason": "Essential container in task exited", "nodeProperties": {"numNodes": 250}}
     job = WaitedJob(backend="batch", kind="batch job", name="j", info=info, client=_Nodes(victim))
     loss = lost(job, None)
-    assert loss is not None
     assert loss.lines == (f"node j#{victim}: Host EC2 (instance i-0abc) terminated",)
 
 

@@ -36,7 +36,6 @@ def test_every_field_of_a_plan_is_asked_for(model: str, method: str, gpu: str, n
         "shared_memory": request.shared_memory_mib,
         "gpu": request.gpus_per_node,
     }
-    assert machine.ram_bytes is not None
     # ECS offers less than a machine's memory; a request of all of it is never placed
     assert made.prediction.memory.host_bytes <= request.memory_mib * 2**20 < 0.925 * machine.ram_bytes
     interfaces = EFA.get(machine.name, 0) if nodes > 1 else 0
@@ -52,8 +51,7 @@ def test_a_users_queue_and_efa_stand() -> None:
     given = {name: Given(value=value, by="--with batch:") for name, value in (("queue", "mine"), ("efa", 1))}
     request = planned("llama-70b", "full", "H100", 4, kind="batch").request
     asked = _values(request, given=given, options=Options(queues=(("H100", "other"),)))
-    assert asked.compute == {}
-    assert asked.environment == NETWORK
+    assert (asked.compute, asked.environment) == ({}, NETWORK)
 
 
 def test_without_a_mapping_the_configured_queue_is_left_alone() -> None:

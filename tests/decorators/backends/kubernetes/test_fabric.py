@@ -38,14 +38,15 @@ A3_ULTRA = ClusterFacts(
 
 def pod_of(facts: ClusterFacts, request: Request = TWO, *, on_fabric: bool = True, **options: Any) -> Any:
     """(extended resources, variables of the container, pod template with the patches) of a step's pods."""
-    asked = StepRequest(
-        backend="kubernetes",
-        request=request,
-        facts=facts,
-        options=Options(**options),
-        on_fabric=on_fabric,
+    values = values_for(
+        StepRequest(
+            backend="kubernetes",
+            request=request,
+            facts=facts,
+            options=Options(**options),
+            on_fabric=on_fabric,
+        )
     )
-    values = values_for(asked)
     template: dict[str, Any] = {"metadata": {}, "spec": {"containers": [{"name": "main", "image": "i"}]}}
     for patch in values.pod_patches:
         template = merge(template, patch)
@@ -63,13 +64,9 @@ def pod_of(facts: ClusterFacts, request: Request = TWO, *, on_fabric: bool = Tru
         (INFINIBAND, "infiniband", {"rdma/hca_shared_devices_a": "1", "rdma/hca_shared_devices_b": "1"}),
         (ROCE, "roce", {"nvidia.com/sriov_rdma": "8"}),
         (A3_HIGH, "tcpx", {}),
-        (A3_ULTRA, "roce", {}),
         (ClusterFacts(efa=0, devices=(GPUS,)), None, {}),
-        (
-            ClusterFacts(efa=0, devices=(GPUS, ("nvidia.com/sriov_rdma", 8))),
-            None,
-            {},
-        ),  # of no network of the namespace
+        # of no network of the namespace
+        (ClusterFacts(efa=0, devices=(GPUS, ("nvidia.com/sriov_rdma", 8))), None, {}),
     ],
 )
 def test_auto_takes_what_the_nodes_offer(

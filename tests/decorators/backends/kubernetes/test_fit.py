@@ -31,8 +31,7 @@ def test_the_planned_machine_is_found_by_its_type() -> None:
     found = _fit(node("a"), node("b"))
     assert found.names == ("a", "b")
     assert found.facts.labels == ((INSTANCE_TYPE_LABEL, "p5.48xlarge"),)
-    assert found.facts.zone == "us-east-1a"
-    assert found.facts.efa == 32
+    assert (found.facts.zone, found.facts.efa) == ("us-east-1a", 32)
 
 
 SCHEMES = {
@@ -80,10 +79,6 @@ def test_only_one_label_makes_the_selector_so_that_all_found_nodes_have_it() -> 
             "fenced off by the taint team=b:NoSchedule",
             {"taints": [{"key": "team", "value": "b", "effect": "NoSchedule"}]},
         ),
-        (
-            "fenced off by the taint training-checklist/unfit",
-            {"taints": [{"key": "training-checklist/unfit", "effect": "NoSchedule"}]},
-        ),
     ],
 )
 def test_a_node_that_can_not_take_it_says_why(why: str, more: dict[str, Any]) -> None:
@@ -94,7 +89,6 @@ def test_a_node_that_can_not_take_it_says_why(why: str, more: dict[str, Any]) ->
 
 def test_room_is_what_the_smallest_node_leaves_beside_daemon_pods() -> None:
     found = _fit(node("a"), node("b", resources={"memory": "1000Gi"}))
-    assert found.facts.room is not None
     assert found.facts.room.memory_bytes == 1000 * GIB - int(0.4 * GIB)
     assert found.facts.room.cpu == pytest.approx(191.05)
 
@@ -134,18 +128,10 @@ def test_a_resource_of_the_users_own_has_to_be_there() -> None:
     ("taint", "expected"),
     [
         ("nvidia.com/gpu:NoSchedule", Toleration(key="nvidia.com/gpu", effect="NoSchedule")),
-        (
-            "nvidia.com/gpu=present:NoSchedule",
-            Toleration(key="nvidia.com/gpu", value="present", effect="NoSchedule"),
-        ),
         ("sku=gpu:NoSchedule", Toleration(key="sku", value="gpu", effect="NoSchedule")),
         ("dedicated=gpu-pool:NoExecute", Toleration(key="dedicated", value="gpu-pool", effect="NoExecute")),
         ("dedicated=team-b:NoSchedule", None),
-        (
-            "example.com/accelerator:NoSchedule",
-            Toleration(key="example.com/accelerator", effect="NoSchedule"),
-        ),
-        ("sku=cpu:NoSchedule", None),
+        ("a.b/accelerator:NoSchedule", Toleration(key="a.b/accelerator", effect="NoSchedule")),
         ("training-checklist/unfit:NoSchedule", None),
     ],
 )
@@ -198,7 +184,6 @@ def test_a_spot_run_takes_marked_nodes_only_and_of_two_marks_the_more_frequent()
     ]
     found = _fit(*nodes, spot=True)
     assert found.names == ("k1", "k2")
-    assert found.facts.spot is not None
     assert (found.facts.spot.label, found.facts.spot.value) == ("karpenter.sh/capacity-type", "spot")
     assert found.lacks == (("not marked as spot nodes", 2),)
     assert _fit(*nodes).facts.spot is None

@@ -27,21 +27,9 @@ def pod(name: str, phase: str = "Running", *, deleted: str = "", finished: str =
 
 EVICTED = {"reason": "Evicted", "message": "The node was low on resource: memory."}
 OWN_DISK = {"reason": "Evicted", "message": "Pod ephemeral local storage usage exceeds the total limit of x."}
-PREEMPTED = {
-    "conditions": [
-        {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler", "message": "for p"}
-    ]
-}
-DRAINED = {  # Kubernetes from 1.26 on
-    "conditions": [
-        {
-            "type": "DisruptionTarget",
-            "status": "True",
-            "reason": "EvictionByEvictionAPI",
-            "message": "Eviction API: evicting",
-        }
-    ]
-}
+TARGET = {"type": "DisruptionTarget", "status": "True"}  # Kubernetes from 1.26 on
+PREEMPTED = {"conditions": [TARGET | {"reason": "PreemptionByScheduler", "message": "for p"}]}
+DRAINED = {"conditions": [TARGET | {"reason": "EvictionByEvictionAPI", "message": "Eviction API: evicting"}]}
 BOTH_RUN = [pod("c-0"), pod("w-0")]
 
 
@@ -62,12 +50,7 @@ BOTH_RUN = [pod("c-0"), pod("w-0")]
             id="preempted",
         ),
         pytest.param(
-            [
-                [
-                    pod("c-0", "Failed", finished="30"),
-                    pod("w-0", "Failed", deleted="20", finished="25", **DRAINED),
-                ]
-            ],
+            [[pod("c-0", "Failed", finished="30"), pod("w-0", "Failed", deleted="20", **DRAINED)]],
             None,
             ["pod w-0 on n: EvictionByEvictionAPI: Eviction API: evicting"],
             id="evicted as kubectl drain does",
@@ -117,6 +100,5 @@ def test_what_was_taken_away_is_told_from_what_failed(
     if lost is None:
         assert found is None
     else:
-        assert found is not None
         assert len(found.lines) == len(lost)
         assert set(lost) == {line if line in lost else line.partition(" on ")[0] for line in found.lines}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +20,7 @@ from estimator.plan import GIB
 from tests.decorators.backends.kubernetes.conftest import INFRA, TWO, Asker, rows_of
 from tests.decorators.backends.plans import planned
 from tests.decorators.conftest import Home
-from tests.lab.control_plane import ControlPlane, jobset_definition, permissive_definition, wait_for
+from tests.lab.control_plane import ControlPlane, jobset_definition, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -146,23 +145,6 @@ nodeGroups:
 """
 
 
-def test_a_node_group_that_may_grow_is_said_only_where_an_autoscaler_says_so(
-    ask: Asker, nodes: Callable[..., None], control_plane: ControlPlane
-) -> None:
-    nodes("h100-a")
-    [(state, found, _)] = rows_of(ask()[0], "nodes")
-    assert (state, found.rpartition("; ")[2]) == ("no", "no autoscaler is seen here")
-    path = "/api/v1/namespaces/kube-system/configmaps"
-    status = {"metadata": {"name": "cluster-autoscaler-status"}, "data": {"status": STATUS}}
-    control_plane.api().create(path, status)
-    try:
-        [(state, found, fix)] = rows_of(ask()[0], "nodes")
-        assert (state, fix) == ("unknown", "eksctl get nodegroup --cluster NAME")
-        assert "may add nodes to eks-gpu-0a1b (1 of 4 nodes)" in found
-    finally:
-        control_plane.api().delete(f"{path}/cluster-autoscaler-status")
-
-
 def test_gpus_that_are_in_use_are_waited_for(
     ask: Asker, nodes: Callable[..., None], control_plane: ControlPlane, namespace: str
 ) -> None:
@@ -180,17 +162,6 @@ def test_gpus_that_are_in_use_are_waited_for(
         assert found == "2 could take it, 2 needed, 1 with free GPUs: it waits for others to end"
     finally:
         control_plane.api().delete(f"{path}/holder", gracePeriodSeconds=0)
-
-
-def test_a_taint_in_the_way_is_answered_with_the_toleration_that_opens_it(
-    ask: Asker, nodes: Callable[..., None]
-) -> None:
-    nodes("h100-a", "h100-b", taints=[{"key": "team", "value": "vision", "effect": "NoSchedule"}])
-    [(state, found, fix)] = rows_of(ask()[0], "nodes")
-    assert state == "no"
-    assert "2 fenced off by the taint team=vision:NoSchedule" in found
-    wanted = '[{"key":"team","operator":"Equal","effect":"NoSchedule","value":"vision"}]'
-    assert fix == f"--with 'kubernetes:tolerations={wanted}'"
 
 
 def test_nodes_without_nvidias_device_plugin_get_the_command_that_installs_it(
@@ -285,43 +256,6 @@ def test_several_nodes_without_jobset_are_refused_with_the_command_that_installs
         assert ask(asks=dataclasses.replace(TWO, nodes=1))[0].state("jobset") is None
     finally:
         control_plane.install("jobsets.jobset.x-k8s.io", jobset_definition())
-
-
-def test_a_node_pool_of_karpenters_may_add_the_nodes(
-    ask: Asker, control_plane: ControlPlane, tmp_path: Path
-) -> None:
-    definition = permissive_definition(
-        "nodepools", "karpenter.sh", "v1", "NodePool", "Cluster", tmp_path / "crd"
-    )
-    control_plane.install("nodepools.karpenter.sh", definition)
-    try:
-        rule = {"key": "karpenter.k8s.aws/instance-family", "operator": "In", "values": ["p5"]}
-        pool = {
-            "apiVersion": "karpenter.sh/v1",
-            "kind": "NodePool",
-            "metadata": {"name": "gpus"},
-            "spec": {"template": {"spec": {"requirements": [rule]}}},
-        }
-        control_plane.api().create("/apis/karpenter.sh/v1/nodepools", pool)
-        wait_for(lambda: "NodePool gpus may add" in str(rows_of(ask()[0], "nodes")), 30, "Karpenter is seen")
-        # One whose nodes will have a taint of their own, and one that may not start so many
-        taint = {"key": "team", "value": "vision", "effect": "NoSchedule"}
-        path = "/apis/karpenter.sh/v1/nodepools/gpus"
-        control_plane.api().patch(path, {"spec": {"template": {"spec": {"taints": [taint]}}}})
-        [(state, found, fix)] = rows_of(ask()[0], "nodes")
-        assert (state, "the taint team=vision:NoSchedule, which the pods don't tolerate" in found) == (
-            "no",
-            True,
-        )
-        assert fix.startswith('--with \'kubernetes:tolerations=[{"key":"team"')
-        control_plane.api().patch(
-            path, {"spec": {"template": {"spec": {"taints": None}}, "limits": {"nvidia.com/gpu": 8}}}
-        )
-        [(state, found, fix)] = rows_of(ask()[0], "nodes")
-        assert (state, "leave room for 1 of 2 p5.48xlarge" in found) == ("no", True)
-        assert "tolerations" not in fix
-    finally:
-        control_plane.kubectl("delete", "crd", "nodepools.karpenter.sh")
 
 
 def test_an_api_that_is_not_there_or_knows_nobody_is_one_line_in_time(

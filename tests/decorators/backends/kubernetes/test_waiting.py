@@ -76,13 +76,11 @@ def test_a_rule_that_refuses_the_pod_for_good_ends_the_wait_at_once(
     path = f"/api/v1/namespaces/{namespace}/limitranges"
     control_plane.api().create(path, {"metadata": {"name": "small"}, "spec": limits})
     state = _state(submit("large", {"cpu": "4"}), "maximum cpu usage per Container is 1")
-    assert state.hopeless is not None
     assert (state.hopeless.kind, state.hopeless.grace_s) == ("admission", 0)
 
 
 def test_a_priority_class_that_is_not_there_ends_the_wait_at_once(submit: Any) -> None:
     state = _state(submit("urgent", {"cpu": "1"}, priorityClassName="highest"), "highest was found")
-    assert state.hopeless is not None
     assert state.hopeless.kind == "admission"
 
 
@@ -120,9 +118,7 @@ def test_an_image_that_can_not_be_pulled_is_hopeless_after_a_while(
         {"status": {"containerStatuses": [{**status, "state": {"waiting": pulling}}]}},
     )
     found = _state(job, "ErrImagePull")
-    assert found.reason == "ErrImagePull (i): manifest unknown"
-    assert found.hopeless is not None
-    assert found.hopeless.grace_s == 120
+    assert (found.reason, found.hopeless.grace_s) == ("ErrImagePull (i): manifest unknown", 120)
 
 
 def test_an_api_that_is_gone_is_a_wait_without_a_verdict(

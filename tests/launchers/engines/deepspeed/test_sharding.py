@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from launchers import engines
 from launchers.dataset.prepared import IGNORE
 from launchers.engines.deepspeed.engine import DeepSpeed
 from launchers.gang.job import TrainJob
@@ -21,16 +18,6 @@ pytestmark = pytest.mark.slow
 STEPS = 6
 DOCUMENTS = 8  # each is seen three times
 CLOSE = 2e-6  # relative; the order of a sum of fp32 differs between layouts
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return runs.make_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return runs.make_data(tmp_path_factory.mktemp("data"), runs.documents(DOCUMENTS), batch=4, steps=STEPS)
 
 
 @pytest.fixture(scope="module")
@@ -220,51 +207,6 @@ def test_a_full_run_goes_on_from_its_checkpoint(tmp_path: Path, plain: TrainJob)
     goes_on_from_its_checkpoint(plain, tmp_path)
 
 
-def test_a_lora_run_with_zero3_goes_on_from_its_checkpoint(tmp_path: Path, plain: TrainJob) -> None:
-    job = runs.make_job(
-        tmp_path / "whole",
-        plain.model_dir,
-        plain.data_dir,
-        steps=STEPS,
-        sharding="zero3",
-        settings={"method": "lora"},
-        checkpoint_every=3,
-    )
-    runs.run(job)
-    goes_on_from_its_checkpoint(job, tmp_path)
-
-
-@pytest.mark.parametrize("sharding", ["zero2", "zero3"])
-def test_nodes_without_a_shared_disk_go_on_from_the_union_of_their_parts(
-    tmp_path: Path, plain: TrainJob, sharding: str
-) -> None:
-    nodes = [
-        runs.make_job(
-            tmp_path / f"node-{node}",
-            plain.model_dir,
-            plain.data_dir,
-            steps=STEPS,
-            sharding=sharding,
-            checkpoint_every=3,
-        )
-        for node in range(2)
-    ]
-    runs.run_nodes(nodes)
-    whole = runs.steps(nodes[0])
-    assert runs.losses(whole) == pytest.approx(runs.losses(runs.steps(plain)), rel=1e-5)
-    assert not nodes[1].output_dir.exists()
-    union = tmp_path / "union"
-    for job in nodes:
-        assert len(list(job.checkpoint_dir(3).glob("rank-*.json"))) == 1
-        shutil.copytree(job.checkpoint_dir(3), union, dirs_exist_ok=True)
-    resumed = [
-        dataclasses.replace(runs.resumed(job, tmp_path / f"again-{node}", 3), resume_dir=union)
-        for node, job in enumerate(nodes)
-    ]
-    runs.run_nodes(resumed)
-    assert runs.losses(runs.steps(resumed[0])) == runs.losses(whole)[3:]
-
-
 def test_dropout_goes_on_where_it_was(tmp_path: Path, plain: TrainJob) -> None:
     job = runs.make_job(
         tmp_path / "whole",
@@ -292,7 +234,3 @@ def test_targets_that_the_model_has_not_are_named(tmp_path: Path, data: Path) ->
     done = runs.start(job)
     assert done.returncode != 0
     assert "has no such linear layers" in done.stderr
-
-
-def test_the_engine_is_found_by_its_name() -> None:
-    assert isinstance(engines.get("deepspeed"), DeepSpeed)

@@ -112,26 +112,57 @@ def joined(rows: list[prepared.Row]) -> prepared.Row:
     )
 
 
-def make_data(folder: Path, rows: list[prepared.Row], *, batch: int, steps: int, pad_id: int = 0) -> Path:
-    order = np.resize(np.arange(len(rows), dtype=np.int32), batch * steps)
-    info = prepared.PreparedInfo(
-        rows=len(rows),
-        tokens=sum(len(row.tokens) for row in rows),
-        label_tokens=sum(int((row.labels != prepared.IGNORE).sum()) for row in rows),
-        truncated_rows=0,
-        longest_row=max(len(row.tokens) for row in rows),
-        seq_len=128,
-        packed=any(len(row.lengths) > 1 for row in rows),
-        pad_id=pad_id,
-        vocab_size=VOCAB,
-        global_batch_size=batch,
-        total_steps=steps,
-        seed=0,
+def make_data(
+    folder: Path, rows: list[prepared.Row], *, batch: int, steps: int, order: Any = None, **changes: Any
+) -> Path:
+    """``changes``: of what is noted of the data."""
+    values: dict[str, Any] = {
+        "rows": len(rows),
+        "tokens": sum(len(row.tokens) for row in rows),
+        "label_tokens": sum(int((row.labels != prepared.IGNORE).sum()) for row in rows),
+        "truncated_rows": 0,
+        "longest_row": max(len(row.tokens) for row in rows),
+        "seq_len": 128,
+        "packed": any(len(row.lengths) > 1 for row in rows),
+        "pad_id": 0,
+        "vocab_size": VOCAB,
+        "global_batch_size": batch,
+        "total_steps": steps,
+        "seed": 0,
         # by which a reference that was computed is found again
-        fingerprint=hashlib.sha256(b"".join(row.tokens.tobytes() for row in rows)).hexdigest(),
-    )
-    prepared.write(folder, rows, order, info)
+        "fingerprint": hashlib.sha256(b"".join(row.tokens.tobytes() for row in rows)).hexdigest(),
+    }
+    order = np.arange(len(rows)) if order is None else order
+    order = np.resize(order, batch * steps).astype(np.int32)
+    prepared.write(folder, rows, order, prepared.PreparedInfo(**values | changes))
     return folder
+
+
+def plan_of(layout: Layout, engine: str, method: str) -> Plan:
+    """A plan with this layout that predicts nothing."""
+    memory = MemoryEstimate(
+        categories=(),
+        needs_range=(0, 0),
+        shows_bytes=0,
+        shows_range=(0, 0),
+        capacity_bytes=None,
+        host_bytes=0,
+        needs_basis="none",
+        shows_basis="none",
+    )
+    unknown = dict.fromkeys(("peak_flops_per_gpu", "tokens_per_second", "hours", "usd_per_hour", "usd"))
+    return Plan(
+        model="test",
+        parameters=50_000,
+        method=method,  # type: ignore[arg-type]
+        engine=engine,
+        target="local",
+        request=Request(
+            nodes=1, gpus_per_node=0, gpu=None, cpu=1, memory_mib=1, shared_memory_mib=1, disk_mib=1
+        ),
+        layout=layout,
+        prediction=Prediction(memory=memory, flops_per_token=0.0, **unknown),  # type: ignore[arg-type]
+    )
 
 
 def make_job(
@@ -163,35 +194,7 @@ def make_job(
     )
     values = {"engine": engine, "optimizer": {"lr": 1e-2}, "schedule": {"warmup_steps": 2}}
     chosen = Settings.model_validate(values | (settings or {}))
-    plan = Plan(
-        model="test",
-        parameters=50_000,
-        method=chosen.method,  # type: ignore[arg-type]
-        engine=engine,
-        target="local",
-        request=Request(
-            nodes=1, gpus_per_node=0, gpu=None, cpu=1, memory_mib=1, shared_memory_mib=1, disk_mib=1
-        ),
-        layout=layout,
-        prediction=Prediction(
-            memory=MemoryEstimate(
-                categories=(),
-                needs_range=(0, 0),
-                shows_bytes=0,
-                shows_range=(0, 0),
-                capacity_bytes=None,
-                host_bytes=0,
-                needs_basis="none",
-                shows_basis="none",
-            ),
-            flops_per_token=0.0,
-            peak_flops_per_gpu=None,
-            tokens_per_second=None,
-            hours=None,
-            usd_per_hour=None,
-            usd=None,
-        ),
-    )
+    plan = plan_of(layout, engine, chosen.method)
     return TrainJob(
         plan=plan,
         settings=chosen.model_copy(update={"checkpoint_every": options.pop("checkpoint_every", 0)}),
@@ -220,7 +223,7 @@ def with_reference(job: TrainJob, folder: Path) -> TrainJob:
 
 def start(job: TrainJob) -> subprocess.CompletedProcess[str]:
     """Run a job's gang to its end."""
-    return ranks.train([job])
+    return ranks.train([job], limit_s=400)
 
 
 def run_nodes(jobs: list[TrainJob]) -> None:

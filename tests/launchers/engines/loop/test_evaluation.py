@@ -95,16 +95,6 @@ def test_the_last_evaluation_is_what_the_finished_model_is_given(trained: Traine
     assert score.loss == pytest.approx(curve(job)[-1], rel=1e-4)
 
 
-def test_preferences_are_evaluated_with_their_own_figures(trained: Trained) -> None:
-    job = trained("torchtune", 2, task="dpo")
-    assert 0.69 > curve(job)[0] > curve(job)[-1]  # log 2, of a model that prefers nothing
-    figures = events(job)[-1].metrics or {}
-    assert set(figures) == {"reward_chosen", "reward_rejected", "reward_margin", "accuracy"}
-    margin = figures["reward_chosen"] - figures["reward_rejected"]
-    assert figures["reward_margin"] == pytest.approx(margin, abs=1e-5)
-    assert (figures["accuracy"] * HELD_OUT) % 1 == pytest.approx(0, abs=1e-6)
-
-
 def test_early_stopping_ends_all_ranks_and_leaves_the_best_as_a_checkpoint(
     trained: Trained, tmp_path: Path
 ) -> None:

@@ -24,18 +24,7 @@ SHARDINGS = {
     "deepspeed-3": ("deepspeed", "zero3"),
     "fsdp2": ("fsdp2", "fsdp"),
 }
-TASKS = [
-    ("dpo", "lora"),
-    ("dpo", "full"),
-    ("orpo", "lora"),
-    ("orpo", "full"),
-    ("simpo", "lora"),
-    ("simpo", "full"),
-    ("kto", "lora"),
-    ("kto", "full"),
-    ("reward", "lora"),
-    ("reward", "full"),
-]
+TASKS = [(task, method) for task in ("dpo", "orpo", "simpo", "kto", "reward") for method in ("lora", "full")]
 # What LoRA changes of a task, DPO shows: its reference is the model without its adapters
 ADAPTED_LIKE_DPO = [("orpo", "lora"), ("simpo", "lora"), ("kto", "lora")]
 RATES = {"lora": 1e-2, "full": 1e-3}

@@ -45,11 +45,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return runs.make_data(tmp_path_factory.mktemp("data"), runs.documents(8), batch=4, steps=STEPS)
-
-
 @pytest.fixture(scope="module", params=METHODS)
 def whole(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, model: Path, data: Path
@@ -129,15 +124,6 @@ def test_fsdp2_goes_on_from_a_checkpoint_on_another_number_of_processes(
         layout["sharding"] = "none"  # type: ignore[assignment]
     again = runs.resumed(whole, tmp_path, 3, **layout)
     assert runs.losses(runs.run(again)) == pytest.approx(losses(whole)[3:], rel=CLOSE)
-
-
-def test_two_nodes_train_as_one(tmp_path: Path, whole: TrainJob) -> None:
-    nodes = [
-        made(tmp_path / f"node-{node}", whole.model_dir, whole.data_dir, whole.plan.method, "fsdp")
-        for node in range(2)
-    ]
-    runs.run_nodes(nodes)
-    assert losses(nodes[0]) == losses(whole)
 
 
 @pytest.mark.parametrize("layout", ["one", "fsdp", pytest.param("zero2", marks=pytest.mark.nightly), "zero3"])

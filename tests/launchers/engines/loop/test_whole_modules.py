@@ -89,11 +89,6 @@ def test_names_are_the_shortest_that_mean_nothing_else() -> None:
     assert sorted(qwen3) == sorted([*blocks, "model.norm"])
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return runs.make_data(tmp_path_factory.mktemp("data"), runs.documents(8), batch=4, steps=STEPS)
-
-
 def made(work: Path, folder: Path, data: Path, layout: str, **options: Any) -> TrainJob:
     settings = {"method": "lora", "lora": {"modules_to_save": EVERYTHING}, "optimizer": {"lr": 2e-2}}
     return runs.make_job(work, folder, data, steps=STEPS, settings=settings, **LAYOUTS[layout], **options)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from estimator.models import resolve
-from estimator.plan import Layout, MemoryEstimate, Plan, Prediction, Request
+from estimator.plan import Layout, Plan
 from launchers.dataset import prepared
 from launchers.gang.job import TrainJob
 from launchers.models import tiny_llama
 from launchers.report import telemetry
 from launchers.settings import Settings
-from tests.launchers.engines import ranks
+from tests.launchers.engines.loop import runs as loop_runs
 
 SEQ_LEN = 64
 
@@ -38,12 +36,8 @@ def documents(count: int, seed: int = 0) -> list[prepared.Row]:
     return rows
 
 
-def joined(rows: list[prepared.Row]) -> prepared.Row:
-    return prepared.Row(
-        tokens=np.concatenate([row.tokens for row in rows]),
-        labels=np.concatenate([row.labels for row in rows]),
-        lengths=np.concatenate([row.lengths for row in rows]),
-    )
+joined, run, steps = loop_runs.joined, loop_runs.run, loop_runs.steps
+losses, resumed = loop_runs.losses, loop_runs.resumed
 
 
 def make_data(
@@ -51,23 +45,8 @@ def make_data(
 ) -> Path:
     rows = rows or documents(24)
     order = np.random.default_rng(3).permutation(np.resize(np.arange(len(rows)), batch * steps))
-    info = prepared.PreparedInfo(
-        rows=len(rows),
-        tokens=sum(len(row.tokens) for row in rows),
-        label_tokens=sum(int((row.labels != prepared.IGNORE).sum()) for row in rows),
-        truncated_rows=0,
-        longest_row=max(len(row.tokens) for row in rows),
-        seq_len=SEQ_LEN,
-        packed=packed,
-        pad_id=0,
-        vocab_size=4096,
-        global_batch_size=batch,
-        total_steps=steps,
-        seed=0,
-        fingerprint="test",
-    )
-    prepared.write(folder, rows, order.astype(np.int32), info)
-    return folder
+    info = {"seq_len": SEQ_LEN, "vocab_size": tiny_llama.VOCAB_SIZE, "packed": packed}
+    return loop_runs.make_data(folder, rows, batch=batch, steps=steps, order=order, **info)
 
 
 def make_plan(method: str = "full", **layout: Any) -> Plan:
@@ -83,35 +62,7 @@ def make_plan(method: str = "full", **layout: Any) -> Plan:
         "precision": "fp32",
         "optimizer": "adamw",
     }
-    return Plan(
-        model="tiny-llama",
-        parameters=5_000_000,
-        method=method,  # type: ignore[arg-type]
-        engine="torchtune",
-        target="local",
-        request=Request(
-            nodes=1, gpus_per_node=0, gpu=None, cpu=1, memory_mib=1, shared_memory_mib=1, disk_mib=1
-        ),
-        layout=Layout(**(values | layout)),
-        prediction=Prediction(
-            memory=MemoryEstimate(
-                categories=(),
-                needs_range=(0, 0),
-                shows_bytes=0,
-                shows_range=(0, 0),
-                capacity_bytes=None,
-                host_bytes=0,
-                needs_basis="none",
-                shows_basis="none",
-            ),
-            flops_per_token=0.0,
-            peak_flops_per_gpu=None,
-            tokens_per_second=None,
-            hours=None,
-            usd_per_hour=None,
-            usd=None,
-        ),
-    )
+    return loop_runs.plan_of(Layout(**(values | layout)), "torchtune", method)
 
 
 def make_job(
@@ -139,38 +90,5 @@ def make_job(
     )
 
 
-def start(job: TrainJob, timeout: float = 400) -> subprocess.CompletedProcess[str]:
-    """Run a job's processes to their end."""
-    return ranks.train([job], limit_s=timeout)
-
-
-def run(job: TrainJob) -> list[telemetry.Step]:
-    """Run a job; the steps of rank 0. Fails with the processes' output."""
-    done = start(job)
-    assert done.returncode == 0, done.stderr[-6000:]
-    return steps(job)
-
-
 def events(job: TrainJob) -> list[telemetry.Event]:
     return list(telemetry.Follower(job.telemetry_dir).poll())
-
-
-def steps(job: TrainJob, rank: int = 0) -> list[telemetry.Step]:
-    return [event for event in events(job) if isinstance(event, telemetry.Step) and event.rank == rank]
-
-
-def losses(found: list[telemetry.Step]) -> list[float]:
-    return [step.loss for step in found if step.loss is not None]
-
-
-def resumed(job: TrainJob, work: Path, step: int, **layout: Any) -> TrainJob:
-    """The job as it goes on from its checkpoint after ``step`` steps."""
-    plan = dataclasses.replace(job.plan, layout=dataclasses.replace(job.plan.layout, **layout))
-    return dataclasses.replace(
-        job,
-        plan=plan,
-        work_dir=work,
-        start_step=step,
-        resume_dir=job.checkpoint_dir(step),
-        settings=job.settings.model_copy(update={"checkpoint_every": 0}),
-    )

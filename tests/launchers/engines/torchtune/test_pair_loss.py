@@ -54,8 +54,7 @@ def test_pairs_are_handed_over_in_training_order(tmp_path: Path) -> None:
     row = data.row(int(data.order[2]))
     chosen, rejected = row.documents()
     assert pairs[0]["chosen_input_ids"].tolist() == chosen.tokens.tolist()
-    assert pairs[0]["rejected_labels"].tolist() == rejected.labels.tolist()
-    assert pairs.take_counts()[0] == 2
+    assert (pairs[0]["rejected_labels"].tolist(), pairs.take_counts()[0]) == (rejected.labels.tolist(), 2)
 
 
 @pytest.mark.parametrize(

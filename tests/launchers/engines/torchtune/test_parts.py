@@ -96,5 +96,4 @@ def test_schedules_warm_up_and_go_on_where_they_were(settings: dict[str, Any], e
             made.step()
         return found
 
-    assert rates(-1) == pytest.approx(expected)
-    assert rates(2) == rates(-1)[3:]
+    assert (rates(-1), rates(2)) == (pytest.approx(expected), rates(-1)[3:])

@@ -90,24 +90,6 @@ def reference_loss(model: Path, data: Prepared, step: int) -> float:
     return total / counted
 
 
-@pytest.mark.parametrize(("method", "world"), [("full", 1), ("full", 2), ("lora", 1)])
-def test_the_first_loss_is_the_mean_over_the_global_batchs_tokens(
-    trained: Any, model: Path, data: Path, method: str, world: int
-) -> None:
-    first = runs.steps(trained(method, world))[0]
-    assert first.step == 1
-    assert first.loss == pytest.approx(reference_loss(model, Prepared(data), 1), rel=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("method", "world"), [("full", 1), ("full", 2), ("lora", 2), ("qlora", 1), ("qlora", 2)]
-)
-def test_the_loss_falls(trained: Any, method: str, world: int) -> None:
-    losses = runs.losses(runs.steps(trained(method, world)))
-    assert len(losses) == STEPS
-    assert sum(losses[-2:]) / 2 < losses[0] - 0.1
-
-
 def test_losses_and_norms_are_those_of_torchtunes_own_command_bit_by_bit(
     trained: Any, tmp_path: Path
 ) -> None:
@@ -117,7 +99,6 @@ def test_losses_and_norms_are_those_of_torchtunes_own_command_bit_by_bit(
     values["checkpointer"]["output_dir"] = str(tmp_path / "model")
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
     spec = find_spec("torchtune")
-    assert spec is not None
     assert spec.origin is not None
     tune = Path(spec.origin).with_name("_cli") / "tune.py"
     command = ["run", recipe_name(job), "--config", str(tmp_path / "config.yaml")]
@@ -138,22 +119,6 @@ def _number(text: str) -> float:
     return float(re.sub(r"tensor\(([^,)]+).*", r"\1", text))
 
 
-def test_one_process_and_two_train_alike(trained: Any) -> None:
-    one, two = (runs.steps(trained("full", world)) for world in (1, 2))
-    assert runs.losses(two) == pytest.approx(runs.losses(one), rel=1e-5)
-    # torch sums a norm in fp32, which is off by some 1e-5 to 1e-4 of it depending on how it is sharded
-    assert [step.grad_norm for step in two] == pytest.approx([step.grad_norm for step in one], rel=1e-3)
-
-
-def test_adapters_begin_alike_on_one_process_and_two(
-    trained: Any, tmp_path: Path, model: Path, data: Path
-) -> None:
-    two = runs.make_job(
-        tmp_path, model, data, steps=STEPS, world=2, layout=WORLDS[2], settings={"method": "lora"}
-    )
-    assert runs.losses(runs.run(two)) == pytest.approx(runs.losses(runs.steps(trained("lora", 1))), rel=1e-5)
-
-
 def test_every_rank_reports_every_step_and_its_own_tokens(trained: Any, data: Path) -> None:
     events = runs.events(trained("full", 2))
     prepared = Prepared(data)
@@ -165,8 +130,6 @@ def test_every_rank_reports_every_step_and_its_own_tokens(trained: Any, data: Pa
             rows = prepared.order[(step.step - 1) * BATCH : step.step * BATCH][rank::2]
             assert step.tokens == sum(len(prepared.row(int(row)).tokens) for row in rows)
             assert step.lr is not None
-            assert step.dtf is not None
-            assert step.dtb is not None
             assert 0 < step.dtf + step.dtb <= step.dt
         assert [step.loss is None for step in steps] == [rank != 0] * STEPS
         phases = [event.name for event in events if isinstance(event, Phase) and event.rank == rank]
@@ -411,39 +374,3 @@ def test_bf16_checkpointing_and_other_settings_train(tmp_path: Path, model: Path
     assert json.loads((tmp_path / "out" / "model" / "config.json").read_text())["dtype"] == "bfloat16"
     rest = runs.run(runs.resumed(job, tmp_path / "rest", 4))
     assert runs.losses(rest) == runs.losses(steps)[4:]
-
-
-@pytest.mark.parametrize(("method", "world"), [("full", 2), ("lora", 2), ("qlora", 2)])
-def test_the_export_loads_and_generates(trained: Any, tmp_path: Path, method: str, world: int) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    job = trained(method, world)
-    Torchtune().collect(job, tmp_path)
-    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "model").eval()
-    assert not [name for name in (tmp_path / "model").iterdir() if name.name.startswith("adapter")]
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
-    prompt = tokenizer("What does len do?", return_tensors="pt")
-    answer = exported.generate(**prompt, max_new_tokens=4, do_sample=False)
-    assert answer.shape[1] > prompt["input_ids"].shape[1]
-    base = AutoModelForCausalLM.from_pretrained(job.model_dir).eval()
-    ids = torch.arange(20)[None]
-    with torch.no_grad():
-        assert (exported(ids).logits - base(ids).logits).abs().max() > 1e-3
-
-
-def test_the_adapter_on_the_base_is_the_merged_model(trained: Any, tmp_path: Path) -> None:
-    import torch
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-
-    job = trained("lora", 2)
-    Torchtune().collect(job, tmp_path)
-    base = AutoModelForCausalLM.from_pretrained(job.model_dir)
-    adapted = PeftModel.from_pretrained(base, str(tmp_path / "adapter")).eval()
-    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "model").eval()
-    ids = torch.arange(20)[None]
-    with torch.no_grad():
-        assert (adapted(ids).logits - merged(ids).logits).abs().max() < 1e-4
-    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
-    assert config["base_model_name_or_path"] == str(job.model_dir)

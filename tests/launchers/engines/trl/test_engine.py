@@ -34,9 +34,7 @@ def test_trl_trains_nothing_else(task: str) -> None:
     [
         ({"packing": True}, "packing"),
         ({"method": "qlora"}, "qlora"),
-        ({"method": "adapter-v1"}, "adapter-v1"),
         ({"zero": {"stage": 3}}, "nothing is divided"),
-        ({"fsdp": {"sharding": "full"}}, "nothing is divided"),
         ({"compile": True}, "compile"),
         ({"fp8": "tensorwise"}, "fp8"),
         ({"optimizer": {"name": "muon"}}, "optimizer muon"),
