@@ -9,8 +9,10 @@ from estimator.plan import Plan
 from flows import finetune_artifacts
 from launchers import engines
 from launchers.engines.reward_head import as_trained
-from launchers.harness import run, tasks
+from launchers.harness import tasks
 from launchers.harness.result import HarnessResult
+from launchers.harness.run import MODELS, HarnessRequest
+from launchers.run import stages
 from launchers.settings import Settings
 from launchers.store.bundles import get_bundle
 
@@ -44,7 +46,7 @@ def run_tasks(settings: Settings, plan: Plan, *, base: str, finished: str, work:
     finished model's bundle.
     """
     store, kept = datastore(), f"harness/{finished}"
-    request = run.HarnessRequest(
+    request = HarnessRequest(
         settings=fetch_tasks(settings, work / "tasks"),
         work_dir=work / "scores",
         models={
@@ -54,10 +56,10 @@ def run_tasks(settings: Settings, plan: Plan, *, base: str, finished: str, work:
         device=plan.layout.device,
     )
     request.work_dir.mkdir(parents=True)
-    for file in map(request.file_of, run.MODELS):
+    for file in map(request.file_of, MODELS):
         if store.size(f"{kept}/{file.name}") is not None:
             store.get_file(f"{kept}/{file.name}", file)
-    return run.run_tasks(request, lambda file: store.put_file(f"{kept}/{file.name}", file))
+    return stages.score_tasks(request, lambda file: store.put_file(f"{kept}/{file.name}", file))
 
 
 def _finished_model(key: str, folder: Path) -> Path:

@@ -7,10 +7,10 @@ the two flows differ, they have a step of their own.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from metaflow import Config, FlowSpec, Parameter, config_expr, current, retry, step
 
@@ -29,13 +29,17 @@ from launchers.dataset import mixture
 from launchers.dataset.preferences import Sample
 from launchers.dataset.stored import StoredRows
 from launchers.engines.reward_head import as_trained
-from launchers.handover import PAGE, gguf_command
+from launchers.evaluate import EvaluationResult
+from launchers.handover import PAGE
 from launchers.harness.run import try_tasks
 from launchers.model_card import closing_facts, hub_page
 from launchers.report.metrics import summarise
+from launchers.run import stages
 from launchers.settings import choices_of, dotted_names, help_of, parse_yaml
 from launchers.store.bundles import get_bundle, has_bundle, put_bundle
 from launchers.workdir import work_folder
+
+T = TypeVar("T")
 
 
 def knob(name: str, kind: type = str) -> Any:
@@ -220,17 +224,19 @@ class FinetuneSteps(FlowSpec):
     @step
     def end(self) -> None:
         """Print example answers, predicted and measured values, where the model is, and the next steps."""
-        if table := self.evaluation.table():
-            print(table)
-        for name, value in self.facts:
-            print(f"{name}: {value}")
-        print(f"model: {self.model_path}")
-        if command := gguf_command(Path(self.model_path)):
-            print(f"GGUF: {command}")
-        if self.used_settings.export.push:
-            print(f"pushed: {self.model_url}")
+        lines = stages.closing_lines(
+            self.facts,
+            self.evaluation,
+            Path(self.model_path),
+            url=getattr(self, "model_url", None),
+            errors=self.stage_errors,
+        )
         train = "train_nodes" if self.plan.layout.nodes > 1 else "train"
-        print("\n".join(next_steps(train, self.model_path)))
+        lines += next_steps(train, self.model_path)
+        if self.stage_errors:
+            words = ["resume", self.failed_step, "--origin-run-id", current.run_id]
+            lines.append(f"Try again:      {command_line(sys.argv[0], words)}")
+        print("\n".join(lines))
 
     def _prepare(self, kept: Sequence[Sample] | None = None) -> None:
         """Fetch the weights once for the cluster; tokenise the data once for all ranks.
@@ -277,43 +283,65 @@ class FinetuneSteps(FlowSpec):
     def _evaluate(self) -> None:
         """Measure base and finished model on what was held out."""
         self.metrics = [metrics.to_dict() for metrics in self.outcome.metrics]
+        self.stage_errors: dict[str, str] = {}
         with task_folder("evaluate") as work:
-            get_bundle(datastore(), self.outcome.finished_model, work / "finished")
-            self.evaluation = pipeline.evaluate_model(
-                self.used_settings,
-                self.plan,
-                base_dir=as_trained(
-                    finetune_artifacts.fetch_model(self.model_reference, work / "base"),
-                    self.used_settings,
-                    work,
-                ),
-                model_dir=engines.result_of(work / "finished"),
-                data_dir=finetune_artifacts.fetch_bundle(datastore(), self.data_key, work / "data"),
-                work=work / "evaluation",
-                reward=self._reward(work),
-            )
-        current_profile().evaluated(self.evaluation)
-        print(self.evaluation.text())
+            self.evaluation = self._attempt(stages.EVALUATION, lambda: self._evaluated(work))
+        if self.evaluation is not None:
+            current_profile().evaluated(self.evaluation)
+
+    def _evaluated(self, work: Path) -> EvaluationResult:
+        get_bundle(datastore(), self.outcome.finished_model, work / "finished")
+        return stages.evaluate(
+            self.used_settings,
+            self.plan,
+            base_dir=as_trained(
+                finetune_artifacts.fetch_model(self.model_reference, work / "base"), self.used_settings, work
+            ),
+            model_dir=engines.result_of(work / "finished"),
+            data_dir=finetune_artifacts.fetch_bundle(datastore(), self.data_key, work / "data"),
+            work=work / "evaluation",
+            reward=self._reward(work),
+        )
+
+    def _attempt(self, stage: str, work: Callable[[], T]) -> T | None:
+        """Return the value of a stage, or None after an error.
+
+        Errors go into the artifact ``stage_errors``, the step of the first one into ``failed_step``.
+        """
+
+        def spelled() -> T:
+            with spelled_as(finetune_launch.FLOW):
+                return work()
+
+        result = stages.attempt(stage, spelled)
+        if result.error is not None:
+            if not self.stage_errors:
+                self.failed_step = current.step_name
+            self.stage_errors = {**self.stage_errors, stage: result.error}
+        return result.value
 
     def _run_tasks(self) -> None:
         """Score base and finished model on the tasks; what an earlier attempt has scored is kept."""
         with task_folder("harness") as work:
-            self.task_metrics = finetune_harness.run_tasks(
-                self.used_settings,
-                self.plan,
-                base=self.model_reference,
-                finished=self.outcome.finished_model,
-                work=work,
+            self.task_metrics = self._attempt(
+                stages.HARNESS,
+                lambda: finetune_harness.run_tasks(
+                    self.used_settings,
+                    self.plan,
+                    base=self.model_reference,
+                    finished=self.outcome.finished_model,
+                    work=work,
+                ),
             )
-        current_profile().scored(self.task_metrics)
-        print(self.task_metrics.text())
+        if self.task_metrics is not None:
+            current_profile().scored(self.task_metrics)
 
     def _export(self) -> None:
         """The facts of the run, and the finished model where the user can take it."""
         with user_errors():
             summary, peak = summarise(self.outcome.metrics), self.measured.memory_peak
             self.facts = closing_facts(self.plan, summary, peak, self.evaluation, self.outcome.exported)
-            if self.used_settings.harness.tasks:
+            if self.used_settings.harness.tasks and self.task_metrics is not None:
                 self.facts += self.task_metrics.facts()
             self.model_path = finetune_artifacts.export(
                 storage=datastore(),
@@ -332,7 +360,10 @@ class FinetuneSteps(FlowSpec):
             get_bundle(datastore(), self.outcome.finished_model, work / "finished")
             settings = self.used_settings
             page = hub_page(work / "finished", self.plan, settings, self.facts, model=self.base_model)
-            self.model_url = hub_push.push(work / "finished", page, settings)
+            self.model_url = self._attempt(
+                stages.PUSH,
+                lambda: stages.push(work / "finished", page, settings, model_dir=Path(self.model_path)),
+            )
 
     def _reward(self, work: Path) -> str | None:
         """What scores the answers of task grpo, on this machine; None for other tasks."""

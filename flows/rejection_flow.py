@@ -145,26 +145,7 @@ class RejectionFlow(NodesSteps):
         """Draw and score answers of the finished model to held-out prompts, as before training."""
         held_out = {self.kept[row].index for row in held_out_rows(len(self.kept), self.used_settings)}
         prompts = [prompt for prompt in self.prompts if prompt.index in held_out]
-        after = None
-        if prompts:
-            with task_folder("compare") as work:
-                get_bundle(datastore(), self.outcome.finished_model, work / "finished")
-                drawn = rejection_node.draw(
-                    "compared",
-                    prompts,
-                    plan=self.plan,
-                    settings=self.used_settings,
-                    base_dir=as_trained(
-                        finetune_artifacts.fetch_model(self.model_reference, work / "base"),
-                        self.used_settings,
-                        work,
-                    ),
-                    model_dir=engines.result_of(work / "finished"),
-                    model_name=self.outcome.finished_model,
-                    work=work / "drawn",
-                )
-                scores = self._score("compared-scores", prompts, drawn, work / "scored").scores(work / "s")
-                after = mean_of(scores, held_out)
+        after = self._attempt("comparison", lambda: self._score_after(prompts)) if prompts else None
         self.comparison = Comparison(prompts=len(prompts), before=mean_of(self.scores, held_out), after=after)
         print(self.comparison.text())
         self.scoring = "tasks" if self.used_settings.harness.tasks else "none"
@@ -175,6 +156,24 @@ class RejectionFlow(NodesSteps):
         """Say what training on the best answers has done to the score, and where the model is."""
         print(self.comparison.text())
         NodesSteps.end(self)
+
+    def _score_after(self, prompts: list[Prompt]) -> float | None:
+        """Return the mean score of the finished model's answers to ``prompts``."""
+        with task_folder("compare") as work:
+            get_bundle(datastore(), self.outcome.finished_model, work / "finished")
+            base = finetune_artifacts.fetch_model(self.model_reference, work / "base")
+            drawn = rejection_node.draw(
+                "compared",
+                prompts,
+                plan=self.plan,
+                settings=self.used_settings,
+                base_dir=as_trained(base, self.used_settings, work),
+                model_dir=engines.result_of(work / "finished"),
+                model_name=self.outcome.finished_model,
+                work=work / "drawn",
+            )
+            scores = self._score("compared-scores", prompts, drawn, work / "scored").scores(work / "s")
+            return mean_of(scores, {prompt.index for prompt in prompts})
 
     def _score(
         self, name: str, prompts: list[Prompt], drawn: rejection_node.Drawn, work: Path

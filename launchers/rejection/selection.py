@@ -100,7 +100,8 @@ class Comparison:
     def text(self) -> str:
         """In a line."""
         if self.before is None or self.after is None:
-            return "mean score: not compared, as no prompts were held out"
+            reason = "the comparison failed" if self.prompts else "no prompts were held out"
+            return f"mean score: not compared, {reason}"
         return (
             f"mean score of answers to {self.prompts:,} held-out prompts: "
             f"{self.before:.4g} before, {self.after:.4g} after"

@@ -16,7 +16,6 @@ import secrets
 import shutil
 import signal
 import socket
-import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +23,7 @@ from pathlib import Path
 from estimator.errors import UserError
 from estimator.hardware import local_machine
 from estimator.plan import Counter, Plan
-from launchers import checks, engines, handover, hub_push, pipeline
+from launchers import checks, engines, handover
 from launchers.cluster.allocation import Allocation
 from launchers.cluster.endpoint import Secret
 from launchers.dataset.prepared import Prepared
@@ -32,11 +31,13 @@ from launchers.evaluate import EvaluationResult
 from launchers.gang.departure import Grace
 from launchers.gang.job import TrainJob
 from launchers.harness.result import HarnessResult
-from launchers.harness.run import HarnessRequest, run_tasks
-from launchers.model_card import Facts, closing_facts, hub_page, write_records
+from launchers.harness.run import HarnessRequest
+from launchers.model_card import closing_facts, hub_page, write_records
 from launchers.replanning import plans_key
 from launchers.report.metrics import summarise
 from launchers.report.peak import MemoryPeak
+from launchers.run import stages
+from launchers.run.stages import StageResult
 from launchers.scheduler.hosts import Host, Start, prepare_start
 from launchers.scheduler.meeting import meet
 from launchers.scheduler.ownership import Ownership
@@ -183,21 +184,11 @@ def _hand_over(request: SchedulerRun, place: Allocation, start: Start, trained: 
     finished = request.folder / "finished"
     shutil.rmtree(finished, ignore_errors=True)
     handover.collect(trained.job, finished)
-    evaluation, failed = None, None
-    try:
-        evaluation = _evaluate(start, plan, engines.result_of(finished), work / "evaluation")
-    except UserError as error:  # the training is worth more than what is measured of it
-        failed = error.problem
-        print(error, file=sys.stderr, flush=True)
-    scored, unscored = None, None
-    try:
-        scored = _score_tasks(start, plan, engines.result_of(finished), work / "harness")
-    except (UserError, RuntimeError) as error:
-        unscored = str(error)
-        print(error, file=sys.stderr, flush=True)
+    evaluated = _evaluate(start, plan, engines.result_of(finished), work / "evaluation")
+    scored = _score_tasks(start, plan, engines.result_of(finished), work / "harness")
     summary = summarise(trained.metrics)
-    facts = closing_facts(plan, summary, trained.memory_peak, evaluation, trained.exported)
-    facts += scored.facts() if scored else []
+    facts = closing_facts(plan, summary, trained.memory_peak, evaluated.value, trained.exported)
+    facts += scored.value.facts() if scored.value else []
     # As the user gave them, but decided: a relative output would be another folder elsewhere
     kept = settings.model_copy(update={"output_dir": request.settings.output_dir})
     write_records(finished, plan, kept, facts, model=start.model, again=AGAIN)
@@ -217,23 +208,28 @@ def _hand_over(request: SchedulerRun, place: Allocation, start: Start, trained: 
             "mfu": summary.mfu,
         },
         "windows": [window.to_dict() for window in trained.windows],
-        "evaluation": evaluation.to_dict() if evaluation else None,
-        "evaluation_failed": failed,
+        "evaluation": evaluated.value.to_dict() if evaluated.value else None,
+        "evaluation_failed": evaluated.error,
         "exported_step": trained.exported_step,
         "evaluations": [each.to_dict() for each in trained.evaluations],
-        "harness": scored.to_dict() if scored else None,
-        "harness_failed": unscored,
+        "harness": scored.value.to_dict() if scored.value else None,
+        "harness_failed": scored.error,
         "steps": [metrics.to_dict() for metrics in trained.metrics],
     }
     (finished / "metrics.json").write_text(json.dumps(values, indent=1) + "\n")
     _put_in_place(finished, request.output)
     for name in (f"data-{start.attempt}", "checkpoints", "plans"):
         shutil.rmtree(request.folder / name, ignore_errors=True)
-    if scored:
-        print(scored.text(), flush=True)
-    _print_result(facts, evaluation, request.output)
+    result = engines.result_of(request.output)
+    pushed: StageResult[str] = StageResult()
     if settings.export.push:
-        _push(request.output, hub_page(request.output, plan, kept, facts, model=start.model), settings)
+        page = hub_page(request.output, plan, kept, facts, model=start.model)
+        pushed = stages.attempt(
+            stages.PUSH, lambda: stages.push(request.output, page, settings, model_dir=result)
+        )
+    errors = {stages.EVALUATION: evaluated.error, stages.HARNESS: scored.error, stages.PUSH: pushed.error}
+    lines = stages.closing_lines(facts, evaluated.value, result, url=pushed.value, errors=errors)
+    print("\n".join(lines), flush=True)
 
 
 def _memory(plan: Plan, peak: MemoryPeak | None) -> tuple[dict[str, object], dict[str, object]]:
@@ -248,37 +244,29 @@ def _memory(plan: Plan, peak: MemoryPeak | None) -> tuple[dict[str, object], dic
     }, {"memory_peak_bytes": peak.size_bytes if peak else None, "memory_counter": counter}
 
 
-def _push(output: Path, page: str, settings: Settings) -> None:
-    """Onto the Hub; where that fails the model is there all the same, and is told how to get there."""
-    try:
-        print(f"pushed: {hub_push.push(output, page, settings)}", flush=True)
-    except UserError as error:
-        command = f"hf upload {settings.export.push} {engines.result_of(output)}"
-        print(f"{error.problem}\nThe model is here; to push it later: {command}", file=sys.stderr, flush=True)
-
-
-def _score_tasks(start: Start, plan: Plan, model_dir: Path, work: Path) -> HarnessResult | None:
-    """None where no task is named."""
+def _score_tasks(start: Start, plan: Plan, model_dir: Path, work: Path) -> StageResult[HarnessResult]:
     if not start.settings.harness.tasks:
-        return None
+        return StageResult()
     models = {"base": start.model_dir, "finetuned": model_dir}
-    return run_tasks(
-        HarnessRequest(settings=start.settings, work_dir=work, models=models, device=plan.layout.device)
-    )
+    request = HarnessRequest(settings=start.settings, work_dir=work, models=models, device=plan.layout.device)
+    return stages.attempt(stages.HARNESS, lambda: stages.score_tasks(request))
 
 
-def _evaluate(start: Start, plan: Plan, model_dir: Path, work: Path) -> EvaluationResult | None:
-    """None where nothing was held out and no answer is asked for."""
+def _evaluate(start: Start, plan: Plan, model_dir: Path, work: Path) -> StageResult[EvaluationResult]:
+    """Do nothing where nothing was held out and no answer is requested."""
     if not (start.data_dir / "heldout").exists() and not start.settings.evaluation.answers:
-        return None
-    return pipeline.evaluate_model(
-        start.settings,
-        plan,
-        base_dir=start.model_dir,
-        model_dir=model_dir,
-        data_dir=start.data_dir,
-        work=work,
-        reward=start.reward,
+        return StageResult()
+    return stages.attempt(
+        stages.EVALUATION,
+        lambda: stages.evaluate(
+            start.settings,
+            plan,
+            base_dir=start.model_dir,
+            model_dir=model_dir,
+            data_dir=start.data_dir,
+            work=work,
+            reward=start.reward,
+        ),
     )
 
 
@@ -291,15 +279,6 @@ def _put_in_place(finished: Path, output: Path) -> None:
             shutil.rmtree(destination)
         path.replace(destination)
     finished.rmdir()
-
-
-def _print_result(facts: Facts, evaluation: EvaluationResult | None, output: Path) -> None:
-    lines = [text for text in (evaluation.text(), evaluation.table()) if text] if evaluation else []
-    lines += [f"{name}: {value}" for name, value in facts]
-    lines.append(f"model: {engines.result_of(output)}")
-    if command := handover.gguf_command(engines.result_of(output)):
-        lines.append(f"GGUF: {command}")
-    print("\n".join(lines), flush=True)
 
 
 def _is_finished(request: SchedulerRun, place: Allocation) -> bool:

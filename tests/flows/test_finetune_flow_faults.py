@@ -105,6 +105,26 @@ def test_a_killed_scheduler_ctrl_c_and_sigterm_are_each_gone_on_from_by_resume(
     assert run.losses() == SMALL_LOSSES
 
 
+KILL_EVALUATION = """
+import os, sys
+if "launchers.evaluate" in sys.orig_argv:
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_killed_evaluation_does_not_cost_the_model(flow: NewFlow, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(KILL_EVALUATION)
+    run = flow("run", "--max-steps=2", nodes=1, PYTHONPATH=str(site))
+    assert run.end() == 0, run.log
+    assert (tmp_path / "finetuned" / run.run_id / "model" / "model.safetensors").is_file()
+    assert f"resume evaluate --origin-run-id {run.run_id}" in run.log
+    again = flow("resume", "evaluate", "--origin-run-id", run.run_id, nodes=1)
+    assert again.end() == 0, again.log
+    assert "held-out loss: " in again.log
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("engine", ["deepspeed", "fsdp2"])
 def test_the_loop_goes_on_after_a_killed_agent(flow: NewFlow, engine: str) -> None:

@@ -1,0 +1,133 @@
+"""Stages after training: evaluation, benchmark tasks, upload to the Hub, closing report.
+
+Metaflow's steps (flows/finetune_steps.py) and jobs of a scheduler (launchers/scheduler/run.py) call the same
+functions. A measurement or an upload that fails never costs the trained model: :func:`attempt` prints the
+error, and the run continues to hand over the model.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from estimator.errors import UserError
+from estimator.plan import Plan
+from launchers import hub_push, pipeline
+from launchers.evaluate import EvaluationResult
+from launchers.handover import gguf_command
+from launchers.harness.result import HarnessResult
+from launchers.harness.run import HarnessRequest, run_tasks
+from launchers.model_card import Facts
+from launchers.settings import Settings
+
+EVALUATION, HARNESS, PUSH = "evaluation", "task scores", "push to the Hub"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageResult(Generic[T]):
+    """Value of a stage, or the first line of its error. Both are None if there was nothing to do."""
+
+    value: T | None = None
+    error: str | None = None
+
+
+def attempt(stage: str, work: Callable[[], T]) -> StageResult[T]:
+    """Run ``work``. Print an error of it to standard error, and return it instead of raising it.
+
+    Only UserError and RuntimeError are caught, which the stages raise for failed processes, exceeded time
+    limits and refused uploads. Signals, and errors in this package's own code, end the run.
+    """
+    try:
+        return StageResult(value=work())
+    except (UserError, RuntimeError) as error:
+        print(f"The {stage} failed; the model is handed over without it.", file=sys.stderr)
+        print(error, file=sys.stderr, flush=True)
+        return StageResult(error=error.problem if isinstance(error, UserError) else str(error))
+
+
+def evaluate(
+    settings: Settings,
+    plan: Plan,
+    *,
+    base_dir: Path,
+    model_dir: Path,
+    data_dir: Path,
+    work: Path,
+    reward: str | None = None,
+) -> EvaluationResult:
+    """Measure the base model and the finished model on the held-out rows, and print the scores.
+
+    Parameters
+    ----------
+    data_dir:
+        Prepared data; its ``heldout`` holds the rows.
+    reward:
+        Scorer of the answers of task grpo, on this machine.
+
+    Raises
+    ------
+    UserError
+        The evaluation's process failed or exceeded its time limit.
+    """
+    result = pipeline.evaluate_model(
+        settings,
+        plan,
+        base_dir=base_dir,
+        model_dir=model_dir,
+        data_dir=data_dir,
+        work=work,
+        reward=reward,
+    )
+    print(result.text(), flush=True)
+    return result
+
+
+def score_tasks(request: HarnessRequest, on_model: Callable[[Path], None] = lambda _: None) -> HarnessResult:
+    """Score both models on lm-evaluation-harness tasks, and print the scores.
+
+    ``on_model`` is called with each model's score file as soon as it is complete. Raises UserError or
+    RuntimeError as :func:`launchers.harness.run.run_tasks` does.
+    """
+    result = run_tasks(request, on_model)
+    print(result.text(), flush=True)
+    return result
+
+
+def push(folder: Path, page: str, settings: Settings, *, model_dir: Path) -> str:
+    """Upload the finished model in ``folder`` to the Hub; return its URL.
+
+    Raises UserError with the command that uploads it later from ``model_dir``, where the user has it.
+    """
+    try:
+        return hub_push.push(folder, page, settings)
+    except UserError as error:
+        command = f"hf upload {settings.export.push} {model_dir}"
+        raise UserError(error.problem, f"To push the model later: {command}") from error
+
+
+def closing_lines(
+    facts: Facts,
+    evaluation: EvaluationResult | None,
+    model_dir: Path,
+    *,
+    url: str | None = None,
+    errors: Mapping[str, str | None] | None = None,
+) -> list[str]:
+    """Report of a finished run: example answers, measurements, where the model is, failed stages.
+
+    ``url``: of the model on the Hub. ``errors``: by stage; None for a stage that succeeded.
+    """
+    lines = evaluation.table().splitlines() if evaluation else []
+    lines += [f"{name}: {value}" for name, value in facts]
+    lines.append(f"model: {model_dir}")
+    if command := gguf_command(model_dir):
+        lines.append(f"GGUF: {command}")
+    if url:
+        lines.append(f"pushed: {url}")
+    lines += [f"Warning: {stage}: {error}" for stage, error in (errors or {}).items() if error]
+    return lines
