@@ -10,13 +10,15 @@ import typer
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from estimator.published.compare import Comparison, Score, Scored
+    from benchmarks.published.compare import Comparison, Score, Scored
 
 WORST = 10  # rows shown
 
 
 def compare(
-    measured: Annotated[Path, typer.Argument(help="CSV with the columns of estimator/data/measured.csv.")],
+    measured: Annotated[
+        Path, typer.Argument(help="CSV with the columns of benchmarks/published/data/measured.csv.")
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     each_row: Annotated[bool, typer.Option("--rows", help="Each row's prediction, too.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print each row's prediction as CSV.")] = False,
@@ -33,13 +35,13 @@ def compare(
     """Score the estimator against a table of published measurements."""
     import json
 
+    from benchmarks.published import compare as scoring
     from estimator.errors import UserError
-    from estimator.published import compare as scoring
 
     if by not in scoring.GROUPS:
         raise UserError(f"--by {by} is not known.", f"Choose one of {', '.join(scoring.GROUPS)}.")
     if held_out:
-        from estimator.published.held_out import compare_held_out
+        from benchmarks.published.held_out import compare_held_out
 
         comparison = compare_held_out(measured)
     else:
@@ -56,7 +58,7 @@ def _print_csv(comparison: Comparison) -> None:
     import csv
     import sys
 
-    from estimator.published.compare import line
+    from benchmarks.published.compare import line
 
     lines = [line("memory", item) for item in comparison.memory]
     lines += [line("throughput", item) for item in comparison.throughput]
@@ -85,7 +87,7 @@ def _print_tables(comparison: Comparison, by: str, *, every: bool) -> None:
 
 def _verdict(comparison: Comparison) -> str:
     """The first lines: how often the estimator is wrong about whether a run fits."""
-    from estimator.published.verdict import verdict
+    from benchmarks.published.verdict import verdict
 
     answer = verdict(comparison.judged)
     lines = [
@@ -106,7 +108,7 @@ def _verdict(comparison: Comparison) -> str:
 def _scores(title: str, items: tuple[Scored, ...], by: str) -> Table:
     from rich.table import Table
 
-    from estimator.published.compare import GROUPS, SPEED_GROUPS, grouped, score
+    from benchmarks.published.compare import GROUPS, SPEED_GROUPS, grouped, score
 
     if title == "Throughput" and by not in SPEED_GROUPS:
         by = "quality"

@@ -1,6 +1,6 @@
 """How measured memory compares with the formulas: what a counter shows beyond them, and how wide a range is.
 
-The numbers are rows of ``data/residuals.csv``, which ``python -m estimator.published.refit`` writes from the
+The numbers are rows of ``data/residuals.csv``, which ``python -m benchmarks.published.refit`` writes from the
 table of published measurements. Classes are few and told apart by what the allocator sees. Bytes of weights,
 gradients and optimizer states are arithmetic, so factors and widths are of the rest alone: activations,
 logits, buffers. On a CPU, whose C library keeps what is freed, they are of everything.

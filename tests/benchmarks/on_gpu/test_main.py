@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.on_gpu.__main__ import main
-from estimator.published import compare
+from benchmarks.published import compare
 
 ROOT = Path(__file__).parents[3]
 

@@ -13,13 +13,13 @@ from benchmarks.on_gpu.cases import ON_CPU, ON_GPUS, Case
 from benchmarks.on_gpu.one_run import Outcome
 from benchmarks.on_gpu.search import Found
 from benchmarks.on_gpu.session import Measured
+from benchmarks.published import compare
+from benchmarks.published import rows as published
+from benchmarks.published.rows import PublishedRow
 from estimator import memory
 from estimator.job import Machine
 from estimator.plan import GIB
 from estimator.planning.engines import setup_of
-from estimator.published import compare
-from estimator.published import rows as published
-from estimator.published.rows import PublishedRow
 from tests.benchmarks.on_gpu.machines import H100S, H200, job_of, plan_of, ran
 
 ALONE = Machine(cpu_cores=2, ram_bytes=2**34, disk_free_bytes=2**40)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from benchmarks.published import row_models, vocabulary
+from benchmarks.published.cells import Cells
+from benchmarks.published.vocabulary import UnsupportedRow
 from estimator.hardware import Gpu
 from estimator.models import PROJECTIONS
-from estimator.published import row_models, vocabulary
-from estimator.published.cells import Cells
-from estimator.published.vocabulary import UnsupportedRow
 from estimator.setup import Checkpointing, Engine, Precision, Schedule, Setup, StateSharding
 
 # What an engine's own configuration says where a table leaves it blank: torchtitan's train configs select

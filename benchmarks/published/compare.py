@@ -4,7 +4,7 @@ An error is predicted / measured - 1. Memory is predicted in the kind that was m
 active, allocated or reserved, or what nvidia-smi shows), throughput as tokens a second of one GPU.
 
 Throughput needs a network, which tables leave out: a row whose notes state one ("interconnect 400Gbps") uses
-that, any other the usual server of its GPU in ``data/instances.csv`` (:func:`usual_network`).
+that, any other the usual server of its GPU in ``estimator/data/instances.csv`` (:func:`usual_network`).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from benchmarks.published import rows
+from benchmarks.published.rows import PublishedRow
+from benchmarks.published.verdict import Judged, judge, verdict
 from estimator import hardware, memory, throughput
 from estimator.errors import UserError
 from estimator.hardware import Gpu
 from estimator.plan import GIB
-from estimator.published import rows
-from estimator.published.rows import PublishedRow
-from estimator.published.verdict import Judged, judge, verdict
 
 UNDER = 0.03  # a prediction this much below the measurement counts as under
 _RDMA = re.compile(r"EFA|IB|InfiniBand|RoCE|RDMA|TCPX", re.IGNORECASE)

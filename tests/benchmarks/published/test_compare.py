@@ -11,11 +11,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from estimator import hardware
-from estimator.cli.compare import compare as command
-from estimator.errors import UserError
-from estimator.published import compare, rows
-from estimator.published.compare import (
+from benchmarks.published import compare, rows
+from benchmarks.published.compare import (
     Comparison,
     Score,
     Scored,
@@ -23,9 +20,12 @@ from estimator.published.compare import (
     score,
     usual_network,
 )
-from estimator.published.verdict import verdict
+from benchmarks.published.verdict import verdict
+from estimator import hardware
+from estimator.cli.compare import compare as command
+from estimator.errors import UserError
 
-CARRIED = Path(compare.__file__).parents[1] / "data" / "measured.csv"
+CARRIED = rows.TABLE
 
 
 @lru_cache(maxsize=1)

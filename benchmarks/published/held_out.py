@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from benchmarks.published import fit, rows
+from benchmarks.published.compare import Comparison, compare_rows
 from estimator.memory import residuals
-from estimator.published import fit, rows
-from estimator.published.compare import Comparison, compare_rows
 
 
 def compare_held_out(path: str | Path) -> Comparison:
     """Score the table at ``path``, each source with the ranges that all others leave.
 
-    What is left out is the fit of factors and ranges (:mod:`estimator.published.fit`) to the table's own
+    What is left out is the fit of factors and ranges (:mod:`benchmarks.published.fit`) to the table's own
     rows; the formulas and the speeds' efficiencies stay.
     """
     table = rows.read(path)

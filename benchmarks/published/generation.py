@@ -12,7 +12,7 @@ from estimator.hardware import Gpu
 from estimator.memory.generation import Batch
 from estimator.models import ModelSpec, find
 
-TABLE = Path(__file__).parents[1] / "data" / "generation.csv"
+TABLE = Path(__file__).parent / "data" / "generation.csv"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

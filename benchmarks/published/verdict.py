@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from benchmarks.published.rows import PublishedRow
 from estimator import memory
 from estimator.errors import UserError
 from estimator.plan import GIB
-from estimator.published.rows import PublishedRow
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

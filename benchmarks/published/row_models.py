@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from benchmarks.published.vocabulary import UnsupportedRow
 from estimator import models
 from estimator.errors import UserError
 from estimator.models import ModelSpec
-from estimator.published.vocabulary import UnsupportedRow
 
 # Names of models that are another model's copy, or that their publication calls otherwise -> the table's.
 RENAMED = {

@@ -3,12 +3,12 @@
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.published import compare, rows
+from benchmarks.published.verdict import Judged, Verdict, verdict
 from estimator import memory
-from estimator.published import compare, rows
-from estimator.published.verdict import Judged, Verdict, verdict
-from tests.estimator.published.measured_tables import read
+from tests.benchmarks.published.measured_tables import read
 
-CARRIED = Path(compare.__file__).parents[1] / "data" / "measured.csv"
+CARRIED = rows.TABLE
 
 
 def test_a_run_is_judged_by_what_it_needs_and_not_by_what_it_shows() -> None:

@@ -1,4 +1,4 @@
-"""Fits ``data/residuals.csv`` to published measurements; :mod:`estimator.published.refit` writes it.
+"""Fit of ``estimator/data/residuals.csv`` to published measurements, written by ``refit.py``.
 
 Three numbers for each class of runs, no more: a factor on what the formulas count beyond the states, and the
 ends of the range over that.
@@ -12,12 +12,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.published import rows
 from estimator.memory.moments import peak
-from estimator.memory.residuals import LIVE, TABLE, VARYING, Residual, class_of, residual_of
+from estimator.memory.residuals import LIVE, VARYING, Residual, class_of, residual_of
 from estimator.plan import GIB
-from estimator.published import rows
-
-MEASURED = TABLE.with_name("measured.csv")
 
 # The likely value is what this share of a class's sources stay below: a run that needs more than predicted
 # costs more than one that needs less.
@@ -68,7 +66,7 @@ class Prediction:
         return self.likely / self.run.measured - 1
 
 
-def runs_of(path: Path = MEASURED) -> list[MeasuredRun]:
+def runs_of(path: Path = rows.TABLE) -> list[MeasuredRun]:
     """The runs of a table of measurements whose memory can be scored."""
     runs = []
     for row in rows.read(path):

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.published.vocabulary import UnsupportedRow
 from estimator.errors import UserError
-from estimator.published.vocabulary import UnsupportedRow
 
 NEEDED = (
     "id",

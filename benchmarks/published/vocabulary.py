@@ -82,7 +82,7 @@ def alias_of(framework: str) -> str | None:
 
 
 def version_of(framework: str, engine: Engine) -> str:
-    """The version of ``data/implementations.csv`` whose code the framework ran; "" is today's.
+    """The version of ``estimator/data/implementations.csv`` whose code the framework ran; "" is today's.
 
     torchtitan had both FSDPs in spring 2024 alone, torchtune's norms kept less up to 0.4, and litgpt's tables
     of October 2023 and January 2024 are from before it trained quantised models with StableEmbedding.

@@ -12,17 +12,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.published import cells as table_cells
+from benchmarks.published import vocabulary
+from benchmarks.published.cells import MEASURED, Cells
+from benchmarks.published.row_setups import setup_of
+from benchmarks.published.vocabulary import Kind, UnsupportedRow
 from estimator import hardware
 from estimator.errors import UserError
 from estimator.hardware import Gpu
 from estimator.memory import residuals
 from estimator.plan import GIB
-from estimator.published import cells as table_cells
-from estimator.published import vocabulary
-from estimator.published.cells import MEASURED, Cells
-from estimator.published.row_setups import setup_of
-from estimator.published.vocabulary import Kind, UnsupportedRow
 from estimator.setup import Setup
+
+TABLE = Path(__file__).parent / "data" / "measured.csv"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
