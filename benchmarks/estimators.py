@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import describe
-from benchmarks.published import compare, rows
-from benchmarks.published.compare import Scored, percentile, score
+from benchmarks.published import rows, scoring
+from benchmarks.published.scoring import Scored, percentile, score
 from estimator.models import ModelSpec
 from estimator.plan import GIB
 from estimator.setup import Setup
@@ -232,7 +232,7 @@ def asked(rival: Rival, ours: list[Scored]) -> list[Scored]:
 
 def measure(quality: str) -> list[dict[str, Any]]:
     """One entry for each estimator: over what it claims, ours over the same rows, and over all."""
-    ours = [item for item in compare.compare(rows.TABLE).memory if item.row.quality in quality]
+    ours = [item for item in scoring.compare(rows.TABLE).memory if item.row.quality in quality]
     everything = figures(ours)
     entries = [{"name": "finetune", "claim": "every row", "claimed": everything, "all": everything}]
     for rival in RIVALS:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from benchmarks.published import rows
-from benchmarks.published.compare import usual_network
+from benchmarks.published.scoring import usual_network
 from estimator.hardware.catalogue import Gpu
 from estimator.setup import Setup
 from estimator.throughput.communication import Links, links

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from benchmarks.published.compare import Scored, compare_rows
+from benchmarks.published.scoring import Scored, compare_rows
 from benchmarks.published.rows import TABLE, PublishedRow, read
 
 SOURCE = "benchmarks.on_gpu on 1x NVIDIA H200, 2026-11-26"

@@ -249,7 +249,7 @@ def held_out(runs: list[MeasuredRun], previous: list[Residual]) -> list[Predicti
 
 
 def score(predictions: list[Prediction]) -> dict[str, float]:
-    """The figures that ``finetune compare`` prints, as fractions.
+    """Compute the figures of ``compare``, as fractions.
 
     ``sources_covered``: the mean over sources of the share of their runs that the upper end covers.
     """

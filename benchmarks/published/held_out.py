@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.published import fit, rows
-from benchmarks.published.compare import Comparison, compare_rows
+from benchmarks.published.scoring import Comparison, compare_rows
 from estimator.memory import residuals
 
 

@@ -1,8 +1,8 @@
 """Refit the memory ranges and score them: ``python -m benchmarks.published.refit``.
 
-Writes ``estimator/data/residuals.csv`` and ``benchmarks/results/estimator_fit.*``. There are two scores: one on
-the rows that were fitted, and one with each source left out of the fit in turn, so that no row of a publication
-helps to predict another row of the same publication.
+Writes ``estimator/data/residuals.csv`` and ``benchmarks/results/estimator_fit.*``. Each score is given
+twice: on the rows that were fitted, and with each source left out of the fit in turn, so that no row of a
+publication helps to predict another row of the same publication.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.published import fit, rows
-from benchmarks.published.compare import compare
 from benchmarks.published.held_out import compare_held_out
+from benchmarks.published.scoring import compare
 from benchmarks.published.verdict import verdict
 from estimator.memory.residuals import TABLE, Residual, table
 

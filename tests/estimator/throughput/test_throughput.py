@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.published.compare import compare
+from benchmarks.published.scoring import compare
 from benchmarks.published.rows import TABLE
 from estimator import hardware, throughput
 from estimator.errors import UserError
