@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from benchmarks.published.scoring import Scored, compare_rows
 from benchmarks.published.rows import TABLE, PublishedRow, read
+from benchmarks.published.scoring import Scored, compare_rows
 
 SOURCE = "benchmarks.on_gpu on 1x NVIDIA H200, 2026-11-26"
 NAMES = {"torchtune": "torchtune", "deepspeed": "DeepSpeed", "fsdp2": "FSDP2"}

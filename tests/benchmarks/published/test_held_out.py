@@ -1,7 +1,7 @@
 """A table scored with each source left out of the fit."""
 
 from benchmarks.published import rows, scoring
-from benchmarks.published.held_out import compare_held_out
+from benchmarks.published.held_out import compare_held_out, replaced_residuals
 from benchmarks.published.verdict import verdict
 from estimator.memory import residuals
 
@@ -27,6 +27,6 @@ def test_the_upper_end_covers_19_of_20_precise_rows_of_new_sources() -> None:
 
 def test_the_tables_own_ranges_are_back_afterwards() -> None:
     row = next(iter(residuals.table().values()))
-    with residuals.using({(row.counter, row.name): row}):
+    with replaced_residuals({(row.counter, row.name): row}):
         pass
     assert scoring.compare(CARRIED).memory == scoring.compare(CARRIED).memory

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.published.scoring import compare
 from benchmarks.published.rows import TABLE
+from benchmarks.published.scoring import compare
 from estimator import hardware, throughput
 from estimator.errors import UserError
 from estimator.models import find
