@@ -1,1 +1,1 @@
-"""Published measurements: their tables read as setups, and the estimator scored against them."""
+"""Published measurements: tables, conversion of rows to setups, fit of the memory ranges, and scores."""

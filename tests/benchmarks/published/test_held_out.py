@@ -1,4 +1,4 @@
-"""A table scored with each source left out of the fit."""
+"""Scores of a table with each source left out of the fit."""
 
 from benchmarks.published import rows, scoring
 from benchmarks.published.held_out import compare_held_out, replaced_residuals

@@ -1,4 +1,4 @@
-"""The estimator against the published measurements that the project carries, and how it is scored."""
+"""Scores of the estimator on the published measurements of the repository."""
 
 import pytest
 

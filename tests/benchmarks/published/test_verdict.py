@@ -1,4 +1,4 @@
-"""Whether a run is called possible, beside whether it ran."""
+"""Verdict on a run: accepted or refused, compared with whether it ran."""
 
 from dataclasses import replace
 from pathlib import Path
