@@ -71,7 +71,7 @@ def check_refused(run: FlowRun, *words: str) -> None:
             ["--engine", "fsdp2", "--set", "fp8=tensorwise", *ON_AN_A100],
             ["tensorwise needs GPUs of compute capability 8.9", "A100"],
         ),
-        (["--engine", "deepspeed", "--set", "fp8=te"], ["fp8 te", "planned only"]),
+        (["--engine", "deepspeed", "--set", "fp8=te"], ["fp8 = 'te'", "'rowwise'"]),
         (["--method", "adapter-v1", "--engine", "torchtune"], ["LLaMA-Adapter", "--engine deepspeed"]),
         (["--method", "adapter-v2", "--model", "mixtral-8x7b", *ON_AN_A100], ["adapter-v2", "mixtral-8x7b"]),
         (["--set", "optimizer.in_backward=true", "--method", "lora"], ["optimizer.in_backward"]),
