@@ -19,14 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import describe
+from benchmarks.published import rows, scoring
+from benchmarks.published.scoring import Scored, percentile, score
 from estimator.models import ModelSpec
 from estimator.plan import GIB
-from estimator.published import compare
-from estimator.published.compare import Scored, percentile, score
 from estimator.setup import Setup
 
 RESULTS = Path(__file__).parent / "results"
-TABLE = Path(compare.__file__).parents[1] / "data" / "measured.csv"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,7 +232,7 @@ def asked(rival: Rival, ours: list[Scored]) -> list[Scored]:
 
 def measure(quality: str) -> list[dict[str, Any]]:
     """One entry for each estimator: over what it claims, ours over the same rows, and over all."""
-    ours = [item for item in compare.compare(TABLE).memory if item.row.quality in quality]
+    ours = [item for item in scoring.compare(rows.TABLE).memory if item.row.quality in quality]
     everything = figures(ours)
     entries = [{"name": "finetune", "claim": "every row", "claimed": everything, "all": everything}]
     for rival in RIVALS:
@@ -266,7 +265,7 @@ def markdown(command: str, machine: dict[str, Any], entries: list[dict[str, Any]
         "",
         f"`{command}`, {machine['text']}",
         "",
-        f"Rows of quality {' and '.join(quality)} of `estimator/data/measured.csv`. "
+        f"Rows of quality {' and '.join(quality)} of `benchmarks/published/data/measured.csv`. "
         "Error: predicted / measured - 1; bias: median of the signed errors; "
         "covers: share of rows whose need is at most the figure given "
         "(ours: the upper bound; the others give one figure).",

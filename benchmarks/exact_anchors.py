@@ -2,9 +2,9 @@
 
     python -m benchmarks.exact_anchors      # a minute, no GPU; writes benchmarks/results/exact_anchors.*
 
-Every published peak of active memory of quality A in estimator/data/measured.csv that exact mode traces. A
-trace knows the code that is installed; where the code that was measured is known to have kept other tensors,
-it is traced once more with that put in.
+Every published peak of active memory of quality A in benchmarks/published/data/measured.csv that exact mode
+traces. A trace knows the code that is installed; where the code that was measured is known to have kept other
+tensors, it is traced once more with that put in.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from typing import Any
 from unittest import mock
 
 from benchmarks.machine import describe
+from benchmarks.published import rows
+from benchmarks.published.rows import PublishedRow
 from estimator.exact.support import untraceable
 from estimator.exact.torchtune_imports import torchtune_imports
 from estimator.plan import GIB
-from estimator.published import rows
-from estimator.published.rows import PublishedRow
 
-MEASURED = Path(rows.__file__).parents[1] / "data" / "measured.csv"
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -118,7 +117,7 @@ def _peak(answer: dict[str, Any]) -> float:
 
 
 def main() -> None:
-    found = [row for row in rows.read(MEASURED) if row.kind == "active" and row.gib and row.quality == "A"]
+    found = [row for row in rows.read(rows.TABLE) if row.kind == "active" and row.gib and row.quality == "A"]
     anchors = [anchor(row) for row in found if row.setup and untraceable(row.setup) is None]
     machine = describe()
     values = {"machine": machine, "anchors": [asdict(each) | {"error": each.error} for each in anchors]}

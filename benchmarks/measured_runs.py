@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from itertools import groupby
-from pathlib import Path
 
-from estimator.published.compare import Scored, compare_rows
-from estimator.published.rows import PublishedRow, read
+from benchmarks.published.rows import TABLE, PublishedRow, read
+from benchmarks.published.scoring import Scored, compare_rows
 
-MEASURED = Path(__file__).parents[1] / "estimator" / "data" / "measured.csv"
 SOURCE = "benchmarks.on_gpu on 1x NVIDIA H200, 2026-11-26"
 NAMES = {"torchtune": "torchtune", "deepspeed": "DeepSpeed", "fsdp2": "FSDP2"}
 METHODS = {"full": "full", "lora": "LoRA", "qlora": "QLoRA"}
@@ -16,7 +14,7 @@ METHODS = {"full": "full", "lora": "LoRA", "qlora": "QLoRA"}
 
 def table() -> str:
     """A line for each run; what a run was not measured in, or is not scored in, is left empty."""
-    scored = compare_rows(row for row in read(MEASURED) if row.source == SOURCE)
+    scored = compare_rows(row for row in read(TABLE) if row.source == SOURCE)
     lines = ["| Run | Live | Reserved | Shown by NVML | Tokens/s | |", "|---|---|---|---|---|---|"]
     for run, rows in groupby(scored.rows, _run):
         ids = {row.id for row in rows}

@@ -5,15 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from benchmarks.published import rows
+from benchmarks.published.scoring import usual_network
 from estimator.hardware.catalogue import Gpu
-from estimator.published import rows
-from estimator.published.compare import usual_network
 from estimator.setup import Setup
 from estimator.throughput.communication import Links, links
-from estimator.throughput.efficiency import TABLE
 from estimator.throughput.flops import Work, work
-
-MEASURED = TABLE.with_name("measured.csv")
 
 
 @dataclass(frozen=True)
@@ -42,7 +39,7 @@ class Point:
 def points() -> list[Point]:
     """The rows of the package's table that can be predicted."""
     found = []
-    for row in rows.read(MEASURED):
+    for row in rows.read(rows.TABLE):
         if row.throughput_skip or row.setup is None or row.gpu is None or not row.tps_per_gpu:
             continue
         gbps, rdma = usual_network(row.gpu, row.setup.processes_per_node)

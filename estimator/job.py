@@ -11,16 +11,16 @@ from estimator.setup import (
     LLAMA_ADAPTERS,
     PAIR_TASKS,
     TRAINED_MODULES,
-    Fp8,
-    Optimizer,
     Task,
+    TrainedFp8,
+    TrainedOptimizer,
     check_start_layer,
 )
 
 METHODS = ("full", "lora", "qlora", "dora", *LLAMA_ADAPTERS, "auto")
 PARALLEL_ENGINES = ("torchtitan", "megatron")  # with tensor, context, pipeline and expert parallelism
 ENGINES = ("torchtune", "deepspeed", "fsdp2", "trl", *PARALLEL_ENGINES, "auto")
-OPTIMIZERS = get_args(Optimizer)
+OPTIMIZERS = get_args(TrainedOptimizer)
 QUANTIZATIONS = ("nf4-double", "nf4", "int8")
 PRECISIONS = ("auto", "bf16", "bf16-mixed", "fp32")
 KINDS = ("local", "allocation", "kubernetes", "batch", "catalogue")
@@ -43,9 +43,9 @@ class Job:
     seq_len: int = 2048
     global_batch_size: int = 8  # sequences for each optimizer step, over all processes
     micro_batch_size: int | None = None  # sequences for each process and forward pass
-    optimizer: Optimizer = "adamw"
+    optimizer: TrainedOptimizer = "adamw"
     precision: Literal["auto", "bf16", "bf16-mixed", "fp32"] = "auto"
-    fp8: Fp8 = "none"  # of the matrix products
+    fp8: TrainedFp8 = "none"  # of the matrix products
     average: bool = False  # a moving average of the trained weights is kept (images)
     activation_checkpointing: bool | None = None
     recompute: Literal["full", "selective"] = "full"  # what checkpointing recomputes of a block
@@ -89,7 +89,7 @@ class Job:
         _one_of("precision", self.precision, PRECISIONS)
         _one_of("quantization", self.quantization, QUANTIZATIONS)
         _one_of("offload", self.offload, ("none", "cpu"))
-        _one_of("fp8", self.fp8, get_args(Fp8))
+        _one_of("fp8", self.fp8, get_args(TrainedFp8))
         _one_of("recompute.what", self.recompute, ("full", "selective"))
         for name in (
             "seq_len",

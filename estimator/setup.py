@@ -31,11 +31,13 @@ Precision = Literal[
     "bf16-autocast",  # fp32 weights, gradients and states; torch.autocast casts around each product
     "fp16-autocast",
 ]
-Fp8 = Literal["none", "tensorwise", "rowwise", "te", "mxfp8", "nvfp4", "msamp-o1", "msamp-o2", "msamp-o3"]
+TrainedFp8 = Literal["none", "tensorwise", "rowwise"]  # recipes that an engine of this package trains in
+Fp8 = Literal[TrainedFp8, "te", "mxfp8", "nvfp4", "msamp-o1", "msamp-o2", "msamp-o3"]
 Quantization = Literal["none", "nf4", "nf4-double", "int8"]
-Optimizer = Literal[
-    "adamw", "adamw8bit", "adamw4bit", "paged-adamw", "paged-adamw8bit", "adafactor", "sgd", "muon"
-]
+TrainedOptimizer = Literal[
+    "adamw", "adamw8bit", "paged-adamw", "paged-adamw8bit", "adafactor", "muon", "sgd"
+]  # optimizers that an engine of this package steps
+Optimizer = Literal[TrainedOptimizer, "adamw4bit"]
 StateSharding = Literal["none", "ddp", "zero0", "zero1", "zero2", "zero3", "fsdp", "shard_grad_op"]
 Checkpointing = Literal["none", "selective", "full"]
 LossKind = Literal["plain", "kernel", "chunked", "fused", "recomputed"]

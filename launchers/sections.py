@@ -17,7 +17,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from estimator import token_counts
-from estimator.setup import drawn_answer
+from estimator.setup import TrainedOptimizer, drawn_answer
 
 Auto = Literal["auto"]
 Positive = Annotated[int, Field(ge=1)]
@@ -92,9 +92,7 @@ class Section(BaseModel):
 
 
 class Optimizer(Section):
-    name: Literal["adamw", "adamw8bit", "paged-adamw", "paged-adamw8bit", "adafactor", "muon", "sgd"] = (
-        "adamw"
-    )
+    name: TrainedOptimizer = "adamw"
     """AdamW, with states in 8 bits or in memory that the host lends (bitsandbytes); Adafactor; Muon for
     matrices and AdamW for the rest; or plain SGD with momentum 0.9."""
     lr: PositiveFloat | Auto = "auto"

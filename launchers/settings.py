@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 
 from estimator.changes import meant_by
 from estimator.errors import UserError
-from estimator.setup import IMAGE_TASK, LLAMA_ADAPTERS, PAIR_TASKS
+from estimator.setup import IMAGE_TASK, LLAMA_ADAPTERS, PAIR_TASKS, TrainedFp8
 from launchers import deepspeed_file
 from launchers.handover_sections import Export, Harness
 from launchers.image_sections import Images
@@ -117,11 +117,8 @@ class Settings(Section):
     """Sequences for each GPU and forward pass. Empty: the largest that fits."""
     precision: Literal["auto", "bf16", "bf16-mixed", "fp32"] = "auto"
     """auto: fp32 on CPUs; on GPUs bf16 with torchtune, bf16 with fp32 master weights with the others."""
-    fp8: Literal[
-        "none", "tensorwise", "rowwise", "te", "mxfp8", "nvfp4", "msamp-o1", "msamp-o2", "msamp-o3"
-    ] = "none"
-    """Matrix products in float8, with one scale for a tensor or for each row (fsdp2). The others are planned
-    only."""
+    fp8: TrainedFp8 = "none"
+    """Matrix products in float8, with one scale per tensor or per row (fsdp2)."""
     activation_checkpointing: bool | Auto = "auto"
     """Recompute activations in the backward pass. auto: only where memory needs it."""
     recompute: Recompute = Recompute()

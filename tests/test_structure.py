@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("metaflow_extensions", "flows", "checklist", "decorators", "launchers", "estimator")
+PACKAGES = ("metaflow_extensions", "flows", "checklist", "decorators", "launchers", "estimator", "benchmarks")
 FOLDERS = sorted(
     ".".join(file.parent.relative_to(ROOT).parts)
     for package in PACKAGES

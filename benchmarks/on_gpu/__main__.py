@@ -7,7 +7,7 @@ rows of many lengths, with longest_first and expandable_segments on and off, on 
 of Llama 3.2 1B, 3B and Llama 3.1 8B: the largest that is planned to fit. Nothing is downloaded. For each
 case: live and reserved memory, what NVML shows, tokens/s, and the smallest memory limit on which it still
 runs.
-Writes a page (.md), rows for `finetune compare` (.csv) and all figures (.json), after each case anew.
+Writes a page (.md), rows of measurements (.csv) and all figures (.json), after each case anew.
 """
 
 from __future__ import annotations

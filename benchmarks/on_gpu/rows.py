@@ -1,4 +1,4 @@
-"""What was measured, in the columns of estimator/data/measured.csv, as ``finetune compare`` reads them."""
+"""Measurements as rows in the columns of benchmarks/published/data/measured.csv."""
 
 from __future__ import annotations
 
@@ -6,24 +6,22 @@ import csv
 import io
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from benchmarks.on_gpu.cases import Case
 from benchmarks.on_gpu.session import Measured
+from benchmarks.published import rows as published
 from estimator import models
 from estimator.plan import GIB, Layout, Plan
 from estimator.planning.engines import dense_mask
-from estimator.published import rows as published
 from launchers.settings import Settings
 
-TABLE = Path(published.__file__).parents[1] / "data" / "measured.csv"
 DIGITS = 4  # of GiB
 
 
 def columns() -> list[str]:
     """The names of the shipped table's columns, in order."""
-    with TABLE.open(newline="", encoding="utf-8") as file:
+    with published.TABLE.open(newline="", encoding="utf-8") as file:
         return next(csv.reader(file))
 
 
@@ -154,7 +152,7 @@ def _sharding(layout: Layout) -> dict[str, Any]:
 
 
 def _packing(measured: Measured, layout: Layout) -> str:
-    """In words that estimator/published knows; of rows that vary, the mean length is not the longest."""
+    """In words that benchmarks/published knows; of rows that vary, the mean length is not the longest."""
     if measured.case.lengths == "fixed":
         return "packed, dense document mask" if dense_mask(measured.case.engine, layout.device) else "packed"
     first = ", longest rows first" if measured.case.longest_first else ""

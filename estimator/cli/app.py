@@ -28,14 +28,13 @@ COMMANDS = {
     "explain": "What the memory is made of, as bars: here, as SVG, as a page.",
     "gpus": "GPUs and machines: memory, speed, price.",
     "models": "Models that are known by name.",
-    "compare": "Score the estimator against a table of published measurements.",
     "runs": "Runs of the flow beside each other: what differs, loss, predicted and measured, price.",
     "costs": "What runs have cost, by user, team or model.",
     "doctor": "What is installed, what would work here, and what mends the rest.",
 }
 GROUPS = {
     "Run": ("run", "check", "flow"),
-    "Plan, with nothing run": ("plan", "estimate", "explain", "gpus", "models", "compare"),
+    "Plan, with nothing run": ("plan", "estimate", "explain", "gpus", "models"),
     "Look back, look around": ("runs", "costs", "doctor"),
 }
 ELSEWHERE = {

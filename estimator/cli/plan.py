@@ -111,7 +111,7 @@ class JobOptions:
         int, Option(help="With checkpointing: one block of so many.", rich_help_panel=_HOW)
     ] = 1
     fp8: Annotated[
-        str, Option(help="Products in tensorwise, rowwise, te, mxfp8...", rich_help_panel=_HOW)
+        str, Option(help="Matrix products in float8 (fsdp2): tensorwise, rowwise.", rich_help_panel=_HOW)
     ] = "none"
     compile: Annotated[bool, Option("--compile", help="torch.compile.", rich_help_panel=_HOW)] = False
     liger: Annotated[bool, Option("--liger", help="Liger-Kernel's kernels.", rich_help_panel=_HOW)] = False

@@ -28,9 +28,9 @@ WEIGHT_BYTES: dict[Device, int] = {"cuda": GPU_WEIGHT_BYTES, "cpu": 4}  # launch
 # Copies of the cache that a batch gets room for. A DynamicCache is a new tensor in each step, a token longer
 # than the last (transformers 5.4, cache_utils.py, torch.cat), so that no freed block is large enough for it.
 # PyTorch's allocator reserves what there is (84 GB where 26 GB were allocated, in the rows of
-# huggingface/optimum-benchmark of data/generation.csv) and gives blocks back when memory is short. With room
-# for a second copy it has to once for many steps, and not for each layer. transformers before DynamicCache
-# had both copies alive.
+# huggingface/optimum-benchmark in benchmarks/published/data/generation.csv) and gives blocks back when memory
+# is short. With room for a second copy it does so once in many steps instead of once per layer. transformers
+# before DynamicCache had both copies alive.
 CACHE_HELD = 2
 # Bytes for each logit of the last position: fp32 copy, scores over the temperature, probabilities
 # (transformers 5.4, generation/utils.py, _sample), beside the model's own

@@ -17,7 +17,7 @@ from estimator.setup import Setup
 
 # The smallest GPU on which a run survives, over its live tensors beyond the states: 1.05 to 1.18 in a
 # simulation of PyTorch's allocator that releases cached blocks when memory is short. Of 600 published runs,
-# 216 of which took the largest micro batch that their GPU held, 2 % need less (`finetune compare`). With
+# 216 of which took the largest micro batch that their GPU held, 2 % need less (benchmarks/published). With
 # expandable segments nearly nothing is lost: a run that ran out of memory at 58.8 GB of live tensors on a GPU
 # of 80 GB passes with them (NVIDIA-NeMo/Megatron-Bridge, skills/nemo-mbridge-perf-memory-tuning).
 ALLOCATOR = 1.10

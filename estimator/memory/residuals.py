@@ -1,6 +1,6 @@
 """How measured memory compares with the formulas: what a counter shows beyond them, and how wide a range is.
 
-The numbers are rows of ``data/residuals.csv``, which ``python -m estimator.published.refit`` writes from the
+The numbers are rows of ``data/residuals.csv``, which ``python -m benchmarks.published.refit`` writes from the
 table of published measurements. Classes are few and told apart by what the allocator sees. Bytes of weights,
 gradients and optimizer states are arithmetic, so factors and widths are of the rest alone: activations,
 logits, buffers. On a CPU, whose C library keeps what is freed, they are of everything.
@@ -9,9 +9,6 @@ logits, buffers. On a CPU, whose C library keeps what is freed, they are of ever
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -46,19 +43,6 @@ class Residual:
     def upper_for(self, engine: str) -> float:
         """Upper end over likely for one engine."""
         return self.upper if engine in self.engines else self.upper_elsewhere
-
-
-_in_use: ContextVar[Mapping[tuple[str, str], Residual] | None] = ContextVar("residuals", default=None)
-
-
-@contextmanager
-def using(rows: Mapping[tuple[str, str], Residual]) -> Iterator[None]:
-    """Within the block, these rows by (counter, class) stand for the table's: a fit without some source."""
-    token = _in_use.set(rows)
-    try:
-        yield
-    finally:
-        _in_use.reset(token)
 
 
 @lru_cache(maxsize=1)
@@ -123,4 +107,4 @@ def class_of(setup: Setup, counter: str) -> str:
 def residual_of(setup: Setup, kind: str = "reserved") -> Residual:
     """The row for a setup and a kind of counter: "allocated", "active", "reserved" or "process"."""
     counter = "live" if kind in LIVE else "held"
-    return (_in_use.get() or table())[counter, class_of(setup, counter)]
+    return table()[counter, class_of(setup, counter)]

@@ -18,14 +18,14 @@ from estimator.planning.goals import Goals
 from estimator.planning.ranking import Rejection
 from estimator.planning.search import Candidate, title
 from estimator.planning.support import unsupported_job
-from estimator.setup import Optimizer
+from estimator.setup import TrainedOptimizer
 
 SHORTEST_SEQUENCE = 256  # shorter ones train on little more than a prompt
 MOST_SUGGESTIONS = 5
 # They train as well as 32-bit ones (Dettmers et al. 2021, arXiv:2110.02861); paged ones wait for the host's
 # link
-STATES_IN_8_BITS: Optimizer = "adamw8bit"
-PAGED_STATES: Optimizer = "paged-adamw8bit"
+STATES_IN_8_BITS: TrainedOptimizer = "adamw8bit"
+PAGED_STATES: TrainedOptimizer = "paged-adamw8bit"
 WITH_OPTIMIZER_IN_BACKWARD = ("torchtune", "torchtitan")
 
 

@@ -26,26 +26,15 @@ MLP = frozenset({"gate_proj", "up_proj", "down_proj"})
 NF4_MULTIPLE = 64 * 256
 # Fixed in torchtune/models/llama3_1/_position_embeddings.py: low and high frequency factor, original length.
 LLAMA3_ROPE = (1.0, 4.0, 8192)
-# torchao's recipes of float8 products
-FP8_RECIPES = ("tensorwise", "rowwise")
 # The optimizers that are bitsandbytes', by the names of its classes
 BITSANDBYTES = {
     "adamw8bit": "AdamW8bit",
     "paged-adamw": "PagedAdamW",
     "paged-adamw8bit": "PagedAdamW8bit",
 }
-# The least compute capability of GPUs that compute in a recipe: torch._scaled_mm's own checks (for rowwise it
-# has Hopper's kernels alone), Transformer Engine's user guide, MS-AMP's README (H100)
-FP8_CAPABILITY = {
-    "tensorwise": (8, 9),
-    "rowwise": (9, 0),
-    "te": (8, 9),
-    "mxfp8": (10, 0),
-    "nvfp4": (10, 0),
-    "msamp-o1": (9, 0),
-    "msamp-o2": (9, 0),
-    "msamp-o3": (9, 0),
-}
+# Minimum compute capability for each float8 recipe of torchao, from the checks of torch._scaled_mm, whose
+# rowwise kernels require Hopper
+FP8_CAPABILITY = {"tensorwise": (8, 9), "rowwise": (9, 0)}
 
 
 def unsupported(engine: str, model: ModelSpec, training: Training) -> str | None:
@@ -208,7 +197,7 @@ def _torchtune_training(model: ModelSpec, training: Training) -> str | None:
             f"{model.sliding_window} is shorter than seq_len {training.seq_len}"
         )
     if training.fp8 != "none":
-        return _fp8_elsewhere(training.fp8) or f"fp8 {training.fp8}: here it is fsdp2's"
+        return f"fp8 {training.fp8}: here it is fsdp2's"
     if training.liger:
         return "liger: its kernels are for transformers' models, and torchtune has its own"
     if reason := _optimizer_of_torchtune(training):
@@ -303,17 +292,14 @@ def _loop(engine: str, model: ModelSpec, training: Training) -> str | None:
             f"{model.name}"
         )
     if training.fp8 != "none":
-        reason = _fp8_elsewhere(training.fp8)
-        if reason is None and engine != "fsdp2":
-            reason = f"fp8 {training.fp8}: here it is fsdp2's"
-        if reason is None and training.method == "qlora":
-            reason = f"fp8 {training.fp8}: qlora's base is packed, and made whole in 16 bits for its products"
-        if reason is None and model.experts:
-            reason = (
+        if engine != "fsdp2":
+            return f"fp8 {training.fp8}: here it is fsdp2's"
+        if training.method == "qlora":
+            return f"fp8 {training.fp8}: qlora's base is packed, and made whole in 16 bits for its products"
+        if model.experts:
+            return (
                 f"fp8 {training.fp8}: experts are one tensor in transformers 5, which torchao leaves in bf16"
             )
-        if reason is not None:
-            return reason
     if (reason := _optimizer_of_loop(engine, training)) is not None:
         return reason
     if training.liger and (reason := liger.unsupported(model, training)):
@@ -419,28 +405,11 @@ def _experts_alone(model: ModelSpec, training: Training) -> str | None:
     )
 
 
-def _fp8_elsewhere(recipe: str) -> str | None:
-    """Why no engine here trains in that float8 recipe; None where one does.
-
-    MS-AMP needs torch 2.1 (its setup.py), is not on the package index, and accelerate calls it deprecated.
-    TransformerEngine has its own layers in place of the model's, which Megatron is built of.
-    """
-    if recipe.startswith("msamp"):
-        return f"fp8 {recipe}: MS-AMP is no longer kept and needs torch 2.1; it is estimated only"
-    if recipe == "te":
-        return "fp8 te: no engine here has TransformerEngine's layers; it is planned only"
-    if recipe not in ("none", *FP8_RECIPES):
-        return f"fp8 {recipe}: needs Blackwell's kernels, which no engine here has; it is planned only"
-    return None
-
-
 def _optimizer_of_loop(engine: str, training: Training) -> str | None:
     """Why the loop can't step that optimizer over what the engine divides."""
     name = training.optimizer
     if training.optimizer_in_backward:
         return f"optimizer.in_backward: {engine} steps after the whole backward pass; torchtune can"
-    if name == "adamw4bit":
-        return f"optimizer {name}: it is estimated only"
     if engine == "deepspeed" and name in ("adafactor", "muon"):
         return f"optimizer {name} needs whole matrices, and ZeRO hands out flat pieces of them"
     if engine == "deepspeed":

@@ -5,8 +5,9 @@ and takes at least those bytes over the memory's bandwidth: Pope et al. 2022 (ar
 The prompts' forward pass is products: 2 FLOPs for each weight and token (Kaplan et al. 2020,
 arXiv:2001.08361, section 2.1).
 
-A range and no value: its ends hold the published runs of ``data/generation.csv``, nearly all of them of one
-sequence. The fast end moves each byte at the full bandwidth; the slow end is what those runs made of it.
+The result is a range that contains the published runs of ``benchmarks/published/data/generation.csv``, nearly
+all of them of one sequence. The fast end moves each byte at the full bandwidth; the slow end is the lowest
+bandwidth that those runs reached.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def generation_speed(model: ModelSpec, gpu: Gpu | None, batch: Batch) -> Generat
     return GenerationSpeed(
         basis=(
             "from the memory's full bandwidth down to what published runs of transformers' generate reached, "
-            "nearly all of one sequence (data/generation.csv)"
+            "nearly all of one sequence (benchmarks/published/data/generation.csv)"
         ),
         prompt_seconds=prompt,
         step_seconds=step,

@@ -19,8 +19,7 @@ HERE = Path(__file__).parent / "planner"
 ESTIMATOR = Path(__file__).parents[2] / "estimator"
 SCRIPTS = ("planner.js", "answer.js", "choices.js", "worker.js", "planner.css")
 PYODIDE = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
-NOT_SHIPPED = ("cli", "exact", "published", "__pycache__")  # folders that plans don't need
-NOT_READ = ("measured.csv", "generation.csv")  # tables that plans don't need
+NOT_SHIPPED = ("cli", "exact", "__pycache__")  # folders that plans don't need
 EPOCH = (1980, 1, 1, 0, 0, 0)  # of all members, so that equal modules are an equal archive
 FETCH_S = 300
 
@@ -42,7 +41,7 @@ def _archive(target: Path) -> None:
         for path in sorted(ESTIMATOR.rglob("*")):
             inside = path.relative_to(ESTIMATOR)
             shipped = path.suffix in (".py", ".csv") and not set(inside.parts) & set(NOT_SHIPPED)
-            if shipped and path.name not in NOT_READ:
+            if shipped:
                 member = zipfile.ZipInfo(str(ESTIMATOR.name / inside), EPOCH)
                 member.compress_type = zipfile.ZIP_DEFLATED
                 archive.writestr(member, path.read_bytes())

@@ -69,10 +69,27 @@ def end_all(marker: str, *, grace_s: float, limit_s: float = 10.0) -> list[int]:
             time.sleep(0.05)
             left = [pid for pid in left if is_running(pid)]
     deadline = time.monotonic() + limit_s
-    while (left := marked_pids(marker)) and time.monotonic() < deadline:
+    while ((left := marked_pids(marker)) or _any_in_exec()) and time.monotonic() < deadline:
         _signal(left, signal.SIGKILL)
         time.sleep(0.05)
     return left
+
+
+def _any_in_exec() -> bool:
+    """Whether a process is inside execve(2): Linux shows its environment, and so our marker, only afterwards.
+
+    Such a process has memory, unlike a kernel thread, but neither arguments nor an environment.
+    """
+    for entry in _PROC.iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if (
+                    not (entry / "environ").read_bytes()
+                    and not (entry / "cmdline").read_bytes()
+                    and not (entry / "statm").read_text().startswith("0 ")
+                ):
+                    return True
+    return False
 
 
 def _signal(pids: list[int], how: signal.Signals) -> None:

@@ -67,11 +67,12 @@ def test_a_killed_pod_leaves_no_process(hub: Hub) -> None:
 BED = """
 import sys, time
 from pathlib import Path
+import psutil
 from tests.lab.pods import Hub, PodSpec
 with Hub(Path(sys.argv[1])) as hub:
     hub.popen(["sleep", "1003"])
     pod = hub.start(PodSpec(name="p", hostname="p", command=("sleep", "1003"), memory_bytes=2**28))
-    while len(pod.pids()) < 1 or "sleep" not in open(f"/proc/{pod.pids()[-1]}/cmdline").read():
+    while not any(p.pid in pod.pids() and p.info["name"] == "sleep" for p in psutil.process_iter(["name"])):
         time.sleep(0.05)
     print("up", *pod.pids(), flush=True)
     time.sleep(600)

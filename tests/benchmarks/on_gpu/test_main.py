@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.on_gpu.__main__ import main
-from estimator.published import compare
+from benchmarks.published import scoring
 
 ROOT = Path(__file__).parents[3]
 
@@ -66,7 +66,7 @@ def test_on_a_cpu_the_same_runs_are_made_and_scored_with_tiny_shapes(tmp_path: P
     assert [trial["ended"] for trial in ours["trials"]].count("out of memory") >= 1
     limits = {trial["limit_bytes"]: trial["ended"] for trial in ours["trials"]}
     assert min(limit for limit, ended in limits.items() if ended == "ran") == ours["needed_bytes"]
-    found = compare.compare(out / "on_gpu_cpu.csv")
+    found = scoring.compare(out / "on_gpu_cpu.csv")
     assert {item.row.kind for item in found.memory} == {"process", "needed"}
     assert all(abs(item.error) < 0.5 for item in found.memory), [item.error for item in found.memory]
     text = (out / "on_gpu_cpu.md").read_text()

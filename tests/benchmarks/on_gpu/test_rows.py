@@ -1,4 +1,4 @@
-"""The rows of a session: read back they are the very steps that ran, and ``finetune compare`` scores them."""
+"""The rows of a session: read back they are the very steps that ran, and they can be scored."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from benchmarks.on_gpu.cases import ON_GPUS, Case
 from benchmarks.on_gpu.one_run import Outcome
 from benchmarks.on_gpu.search import Found
 from benchmarks.on_gpu.session import Measured
+from benchmarks.published import rows as published
+from benchmarks.published import scoring
+from benchmarks.published.rows import PublishedRow
 from estimator import memory
 from estimator.job import Machine
 from estimator.plan import GIB
 from estimator.planning.engines import setup_of
-from estimator.published import compare
-from estimator.published import rows as published
-from estimator.published.rows import PublishedRow
 from tests.benchmarks.on_gpu.machines import H100S, H200, job_of, plan_of, ran
 
 ALONE = Machine(cpu_cores=2, ram_bytes=2**34, disk_free_bytes=2**40)
@@ -56,7 +56,7 @@ def test_each_figure_is_a_row_and_is_compared_with_what_is_predicted_for_it(tmp_
     case = CASES[0]
     plan = plan_of(case, ON_GPUS, H200)
     measured = needing(ran(case, plan), 20.0)
-    found = compare.compare(written(tmp_path, measured))
+    found = scoring.compare(written(tmp_path, measured))
     kinds = {item.row.kind: item for item in found.memory}
     predicted = plan.prediction.memory
     assert set(kinds) == {"reserved", "allocated", "process", "needed"}
@@ -77,7 +77,7 @@ def test_a_peak_that_nvml_missed_is_no_row(tmp_path: Path) -> None:
 def test_a_speed_is_scored_once_and_only_of_packed_rows(tmp_path: Path) -> None:
     varying, packed = CASES[0], next(case for case in CASES if case.lengths == "fixed")
     measured = [ran(case, plan_of(case, ON_GPUS, H200)) for case in (varying, packed)]
-    found = compare.compare(written(tmp_path, *measured))
+    found = scoring.compare(written(tmp_path, *measured))
     (scored,) = found.throughput
     assert scored.row.id == "x-004"
     assert scored.measured == 2 * 2 * 2048 / 2.0  # whole sequences over the step's seconds
@@ -93,7 +93,7 @@ def test_a_run_out_of_memory_is_one_row_that_the_verdict_counts(tmp_path: Path) 
     (row,) = read(tmp_path, Measured(case=case, outcome=outcome))
     assert row.oom
     assert row.capacity_bytes is not None
-    (judged,) = compare.compare_rows([row]).judged
+    (judged,) = scoring.compare_rows([row]).judged
     assert judged.needs_gib == pytest.approx(memory.estimate(row.setup).needs_bytes / GIB)  # type: ignore[arg-type]
 
 

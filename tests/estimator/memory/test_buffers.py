@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.published import rows
 from estimator import memory
 from estimator.plan import GIB
-from estimator.published import rows
-from estimator.published.fit import MEASURED
 
 pytest.importorskip("torch")
 import torch
@@ -23,7 +22,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 ON_H200 = [
     row
-    for row in rows.read(MEASURED)
+    for row in rows.read(rows.TABLE)
     if row.source.startswith("benchmarks.on_gpu") and row.kind == "allocated" and row.n_gpus == 1
 ]
 

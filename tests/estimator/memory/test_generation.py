@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.published.generation import PublishedGeneration, runs
 from estimator.memory.generation import (
     CACHE,
     WEIGHT_BYTES,
@@ -18,7 +19,6 @@ from estimator.memory.generation import (
 )
 from estimator.models import ModelSpec, find, resolve
 from estimator.plan import GIB
-from estimator.published.generation import PublishedGeneration, runs
 
 pytest.importorskip("torch")
 import torch

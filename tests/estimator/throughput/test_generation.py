@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.published.generation import PublishedGeneration, runs
 from estimator import hardware
 from estimator.memory.generation import Batch
 from estimator.models import find
-from estimator.published.generation import PublishedGeneration, runs
 from estimator.throughput.generation import balanced_sequences, generation_speed
 
 H100 = hardware.gpu("H100 SXM")

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.published.rows import TABLE
+from benchmarks.published.scoring import compare
 from estimator import hardware, throughput
 from estimator.errors import UserError
 from estimator.models import find
-from estimator.published.compare import compare
-from estimator.published.fit import MEASURED
 from estimator.setup import Setup
 from estimator.throughput import MeasuredBandwidth, Speed
 from estimator.throughput.efficiency import products_rate, published
@@ -209,7 +209,7 @@ def test_lora_is_faster_than_full_training_and_qlora_slower_than_lora() -> None:
 
 
 def test_this_packages_own_runs_are_predicted_within_a_tenth() -> None:
-    found = [item for item in compare(MEASURED).throughput if item.row.source.startswith("benchmarks.on_gpu")]
+    found = [item for item in compare(TABLE).throughput if item.row.source.startswith("benchmarks.on_gpu")]
     assert len(found) == 7
     assert {item.row.id: item.error for item in found if abs(item.error) > 0.1} == {}
 

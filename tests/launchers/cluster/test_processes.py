@@ -115,6 +115,26 @@ def test_what_a_process_has_started_ends_with_it(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize(
+    ("files", "starts"),
+    [
+        ({"environ": "", "cmdline": "", "statm": "33 1 0"}, True),
+        ({"environ": "", "cmdline": "", "statm": "0 0 0"}, False),  # a kernel thread
+        ({"environ": "", "cmdline": "sleep", "statm": "33 1 0"}, False),  # without an environment for good
+    ],
+)
+def test_a_process_inside_exec_is_waited_for_as_its_marker_is_not_to_be_seen_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], starts: bool
+) -> None:
+    (tmp_path / "1234").mkdir()
+    for name, text in files.items():
+        (tmp_path / "1234" / name).write_text(text)
+    monkeypatch.setattr(processes, "_PROC", tmp_path)
+    began = time.monotonic()
+    assert processes.end_all("marker", grace_s=0, limit_s=0.3) == []
+    assert (time.monotonic() - began >= 0.3) is starts
+
+
+@pytest.mark.parametrize(
     ("number", "visible", "one"), [(1, "", "1"), (1, "4,5", "5"), (0, " GPU-ab , GPU-cd ", "GPU-ab")]
 )
 def test_a_process_for_one_gpu_sees_one_of_those_that_are_visible(

@@ -1,49 +1,68 @@
-"""finetune compare: the estimator's errors on a table of published measurements."""
+"""Score the estimator on a table of measurements: ``python -m benchmarks.published.compare TABLE``."""
 
 from __future__ import annotations
 
+import csv
+import json
+import sys
+from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from estimator.published.compare import Comparison, Score, Scored
+from benchmarks.published import scoring
+from benchmarks.published.held_out import compare_held_out
+from benchmarks.published.scoring import (
+    GROUPS,
+    SPEED_GROUPS,
+    Comparison,
+    Score,
+    Scored,
+    grouped,
+    line,
+    score,
+)
+from benchmarks.published.verdict import verdict
+from estimator.errors import MISTAKE, UserError
 
 WORST = 10  # rows shown
 
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
+
+@app.command()
 def compare(
-    measured: Annotated[Path, typer.Argument(help="CSV with the columns of estimator/data/measured.csv.")],
+    measured: Annotated[
+        Path,
+        typer.Argument(
+            metavar="TABLE", help="CSV with the columns of benchmarks/published/data/measured.csv."
+        ),
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    each_row: Annotated[bool, typer.Option("--rows", help="Each row's prediction, too.")] = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print each row's prediction as CSV.")] = False,
+    each_row: Annotated[bool, typer.Option("--rows", help="Include the prediction of each row.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print the prediction of each row as CSV.")] = False,
     by: Annotated[
         str,
         typer.Option(
-            help="How the table groups rows: source, framework, method, quality, kind, lengths_kind."
+            help="Group rows by source, framework, method, quality, kind, quality_kind or lengths_kind."
         ),
     ] = "quality_kind",
     held_out: Annotated[
-        bool, typer.Option("--held-out", help="Each source with the ranges that the others leave.")
+        bool, typer.Option("--held-out", help="Score each source with ranges fitted to the other sources.")
     ] = False,
 ) -> None:
     """Score the estimator against a table of published measurements."""
-    import json
-
-    from estimator.errors import UserError
-    from estimator.published import compare as scoring
-
     if by not in scoring.GROUPS:
         raise UserError(f"--by {by} is not known.", f"Choose one of {', '.join(scoring.GROUPS)}.")
-    if held_out:
-        from estimator.published.held_out import compare_held_out
-
-        comparison = compare_held_out(measured)
-    else:
-        comparison = scoring.compare(measured)
+    comparison = compare_held_out(measured) if held_out else scoring.compare(measured)
     if as_json:
         typer.echo(json.dumps(scoring.as_json(comparison, each_row=each_row), indent=1))
     elif as_csv:
@@ -53,11 +72,6 @@ def compare(
 
 
 def _print_csv(comparison: Comparison) -> None:
-    import csv
-    import sys
-
-    from estimator.published.compare import line
-
     lines = [line("memory", item) for item in comparison.memory]
     lines += [line("throughput", item) for item in comparison.throughput]
     names = list(lines[0]) if lines else ["id"]
@@ -67,8 +81,6 @@ def _print_csv(comparison: Comparison) -> None:
 
 
 def _print_tables(comparison: Comparison, by: str, *, every: bool) -> None:
-    from rich.console import Console
-
     console = Console()
     console.print(_verdict(comparison))
     console.print(
@@ -84,9 +96,7 @@ def _print_tables(comparison: Comparison, by: str, *, every: bool) -> None:
 
 
 def _verdict(comparison: Comparison) -> str:
-    """The first lines: how often the estimator is wrong about whether a run fits."""
-    from estimator.published.verdict import verdict
-
+    """Summarize how often the estimator misjudged whether a run fits, and list those runs."""
     answer = verdict(comparison.judged)
     lines = [
         f"Of {answer.ran} runs that ran, {answer.refused_of_ran} are called impossible"
@@ -104,10 +114,6 @@ def _verdict(comparison: Comparison) -> str:
 
 
 def _scores(title: str, items: tuple[Scored, ...], by: str) -> Table:
-    from rich.table import Table
-
-    from estimator.published.compare import GROUPS, SPEED_GROUPS, grouped, score
-
     if title == "Throughput" and by not in SPEED_GROUPS:
         by = "quality"
     table = Table(title=title, caption="median and 95th percentile of |predicted / measured - 1|")
@@ -130,9 +136,6 @@ def _cells(score: Score) -> list[str]:
 
 
 def _worst(title: str, items: tuple[Scored, ...], count: int | None) -> Table:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
     unit = "GiB" if title == "Memory" else "tokens/s of one GPU"
     which = "each row" if count is None else "furthest off"
     table = Table(title=f"{title}: {which} ({unit})", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
@@ -149,13 +152,22 @@ def _worst(title: str, items: tuple[Scored, ...], count: int | None) -> Table:
 
 
 def _skips(comparison: Comparison) -> Table:
-    from collections import Counter
-
-    from rich.table import Table
-
     table = Table(title="Scored in neither")
     table.add_column("rows", justify="right")
     table.add_column("reason", overflow="fold")
     for reason, count in Counter(comparison.skipped.values()).most_common():
         table.add_row(str(count), reason)
     return table
+
+
+def main() -> None:
+    """Run the command; a user's mistake is two lines on standard error and exit status 2."""
+    try:
+        app(prog_name="python -m benchmarks.published.compare")
+    except UserError as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(MISTAKE) from None
+
+
+if __name__ == "__main__":
+    main()

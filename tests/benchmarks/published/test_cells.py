@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.published import rows
 from estimator.errors import UserError
-from estimator.published import rows
-from tests.estimator.published.measured_tables import table
+from tests.benchmarks.published.measured_tables import table
 
 
 def problem(path: Path) -> str:

@@ -1,26 +1,37 @@
-"""A table scored as new publications would be: each source with the ranges that all others leave."""
+"""Held-out scores: each source of a table, with ranges fitted to all other sources."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
+from benchmarks.published import fit, rows
+from benchmarks.published.scoring import Comparison, compare_rows
 from estimator.memory import residuals
-from estimator.published import fit, rows
-from estimator.published.compare import Comparison, compare_rows
+from estimator.memory.residuals import Residual
+
+
+@contextmanager
+def replaced_residuals(rows: Mapping[tuple[str, str], Residual]) -> Iterator[None]:
+    """Estimate memory with ``rows`` by (counter, class) in place of the estimator's table."""
+    with mock.patch.object(residuals, "table", return_value=rows):
+        yield
 
 
 def compare_held_out(path: str | Path) -> Comparison:
-    """Score the table at ``path``, each source with the ranges that all others leave.
+    """Score the table at ``path``, each source with ranges fitted to all other sources.
 
-    What is left out is the fit of factors and ranges (:mod:`estimator.published.fit`) to the table's own
-    rows; the formulas and the speeds' efficiencies stay.
+    Only the factors and ranges of ``fit.py`` are fitted again; the formulas and the efficiencies of the speed
+    model stay.
     """
     table = rows.read(path)
     runs, previous = fit.runs_of(Path(path)), list(residuals.table().values())
     parts = []
     for source in dict.fromkeys(row.source for row in table):
         others = [run for run in runs if run.source != source]
-        with residuals.using(fit.fit(others, previous)):
+        with replaced_residuals(fit.fit(others, previous)):
             parts.append(compare_rows(row for row in table if row.source == source))
     return Comparison(
         rows=tuple(row for part in parts for row in part.rows),

@@ -1,7 +1,7 @@
-"""Fits ``data/residuals.csv`` to published measurements; :mod:`estimator.published.refit` writes it.
+"""Fit of ``estimator/data/residuals.csv`` to published measurements, written by ``refit.py``.
 
-Three numbers for each class of runs, no more: a factor on what the formulas count beyond the states, and the
-ends of the range over that.
+Each class of runs has three numbers: a factor on the bytes beyond the states that the formulas predict, and
+the lower and upper end of the range around the result.
 """
 
 from __future__ import annotations
@@ -12,30 +12,28 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.published import rows
 from estimator.memory.moments import peak
-from estimator.memory.residuals import LIVE, TABLE, VARYING, Residual, class_of, residual_of
+from estimator.memory.residuals import LIVE, VARYING, Residual, class_of, residual_of
 from estimator.plan import GIB
-from estimator.published import rows
 
-MEASURED = TABLE.with_name("measured.csv")
-
-# The likely value is what this share of a class's sources stay below: a run that needs more than predicted
-# costs more than one that needs less.
+# Quantile of a class's sources that is the likely value. It is above the median because underestimating a run
+# costs more than overestimating it.
 LEAN = 0.6
 COVERED = 0.95  # of new sources, by each end of the range
-# A source's score is what this share of its runs stay below (for the lower end: above)
+# Quantile of a source's runs that is the source's score (for the lower end: 1 minus this)
 WITHIN_A_SOURCE = 0.95
-GIVEN = ("cpu", "DeepSpeed", VARYING)  # rows that too few scored runs fit; written by hand
+GIVEN = ("cpu", "DeepSpeed", VARYING)  # classes with too few scored runs; rows set manually
 FEW = 5  # runs of quality A; a class with fewer takes those of quality B as well
-# Of a measurement, what must not be of the states for its ratio to tell something: a per cent of 16 GiB of
-# states is a tenth of 1.6 GiB of all else
+# Minimum share of a measurement beyond the states for a run to be fitted: with 16 GiB of states and 1.6 GiB
+# of other memory, an error of 1 % in the states changes the ratio by 10 %
 TELLING = 0.15
-FEW_SOURCES = 8  # below that their spread says nothing, and that of all classes counts
+FEW_SOURCES = 8  # a class with fewer takes the spread of all classes
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRun:
-    """One published measurement of memory and the formulas' sums for it, in GiB."""
+    """One published measurement of memory and the prediction of the formulas, in GiB."""
 
     id: str
     source: str
@@ -45,18 +43,18 @@ class MeasuredRun:
     counter: str
     name: str  # of the class
     measured: float
-    fixed: float  # what is kept from step to step, and what the allocator reserves beside what is alive
-    dynamic: float  # all else
+    fixed: float  # states, and bytes that the allocator reserves in addition to live tensors
+    dynamic: float  # activations, logits and buffers
 
     @property
     def ratio(self) -> float:
-        """Measured over formulas, of what varies; at least 0.05, where the fixed part is overestimated."""
+        """Measured over predicted dynamic memory; at least 0.05, as the fixed part may be overestimated."""
         return max((self.measured - self.fixed) / self.dynamic, 0.05)
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a fit says of one run, in GiB."""
+    """Prediction of a fit for one run, in GiB."""
 
     run: MeasuredRun
     likely: float
@@ -68,8 +66,8 @@ class Prediction:
         return self.likely / self.run.measured - 1
 
 
-def runs_of(path: Path = MEASURED) -> list[MeasuredRun]:
-    """The runs of a table of measurements whose memory can be scored."""
+def runs_of(path: Path = rows.TABLE) -> list[MeasuredRun]:
+    """Return the runs of a table of measurements whose memory can be scored."""
     runs = []
     for row in rows.read(path):
         if row.memory_skip or row.setup is None or row.gib is None or row.kind not in (*LIVE, "reserved"):
@@ -95,13 +93,13 @@ def runs_of(path: Path = MEASURED) -> list[MeasuredRun]:
 
 
 def fit(runs: Iterable[MeasuredRun], previous: Iterable[Residual]) -> dict[tuple[str, str], Residual]:
-    """Factor and range of each class of runs, by (counter, class).
+    """Fit factor and range of each class of runs; return them by (counter, class).
 
-    ``previous`` are the rows of the table so far: they say which classes there are, and those of ``GIVEN``
-    stay. Ten runs of one publication are siblings, so each source has one vote: factors are of the sources'
-    medians, ranges of the sources' scores. A class of fewer than two sources takes the factor of its
-    counter's other classes, one of fewer than ``FEW_SOURCES`` their spread; an engine that none of the
-    class's runs used takes the widest range of all.
+    ``previous``: the current rows of the table. They define the classes; rows of ``GIVEN`` are kept. Runs of
+    one publication are correlated, so each source has one vote: factors are fitted to the sources' medians,
+    ranges to the sources' scores. A class with fewer than two sources takes the factor of its counter's other
+    classes; one with fewer than ``FEW_SOURCES`` takes their spread. An engine that no run of the class used
+    takes the widest range of all classes.
     """
     all_runs, rows = list(runs), list(previous)
     fitted = {(row.counter, row.name) for row in rows if row.name not in GIVEN}
@@ -132,10 +130,10 @@ def fit(runs: Iterable[MeasuredRun], previous: Iterable[Residual]) -> dict[tuple
 
 
 def _factor(runs: list[MeasuredRun], key: tuple[str, str], fitted: set[tuple[str, str]]) -> float:
-    """The factor of a class, at least 1.
+    """Fit the factor of a class, at least 1.
 
-    A class whose runs come from one source alone takes the factor of all classes: a source's own habits would
-    pass for the class's.
+    A class with one source takes the factor of all classes, as properties of that source can't be
+    separated from those of the class.
     """
     class_runs = _runs_of_class(runs, key)
     if len({run.source for run in class_runs}) < 2:
@@ -150,11 +148,10 @@ def _factor(runs: list[MeasuredRun], key: tuple[str, str], fitted: set[tuple[str
 def _ends(
     runs: list[MeasuredRun], key: tuple[str, str], factors: dict[tuple[str, str], float]
 ) -> tuple[float, float]:
-    """Lower and upper end of a class's range over its likely value.
+    """Fit lower and upper end of a class's range, relative to its likely value.
 
-    From the sources' scores, as logarithms, the farthest on each side drawn in to the next: their mean, and
-    Student's interval for the next source's score.
-    With fewer than ``FEW_SOURCES`` of them, the mean and spread of all sources of the counter.
+    Student's prediction interval for the next source's score, from the winsorized logarithms of the sources'
+    scores. With fewer than ``FEW_SOURCES`` sources, mean and spread are those of all sources of the counter.
     """
     own = _scores_of(runs, {key}, factors)
     if len(own) < FEW_SOURCES:
@@ -169,7 +166,7 @@ def _ends(
 
 
 def _winsorised(scores: Iterable[float]) -> list[float]:
-    """The scores with the farthest on each side drawn in to the next one, where there are four or more."""
+    """Winsorize the lowest and the highest score; fewer than four scores are returned unchanged."""
     ordered = sorted(scores)
     if len(ordered) < 4:
         return ordered
@@ -179,7 +176,7 @@ def _winsorised(scores: Iterable[float]) -> list[float]:
 def _scores_of(
     runs: list[MeasuredRun], keys: set[tuple[str, str]], factors: dict[tuple[str, str], float]
 ) -> list[tuple[float, float]]:
-    """Low and high score of each source in these classes, as logarithms of measured over likely."""
+    """Return low and high score of each source in these classes, as logarithms of measured over likely."""
     of_classes = [run for key in sorted(keys) for run in _runs_of_class(runs, key)]
     by_source: dict[str, list[float]] = {}
     for run in of_classes:
@@ -198,7 +195,7 @@ def _by_source(runs: Iterable[MeasuredRun]) -> dict[str, list[float]]:
 
 
 def student(share: float, freedom: int) -> float:
-    """The quantile of Student's t: Cornish and Fisher's expansion in 1 / degrees of freedom (1938).
+    """Return a quantile of Student's t by Cornish and Fisher's expansion in 1 / degrees of freedom (1938).
 
     Within 1 % of the exact value from 4 degrees of freedom on, 4 % below it for 2.
     """
@@ -208,7 +205,7 @@ def student(share: float, freedom: int) -> float:
 
 
 def _runs_of_class(runs: list[MeasuredRun], key: tuple[str, str]) -> list[MeasuredRun]:
-    """A class's runs of quality A; where they are fewer than ``FEW``, those of quality B as well."""
+    """Return a class's runs of quality A, and those of quality B if A has fewer than ``FEW``."""
     telling = [run for run in runs if run.dynamic >= TELLING * run.measured]
     of_class = [run for run in telling if (run.counter, run.name) == key]
     best = [run for run in of_class if run.quality == "A"]
@@ -223,7 +220,7 @@ def _basis(class_runs: list[MeasuredRun], runs: list[MeasuredRun]) -> str:
 
 
 def _quantile(ordered: list[float], share: float) -> float:
-    """The value below which that share of the ordered values lies, linear between the two nearest."""
+    """Return the quantile ``share`` of ordered values, linear between the two nearest."""
     at = share * (len(ordered) - 1)
     low = math.floor(at)
     high = min(low + 1, len(ordered) - 1)
@@ -231,7 +228,7 @@ def _quantile(ordered: list[float], share: float) -> float:
 
 
 def predict(runs: Iterable[MeasuredRun], residuals: dict[tuple[str, str], Residual]) -> list[Prediction]:
-    """Each run's memory by the formulas and the fitted residual of its counter and class."""
+    """Predict each run's memory with the fitted residual of its counter and class."""
     predictions = []
     for run in runs:
         residual = residuals[run.counter, run.name]
@@ -242,7 +239,7 @@ def predict(runs: Iterable[MeasuredRun], residuals: dict[tuple[str, str], Residu
 
 
 def held_out(runs: list[MeasuredRun], previous: list[Residual]) -> list[Prediction]:
-    """Each source's runs as a fit to all other sources predicts them."""
+    """Predict each source's runs with a fit to all other sources."""
     predictions = []
     for source in sorted({run.source for run in runs}):
         others = fit([run for run in runs if run.source != source], previous)
@@ -251,7 +248,7 @@ def held_out(runs: list[MeasuredRun], previous: list[Residual]) -> list[Predicti
 
 
 def score(predictions: list[Prediction]) -> dict[str, float]:
-    """The figures that ``finetune compare`` prints, as fractions.
+    """Compute the figures of ``compare``, as fractions.
 
     ``sources_covered``: the mean over sources of the share of their runs that the upper end covers.
     """

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from estimator.published import rows
-from estimator.published.cells import MEASURED
-from tests.estimator.published.measured_tables import BASE, CARRIED, read
+from benchmarks.published import rows
+from benchmarks.published.cells import MEASURED
+from tests.benchmarks.published.measured_tables import BASE, CARRIED, read
 
 
 def test_every_carried_row_of_quality_a_is_read_for_what_was_measured() -> None:

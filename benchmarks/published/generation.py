@@ -12,12 +12,12 @@ from estimator.hardware import Gpu
 from estimator.memory.generation import Batch
 from estimator.models import ModelSpec, find
 
-TABLE = Path(__file__).parents[1] / "data" / "generation.csv"
+TABLE = Path(__file__).parent / "data" / "generation.csv"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PublishedGeneration:
-    """One run, in bf16 or fp16, all of whose answers reach the longest length."""
+    """One run in bf16 or fp16 in which every answer reaches the maximum length."""
 
     model: ModelSpec
     gpu: Gpu
@@ -26,19 +26,19 @@ class PublishedGeneration:
     tokens_per_second: float  # new tokens of all sequences, over the time with the prompts
     peak_gib: float | None  # allocated by torch on all GPUs; None: not published, or another figure
     cache_copies: int  # alive at once: 2 before transformers had DynamicCache
-    doubtful: str  # why the row is not compared with; "": it is
+    doubtful: str  # reason why the row is excluded from comparisons; "": it is included
     source: str
 
     @property
     def name(self) -> str:
-        """In a word, for lists."""
+        """Short label of the run."""
         batch = self.batch
         return f"{self.model.name}-{self.gpu.name.split()[0]}-{batch.sequences}x{batch.prompt_tokens}"
 
 
 @lru_cache(maxsize=1)
 def runs() -> tuple[PublishedGeneration, ...]:
-    """All rows of the table."""
+    """Read all rows of the table."""
     with TABLE.open(newline="", encoding="utf-8") as file:
         return tuple(_run(row) for row in csv.DictReader(file))
 

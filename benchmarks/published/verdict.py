@@ -1,19 +1,19 @@
-"""The verdict: whether runs that ran are called possible, and runs that ran out of memory impossible."""
+"""Verdict of the estimator on published runs: does each fit its GPU, and did it run?"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from benchmarks.published.rows import PublishedRow
 from estimator import memory
 from estimator.errors import UserError
 from estimator.plan import GIB
-from estimator.published.rows import PublishedRow
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judged:
-    """Whether one run is called possible on its GPU, beside whether it ran."""
+    """Predicted memory of one run and the capacity of its GPU."""
 
     row: PublishedRow
     needs_gib: float
@@ -21,18 +21,18 @@ class Judged:
 
     @property
     def accepted(self) -> bool:
-        """Whether the run is said to fit."""
+        """Whether the run fits by the estimate."""
         return self.needs_gib <= self.capacity_gib
 
     @property
     def wrong(self) -> bool:
-        """Whether a run that ran is refused, or one that ran out of memory accepted."""
+        """Whether a run that completed is refused, or one that ran out of memory is accepted."""
         return self.accepted == self.row.oom
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """How often what ran is called "does not fit", and what ran out of memory "fits"."""
+    """Number of completed runs and of those refused; of out-of-memory runs and of those accepted."""
 
     ran: int
     refused_of_ran: int
@@ -41,7 +41,7 @@ class Verdict:
 
 
 def judge(row: PublishedRow) -> Judged | str:
-    """Whether the estimator says that a run fits its GPU, or the reason why it can't be asked."""
+    """Estimate whether a run fits its GPU, or return the reason why that is unknown."""
     if row.verdict_skip or row.setup is None or row.capacity_bytes is None:
         return row.verdict_skip or "the GPU is not stated"
     try:
@@ -52,7 +52,7 @@ def judge(row: PublishedRow) -> Judged | str:
 
 
 def verdict(items: Iterable[Judged]) -> Verdict:
-    """The judged runs, counted."""
+    """Count the judged runs."""
     items = tuple(items)
     ran = [item for item in items if not item.row.oom]
     oom = [item for item in items if item.row.oom]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from estimator.memory.moments import in_flight
 from estimator.memory.shape import part_of
-from tests.estimator.published.measured_tables import read
+from tests.benchmarks.published.measured_tables import read
 
 
 def test_context_parallel_shares_weights_as_well(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
-"""Fits again and says how far off it is: ``python -m estimator.published.refit``.
+"""Refit the memory ranges and score them: ``python -m benchmarks.published.refit``.
 
-Writes ``data/residuals.csv`` and ``benchmarks/results/estimator_fit.*``. Scores come twice: on the rows that
-the numbers come from, and with each source left out of the fit in turn, so that no row of a publication helps
-to predict another of it.
+Writes ``estimator/data/residuals.csv`` and ``benchmarks/results/estimator_fit.*``. Each score is given
+twice: on the rows that were fitted, and with each source left out of the fit in turn, so that no row of a
+publication helps to predict another row of the same publication.
 """
 
 from __future__ import annotations
@@ -11,22 +11,23 @@ import csv
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, fields
+from pathlib import Path
 from typing import Any
 
+from benchmarks.published import fit, rows
+from benchmarks.published.held_out import compare_held_out
+from benchmarks.published.scoring import compare
+from benchmarks.published.verdict import verdict
 from estimator.memory.residuals import TABLE, Residual, table
-from estimator.published import fit
-from estimator.published.compare import compare
-from estimator.published.held_out import compare_held_out
-from estimator.published.verdict import verdict
 
 Scores = dict[str, dict[str, float]]  # by group of rows
 
-RESULTS = TABLE.parent.parent.parent / "benchmarks" / "results"
+RESULTS = Path(__file__).parents[1] / "results"
 FIGURES = ("median_abs_error", "p95_abs_error", "bias", "under_by_3pct", "upper_covers", "sources_covered")
 
 
 def main() -> None:
-    """Fit again; write ``data/residuals.csv`` and the scores in ``benchmarks/results``, and print them."""
+    """Refit ``estimator/data/residuals.csv``, write the scores to ``benchmarks/results`` and print them."""
     previous = list(table().values())
     runs = fit.runs_of()
     residuals = fit.fit(runs, previous)
@@ -36,8 +37,8 @@ def main() -> None:
     outside = [prediction for prediction in fit.held_out(runs, previous) if prediction.run.id in scored]
     scores, held_scores, worst = _scores(inside), _scores(outside), _worst(inside)
     verdicts = {
-        "in_sample": asdict(verdict(compare(fit.MEASURED).judged)),
-        "held_out_by_source": asdict(verdict(compare_held_out(fit.MEASURED).judged)),
+        "in_sample": asdict(verdict(compare(rows.TABLE).judged)),
+        "held_out_by_source": asdict(verdict(compare_held_out(rows.TABLE).judged)),
     }
     report = {
         "verdict": verdicts,
@@ -83,7 +84,8 @@ def _markdown(
     lines = [
         "# How far the memory formulas are off",
         "",
-        "Rows of quality A of `estimator/data/measured.csv`, by `python -m estimator.published.refit`.",
+        "Rows of quality A of `benchmarks/published/data/measured.csv`, by "
+        "`python -m benchmarks.published.refit`.",
         "",
         _verdict_line("Ranges fitted to all sources", verdicts["in_sample"]),
         _verdict_line("Each source with the ranges of the others", verdicts["held_out_by_source"]),

@@ -1,14 +1,14 @@
-"""Whether a run is called possible, beside whether it ran."""
+"""Verdict on a run: accepted or refused, compared with whether it ran."""
 
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.published import rows, scoring
+from benchmarks.published.verdict import Judged, Verdict, verdict
 from estimator import memory
-from estimator.published import compare, rows
-from estimator.published.verdict import Judged, Verdict, verdict
-from tests.estimator.published.measured_tables import read
+from tests.benchmarks.published.measured_tables import read
 
-CARRIED = Path(compare.__file__).parents[1] / "data" / "measured.csv"
+CARRIED = rows.TABLE
 
 
 def test_a_run_is_judged_by_what_it_needs_and_not_by_what_it_shows() -> None:
@@ -16,7 +16,7 @@ def test_a_run_is_judged_by_what_it_needs_and_not_by_what_it_shows() -> None:
     row = next(row for row in rows.read(CARRIED) if row.varies and row.setup is not None)
     estimate = memory.estimate(row.setup)  # type: ignore[arg-type]
     between = (estimate.needs_bytes + estimate.shows_bytes) // 2
-    (judged,) = compare.compare_rows([replace(row, capacity_bytes=between)]).judged
+    (judged,) = scoring.compare_rows([replace(row, capacity_bytes=between)]).judged
     assert judged.accepted
     assert estimate.shows_bytes > between
 
@@ -34,13 +34,13 @@ def test_a_verdict_counts_what_ran_and_what_ran_out_of_memory_apart() -> None:
 
 def test_a_run_that_ran_out_of_memory_is_judged_though_nothing_was_measured(tmp_path: Path) -> None:
     row = read(tmp_path, oom="1", peak_mem_GiB="", gib_min="", gib_max="", mem_kind="", tps_per_gpu="")
-    (judged,) = compare.compare_rows([row]).judged
+    (judged,) = scoring.compare_rows([row]).judged
     assert judged.row.oom
 
 
 def test_a_run_whose_checkpointing_is_not_stated_is_not_judged(tmp_path: Path) -> None:
     row = read(tmp_path, act_ckpt="", peak_mem_GiB="", gib_min="", gib_max="", mem_kind="")
-    assert compare.compare_rows([row]).judged == ()
+    assert scoring.compare_rows([row]).judged == ()
     assert row.verdict_skip == "activation checkpointing is not stated"
 
 
@@ -53,6 +53,6 @@ def test_the_memory_that_a_row_states_stands_in_for_a_gpu_that_is_not_in_the_cat
 
 def test_a_run_whose_figures_are_several_rows_is_judged_once(tmp_path: Path) -> None:
     first, second = read(tmp_path), read(tmp_path, notes="same run as x1", mem_kind="allocated")
-    found = compare.compare_rows([first, second])
+    found = scoring.compare_rows([first, second])
     assert [item.row for item in found.judged] == [first]
     assert len(found.memory) == 2

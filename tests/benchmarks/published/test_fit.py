@@ -1,6 +1,6 @@
 """Memory against published peaks: as fitted, and with each publication left out of the fit in turn.
 
-``estimator/published/fit.py`` says what is fitted: a factor and a range for each of a few classes, no row.
+``benchmarks/published/fit.py`` says what is fitted: a factor and a range for each of a few classes, no row.
 """
 
 import json
@@ -8,8 +8,8 @@ from functools import lru_cache
 
 import pytest
 
+from benchmarks.published import fit, refit
 from estimator.memory.residuals import table
-from estimator.published import fit, refit
 
 
 @lru_cache(maxsize=1)

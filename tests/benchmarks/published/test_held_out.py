@@ -1,18 +1,16 @@
-"""A table scored with each source left out of the fit."""
+"""Scores of a table with each source left out of the fit."""
 
-from pathlib import Path
-
+from benchmarks.published import rows, scoring
+from benchmarks.published.held_out import compare_held_out, replaced_residuals
+from benchmarks.published.verdict import verdict
 from estimator.memory import residuals
-from estimator.published import compare
-from estimator.published.held_out import compare_held_out
-from estimator.published.verdict import verdict
 
-CARRIED = Path(compare.__file__).parents[1] / "data" / "measured.csv"
+CARRIED = rows.TABLE
 
 
 def test_runs_of_new_sources_are_judged_as_well_as_those_of_the_fit() -> None:
     held_out = compare_held_out(CARRIED)
-    inside = compare.compare(CARRIED)
+    inside = scoring.compare(CARRIED)
     assert {row.id for row in held_out.rows} == {row.id for row in inside.rows}
     answer = verdict(held_out.judged)
     assert answer.refused_of_ran <= 0.03 * answer.ran
@@ -22,13 +20,13 @@ def test_runs_of_new_sources_are_judged_as_well_as_those_of_the_fit() -> None:
 
 def test_the_upper_end_covers_19_of_20_precise_rows_of_new_sources() -> None:
     items = [item for item in compare_held_out(CARRIED).memory if item.row.quality == "A"]
-    score = compare.score(items)
+    score = scoring.score(items)
     assert score.upper_covers is not None
     assert score.upper_covers >= 0.95
 
 
 def test_the_tables_own_ranges_are_back_afterwards() -> None:
     row = next(iter(residuals.table().values()))
-    with residuals.using({(row.counter, row.name): row}):
+    with replaced_residuals({(row.counter, row.name): row}):
         pass
-    assert compare.compare(CARRIED).memory == compare.compare(CARRIED).memory
+    assert scoring.compare(CARRIED).memory == scoring.compare(CARRIED).memory

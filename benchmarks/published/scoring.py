@@ -1,10 +1,10 @@
-"""Scores the estimator against a table of published measurements.
+"""Scores of the estimator against a table of published measurements.
 
-An error is predicted / measured - 1. Memory is predicted in the kind that was measured (what torch.cuda calls
-active, allocated or reserved, or what nvidia-smi shows), throughput as tokens a second of one GPU.
+An error is predicted / measured - 1. Memory is predicted for the counter that was measured (active, allocated
+or reserved of torch.cuda, or nvidia-smi), throughput as tokens/s of one GPU.
 
-Throughput needs a network, which tables leave out: a row whose notes state one ("interconnect 400Gbps") uses
-that, any other the usual server of its GPU in ``data/instances.csv`` (:func:`usual_network`).
+Throughput depends on the network, which tables omit: a row whose notes state it ("interconnect 400Gbps") uses
+that, any other row the usual server of its GPU in ``estimator/data/instances.csv`` (:func:`usual_network`).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from benchmarks.published import rows
+from benchmarks.published.rows import PublishedRow
+from benchmarks.published.verdict import Judged, judge, verdict
 from estimator import hardware, memory, throughput
 from estimator.errors import UserError
 from estimator.hardware import Gpu
 from estimator.plan import GIB
-from estimator.published import rows
-from estimator.published.rows import PublishedRow
-from estimator.published.verdict import Judged, judge, verdict
 
 UNDER = 0.03  # a prediction this much below the measurement counts as under
 _RDMA = re.compile(r"EFA|IB|InfiniBand|RoCE|RDMA|TCPX", re.IGNORECASE)
@@ -35,7 +35,7 @@ class Scored:
     row: PublishedRow
     measured: float
     predicted: float
-    upper: float | None  # of speed: the upper end of its range; None where there is none
+    upper: float | None  # upper end of the range of memory or speed; None if unknown
     basis: str
 
     @property
@@ -45,22 +45,22 @@ class Scored:
 
     @property
     def covered(self) -> bool | None:
-        """Whether the measurement is at most the upper bound; None where there is no bound."""
+        """Whether the measurement is at most the upper bound; None without a bound."""
         return None if self.upper is None else self.upper >= self.measured
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Score:
-    """Errors of a group of rows, as fractions; None where there is none to take."""
+    """Errors of a group of rows, as fractions; None without rows."""
 
     rows: int
     median_abs_error: float | None
     p95_abs_error: float | None  # linear between the two nearest rows
     bias: float | None  # median of the signed errors
     under_by_3pct: float | None  # share of rows predicted at more than 3 % below the measurement
-    upper_covers: float | None  # share of rows whose upper bound (of speed: upper end) is at least that
+    upper_covers: float | None  # share of rows whose upper bound is at least the measurement
     sources: int
-    sources_covered: float | None  # the same share within each source, its mean over sources
+    sources_covered: float | None  # mean over sources of that share within each source
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,13 +71,13 @@ class Comparison:
     judged: tuple[Judged, ...]
     memory: tuple[Scored, ...]
     throughput: tuple[Scored, ...]
-    verdict_skipped: Mapping[str, str]  # reason by id: rows that can't be asked whether they fit
+    verdict_skipped: Mapping[str, str]  # reason by id: rows that aren't judged whether they fit
     memory_skipped: Mapping[str, str]  # reason by id: rows with a peak that isn't scored
     throughput_skipped: Mapping[str, str]
 
     @property
     def skipped(self) -> dict[str, str]:
-        """Reason by id, of rows that are scored in nothing."""
+        """Reason by id for rows without any score."""
         return {row.id: _why(self, row) for row in self.rows if row.id not in self.scored}
 
     @property
@@ -87,7 +87,7 @@ class Comparison:
         return judged | {item.row.id for item in (*self.memory, *self.throughput)}
 
 
-# Names of the groups and what a row is grouped by.
+# Name of each grouping -> group of a row.
 GROUPS: dict[str, Callable[[PublishedRow], str]] = {
     "source": lambda row: row.source,
     "framework": lambda row: row.framework,
@@ -106,7 +106,7 @@ def compare(path: str | Path) -> Comparison:
 
 
 def compare_rows(table: Iterable[PublishedRow]) -> Comparison:
-    """Score every row that can be predicted; the others keep their reason."""
+    """Score every row that can be predicted; keep a reason for each other row."""
     table = tuple(table)
     peaks: list[Scored] = []
     speeds: list[Scored] = []
@@ -142,7 +142,7 @@ def compare_rows(table: Iterable[PublishedRow]) -> Comparison:
 
 
 def _memory(row: PublishedRow) -> Scored | str:
-    """Predicted against measured memory of one row, or the reason why it can't be scored."""
+    """Score the memory of one row, or return the reason why it isn't scored."""
     if row.memory_skip or row.setup is None or row.kind is None or row.gib is None:
         return row.memory_skip or "no memory was measured"
     try:
@@ -183,10 +183,11 @@ def _throughput(row: PublishedRow) -> Scored | str:
 
 @lru_cache
 def usual_network(gpu: Gpu, processes_per_node: int) -> tuple[float | None, bool]:
-    """Gbit/s out of a node with that GPU and whether GPUs send past the CPU (RDMA).
+    """Return Gbit/s out of a node with that GPU, and whether the network has RDMA.
 
-    That of the clouds' best connected machine with the GPU; where none is in the table, as
-    for GB200, of its architecture. In proportion where NVLink joins more GPUs than that machine has (NVL72).
+    The values are those of the cloud machine with the GPU that has the fastest network, or of a machine with
+    the same architecture if none has the GPU (GB200). The bandwidth is scaled if an NVLink domain has more
+    GPUs than that machine (NVL72).
     """
     connected = [item for item in hardware.instances() if item.network_gbps and item.gpu_count]
     machines = [item for item in connected if item.gpu == gpu.name]
@@ -201,11 +202,11 @@ def usual_network(gpu: Gpu, processes_per_node: int) -> tuple[float | None, bool
 
 
 # ---------------------------------------------------------------------------------------------------------
-# Sums
+# Scores of groups
 
 
 def score(items: Iterable[Scored]) -> Score:
-    """The errors of a group of rows, summed up."""
+    """Summarize the errors of a group of rows."""
     items = tuple(items)
     errors = [item.error for item in items]
     bounds = [item.covered for item in items if item.covered is not None]
@@ -232,7 +233,7 @@ def _sources_covered(items: tuple[Scored, ...]) -> float | None:
 
 
 def grouped(items: Iterable[Scored], by: Callable[[PublishedRow], str]) -> dict[str, Score]:
-    """A score for each group of rows, largest group first; ``by`` names a row's group."""
+    """Score each group of rows, largest group first; ``by`` returns a row's group."""
     groups: dict[str, list[Scored]] = {}
     for item in items:
         groups.setdefault(by(item.row), []).append(item)
@@ -241,7 +242,7 @@ def grouped(items: Iterable[Scored], by: Callable[[PublishedRow], str]) -> dict[
 
 
 def percentile(ordered: list[float], share: float) -> float | None:
-    """The value below which that share of the ordered values lies, linear between neighbours."""
+    """Return the quantile ``share`` of ordered values, linear between neighbors; None without values."""
     if not ordered:
         return None
     place = share * (len(ordered) - 1)
@@ -255,7 +256,7 @@ def _share(flags: list[bool]) -> float | None:
 
 
 def _why(comparison: Comparison, row: PublishedRow) -> str:
-    """One reason; both where a row had both measurements."""
+    """Join the distinct reasons why a row has no score."""
     skips = (comparison.memory_skipped, comparison.throughput_skipped, comparison.verdict_skipped)
     reasons = [skipped.get(row.id) for skipped in skips]
     distinct = list(dict.fromkeys(reason for reason in reasons if reason))
@@ -263,7 +264,7 @@ def _why(comparison: Comparison, row: PublishedRow) -> str:
 
 
 def as_json(comparison: Comparison, *, each_row: bool = False) -> dict[str, Any]:
-    """What ``finetune compare --json`` prints."""
+    """Return the output of ``compare --json``."""
     answer: dict[str, Any] = {
         "verdict": asdict(verdict(comparison.judged))
         | {
@@ -301,7 +302,7 @@ def _lines(what: str, items: Iterable[Scored]) -> list[dict[str, Any]]:
 
 
 def line(what: str, item: Scored) -> dict[str, Any]:
-    """One scored row, flat: GiB for memory, tokens/s of one GPU for throughput."""
+    """Return one scored row as a flat record: GiB for memory, tokens/s of one GPU for throughput."""
     return {
         "id": item.row.id,
         "what": what,

@@ -1,4 +1,4 @@
-"""The file of a table of measurements: its lines as cells of text, numbers and flags."""
+"""Reader of a table of measurements: CSV lines as cells of text, numbers and flags."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.published.vocabulary import UnsupportedRow
 from estimator.errors import UserError
-from estimator.published.vocabulary import UnsupportedRow
 
 NEEDED = (
     "id",
@@ -31,21 +31,21 @@ MEASURED = ("peak_mem_GiB", "gib_min", "gib_max", "tps_per_gpu", "micro_batch", 
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """The cells of one row. A blank cell, or a mark that stands for one, is "" or None."""
+    """Cells of one row. A blank cell, or a placeholder such as "n/a", is "" or None."""
 
     file: str
     line: int
     values: Mapping[str, str]
 
     def text(self, column: str) -> str:
-        """A cell's text."""
+        """Return a cell's text."""
         value = self.values.get(column, "")
         return "" if value.lower() in ("n/a", "na", "-", "?") else value
 
     def number(self, column: str) -> float | None:
-        """A cell's number of at least 0.
+        """Return a cell's number, at least 0.
 
-        Another text raises UserError in a column of measurements and UnsupportedRow in any other.
+        Any other text raises UserError in a column of measurements and UnsupportedRow in other columns.
         """
         text = self.values.get(column, "")
         if text.lower() in _BLANK:
@@ -64,20 +64,20 @@ class Cells:
         raise UnsupportedRow(f"{column} = {text!r} is not a number")
 
     def whole(self, column: str) -> int | None:
-        """A cell's whole number; UnsupportedRow for a fraction."""
+        """Return a cell's whole number; raise UnsupportedRow for a fraction."""
         value = self.number(column)
         if value is not None and value != int(value):
             raise UnsupportedRow(f"{column} = {self.values[column]!r} is not a whole number")
         return None if value is None else int(value)
 
     def flag(self, column: str) -> bool | None:
-        """A cell as yes or no; any text that does not say no is yes."""
+        """Return a cell as a boolean: False for "0", "no", "off" and the like, True for any other text."""
         text = self.text(column).lower()
         return None if not text else text not in ("0", "0.0", "false", "no", "none", "off")
 
 
 def read(path: Path) -> list[Cells]:
-    """The rows below the header.
+    """Read the rows below the header.
 
     Raises :class:`UserError` for a file that is missing, is not CSV, lacks a column of ``NEEDED``, is empty
     or has a line with too few or too many cells.

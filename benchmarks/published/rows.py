@@ -1,8 +1,8 @@
-"""Tables of published measurements: each row as a Setup to predict, or the reason why it can't be predicted.
+"""Tables of published measurements: each row with a Setup to predict, or the reason why none exists.
 
-The columns are those of ``data/measured.csv``; a blank cell is unknown. Rows are read by what they say, never
-by where they are from: ``cells`` reads the file, ``vocabulary`` knows the words of tables, ``row_models``
-finds the model, ``row_setups`` puts the setup together.
+The columns are those of ``data/measured.csv``; a blank cell is unknown. No rule depends on a row's source.
+``cells`` reads the file, ``vocabulary`` translates the terms of tables, ``row_models`` finds the model, and
+``row_setups`` builds the setup.
 """
 
 from __future__ import annotations
@@ -12,29 +12,31 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.published import cells as table_cells
+from benchmarks.published import vocabulary
+from benchmarks.published.cells import MEASURED, Cells
+from benchmarks.published.row_setups import setup_of
+from benchmarks.published.vocabulary import Kind, UnsupportedRow
 from estimator import hardware
 from estimator.errors import UserError
 from estimator.hardware import Gpu
 from estimator.memory import residuals
 from estimator.plan import GIB
-from estimator.published import cells as table_cells
-from estimator.published import vocabulary
-from estimator.published.cells import MEASURED, Cells
-from estimator.published.row_setups import setup_of
-from estimator.published.vocabulary import Kind, UnsupportedRow
 from estimator.setup import Setup
+
+TABLE = Path(__file__).parent / "data" / "measured.csv"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PublishedRow:
-    """One published measurement. Where ``setup`` is None, both ``*_skip`` say why."""
+    """One published measurement. If ``setup`` is None, each ``*_skip`` is the reason."""
 
     id: str
     source: str
     framework: str
     method: str
     quality: str
-    kind: Kind | None  # of memory; None where none can be scored
+    kind: Kind | None  # of memory; None if it can't be scored
     gib: float | None  # measured peak, GiB on one GPU
     tps_per_gpu: float | None  # tokens/s of one GPU
     gpu_name: str  # as the table writes it
@@ -43,23 +45,23 @@ class PublishedRow:
     network_gbps: float | None  # between nodes, where the notes state it
     setup: Setup | None
     oom: bool  # it ran out of memory
-    capacity_bytes: int | None  # of one GPU: the catalogue's, else as the row states it
-    alias: str | None  # the engine that its framework is read as, where it isn't that engine itself
-    memory_skip: str | None  # why its memory isn't scored; None where it is
+    capacity_bytes: int | None  # of one GPU: from the catalogue, else from the row
+    alias: str | None  # engine that approximates the framework; None if the framework is that engine
+    memory_skip: str | None  # reason why its memory isn't scored; None if it is
     throughput_skip: str | None
-    verdict_skip: str | None  # why it can't be asked whether it fits; None where it can
+    verdict_skip: str | None  # reason why it isn't judged whether it fits; None if it is
 
     @property
     def varies(self) -> bool:
-        """Whether its batches have many lengths that the allocator sees; False where that isn't known."""
+        """Whether its batches have varying lengths that affect the allocator; False if unknown."""
         return self.setup is not None and residuals.varies(self.setup)
 
 
 def read(path: str | Path) -> list[PublishedRow]:
-    """All rows of the table at ``path``.
+    """Read all rows of the table at ``path``.
 
     Raises :class:`UserError` for a file that is missing, is not CSV, lacks a column that is needed, is empty,
-    or has text where a number is due.
+    or has text in place of a number.
     """
     return [_row(cells) for cells in table_cells.read(Path(path))]
 
@@ -122,7 +124,7 @@ def _row(cells: Cells) -> PublishedRow:
 
 
 def _capacity(gpu: Gpu | None, cells: Cells) -> int | None:
-    """Memory of one GPU; a row's own figure, in the GiB that makers call GB, where its GPU isn't known."""
+    """Return memory of one GPU: usable bytes of the catalogue, or the row's figure, whose "GB" are GiB."""
     if gpu is not None:
         return gpu.usable_bytes
     stated = cells.number("gpu_mem_GB")
@@ -130,7 +132,7 @@ def _capacity(gpu: Gpu | None, cells: Cells) -> int | None:
 
 
 def _no_run(cells: Cells) -> str | None:
-    """Why the row is of no run that either fitted or not."""
+    """Return the reason why the row isn't a run that fitted or ran out of memory, or None."""
     if "estimate" in cells.text("mem_kind").lower():
         return "an estimate, not a run"
     if "same run as" in cells.text("notes").lower():
@@ -143,7 +145,7 @@ def _no_run(cells: Cells) -> str | None:
 
 
 def _peak(measured: Mapping[str, float | None]) -> float | None:
-    """The measured GiB; the middle of both readings where the publication's unit may be GB or GiB."""
+    """Return the measured GiB; the mean of both readings if the publication's unit may be GB or GiB."""
     peak, low, high = (measured[column] for column in ("peak_mem_GiB", "gib_min", "gib_max"))
     if peak is None and low and high:
         return (low + high) / 2
@@ -151,13 +153,13 @@ def _peak(measured: Mapping[str, float | None]) -> float | None:
 
 
 def _network(notes: str) -> float | None:
-    """Gbit/s between nodes, from notes such as "interconnect 400Gbps"."""
+    """Parse Gbit/s between nodes from notes such as "interconnect 400Gbps"."""
     match = re.search(r"(?:interconnect|network|fabric) (\d+) ?Gbps", notes, re.IGNORECASE)
     return float(match[1]) if match else None
 
 
 def find_gpu(text: str) -> Gpu | None:
-    """The catalogue's GPU for a table's name such as "A100-80GB" or "H100-96GB(HBM2e,500W)"."""
+    """Find the catalogue's GPU for a name such as "A100-80GB" or "H100-96GB(HBM2e,500W)"."""
     bare = re.sub(r"\(.*?\)", "", text.split("x")[-1] if re.match(r"\d+x", text) else text).strip()
     bare = re.sub(r"^nvidia[- ]", "", bare, flags=re.IGNORECASE)
     family = re.sub(r"[-_ ]?\d+ ?(GB|G|GiB)\b", "", bare, flags=re.IGNORECASE)
@@ -176,7 +178,7 @@ def find_gpu(text: str) -> Gpu | None:
 
 
 def _unstated(cells: Cells) -> str | None:
-    """Why a row of less than full detail says too little for its memory; rows of quality A are precise."""
+    """Return what is missing to score a row's memory, or None; rows of quality A are complete."""
     if cells.text("quality").upper() == "A":
         return None
     full = not re.search("lora|dora", cells.text("method").lower())

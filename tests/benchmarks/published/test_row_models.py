@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.estimator.published.measured_tables import read
+from tests.benchmarks.published.measured_tables import read
 
 
 def test_a_model_that_is_in_no_table_is_built_from_the_rows_dimensions(tmp_path: Path) -> None:

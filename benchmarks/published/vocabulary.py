@@ -1,7 +1,7 @@
-"""The words that published tables use, and what they mean here. To teach it a word, add it to a table.
+"""Translation of the terms in published tables to values of :class:`estimator.setup.Setup`.
 
-Every function takes the text of one cell and gives a kind that :class:`estimator.setup.Setup` knows; it
-raises :class:`UnsupportedRow`, whose text says why, where the text names something that nobody here predicts.
+To add a term, add it to a table below. Every function takes the text of one cell; it raises
+:class:`UnsupportedRow` with the reason if the estimator doesn't model what the text names.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ UNKNOWN_KIND = "active, allocated or reserved is not known"
 
 
 class UnsupportedRow(Exception):  # noqa: N818 - a row that is left out, with the reason, is no error
-    """A row that can't be scored; its text says why."""
+    """Reason why a row isn't scored."""
 
 
-# Beginnings (engine is the first whose word the text contains); DeepSpeed before Hugging Face, as the
-# Trainer hands states and steps over to it; "megatron-deepspeed" keeps DeepSpeed's states.
+# Term -> engine; the first term that the text contains applies. DeepSpeed precedes Hugging Face, as the
+# Trainer delegates states and steps to it; "megatron-deepspeed" keeps DeepSpeed's states.
 _ENGINES: tuple[tuple[str, Engine], ...] = (
     ("torchtune", "torchtune"),
     ("fsdp2 torch", "fsdp2"),
@@ -47,8 +47,8 @@ _ENGINES: tuple[tuple[str, Engine], ...] = (
     ("hugging", "transformers"),
 )
 
-# Frameworks with a loop of their own around transformers' models and PEFT's adapters: read as the engine
-# that is nearest, and marked so (:func:`alias_of`).
+# Frameworks with a custom training loop around transformers' models and PEFT's adapters -> nearest engine.
+# :func:`alias_of` marks their rows.
 _ALIASES: tuple[tuple[str, Engine], ...] = (
     ("fsdp_qlora", "transformers"),
     ("raw loop", "transformers"),
@@ -65,7 +65,7 @@ _ALIASES: tuple[tuple[str, Engine], ...] = (
 
 
 def engine_of(framework: str) -> Engine:
-    """The engine behind a framework's name; the nearest one where it has a loop of its own."""
+    """Return the engine of a framework, or the nearest one for a custom training loop."""
     text = framework.lower()
     for word, engine in (*_ENGINES, *_ALIASES):
         if word in text:
@@ -74,7 +74,7 @@ def engine_of(framework: str) -> Engine:
 
 
 def alias_of(framework: str) -> str | None:
-    """The engine that a framework is read as where it isn't that engine itself; None where it is."""
+    """Return the engine that approximates a framework; None if the framework is an engine itself."""
     text = framework.lower()
     if any(word in text for word, _ in _ENGINES):
         return None
@@ -82,10 +82,10 @@ def alias_of(framework: str) -> str | None:
 
 
 def version_of(framework: str, engine: Engine) -> str:
-    """The version of ``data/implementations.csv`` whose code the framework ran; "" is today's.
+    """Return the version in ``estimator/data/implementations.csv`` that the framework ran; "" is current.
 
-    torchtitan had both FSDPs in spring 2024 alone, torchtune's norms kept less up to 0.4, and litgpt's tables
-    of October 2023 and January 2024 are from before it trained quantised models with StableEmbedding.
+    torchtitan had both FSDPs only in spring 2024, torchtune's norms kept less up to 0.4, and litgpt's tables
+    of October 2023 and January 2024 predate its use of StableEmbedding for quantized models.
     """
     if engine == "torchtitan" and framework.endswith(("/FSDP1", "/FSDP2")):
         return "2024-05"
@@ -98,17 +98,17 @@ def version_of(framework: str, engine: Engine) -> str:
     return "0.4" if engine == "torchtune" and framework.endswith(" 0.4") else ""
 
 
-# Frameworks that train with transformers' Trainer; others around transformers have a loop of their own.
+# Frameworks that train with transformers' Trainer; others around transformers have custom loops.
 _TRAINER = re.compile("trainer|trl|sft|swift|axolotl|factory|autotrain|unsloth|alpaca", re.IGNORECASE)
-# Frameworks that prepare a quantised model otherwise than PEFT's prepare_model_for_kbit_training does
+# Frameworks that don't prepare a quantized model with PEFT's prepare_model_for_kbit_training
 _OWN_PREPARATION = re.compile("raw loop|fsdp|unsloth|axolotl|factory", re.IGNORECASE)
 
 
 def upcasts_frozen(framework: str, quant: str, engine: Engine, *, quantised: bool) -> bool:
-    """Whether norms, embeddings and head of a quantised base are kept in fp32.
+    """Whether norms, embeddings and head of a quantized base are kept in fp32.
 
-    PEFT's prepare_model_for_kbit_training (peft/utils/other.py) casts what bitsandbytes doesn't quantise; it
-    leaves GPTQ's and AWQ's models as they are, and nobody calls it where 4-bit weights are stored in bf16 for
+    PEFT's prepare_model_for_kbit_training (peft/utils/other.py) casts the modules that bitsandbytes doesn't
+    quantize. It doesn't change GPTQ and AWQ models, and isn't called if 4-bit weights are stored in bf16 for
     FSDP.
     """
     if engine not in ("transformers", "deepspeed") or not quantised:
@@ -117,31 +117,31 @@ def upcasts_frozen(framework: str, quant: str, engine: Engine, *, quantised: boo
 
 
 def fused_optimizer_of(text: str) -> bool | None:
-    """Whether AdamW is one kernel (True) or torch's foreach (False); None where the cell doesn't say."""
-    words = text.lower()
-    if "foreach=false" in words or ("fused" in words and "unfused" not in words):
+    """Whether AdamW is fused (True) or torch's foreach (False); None if the cell states neither."""
+    lower = text.lower()
+    if "foreach=false" in lower or ("fused" in lower and "unfused" not in lower):
         return True
-    return False if "foreach" in words else None
+    return False if "foreach" in lower else None
 
 
-# Methods that begin like a claimed one and are another.
+# Methods whose names contain that of a supported one.
 _OTHER_METHODS = ("adalora", "lora-fa", "lorafa", "longlora", "weights only", "model init only", "galore")
 
 
 def method_of(text: str) -> tuple[Method, Task, bool, bool]:
-    """(method, task, whether the base is quantised, whether embeddings and head are trained whole)."""
-    words = text.lower().strip()
-    if any(other in words for other in _OTHER_METHODS):
+    """Return (method, task, whether the base is quantized, whether embeddings and head are fully trained)."""
+    lower = text.lower().strip()
+    if any(other in lower for other in _OTHER_METHODS):
         raise UnsupportedRow(f"method {text!r} is not claimed")
     tasks: tuple[Task, ...] = ("orpo", "dpo", "reward")
-    task: Task = next((task for task in tasks if task in words), "sft")
-    bare = re.sub(r"\(.*?\)|[-_+ ]*(dpo|orpo|reward|sft|pretrain|finetun\w*|fine-?tun\w*)", "", words)
+    task: Task = next((task for task in tasks if task in lower), "sft")
+    bare = re.sub(r"\(.*?\)|[-_+ ]*(dpo|orpo|reward|sft|pretrain|finetun\w*|fine-?tun\w*)", "", lower)
     bare = re.sub(r"^(custom|bnb|hf|peft)[-_ ]", "", bare)
     embeddings = bool(re.search(r"\+ ?(emb|lm_head|head)\w*", bare))
     bare = re.sub(r"\+ ?(emb|lm_head|head)\w*", "", bare).strip(" -_+")
     if bare in ("full", "fft", "", "freeze-none"):
         return "full", task, False, False
-    if bare in ("lora", "rslora", "lora-rs", "lora+"):  # scaled or stepped differently, stored alike
+    if bare in ("lora", "rslora", "lora-rs", "lora+"):  # other scaling or learning rates, same memory
         return "lora", task, False, embeddings
     if bare == "qlora":
         return "lora", task, True, embeddings
@@ -173,7 +173,7 @@ _TARGETS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("fc_1", "gate"), ("gate_proj",)),
     **dict.fromkeys(("fc_2", "fc1", "up"), ("up_proj",)),
     **dict.fromkeys(("linear_fc2", "dense_4h_to_h", "fc2", "down"), ("down_proj",)),
-    "c_proj": ("o_proj", "down_proj"),  # GPT-2 and Qwen 1 call both so, and PEFT finds both
+    "c_proj": ("o_proj", "down_proj"),  # both layers have this name in GPT-2 and Qwen 1; PEFT matches both
     **dict.fromkeys(("all", "all-linear", "all_linear", "linear", "all linear"), PROJECTIONS),
     **dict.fromkeys(("head", "lm_head", "output", "output_layer"), ("lm_head",)),
     **dict.fromkeys(
@@ -183,12 +183,12 @@ _TARGETS: dict[str, tuple[str, ...]] = {
 
 
 def targets_of(text: str) -> tuple[str, ...]:
-    """LoRA's target modules by Hugging Face's names; () where the text is blank."""
+    """Return LoRA's target modules by their Hugging Face names; () for a blank cell."""
     bare = re.sub(r"\(.*?\)", "", text.lower()).strip()
     tokens = [token.strip() for token in re.split(r"[,;|/+]|\s(?!linear)", bare) if token.strip()]
     modules: list[str] = []
     for token in tokens:
-        if token in ("w1", "w2", "w3"):  # Llama's own names where there are three, Qwen 1's where two
+        if token in ("w1", "w2", "w3"):  # Llama's names if w3 occurs, else Qwen 1's
             llama = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
             qwen = {"w1": "up_proj", "w2": "gate_proj"}
             modules.append((llama if "w3" in tokens else qwen)[token])
@@ -200,37 +200,37 @@ def targets_of(text: str) -> tuple[str, ...]:
 
 
 def quantization_of(text: str, quantised: bool) -> Quantization:
-    """How the frozen base is stored. ``quantised``: the method says that it is, whatever this cell says."""
-    words = text.lower()
-    if re.search(r"aqlm|nvfp4|\b[23]-?bit", words):
+    """Return the format of the frozen base. ``quantised``: the method is quantized, such as QLoRA."""
+    lower = text.lower()
+    if re.search(r"aqlm|nvfp4|\b[23]-?bit", lower):
         raise UnsupportedRow(f"quantization {text!r} is not claimed")
-    if re.search("nf4|fp4|4-?bit|int4|awq", words):  # bitsandbytes lays FP4 out like NF4
-        # torchao's NF4Tensor always quantises its scales again. GPTQ and AWQ keep a 16-bit scale and a 4-bit
-        # zero for each 128 weights: 0.52 B a weight, as NF4 with double quantisation
-        double = re.search(r"dq|double|torchao|gptq|awq|hqq", words)
+    if re.search("nf4|fp4|4-?bit|int4|awq", lower):  # FP4 and NF4 have the same layout in bitsandbytes
+        # torchao's NF4Tensor always quantizes its scales. GPTQ and AWQ keep a 16-bit scale and a 4-bit
+        # zero for each 128 weights: 0.52 B a weight, as NF4 with double quantization
+        double = re.search(r"dq|double|torchao|gptq|awq|hqq", lower)
         return "nf4-double" if double else "nf4"
-    if "int8" in words or "8bit" in words or "8-bit" in words:
+    if "int8" in lower or "8bit" in lower or "8-bit" in lower:
         return "int8"
-    if words.strip() in ("", "none", "16bit", "32bit", "bf16", "no", "0"):
+    if lower.strip() in ("", "none", "16bit", "32bit", "bf16", "no", "0"):
         return "nf4" if quantised else "none"
     raise UnsupportedRow(f"quantization {text!r} is not known")
 
 
 def optimizer_of(text: str) -> Optimizer:
-    """The optimizer; a blank cell is AdamW."""
-    words = text.lower()
-    if re.search(r"lora-fa|galore|lion|lomo|badam|apollo|shampoo|soap|lamb", words):
+    """Return the optimizer; a blank cell is AdamW."""
+    lower = text.lower()
+    if re.search(r"lora-fa|galore|lion|lomo|badam|apollo|shampoo|soap|lamb", lower):
         raise UnsupportedRow(f"optimizer {text!r} is not claimed")
-    eight, paged = re.search(r"8[- _]?bit", words), "paged" in words
-    if "muon" in words:
+    eight, paged = re.search(r"8[- _]?bit", lower), "paged" in lower
+    if "muon" in lower:
         return "muon"
-    if "adafactor" in words:
+    if "adafactor" in lower:
         return "adafactor"
-    if "sgd" in words:
+    if "sgd" in lower:
         return "sgd"
-    if "adam" not in words and "anyprecision" not in words and words.strip():
+    if "adam" not in lower and "anyprecision" not in lower and lower.strip():
         raise UnsupportedRow(f"optimizer {text!r} is not known")
-    if re.search(r"4[- _]?bit", words):
+    if re.search(r"4[- _]?bit", lower):
         return "adamw4bit"
     if paged:
         return "paged-adamw8bit" if eight else "paged-adamw"
@@ -238,87 +238,87 @@ def optimizer_of(text: str) -> Optimizer:
 
 
 def checkpointing_of(text: str) -> Checkpointing | None:
-    """The activation checkpointing; None for a blank cell."""
-    words = text.lower().strip()
-    if not words:
+    """Return the activation checkpointing; None for a blank cell."""
+    lower = text.lower().strip()
+    if not lower:
         return None
-    if words in ("0", "false", "no", "off") or words.startswith("none") or words.endswith(":none"):
+    if lower in ("0", "false", "no", "off") or lower.startswith("none") or lower.endswith(":none"):
         return "none"
-    if words.startswith(("select", "sac")) or re.search("budget|every|layers", words):
+    if lower.startswith(("select", "sac")) or re.search("budget|every|layers", lower):
         return "selective"
-    if words.startswith(("full", "1", "true", "yes", "on", "block", "unsloth")):
+    if lower.startswith(("full", "1", "true", "yes", "on", "block", "unsloth")):
         return "full"
     raise UnsupportedRow(f"activation checkpointing {text!r} is not known")
 
 
 def loss_of(text: str, engine: Engine, seq_len: int) -> tuple[LossKind, int]:
-    """(kind of loss, number of its chunks); a blank cell is what the engine does."""
-    words = text.lower()
+    """Return (kind of loss, number of chunks); a blank cell is the engine's default."""
+    lower = text.lower()
     chunks = 8  # torchtune's and torchtitan's default number
-    if engine == "composer" or "triton" in words:  # llm-foundry's loss_fn is flash-attn's kernel
+    if engine == "composer" or "triton" in lower:  # llm-foundry's loss_fn is flash-attn's kernel
         return "kernel", chunks
-    if not words.strip():
+    if not lower.strip():
         return ("chunked" if engine in ("torchtune", "litgpt") else "plain"), _litgpt_chunks(engine, seq_len)
-    if re.search(r"liger|fused|cut[- ]?ce|cce", words):
+    if re.search(r"liger|fused|cut[- ]?ce|cce", lower):
         return "fused", chunks
-    if "recomputed" in words:  # launchers/dataset/batches.py: the logits' fp32 copy is made again
+    if "recomputed" in lower:  # launchers/dataset/batches.py recomputes the fp32 copy of the logits
         return "recomputed", chunks
-    if "chunk" in words:
-        if count := re.search(r"(\d+) chunks", words):
+    if "chunk" in lower:
+        if count := re.search(r"(\d+) chunks", lower):
             return "chunked", int(count[1])
-        if size := re.search(r"chunk\w* \((\d+)\)", words):
+        if size := re.search(r"chunk\w* \((\d+)\)", lower):
             return "chunked", max(1, -(-seq_len // int(size[1])))
         return "chunked", _litgpt_chunks(engine, seq_len)
     return "plain", chunks
 
 
 def _litgpt_chunks(engine: Engine, seq_len: int) -> int:
-    """litgpt cuts the sequence into pieces of 128 tokens (litgpt/utils.py, chunked_cross_entropy)."""
+    """Return the number of chunks: litgpt's have 128 tokens (litgpt/utils.py, chunked_cross_entropy)."""
     return max(1, -(-seq_len // 128)) if engine == "litgpt" else 8
 
 
 def fp8_of(compute: str, engine: Engine) -> Fp8:
-    """Low-precision matrix products. A bare "FP8" is the engine's own: torchao's, or TransformerEngine's."""
-    words = compute.lower()
+    """Return the low-precision recipe. "FP8" alone is the engine's: torchao's, or TransformerEngine's."""
+    lower = compute.lower()
     for word, kind in (
         ("mxfp8", "mxfp8"),
         ("nvfp4", "nvfp4"),
         ("rowwise", "rowwise"),
         ("tensorwise", "tensorwise"),
     ):
-        if word in words:
+        if word in lower:
             return kind  # type: ignore[return-value]
-    if level := re.search(r"ms-?amp.*?o([123])", words):
+    if level := re.search(r"ms-?amp.*?o([123])", lower):
         return f"msamp-o{level[1]}"  # type: ignore[return-value]
-    if not re.search("fp8|float8", words):
+    if not re.search("fp8|float8", lower):
         return "none"
     return "tensorwise" if engine in ("torchtitan", "torchtune") else "te"
 
 
 def attention_of(text: str) -> Literal["flash", "math"]:
-    """Whether scores of all pairs of tokens are kept. A blank cell is PyTorch's SDPA, which keeps none."""
-    words = text.lower().strip()
-    return "math" if re.search(r"math|eager|naive|no[- _]?flash|^0$|false|^no$", words) else "flash"
+    """Return the attention: "math" stores all scores. A blank cell is PyTorch's SDPA, which stores none."""
+    lower = text.lower().strip()
+    return "math" if re.search(r"math|eager|naive|no[- _]?flash|^0$|false|^no$", lower) else "flash"
 
 
 def kind_of(text: str) -> Kind:
-    """What was measured: of torch.cuda's three counters, the whole process, or the least that will do."""
-    words = text.lower()
-    if not words:
+    """Return the kind of peak: a counter of torch.cuda, the whole process, or the minimum needed to run."""
+    lower = text.lower()
+    if not lower:
         raise UnsupportedRow("no memory was measured")
-    if re.search(r"init|weights|load|post-optimizer|steady", words):
+    if re.search(r"init|weights|load|post-optimizer|steady", lower):
         raise UnsupportedRow(f"memory of kind {text!r} is not the peak of a training step")
-    if "estimate" in words:
+    if "estimate" in lower:
         raise UnsupportedRow("an estimate, not a measurement")
     for kind in ("needed", "reserved", "active", "allocated"):
-        if kind in words:
+        if kind in lower:
             return kind
-    if "nvidia-smi" in words or "nvml" in words or "process" in words:
+    if "nvidia-smi" in lower or "nvml" in lower or "process" in lower:
         return "process"
     raise UnsupportedRow(f"memory of kind {text!r}: {UNKNOWN_KIND}")
 
 
 def fixed_length(packing: str) -> bool:
-    """Whether every batch has seq_len tokens a sequence."""
-    words = packing.lower()
-    return not re.search(r"variable|unpacked|unpadded|dynamic|batch longest|^no\b|^0$|not packed", words)
+    """Whether every sequence has seq_len tokens."""
+    lower = packing.lower()
+    return not re.search(r"variable|unpacked|unpadded|dynamic|batch longest|^no\b|^0$|not packed", lower)

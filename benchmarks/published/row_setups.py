@@ -1,18 +1,18 @@
-"""The Setup that one row of measurements describes."""
+"""Conversion of one row of measurements to a Setup."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
+from benchmarks.published import row_models, vocabulary
+from benchmarks.published.cells import Cells
+from benchmarks.published.vocabulary import UnsupportedRow
 from estimator.hardware import Gpu
 from estimator.models import PROJECTIONS
-from estimator.published import row_models, vocabulary
-from estimator.published.cells import Cells
-from estimator.published.vocabulary import UnsupportedRow
 from estimator.setup import Checkpointing, Engine, Precision, Schedule, Setup, StateSharding
 
-# What an engine's own configuration says where a table leaves it blank: torchtitan's train configs select
+# Each engine's default where a table leaves the cell blank: torchtitan's train configs select
 # ("selective"), torchtune's recipes recompute everything, Transformers and Megatron-Core nothing.
 _CHECKPOINTING: dict[str, Checkpointing] = {"torchtitan": "selective", "torchtune": "full"}
 # PEFT's default rank and targets for Llama's kind of models, which are torchtune's and litgpt's targets too
@@ -24,10 +24,10 @@ _LITGPT_BATCH = 64
 
 
 def setup_of(cells: Cells, gpu: Gpu | None) -> Setup:
-    """The training step that a row describes; where it is silent, its engine's own defaults.
+    """Convert a row to a training step; unstated values are the engine's defaults.
 
-    Raises :class:`UnsupportedRow` where it says too little or something that nobody here predicts, and
-    :class:`UserError` where it contradicts itself.
+    Raises :class:`UnsupportedRow` if the row is incomplete or describes something that isn't modeled, and
+    :class:`UserError` if it contradicts itself.
     """
     engine = vocabulary.engine_of(cells.text("framework"))
     method, task, quantised, embeddings = vocabulary.method_of(cells.text("method"))
@@ -85,7 +85,7 @@ def setup_of(cells: Cells, gpu: Gpu | None) -> Setup:
 
 
 def _padded(seq_len: int, degree: int) -> int:
-    """The length that context parallel processes share equally: the row's, padded."""
+    """Pad the sequence length to a multiple of the context parallel degree."""
     return -(-seq_len // degree) * degree
 
 
@@ -105,10 +105,10 @@ def _dims(cells: Cells, seq_len: int) -> row_models.Dims:
 
 
 def _precision(cells: Cells, engine: Engine) -> Precision:
-    """What is kept and what is computed in.
+    """Derive the precision from the dtypes of parameters and computation.
 
-    DeepSpeed and Megatron-Core always keep fp32 master weights; torchtitan, Composer and fms-fsdp keep fp32
-    shards where the table is silent; elsewhere silence means the dtype of computing.
+    DeepSpeed and Megatron-Core always keep fp32 master weights. If the table doesn't state the dtype of
+    parameters, it is fp32 for torchtitan, Composer and fms-fsdp, and the dtype of computation for others.
     """
     stored_dtype, compute_dtype = cells.text("param_dtype").lower(), cells.text("compute_dtype").lower()
     method = cells.text("method").lower()
@@ -122,7 +122,9 @@ def _precision(cells: Cells, engine: Engine) -> Precision:
         return "fp16-autocast"
     sharded = bool(cells.text("fsdp_shard") or cells.text("zero_stage"))
     if engine == "transformers" and sharded and not stored_dtype and method.startswith("full"):
-        return "bf16-mixed"  # accelerate's FSDP keeps what it trains in fp32 (accelerator.py, prepare_model)
+        return (
+            "bf16-mixed"  # accelerate's FSDP keeps trained parameters in fp32 (accelerator.py, prepare_model)
+        )
     if "autocast" in compute_dtype and "autocast_adapter" not in compute_dtype:
         return "bf16-autocast"
     if "fp32" in stored_dtype or "float32" in stored_dtype or "(amp" in method or "amp" in compute_dtype:
@@ -140,7 +142,7 @@ def _offload(cells: Cells) -> dict[str, Any]:
 
 
 def _parallelism(cells: Cells, engine: Engine, micro_batch: int, gpu: Gpu | None) -> dict[str, Any]:
-    """Degrees whose product is the number of GPUs."""
+    """Derive the parallel degrees; their product is the number of GPUs."""
     tensor, pipeline = cells.whole("tp") or 1, cells.whole("pp") or 1
     flag = cells.whole("sp")
     if pipeline == 1 and re.search("device_map|naive (model|pipeline|mp)", cells.text("notes").lower()):
@@ -176,7 +178,7 @@ def _parallelism(cells: Cells, engine: Engine, micro_batch: int, gpu: Gpu | None
 def _data_parallel(
     cells: Cells, engine: Engine, model_parallel: int, context: int
 ) -> tuple[int, StateSharding, int, int]:
-    """GPUs in all, how states are shared among those that hold the same part of the model, and degrees."""
+    """Return the number of GPUs, the sharding of states, and the degrees of sharding and replication."""
     gpus, stage = cells.whole("n_gpus"), cells.whole("zero_stage")
     shard, replicate = cells.whole("fsdp_shard"), cells.whole("dp_replicate") or 1
     if gpus is None and shard is None:
@@ -220,7 +222,7 @@ def _zero(stage: int | None) -> StateSharding:
 
 
 def _accumulation(cells: Cells, engine: Engine, micro_batch: int, data_parallel: int) -> int:
-    """Forward passes a step: stated, or from a global batch ("128/mb" for each process, "GBS=512" in all)."""
+    """Return passes per step: stated, or from a global batch ("128/mb" per process, "GBS=512" total)."""
     text = cells.text("grad_accum")
     if share := re.fullmatch(r"(\d+) ?/ ?mb", text):
         return max(int(share[1]) // micro_batch, 1)
@@ -237,18 +239,18 @@ def _accumulation(cells: Cells, engine: Engine, micro_batch: int, data_parallel:
 def _schedule(cells: Cells, pipeline: int, virtual: int) -> Schedule:
     if pipeline == 1:
         return "none"
-    words = " ".join(cells.text(column) for column in ("notes", "framework", "locator")).lower()
-    if re.search(r"zero[- ]?bubble|zbv", words):
+    text = " ".join(cells.text(column) for column in ("notes", "framework", "locator")).lower()
+    if re.search(r"zero[- ]?bubble|zbv", text):
         return "zero-bubble"
-    if re.search("device_map|naive", words):
+    if re.search("device_map|naive", text):
         return "split"
-    if re.search("gpipe|afab", words):
+    if re.search("gpipe|afab", text):
         return "afab"
-    return "interleaved" if virtual > 1 or "interleaved" in words else "1f1b"
+    return "interleaved" if virtual > 1 or "interleaved" in text else "1f1b"
 
 
 def _per_node(cells: Cells, world: int, gpu: Gpu | None) -> int:
-    """GPUs that fast links join; 72 in an NVL72 rack, whatever its nodes."""
+    """Return GPUs per NVLink domain: those of a node, or the 72 of an NVL72 rack."""
     if gpu is not None and "NVL72" in gpu.interconnect:
         return min(world, 72)
     nodes = cells.whole("nodes")

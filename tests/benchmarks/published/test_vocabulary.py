@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.published import vocabulary
+from benchmarks.published.vocabulary import UnsupportedRow
 from estimator.models import PROJECTIONS
-from estimator.published import vocabulary
-from estimator.published.vocabulary import UnsupportedRow
-from tests.estimator.published.measured_tables import read
+from tests.benchmarks.published.measured_tables import read
 
 
 @pytest.mark.parametrize(

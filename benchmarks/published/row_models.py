@@ -1,4 +1,4 @@
-"""The model of a row of measurements: from the table of models by name, or from the row's own dimensions."""
+"""Model of a row of measurements: from the table of models by name, or from the row's own dimensions."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from benchmarks.published.vocabulary import UnsupportedRow
 from estimator import models
 from estimator.errors import UserError
 from estimator.models import ModelSpec
-from estimator.published.vocabulary import UnsupportedRow
 
-# Names of models that are another model's copy, or that their publication calls otherwise -> the table's.
+# Names of copies of a model, and names that only one publication uses -> name in the table of models.
 RENAMED = {
     "openbuddyzephyr7b": "mistral-7b-v0.1",  # https://huggingface.co/OpenBuddy/openbuddy-zephyr-7b-v14.1
     "zephyr7b": "mistral-7b-v0.1",  # https://huggingface.co/HuggingFaceH4/zephyr-7b-beta
@@ -24,14 +24,14 @@ RENAMED = {
     "deepseekv3671b": "deepseek-v3",
 }
 
-# A row's dimensions that count to something further from its number of parameters than this describe
-# another kind of model than they are read as.
+# Maximum relative difference between a row's number of parameters and the count from its dimensions. Beyond
+# it, the dimensions describe another kind of model.
 TOLERANCE = 0.05
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dims:
-    """The dimensions that a row states of its model; None where a cell is blank."""
+    """Dimensions that a row states for its model; None for a blank cell."""
 
     name: str
     parameters: int | None
@@ -46,9 +46,9 @@ class Dims:
 
 
 def model_of(dims: Dims) -> ModelSpec:
-    """The model that the dimensions describe: the table's of that name, else one made of them.
+    """Find the model in the table by name, or build it from the dimensions.
 
-    Raises :class:`UnsupportedRow` where neither table nor row describes it.
+    Raises :class:`UnsupportedRow` if neither the table nor the row describes it.
     """
     name = RENAMED.get(_normal(dims.name))
     named = (models.find(name),) if name else _by_name().get(_normal(dims.name), ())
@@ -77,25 +77,25 @@ def model_of(dims: Dims) -> ModelSpec:
 
 
 def _nearest(specs: list[ModelSpec], dims: Dims) -> ModelSpec:
-    """The one whose count is nearest to the row's; the first where the row has none."""
+    """Return the model whose parameter count is nearest to the row's; the first if the row has none."""
     parameters = dims.parameters
     return specs[0] if parameters is None else min(specs, key=lambda spec: abs(spec.parameters - parameters))
 
 
 def _off(spec: ModelSpec, dims: Dims) -> float:
-    """How far the model's count is from the row's, as a fraction; 0 where the row has none."""
+    """Relative difference of the model's parameter count from the row's; 0 if the row has none."""
     return abs(spec.parameters / dims.parameters - 1) if dims.parameters else 0.0
 
 
 def _positions(spec: ModelSpec, dims: Dims) -> Iterator[ModelSpec]:
-    """The model, and where it learns its positions also with as many as the row's sequences have tokens."""
+    """Yield the model and, if it learns positions, a variant with the row's sequence length."""
     yield spec
     if spec.position_embeddings and dims.seq_len and dims.parameters:
         yield replace(spec, position_embeddings=dims.seq_len, max_seq_len=dims.seq_len)
 
 
 def _agrees(spec: ModelSpec, dims: Dims) -> bool:
-    """Whether a model of the table has the row's dimensions, vocabulary aside, those that the row states."""
+    """Whether a model of the table matches the dimensions that the row states, except the vocabulary."""
     stated = (
         (dims.hidden, spec.hidden),
         (dims.layers, spec.layers),
@@ -107,7 +107,7 @@ def _agrees(spec: ModelSpec, dims: Dims) -> bool:
 
 
 def _candidates(dims: Dims, head_dim: int) -> Iterator[ModelSpec]:
-    """Models of the row's dimensions; Llama's kind first, as that is the usual one."""
+    """Yield models with the row's dimensions; the Llama architecture first, as the most common."""
     hidden, layers, heads, ffn, vocab = dims.hidden, dims.layers, dims.heads, dims.ffn, dims.vocab
     if not (hidden and layers and heads and ffn and vocab):
         return
@@ -139,7 +139,7 @@ def _candidates(dims: Dims, head_dim: int) -> Iterator[ModelSpec]:
 
 
 def _normal(name: str) -> str:
-    """A model's name without the marks that publications add or drop."""
+    """Normalize a model's name: lower case, without suffixes that publications add or omit."""
     bare = name.lower().rsplit("/", 1)[-1]
     bare = re.sub(r"\(.*?\)", "", bare).replace("meta-llama-", "llama-")
     bare = re.sub(r"[-_ ](instruct|chat|base|pretrain|hf|it|bf16)\b", "", bare)

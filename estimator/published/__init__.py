@@ -1,1 +1,0 @@
-"""Published measurements: their tables read as setups, and the estimator scored against them."""

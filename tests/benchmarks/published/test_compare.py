@@ -1,0 +1,88 @@
+"""``python -m benchmarks.published.compare``: scores as tables, JSON and CSV."""
+
+import csv
+import io
+import json
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks.published.compare import app, main
+from benchmarks.published.scoring import Score
+from estimator.errors import UserError
+from tests.benchmarks.published.measured_tables import CARRIED, carried
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.stdout
+
+
+def test_json_has_every_figure_over_all_rows_and_per_group() -> None:
+    found = json.loads(run(str(CARRIED), "--json"))
+    assert found["rows"] == len(carried().rows)
+    assert found["rows_scored"] + len(found["rows_skipped"]) == found["rows"]
+    figures = {field.name for field in fields(Score)}
+    assert {"ran", "refused_of_ran", "oom", "accepted_of_oom"} <= set(found["verdict"])
+    assert len(found["verdict"]["wrong"]) == found["verdict"]["refused_of_ran"]
+    for what in ("memory", "throughput"):
+        assert set(found[what]["all"]) == figures
+        for by in ("source", "framework", "method", "quality"):
+            groups = found[what][by]
+            assert all(set(group) == figures for group in groups.values())
+            assert sum(group["rows"] for group in groups.values()) == found[what]["all"]["rows"]
+    assert "each_row" not in found
+
+
+def test_json_has_each_rows_prediction_when_asked() -> None:
+    found = json.loads(run(str(CARRIED), "--json", "--rows"))
+    lines = found["each_row"]
+    assert len(lines) == found["memory"]["all"]["rows"] + found["throughput"]["all"]["rows"]
+    assert all(line["predicted"] > 0 for line in lines)
+
+
+def test_csv_has_a_line_for_each_prediction() -> None:
+    lines = list(csv.DictReader(io.StringIO(run(str(CARRIED), "--csv"))))
+    assert len(lines) == len(carried().memory) + len(carried().throughput)
+    assert float(lines[0]["predicted"]) > 0
+
+
+def test_the_table_names_the_rows_that_are_furthest_off() -> None:
+    text = run(str(CARRIED), "--by", "framework")
+    worst = max(carried().memory, key=lambda item: abs(item.error))
+    assert worst.row.id in text
+    assert "percentile" in text
+
+
+def test_an_unknown_grouping_is_named() -> None:
+    with pytest.raises(UserError, match="--by model is not known"):
+        run(str(CARRIED), "--by", "model")
+
+
+def test_a_mistake_is_two_lines_and_status_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["compare", "missing.csv"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    problem, advice = capsys.readouterr().err.splitlines()
+    assert "missing.csv can't be read" in problem
+    assert advice
+
+
+def test_a_row_that_cannot_be_scored_is_listed_with_its_reason(tmp_path: Path) -> None:
+    with CARRIED.open(newline="", encoding="utf-8") as file:
+        line = next(csv.DictReader(file))
+    path = tmp_path / "one.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, line)
+        writer.writeheader()
+        writer.writerow({**line, "id": "x9", "method": "ia3"})
+    found = json.loads(run(str(path), "--json"))
+    assert found["rows_scored"] == 0
+    assert found["rows_skipped"] == {"x9": "method 'ia3' is not claimed"}
+    assert found["memory"]["all"]["median_abs_error"] is None
