@@ -476,3 +476,10 @@ def test_of_the_launchers_the_checklist_imports_what_both_share_and_nothing_else
     for path in (ROOT / "checklist").rglob("*.py"):
         taken |= set(re.findall(r"^\s*(?:from|import) (launchers[\w.]*)", path.read_text(), re.MULTILINE))
     assert {name for name in taken if not name.startswith("launchers.cluster")} == set()
+
+
+def test_the_map_names_files_that_are_there() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    packages = "estimator|launchers|decorators|checklist|flows|benchmarks|tests|docs"
+    named = re.findall(rf"`((?:{packages})/[\w./-]+)`", text)
+    assert [name for name in named if not (ROOT / name).exists()] == []
