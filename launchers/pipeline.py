@@ -53,9 +53,8 @@ TINY_SEQ_LEN = 256  # tiny-llama's own data is short; a plan for 2048 would fore
 # with the batch of 16 that is the default here.
 _LOW_RANK = ("lora", "qlora", "dora")
 _LEARNING_RATES = {"full": 2e-5, **dict.fromkeys(_LOW_RANK, 2e-4), "adapter-v1": 1e-3, "adapter-v2": 1e-3}
-_TICKETS_LEARNING_RATE = 7e-4  # of tiny-llama, method full
 _TINY_LEARNING_RATES = {
-    "full": 3e-3,
+    "full": 7e-4,
     **dict.fromkeys(_LOW_RANK, 5e-3),
     "adapter-v1": 1e-1,
     "adapter-v2": 2e-2,
@@ -172,8 +171,6 @@ def resolve_auto(
         rates = _TINY_PREFERENCE_RATES if tiny else _GRPO_RATES
     else:
         rates = _TINY_LEARNING_RATES if tiny else _LEARNING_RATES
-        if tiny and mixture.names(settings) == (sources.TICKETS,):
-            rates = {**rates, "full": _TICKETS_LEARNING_RATE}
     optimizer = settings.optimizer
     if optimizer.lr == "auto":
         changes["optimizer"] = optimizer.model_copy(update={"lr": rates[settings.method]})

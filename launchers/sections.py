@@ -97,7 +97,7 @@ class Optimizer(Section):
     matrices and AdamW for the rest; or plain SGD with momentum 0.9."""
     lr: PositiveFloat | Auto = "auto"
     """Peak learning rate. auto: 2e-5 for full, 2e-4 for low-rank adapters, 1e-3 for
-    LLaMA-Adapters; tiny-llama 3e-3 (7e-4 on support-tickets), 5e-3, and 1e-1 (v1) or 2e-2. Preferences:
+    LLaMA-Adapters; tiny-llama 7e-4, 5e-3, and 1e-1 (v1) or 2e-2. Preferences:
     1e-6 for full, 1e-5 for adapters; rewards: 1e-5, 1e-4."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled weight decay."""
