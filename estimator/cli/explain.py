@@ -67,22 +67,23 @@ def explain(
     options: SetupOptions,
     place: PlaceOptions,
     over: Annotated[
-        str | None, Option(help=f"One bar for each value of {', '.join(OVER)}.", rich_help_panel="Answer")
+        str | None,
+        Option(help=f"Draw one bar per value of this option: {', '.join(OVER)}.", rich_help_panel="Answer"),
     ] = None,
     values: Annotated[
-        str | None, Option(help="The values, with commas between.", rich_help_panel="Answer")
+        str | None, Option(help="Values of --over, separated by commas.", rich_help_panel="Answer")
     ] = None,
     svg: Annotated[
-        Path | None, Option("--svg", help="Draw into this file.", rich_help_panel="Answer")
+        Path | None, Option("--svg", help="Write the chart to this SVG file.", rich_help_panel="Answer")
     ] = None,
     html: Annotated[
-        Path | None, Option("--html", help="Write a page into this file.", rich_help_panel="Answer")
+        Path | None, Option("--html", help="Write a page to this HTML file.", rich_help_panel="Answer")
     ] = None,
     as_json: Annotated[
         bool, Option("--json", help="Print one JSON object.", rich_help_panel="Answer")
     ] = False,
     as_csv: Annotated[
-        bool, Option("--csv", help="Print a row of CSV for each bar.", rich_help_panel="Answer")
+        bool, Option("--csv", help="Print one CSV row per bar.", rich_help_panel="Answer")
     ] = False,
 ) -> None:
     """What the memory is made of, as bars: here, as SVG, as a page."""

@@ -39,141 +39,195 @@ class SetupOptions:
     model: Annotated[
         str,
         Option(
-            "--model", "-m", help="A name of `finetune models`, a Hugging Face id or a directory.",
+            "--model",
+            "-m",
+            help="Name from `finetune models`, Hugging Face id or directory.",
             rich_help_panel=_WHAT,
         ),
-    ]  # fmt: skip
-    engine: Annotated[str, Option(help=_one_of(tuple(ENGINES)), rich_help_panel=_WHAT)] = "torchtune"
+    ]
+    engine: Annotated[
+        str, Option(help=_one_of(tuple(ENGINES), "Training engine:"), rich_help_panel=_WHAT)
+    ] = "torchtune"
     engine_version: Annotated[
-        str, Option(help="Of an older engine whose code differs, such as torchtitan 2024-05.",
-                    rich_help_panel=_WHAT)
-    ] = ""  # fmt: skip
-    method: Annotated[str, Option(help=_one_of(METHODS), rich_help_panel=_WHAT)] = "full"
-    task: Annotated[str, Option(help=_one_of(get_args(fields.Task)), rich_help_panel=_WHAT)] = "sft"
+        str,
+        Option(
+            help="Older engine version whose code differs, such as torchtitan 2024-05.", rich_help_panel=_WHAT
+        ),
+    ] = ""
+    method: Annotated[str, Option(help=_one_of(METHODS, "Training method:"), rich_help_panel=_WHAT)] = "full"
+    task: Annotated[
+        str, Option(help=_one_of(get_args(fields.Task), "Training task:"), rich_help_panel=_WHAT)
+    ] = "sft"
     lora_rank: Annotated[
-        int | None, Option("--lora-rank", "--rank", help="Of the adapters.", rich_help_panel=_WHAT)
+        int | None, Option("--lora-rank", "--rank", help="LoRA rank.", rich_help_panel=_WHAT)
     ] = None
     lora_targets: Annotated[
         str | None,
-        Option(help="Names of linear layers with commas between, or `all`.", rich_help_panel=_WHAT),
+        Option(help="Linear layers with LoRA: comma-separated names, or `all`.", rich_help_panel=_WHAT),
     ] = None
     reward_parameters: Annotated[
-        int, Option(help="Of the reward model that scores grpo's answers; 0: none.", rich_help_panel=_WHAT)
+        int,
+        Option(
+            help="Parameters of the reward model that scores grpo's answers. 0: none.", rich_help_panel=_WHAT
+        ),
     ] = 0
     lora_experts: Annotated[
-        bool, Option("--lora-experts", help="Adapters on experts too.", rich_help_panel=_WHAT)
+        bool,
+        Option(
+            "--lora-experts",
+            help="Apply LoRA to the experts of a mixture-of-experts model.",
+            rich_help_panel=_WHAT,
+        ),
     ] = False
     adapter_only: Annotated[
         bool,
-        Option("--adapter-only", help="The adapter alone is handed over, not merged.", rich_help_panel=_WHAT),
+        Option(
+            "--adapter-only",
+            help="Export the adapter without merging it into the model.",
+            rich_help_panel=_WHAT,
+        ),
     ] = False
     adapter_prompt_length: Annotated[
-        int, Option(help="Of a LLaMA-Adapter: prompt vectors of a block.", rich_help_panel=_WHAT)
+        int, Option(help="LLaMA-Adapter: number of prompt vectors per block.", rich_help_panel=_WHAT)
     ] = 10
     adapter_start_layer: Annotated[
-        int, Option(help="The first block with a prompt.", rich_help_panel=_WHAT)
+        int, Option(help="LLaMA-Adapter: first block with a prompt.", rich_help_panel=_WHAT)
     ] = 2
     trained_modules: Annotated[
         str | None,
-        Option(help="Trained whole beside adapters: embed_tokens, lm_head, norms.", rich_help_panel=_WHAT),
+        Option(
+            help="Modules trained in full next to adapters: embed_tokens, lm_head, norms.",
+            rich_help_panel=_WHAT,
+        ),
     ] = None
     quantization: Annotated[
         str | None,
-        Option(help=_one_of(get_args(fields.Quantization), "Of the frozen base:"), rich_help_panel=_WHAT),
+        Option(
+            help=_one_of(get_args(fields.Quantization), "Quantization of the frozen base model:"),
+            rich_help_panel=_WHAT,
+        ),
     ] = None
     upcast_frozen: Annotated[
         bool,
-        Option("--upcast-frozen", help="The base's 16-bit parts in fp32, as PEFT's k-bit preparation does.",
-               rich_help_panel=_WHAT),
-    ] = False  # fmt: skip
+        Option(
+            "--upcast-frozen",
+            help="Keep the base's 16-bit parts in fp32, like PEFT's k-bit preparation.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = False
     undivided_base: Annotated[
         bool,
-        Option("--undivided-base", help="Quantised weights that ZeRO-3 can't divide.", rich_help_panel=_WHAT),
+        Option(
+            "--undivided-base",
+            help="Do not shard the quantized weights (ZeRO-3 cannot).",
+            rich_help_panel=_WHAT,
+        ),
     ] = False
     precision: Annotated[
-        str | None, Option(help=_one_of(get_args(fields.Precision)), rich_help_panel=_WHAT)
+        str | None,
+        Option(help=_one_of(get_args(fields.Precision), "Training precision:"), rich_help_panel=_WHAT),
     ] = None
     average: Annotated[
         bool,
-        Option("--ema", help="A moving average of the weights beside them.", rich_help_panel=_WHAT),
+        Option("--ema", help="Keep a moving average of the weights.", rich_help_panel=_WHAT),
     ] = False
     encoders: Annotated[
         bool,
         Option(
             "--encoders",
-            help="VAE and text encoders beside the UNet, as without latents computed before.",
+            help="Keep VAE and text encoders in memory, instead of precomputing latents.",
             rich_help_panel=_WHAT,
         ),
     ] = False
     fp8: Annotated[
-        str, Option(help=_one_of(get_args(fields.Fp8), "Of the products:"), rich_help_panel=_WHAT)
+        str,
+        Option(
+            help=_one_of(get_args(fields.Fp8), "Scaling of float8 matrix products:"), rich_help_panel=_WHAT
+        ),
     ] = "none"
-    optimizer: Annotated[str, Option(help=_one_of(get_args(fields.Optimizer)), rich_help_panel=_WHAT)] = (
-        "adamw"
-    )
+    optimizer: Annotated[
+        str, Option(help=_one_of(get_args(fields.Optimizer), "Optimizer:"), rich_help_panel=_WHAT)
+    ] = "adamw"
     fused_optimizer: Annotated[
         bool | None,
-        Option("--fused-optimizer/--foreach-optimizer", help="AdamW's kernel, or torch's foreach.",
-               rich_help_panel=_WHAT),
-    ] = None  # fmt: skip
+        Option(
+            "--fused-optimizer/--foreach-optimizer",
+            help="Use the fused kernel of AdamW, or torch's foreach implementation.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = None
 
-    nodes: Annotated[int, Option(help="Machines.", rich_help_panel=_SPREAD)] = 1
+    nodes: Annotated[int, Option(help="Number of nodes.", rich_help_panel=_SPREAD)] = 1
     gpus: Annotated[
-        int | None, Option(help="GPUs of each machine; on CPUs, processes.", rich_help_panel=_SPREAD)
+        int | None, Option(help="GPUs per node; on CPUs, processes per node.", rich_help_panel=_SPREAD)
     ] = None
     sharding: Annotated[
-        str | None, Option(help=_one_of(get_args(fields.StateSharding)), rich_help_panel=_SPREAD)
+        str | None,
+        Option(
+            help=_one_of(get_args(fields.StateSharding), "Sharding of the model states:"),
+            rich_help_panel=_SPREAD,
+        ),
     ] = None
     flat_parameters: Annotated[
         bool, Option("--flat-parameters", help="FSDP1 instead of FSDP2.", rich_help_panel=_SPREAD)
     ] = False
     shard: Annotated[
-        int | None, Option(help="GPUs that share one copy of the states.", rich_help_panel=_SPREAD)
+        int | None, Option(help="GPUs that shard one copy of the model states.", rich_help_panel=_SPREAD)
     ] = None
-    dp_replicate: Annotated[int | None, Option(help="Such groups.", rich_help_panel=_SPREAD)] = None
-    tp: Annotated[int, Option(help="Tensor parallel.", rich_help_panel=_SPREAD)] = 1
+    dp_replicate: Annotated[
+        int | None, Option(help="Replicas of the sharded model states.", rich_help_panel=_SPREAD)
+    ] = None
+    tp: Annotated[int, Option(help="Degree of tensor parallelism.", rich_help_panel=_SPREAD)] = 1
     sequence_parallel: Annotated[
         bool | None,
         Option(
             "--sequence-parallel/--no-sequence-parallel",
-            help="Beside tensor parallel.",
+            help="Use sequence parallelism together with tensor parallelism.",
             rich_help_panel=_SPREAD,
         ),
     ] = None
-    cp: Annotated[int, Option(help="Context parallel.", rich_help_panel=_SPREAD)] = 1
-    pp: Annotated[int, Option(help="Pipeline parallel.", rich_help_panel=_SPREAD)] = 1
+    cp: Annotated[int, Option(help="Degree of context parallelism.", rich_help_panel=_SPREAD)] = 1
+    pp: Annotated[int, Option(help="Degree of pipeline parallelism.", rich_help_panel=_SPREAD)] = 1
     virtual_stages: Annotated[
-        int, Option(help="Model chunks of a pipeline stage.", rich_help_panel=_SPREAD)
+        int, Option(help="Model chunks per pipeline stage.", rich_help_panel=_SPREAD)
     ] = 1
     schedule: Annotated[
         str | None,
-        Option(help=_one_of(get_args(fields.Schedule), "Of the pipeline:"), rich_help_panel=_SPREAD),
+        Option(help=_one_of(get_args(fields.Schedule), "Pipeline schedule:"), rich_help_panel=_SPREAD),
     ] = None
-    ep: Annotated[int, Option(help="Expert parallel.", rich_help_panel=_SPREAD)] = 1
+    ep: Annotated[int, Option(help="Degree of expert parallelism.", rich_help_panel=_SPREAD)] = 1
 
     micro_batch_size: Annotated[
-        int, Option(help="Sequences of a GPU and a forward pass.", rich_help_panel=_BATCH)
+        int, Option(help="Sequences per GPU and forward pass.", rich_help_panel=_BATCH)
     ] = 1
     accumulation: Annotated[
-        int | None, Option(help="Forward passes of an optimizer step.", rich_help_panel=_BATCH)
+        int | None,
+        Option(help="Forward passes per optimizer step (gradient accumulation).", rich_help_panel=_BATCH),
     ] = None
     seq_len: Annotated[
         int | None,
-        Option(help=f"Tokens of the longest sequence; {fields.DEFAULT_SEQ_LEN:,}.", rich_help_panel=_BATCH),
+        Option(
+            help=f"Length of the longest sequence in tokens. Default: {fields.DEFAULT_SEQ_LEN:,}.",
+            rich_help_panel=_BATCH,
+        ),
     ] = None
     resolution: Annotated[
         int | None,
-        Option(help="Pixels of an image's side; as the model was published for.", rich_help_panel=_BATCH),
+        Option(help="Image side in pixels. Default: that of the published model.", rich_help_panel=_BATCH),
     ] = None
     packed: Annotated[
         bool | None,
-        Option("--packed/--variable", help="All of full length, or of their own.", rich_help_panel=_BATCH),
+        Option(
+            "--packed/--variable",
+            help="Whether all sequences are packed to full length, or vary in length.",
+            rich_help_panel=_BATCH,
+        ),
     ] = None
     longest_first: Annotated[
         bool | None,
         Option(
             "--longest-first/--any-order",
-            help="Of batches that vary in length, the longest at the beginning.",
+            help="Train on the longest batch first.",
             rich_help_panel=_BATCH,
         ),
     ] = None
@@ -181,47 +235,70 @@ class SetupOptions:
         bool | None,
         Option(
             "--expandable-segments/--fixed-segments",
-            help="PYTORCH_CUDA_ALLOC_CONF of the CUDA allocator.",
+            help="PYTORCH_CUDA_ALLOC_CONF of the CUDA caching allocator.",
             rich_help_panel=_BATCH,
         ),
     ] = None
     longest_once: Annotated[
         bool,
-        Option("--longest-once", help="Only one batch is that long.", rich_help_panel=_BATCH),
+        Option("--longest-once", help="Only one batch has the full length.", rich_help_panel=_BATCH),
     ] = False
     document_mask: Annotated[
         bool | None,
         Option(
-            "--document-mask/--no-document-mask", help="Packed samples kept apart.", rich_help_panel=_BATCH
+            "--document-mask/--no-document-mask",
+            help="Mask attention between packed samples.",
+            rich_help_panel=_BATCH,
         ),
     ] = None
 
     checkpointing: Annotated[
         str | None,
-        Option(help=_one_of(get_args(fields.Checkpointing), "Of activations:"), rich_help_panel=_MEMORY),
+        Option(
+            help=_one_of(get_args(fields.Checkpointing), "Activation checkpointing:"), rich_help_panel=_MEMORY
+        ),
     ] = None
     recompute_every: Annotated[
-        int, Option(help="With checkpointing: one block of so many.", rich_help_panel=_MEMORY)
+        int, Option(help="Checkpoint one of every N blocks.", rich_help_panel=_MEMORY)
     ] = 1
     activation_offload: Annotated[
-        bool, Option("--activation-offload", help="Activations wait in host memory.", rich_help_panel=_MEMORY)
+        bool,
+        Option("--activation-offload", help="Offload activations to host memory.", rich_help_panel=_MEMORY),
     ] = False
-    compile: Annotated[bool, Option("--compile", help="torch.compile.", rich_help_panel=_MEMORY)] = False
-    loss: Annotated[str | None, Option(help=_one_of(get_args(fields.LossKind)), rich_help_panel=_MEMORY)] = (
-        None
-    )
-    loss_chunks: Annotated[int | None, Option(help="Of the chunked loss.", rich_help_panel=_MEMORY)] = None
-    attention: Annotated[str, Option(help="flash, or math (keeps all scores).", rich_help_panel=_MEMORY)] = (
-        "flash"
-    )
+    compile: Annotated[
+        bool, Option("--compile", help="Compile the model with torch.compile.", rich_help_panel=_MEMORY)
+    ] = False
+    loss: Annotated[
+        str | None,
+        Option(help=_one_of(get_args(fields.LossKind), "Loss implementation:"), rich_help_panel=_MEMORY),
+    ] = None
+    loss_chunks: Annotated[
+        int | None, Option(help="Number of chunks of the chunked loss.", rich_help_panel=_MEMORY)
+    ] = None
+    attention: Annotated[
+        str,
+        Option(
+            help="Attention kernel: flash, or math (stores all attention scores).", rich_help_panel=_MEMORY
+        ),
+    ] = "flash"
     optimizer_in_backward: Annotated[
         bool,
-        Option("--optimizer-in-backward", help="Each gradient is used at once.", rich_help_panel=_MEMORY),
+        Option(
+            "--optimizer-in-backward",
+            help="Apply the optimizer during the backward pass, freeing each gradient immediately.",
+            rich_help_panel=_MEMORY,
+        ),
     ] = False
-    offload: Annotated[str, Option(help="none, optimizer, all.", rich_help_panel=_MEMORY)] = "none"
-    offload_to: Annotated[str, Option(help="cpu, nvme.", rich_help_panel=_MEMORY)] = "cpu"
-    keep_checkpoints: Annotated[int, Option(help="Kept on disk.", rich_help_panel=_MEMORY)] = 2
-    device: Annotated[str, Option(help="cuda, cpu.", rich_help_panel=_PLACE)] = "cuda"
+    offload: Annotated[
+        str, Option(help="Offload to host memory or disk: none, optimizer, all.", rich_help_panel=_MEMORY)
+    ] = "none"
+    offload_to: Annotated[
+        str, Option(help="Where offloaded states are stored: cpu, nvme.", rich_help_panel=_MEMORY)
+    ] = "cpu"
+    keep_checkpoints: Annotated[
+        int, Option(help="Number of checkpoints kept on disk.", rich_help_panel=_MEMORY)
+    ] = 2
+    device: Annotated[str, Option(help="Training device: cuda, cpu.", rich_help_panel=_PLACE)] = "cuda"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -229,36 +306,44 @@ class PlaceOptions:
     """The options that say what a training step runs on, and what is known of that place."""
 
     gpu: Annotated[
-        str | None, Option(help="A name of `finetune gpus`: capacity and speed.", rich_help_panel=_PLACE)
+        str | None, Option(help="GPU model, by a name from `finetune gpus`.", rich_help_panel=_PLACE)
     ] = None
     instance_type: Annotated[
-        str | None, Option(help="A cloud's machine: GPU, network and price.", rich_help_panel=_PLACE)
+        str | None, Option(help="Instance type of a cloud: GPU, network and price.", rich_help_panel=_PLACE)
     ] = None
     network_gbps: Annotated[
-        float | None, Option(help="Of one machine, in Gbit/s.", rich_help_panel=_PLACE)
+        float | None, Option(help="Network bandwidth per node, in Gbit/s.", rich_help_panel=_PLACE)
     ] = None
     rdma: Annotated[
         bool | None,
-        Option("--rdma/--no-rdma", help="InfiniBand, EFA or RoCE.", rich_help_panel=_PLACE),
+        Option(
+            "--rdma/--no-rdma",
+            help="Whether the network has RDMA (InfiniBand, EFA or RoCE).",
+            rich_help_panel=_PLACE,
+        ),
     ] = None
     busbw_intra: Annotated[
-        float | None, Option(help="Measured bus bandwidth inside a machine, GB/s.", rich_help_panel=_PLACE)
+        float | None, Option(help="Measured bus bandwidth inside a node, in GB/s.", rich_help_panel=_PLACE)
     ] = None
     busbw_inter: Annotated[
-        float | None, Option(help="Measured bus bandwidth over several, GB/s.", rich_help_panel=_PLACE)
+        float | None,
+        Option(help="Measured bus bandwidth between nodes, in GB/s per GPU.", rich_help_panel=_PLACE),
     ] = None
     tokens: Annotated[
         str | None,
-        Option(help="To train on, for hours and USD: 250M, 1.5B.", rich_help_panel=_PLACE),
+        Option(help="Number of training tokens, for hours and USD: 250M, 1.5B.", rich_help_panel=_PLACE),
     ] = None
     hardware: Annotated[
-        Path | None, Option(help="A CSV of your own GPUs and machines.", rich_help_panel=_PLACE)
+        Path | None, Option(help="CSV file with your own GPUs and machines.", rich_help_panel=_PLACE)
     ] = None
     calibration: Annotated[
         bool,
-        Option("--calibration/--no-calibration", help="Use what finished runs have measured.",
-               rich_help_panel=_PLACE),
-    ] = True  # fmt: skip
+        Option(
+            "--calibration/--no-calibration",
+            help="Correct predictions by the measurements of finished runs.",
+            rich_help_panel=_PLACE,
+        ),
+    ] = True
 
 
 def expanded(function: Callable[..., None]) -> Callable[..., None]:

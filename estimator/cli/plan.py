@@ -1,4 +1,4 @@
-"""finetune plan: the best configurations for a model, from goals to a ranked list."""
+"""finetune plan: rank the configurations that train a model within the given goals."""
 
 from __future__ import annotations
 
@@ -28,196 +28,268 @@ _WHAT, _GOALS, _WHERE, _HOW, _ANSWER = ("What is trained", "Goals", "Where", "Ho
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobOptions:
-    """What is to be trained. None is: for the planner to decide."""
+    """Options that describe the training job. None: the planner decides."""
 
     model: Annotated[
         str,
-        Option("--model", "-m", help="A name of `finetune models`, a Hugging Face id, a directory or s3://bucket/path.",
-               rich_help_panel=_WHAT),
-    ]  # fmt: skip
+        Option(
+            "--model",
+            "-m",
+            help="Name from `finetune models`, Hugging Face id, directory or s3://bucket/path.",
+            rich_help_panel=_WHAT,
+        ),
+    ]
     method: Annotated[
         str,
-        Option(help="full, lora, qlora, dora, adapter-v1, adapter-v2; auto: the first of full, lora, qlora "
-                    "that will do.",
-               rich_help_panel=_WHAT),
-    ] = "auto"  # fmt: skip
+        Option(
+            help="Training method: full, lora, qlora, dora, adapter-v1, adapter-v2. auto: the first of full, "
+            "lora and qlora that fits.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = "auto"
     engine: Annotated[
         str,
-        Option(help="torchtune, deepspeed, fsdp2, trl (task grpo); to plan only: torchtitan, megatron. auto: "
-                    "the first of the first four that can train the model.", rich_help_panel=_WHAT),
-    ] = "auto"  # fmt: skip
+        Option(
+            help="Training engine: torchtune, deepspeed, fsdp2, trl (task grpo); torchtitan and megatron for "
+            "planning only. auto: the first of the first four that supports the job.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = "auto"
     task: Annotated[
         str,
         Option(
-            help="sft, pretrain, dpo, orpo, simpo, kto, reward, grpo; of images text-to-image.",
+            help="Training task: sft, pretrain, dpo, orpo, simpo, kto, reward, grpo, text-to-image.",
             rich_help_panel=_WHAT,
         ),
     ] = "sft"
     seq_len: Annotated[
-        int | None, Option(help=f"Tokens of a sequence; {DEFAULT_SEQ_LEN:,}.", rich_help_panel=_WHAT)
+        int | None,
+        Option(help=f"Sequence length in tokens. Default: {DEFAULT_SEQ_LEN:,}.", rich_help_panel=_WHAT),
     ] = None
     resolution: Annotated[
         int | None,
-        Option(help="Pixels of an image's side; as the model was published for.", rich_help_panel=_WHAT),
+        Option(help="Image side in pixels. Default: that of the published model.", rich_help_panel=_WHAT),
     ] = None
     global_batch_size: Annotated[
-        int, Option(help="Sequences of an optimizer step, over all GPUs.", rich_help_panel=_WHAT)
+        int, Option(help="Sequences per optimizer step, summed over all GPUs.", rich_help_panel=_WHAT)
     ] = DEFAULT_BATCH
-    lora_rank: Annotated[
-        int, Option("--lora-rank", "--rank", help="Of the adapters.", rich_help_panel=_WHAT)
-    ] = 8
+    lora_rank: Annotated[int, Option("--lora-rank", "--rank", help="LoRA rank.", rich_help_panel=_WHAT)] = 8
     lora_targets: Annotated[
-        str, Option(help="Names of linear layers with commas between, or `all`.", rich_help_panel=_WHAT)
+        str, Option(help="Linear layers with LoRA: comma-separated names, or `all`.", rich_help_panel=_WHAT)
     ] = "all"
     lora_experts: Annotated[
-        bool, Option("--lora-experts", help="Adapters on experts too.", rich_help_panel=_WHAT)
+        bool,
+        Option(
+            "--lora-experts",
+            help="Apply LoRA to the experts of a mixture-of-experts model.",
+            rich_help_panel=_WHAT,
+        ),
     ] = False
     adapter_only: Annotated[
         bool,
-        Option("--adapter-only", help="The adapter alone is handed over, not merged.", rich_help_panel=_WHAT),
+        Option(
+            "--adapter-only",
+            help="Export the adapter without merging it into the model.",
+            rich_help_panel=_WHAT,
+        ),
     ] = False
     quantization: Annotated[
         str | None,
-        Option(help="Of qlora's base: nf4-double, nf4, int8.", rich_help_panel=_WHAT),
+        Option(
+            help="Quantization of the frozen base model of qlora: nf4-double, nf4, int8.",
+            rich_help_panel=_WHAT,
+        ),
     ] = None
     trained_modules: Annotated[
-        str, Option(help="Trained whole beside LoRA: embed_tokens, lm_head, norms.", rich_help_panel=_WHAT)
+        str,
+        Option(
+            help="Modules trained in full next to LoRA: embed_tokens, lm_head, norms.", rich_help_panel=_WHAT
+        ),
     ] = ""
     adapter_prompt_length: Annotated[
-        int, Option(help="Of a LLaMA-Adapter: prompt vectors of a block.", rich_help_panel=_WHAT)
+        int, Option(help="LLaMA-Adapter: number of prompt vectors per block.", rich_help_panel=_WHAT)
     ] = 10
     adapter_start_layer: Annotated[
-        int, Option(help="The first block with a prompt.", rich_help_panel=_WHAT)
+        int, Option(help="LLaMA-Adapter: first block with a prompt.", rich_help_panel=_WHAT)
     ] = 2
     optimizer: Annotated[
-        str, Option(help="adamw, adamw8bit, paged-adamw, adafactor, sgd, muon...", rich_help_panel=_WHAT)
+        str,
+        Option(
+            help="Optimizer: adamw, adamw8bit, paged-adamw, adafactor, sgd, muon, ...", rich_help_panel=_WHAT
+        ),
     ] = "adamw"
 
-    precision: Annotated[str, Option(help="auto, bf16, bf16-mixed, fp32.", rich_help_panel=_HOW)] = "auto"
+    precision: Annotated[
+        str, Option(help="Training precision: auto, bf16, bf16-mixed, fp32.", rich_help_panel=_HOW)
+    ] = "auto"
     micro_batch_size: Annotated[
-        int | None, Option(help="Sequences of a GPU and a forward pass.", rich_help_panel=_HOW)
+        int | None, Option(help="Sequences per GPU and forward pass.", rich_help_panel=_HOW)
     ] = None
     checkpointing: Annotated[
         bool | None,
-        Option("--checkpointing/--no-checkpointing", help="Of activations.", rich_help_panel=_HOW),
+        Option(
+            "--checkpointing/--no-checkpointing",
+            help="Recompute activations in the backward pass (activation checkpointing).",
+            rich_help_panel=_HOW,
+        ),
     ] = None
     packing: Annotated[
-        bool, Option("--packing", help="Several samples a sequence.", rich_help_panel=_HOW)
+        bool, Option("--packing", help="Pack several samples into one sequence.", rich_help_panel=_HOW)
     ] = False
     recompute_what: Annotated[
-        str, Option(help="With checkpointing: full, selective.", rich_help_panel=_HOW)
+        str, Option(help="What activation checkpointing recomputes: full or selective.", rich_help_panel=_HOW)
     ] = "full"
     recompute_every: Annotated[
-        int, Option(help="With checkpointing: one block of so many.", rich_help_panel=_HOW)
+        int, Option(help="Checkpoint one of every N blocks.", rich_help_panel=_HOW)
     ] = 1
     fp8: Annotated[
-        str, Option(help="Matrix products in float8 (fsdp2): tensorwise, rowwise.", rich_help_panel=_HOW)
+        str,
+        Option(help="Scaling of float8 matrix products (fsdp2): tensorwise, rowwise.", rich_help_panel=_HOW),
     ] = "none"
-    compile: Annotated[bool, Option("--compile", help="torch.compile.", rich_help_panel=_HOW)] = False
-    liger: Annotated[bool, Option("--liger", help="Liger-Kernel's kernels.", rich_help_panel=_HOW)] = False
+    compile: Annotated[
+        bool, Option("--compile", help="Compile the model with torch.compile.", rich_help_panel=_HOW)
+    ] = False
+    liger: Annotated[
+        bool, Option("--liger", help="Use the fused kernels of Liger-Kernel.", rich_help_panel=_HOW)
+    ] = False
     optimizer_in_backward: Annotated[
         bool,
-        Option("--optimizer-in-backward", help="Each gradient is used at once.", rich_help_panel=_HOW),
+        Option(
+            "--optimizer-in-backward",
+            help="Apply the optimizer during the backward pass, freeing each gradient immediately.",
+            rich_help_panel=_HOW,
+        ),
     ] = False
-    zero_stage: Annotated[int | None, Option(help="DeepSpeed's.", rich_help_panel=_HOW)] = None
+    zero_stage: Annotated[
+        int | None, Option(help="ZeRO stage of DeepSpeed: 0, 1, 2 or 3.", rich_help_panel=_HOW)
+    ] = None
     fsdp_sharding: Annotated[
-        str | None, Option(help="FSDP2's: full, grad-op (weights stay gathered).", rich_help_panel=_HOW)
+        str | None,
+        Option(help="FSDP2 sharding: full, or grad-op (weights stay gathered).", rich_help_panel=_HOW),
     ] = None
     fsdp_replicas: Annotated[
-        int | None, Option(help="FSDP2's copies of the model, each divided.", rich_help_panel=_HOW)
+        int | None, Option(help="FSDP2 replicas of the model (hybrid sharding).", rich_help_panel=_HOW)
     ] = None
     offload: Annotated[
         str,
-        Option(help="cpu: DeepSpeed's optimizer, or all that FSDP2 divides. none.", rich_help_panel=_HOW),
+        Option(
+            help="Offload to host memory: cpu (DeepSpeed: optimizer; FSDP2: all shards) or none.",
+            rich_help_panel=_HOW,
+        ),
     ] = "none"
-    tp: Annotated[int | None, Option(help="Tensor parallel.", rich_help_panel=_HOW)] = None
-    cp: Annotated[int | None, Option(help="Context parallel.", rich_help_panel=_HOW)] = None
-    pp: Annotated[int | None, Option(help="Pipeline parallel.", rich_help_panel=_HOW)] = None
-    ep: Annotated[int | None, Option(help="Expert parallel.", rich_help_panel=_HOW)] = None
+    tp: Annotated[int | None, Option(help="Degree of tensor parallelism.", rich_help_panel=_HOW)] = None
+    cp: Annotated[int | None, Option(help="Degree of context parallelism.", rich_help_panel=_HOW)] = None
+    pp: Annotated[int | None, Option(help="Degree of pipeline parallelism.", rich_help_panel=_HOW)] = None
+    ep: Annotated[int | None, Option(help="Degree of expert parallelism.", rich_help_panel=_HOW)] = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GoalOptions:
-    """What the plan is to reach, and where it may run."""
+    """Options that describe the goal and the hardware."""
 
-    tokens: Annotated[str | None, Option(help="To train on: 250M, 1.5B.", rich_help_panel=_GOALS)] = None
-    dataset_tokens: Annotated[
-        str | None, Option(help="Of one epoch, instead of --tokens.", rich_help_panel=_GOALS)
+    tokens: Annotated[
+        str | None, Option(help="Number of training tokens, such as 250M or 1.5B.", rich_help_panel=_GOALS)
     ] = None
-    epochs: Annotated[int | None, Option(help="With --dataset-tokens.", rich_help_panel=_GOALS)] = None
+    dataset_tokens: Annotated[
+        str | None, Option(help="Tokens per epoch, instead of --tokens.", rich_help_panel=_GOALS)
+    ] = None
+    epochs: Annotated[
+        int | None, Option(help="Number of epochs, with --dataset-tokens.", rich_help_panel=_GOALS)
+    ] = None
     deadline_hours: Annotated[
-        float | None, Option(help="The cheapest plan that is done by then.", rich_help_panel=_GOALS)
+        float | None,
+        Option(help="Find the cheapest plan that finishes within this many hours.", rich_help_panel=_GOALS),
     ] = None
     budget_usd: Annotated[
-        float | None, Option(help="The fastest plan that costs no more.", rich_help_panel=_GOALS)
+        float | None, Option(help="Find the fastest plan within this budget in USD.", rich_help_panel=_GOALS)
     ] = None
     prefer: Annotated[
-        str, Option(help="What decides without deadline and budget: price, speed.", rich_help_panel=_GOALS)
+        str, Option(help="Ranking without a deadline or budget: price or speed.", rich_help_panel=_GOALS)
     ] = "price"
 
-    gpu: Annotated[str | None, Option(help="A name of `finetune gpus`.", rich_help_panel=_WHERE)] = None
-    instance_type: Annotated[
-        list[str] | None, Option(help="A machine type; may be repeated.", rich_help_panel=_WHERE)
+    gpu: Annotated[
+        str | None, Option(help="GPU model, by a name from `finetune gpus`.", rich_help_panel=_WHERE)
     ] = None
-    cloud: Annotated[list[str] | None, Option(help="May be repeated.", rich_help_panel=_WHERE)] = None
+    instance_type: Annotated[
+        list[str] | None, Option(help="Instance type; may be repeated.", rich_help_panel=_WHERE)
+    ] = None
+    cloud: Annotated[
+        list[str] | None, Option(help="Cloud provider; may be repeated.", rich_help_panel=_WHERE)
+    ] = None
     capacity: Annotated[
         str,
-        Option(help="usual: what can rarely be had on demand comes last; any: it competes like the rest.",
-               rich_help_panel=_WHERE),
-    ] = "usual"  # fmt: skip
+        Option(
+            help="Rank instance types with poor availability last (usual), or treat all alike (any).",
+            rich_help_panel=_WHERE,
+        ),
+    ] = "usual"
     spot: Annotated[
-        bool, Option("--spot", help="On spot machines, at their prices.", rich_help_panel=_WHERE)
+        bool, Option("--spot", help="Use spot instances, at spot prices.", rich_help_panel=_WHERE)
     ] = False
     interruption_rate: Annotated[
         float | None,
-        Option(help="With --spot: how often a node is taken away in an hour.", rich_help_panel=_WHERE),
+        Option(help="With --spot: interruptions per node and hour.", rich_help_panel=_WHERE),
     ] = None
-    nodes: Annotated[int | None, Option(help="Exactly so many machines.", rich_help_panel=_WHERE)] = None
-    gpus: Annotated[int | None, Option(help="Of each machine.", rich_help_panel=_WHERE)] = None
-    max_nodes: Annotated[int | None, Option(help="At most so many machines; 16.", rich_help_panel=_WHERE)] = (
-        None
-    )
-    max_gpus: Annotated[int | None, Option(help="Of all machines.", rich_help_panel=_WHERE)] = None
+    nodes: Annotated[int | None, Option(help="Number of nodes (exact).", rich_help_panel=_WHERE)] = None
+    gpus: Annotated[int | None, Option(help="GPUs per node.", rich_help_panel=_WHERE)] = None
+    max_nodes: Annotated[
+        int | None, Option(help="Maximum number of nodes. Default: 16.", rich_help_panel=_WHERE)
+    ] = None
+    max_gpus: Annotated[
+        int | None, Option(help="Maximum number of GPUs over all nodes.", rich_help_panel=_WHERE)
+    ] = None
     from_cluster: Annotated[
         bool,
-        Option("--from-cluster", help="What your Kubernetes cluster has and could add.",
-               rich_help_panel=_WHERE),
-    ] = False  # fmt: skip
+        Option(
+            "--from-cluster",
+            help="Plan for the nodes that your Kubernetes cluster has or can add.",
+            rich_help_panel=_WHERE,
+        ),
+    ] = False
     context: Annotated[
-        str | None, Option(help="With --from-cluster: the kubeconfig's context.", rich_help_panel=_WHERE)
+        str | None, Option(help="With --from-cluster: context of the kubeconfig.", rich_help_panel=_WHERE)
     ] = None
     namespace: Annotated[
         str | None,
-        Option(help="With --from-cluster: whose quotas count; METAFLOW_KUBERNETES_NAMESPACE, else default.",
-               rich_help_panel=_WHERE),
-    ] = None  # fmt: skip
+        Option(
+            help="With --from-cluster: namespace whose quotas apply. Default: METAFLOW_KUBERNETES_NAMESPACE.",
+            rich_help_panel=_WHERE,
+        ),
+    ] = None
     hardware: Annotated[
-        Path | None, Option(help="A CSV of your own GPUs and machines.", rich_help_panel=_WHERE)
+        Path | None, Option(help="CSV file with your own GPUs and machines.", rich_help_panel=_WHERE)
     ] = None
     busbw_intra: Annotated[
-        float | None, Option(help="Measured inside a node, GB/s.", rich_help_panel=_WHERE)
+        float | None, Option(help="Measured bus bandwidth inside a node, in GB/s.", rich_help_panel=_WHERE)
     ] = None
     busbw_inter: Annotated[
-        float | None, Option(help="Measured between nodes, GB/s of a GPU.", rich_help_panel=_WHERE)
+        float | None,
+        Option(help="Measured bus bandwidth between nodes, in GB/s per GPU.", rich_help_panel=_WHERE),
     ] = None
     calibration: Annotated[
         bool,
-        Option("--calibration/--no-calibration", help="Use what finished runs have measured.",
-               rich_help_panel=_WHERE),
-    ] = True  # fmt: skip
+        Option(
+            "--calibration/--no-calibration",
+            help="Correct predictions by the measurements of finished runs.",
+            rich_help_panel=_WHERE,
+        ),
+    ] = True
 
 
 @expanded
 def plan(
-    wanted: JobOptions,
-    limits: GoalOptions,
-    top: Annotated[int, Option(help="Plans to show.", rich_help_panel=_ANSWER)] = 5,
+    job_options: JobOptions,
+    goal_options: GoalOptions,
+    top: Annotated[int, Option(help="Number of plans to show.", rich_help_panel=_ANSWER)] = 5,
     as_json: Annotated[
-        bool, Option("--json", help="Plans and rejections, in order.", rich_help_panel=_ANSWER)
+        bool,
+        Option("--json", help="Print plans and rejected configurations as JSON.", rich_help_panel=_ANSWER),
     ] = False,
-    as_csv: Annotated[bool, Option("--csv", help="A row for each plan.", rich_help_panel=_ANSWER)] = False,
+    as_csv: Annotated[
+        bool, Option("--csv", help="Print one CSV row per plan.", rich_help_panel=_ANSWER)
+    ] = False,
 ) -> None:
-    """The best configurations for a model, from goals to a ranked list."""
+    """Rank the configurations that train a model within the given goals."""
     from estimator import calibration, hardware
     from estimator.cli.plan_answer import show
     from estimator.planning.obstacles import explain
@@ -225,22 +297,22 @@ def plan(
     from estimator.planning.rows import row_of
 
     output.one_format(json=as_json, csv=as_csv)
-    found = hardware.catalogue(limits.hardware)
+    found = hardware.catalogue(goal_options.hardware)
     for warning in found.warnings:
         output.note(warning)
     with hardware.using(found):
-        known, problems = calibration.load() if limits.calibration else (None, ())
+        known, problems = calibration.load() if goal_options.calibration else (None, ())
         for problem in problems:
             output.note(problem)
-        job, target, goals = _job(wanted), _target(limits), _goals(limits)
+        job, target, goals = _job(job_options), _target(goal_options), _goals(goal_options)
         try:
-            ranked = plans(job, target, goals, top, calibration=known, bandwidth=_bandwidth(limits))
+            ranked = plans(job, target, goals, top, calibration=known, bandwidth=_bandwidth(goal_options))
         except UserError as error:
             raise error if goals.cluster is None else explain(error, job, target, goals.cluster) from None
         old = hardware.old_prices(
             item.request.instance_type or "" for item in ranked.plans if item.prediction.price_source
         )
-        command = _command(ranked.best, job, wanted.model, limits, goals)
+        command = _command(ranked.best, job, job_options.model, goal_options, goals)
     if old:
         output.note(old)
     rows = [row_of(*item) for item in enumerate(ranked.plans, 1)]
@@ -254,56 +326,56 @@ def plan(
             output.console().print(f"\nTo run the first: {command}", markup=False, soft_wrap=True)
 
 
-def _job(wanted: JobOptions) -> Job:
+def _job(job_options: JobOptions) -> Job:
     from estimator import models
     from estimator.job import Job
     from estimator.planning import images
 
-    model = models.resolve(wanted.model).spec
+    model = models.resolve(job_options.model).spec
     return Job(
         model=model,
-        method=wanted.method,  # type: ignore[arg-type]
-        engine=wanted.engine,  # type: ignore[arg-type]
-        task=images.task_for(model, wanted.task),  # type: ignore[arg-type]
-        seq_len=images.length_of(model, wanted.seq_len, wanted.resolution),
-        global_batch_size=wanted.global_batch_size,
-        micro_batch_size=wanted.micro_batch_size,
-        optimizer=wanted.optimizer,  # type: ignore[arg-type]
-        precision=wanted.precision,  # type: ignore[arg-type]
-        activation_checkpointing=wanted.checkpointing,
-        lora_rank=wanted.lora_rank,
-        lora_targets=_targets(wanted.lora_targets, model),
-        lora_experts=wanted.lora_experts,
-        adapter_only=wanted.adapter_only,
-        quantization=_quantization(wanted),  # type: ignore[arg-type]
-        trained_modules=_names(wanted.trained_modules),
-        adapter_prompt_length=wanted.adapter_prompt_length,
-        adapter_start_layer=wanted.adapter_start_layer,
-        packing=wanted.packing,
-        recompute=wanted.recompute_what,  # type: ignore[arg-type]
-        recompute_every=wanted.recompute_every,
-        fp8=wanted.fp8,  # type: ignore[arg-type]
-        compile=wanted.compile,
-        liger=wanted.liger,
-        optimizer_in_backward=wanted.optimizer_in_backward,
-        zero_stage=wanted.zero_stage,
-        fsdp_sharding=wanted.fsdp_sharding,  # type: ignore[arg-type]
-        replicas=wanted.fsdp_replicas,
-        offload=wanted.offload,  # type: ignore[arg-type]
-        tensor_parallel=wanted.tp,
-        context_parallel=wanted.cp,
-        pipeline_parallel=wanted.pp,
-        expert_parallel=wanted.ep,
+        method=job_options.method,  # type: ignore[arg-type]
+        engine=job_options.engine,  # type: ignore[arg-type]
+        task=images.task_for(model, job_options.task),  # type: ignore[arg-type]
+        seq_len=images.length_of(model, job_options.seq_len, job_options.resolution),
+        global_batch_size=job_options.global_batch_size,
+        micro_batch_size=job_options.micro_batch_size,
+        optimizer=job_options.optimizer,  # type: ignore[arg-type]
+        precision=job_options.precision,  # type: ignore[arg-type]
+        activation_checkpointing=job_options.checkpointing,
+        lora_rank=job_options.lora_rank,
+        lora_targets=_targets(job_options.lora_targets, model),
+        lora_experts=job_options.lora_experts,
+        adapter_only=job_options.adapter_only,
+        quantization=_quantization(job_options),  # type: ignore[arg-type]
+        trained_modules=_names(job_options.trained_modules),
+        adapter_prompt_length=job_options.adapter_prompt_length,
+        adapter_start_layer=job_options.adapter_start_layer,
+        packing=job_options.packing,
+        recompute=job_options.recompute_what,  # type: ignore[arg-type]
+        recompute_every=job_options.recompute_every,
+        fp8=job_options.fp8,  # type: ignore[arg-type]
+        compile=job_options.compile,
+        liger=job_options.liger,
+        optimizer_in_backward=job_options.optimizer_in_backward,
+        zero_stage=job_options.zero_stage,
+        fsdp_sharding=job_options.fsdp_sharding,  # type: ignore[arg-type]
+        replicas=job_options.fsdp_replicas,
+        offload=job_options.offload,  # type: ignore[arg-type]
+        tensor_parallel=job_options.tp,
+        context_parallel=job_options.cp,
+        pipeline_parallel=job_options.pp,
+        expert_parallel=job_options.ep,
     )
 
 
-def _quantization(wanted: JobOptions) -> str:
-    if wanted.quantization and wanted.method not in ("qlora", "auto"):
+def _quantization(job_options: JobOptions) -> str:
+    if job_options.quantization and job_options.method not in ("qlora", "auto"):
         raise UserError(
-            f"--quantization {wanted.quantization} is of qlora's base; the method is {wanted.method}.",
+            f"--quantization {job_options.quantization} needs method qlora, not {job_options.method}.",
             "Use --method qlora, or leave --quantization out.",
         )
-    return wanted.quantization or "nf4-double"
+    return job_options.quantization or "nf4-double"
 
 
 def _targets(text: str, model: ModelSpec) -> tuple[str, ...]:
@@ -316,85 +388,85 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def _target(limits: GoalOptions) -> Target:
+def _target(goal_options: GoalOptions) -> Target:
     from estimator.job import Target
 
-    kind = "kubernetes" if limits.from_cluster else "catalogue"
+    kind = "kubernetes" if goal_options.from_cluster else "catalogue"
     return Target(
         kind=kind,  # type: ignore[arg-type]
-        nodes=limits.nodes,
-        gpus=limits.gpus,
-        gpu=limits.gpu,
-        capacity=limits.capacity,  # type: ignore[arg-type]
+        nodes=goal_options.nodes,
+        gpus=goal_options.gpus,
+        gpu=goal_options.gpu,
+        capacity=goal_options.capacity,  # type: ignore[arg-type]
     )
 
 
-def _goals(limits: GoalOptions) -> Goals:
+def _goals(goal_options: GoalOptions) -> Goals:
     from estimator.planning.goals import Goals
 
     return Goals(
-        deadline_hours=limits.deadline_hours,
-        budget_usd=limits.budget_usd,
-        tokens=_count(limits.tokens),
-        epochs=limits.epochs,
-        dataset_tokens=_count(limits.dataset_tokens),
-        prefer=limits.prefer,  # type: ignore[arg-type]
-        clouds=tuple(limits.cloud or ()),
-        instance_types=tuple(limits.instance_type or ()),
-        spot=limits.spot,
-        interruption_rate=limits.interruption_rate,
-        cluster=_cluster(limits),
-        max_nodes=limits.max_nodes,
-        max_gpus=limits.max_gpus,
+        deadline_hours=goal_options.deadline_hours,
+        budget_usd=goal_options.budget_usd,
+        tokens=_count(goal_options.tokens),
+        epochs=goal_options.epochs,
+        dataset_tokens=_count(goal_options.dataset_tokens),
+        prefer=goal_options.prefer,  # type: ignore[arg-type]
+        clouds=tuple(goal_options.cloud or ()),
+        instance_types=tuple(goal_options.instance_type or ()),
+        spot=goal_options.spot,
+        interruption_rate=goal_options.interruption_rate,
+        cluster=_cluster(goal_options),
+        max_nodes=goal_options.max_nodes,
+        max_gpus=goal_options.max_gpus,
     )
 
 
-def _cluster(limits: GoalOptions) -> Cluster | None:
+def _cluster(goal_options: GoalOptions) -> Cluster | None:
     for name in ("context", "namespace"):
-        if getattr(limits, name) is not None and not limits.from_cluster:
+        if getattr(goal_options, name) is not None and not goal_options.from_cluster:
             raise UserError(
                 f"--{name} goes with --from-cluster.", f"Add --from-cluster, or leave --{name} out."
             )
-    if not limits.from_cluster:
+    if not goal_options.from_cluster:
         return None
     from estimator.hardware.inventory import PodRules, read_cluster
     from estimator.planning.run_command import DEFAULT_NAMESPACE, NAMESPACE_VARIABLE
 
-    namespace = limits.namespace or os.environ.get(NAMESPACE_VARIABLE) or DEFAULT_NAMESPACE
-    cluster = read_cluster(limits.context, rules=PodRules(namespace=namespace))
+    namespace = goal_options.namespace or os.environ.get(NAMESPACE_VARIABLE) or DEFAULT_NAMESPACE
+    cluster = read_cluster(goal_options.context, rules=PodRules(namespace=namespace))
     for line in cluster.notes:
         output.note(line)
     return cluster
 
 
-def _command(plan: Plan, job: Job, model: str, limits: GoalOptions, goals: Goals) -> str | None:
-    """What runs the plan where it is for a cluster; the job's method is decided by then."""
+def _command(plan: Plan, job: Job, model: str, goal_options: GoalOptions, goals: Goals) -> str | None:
+    """Command that runs the plan on the cluster it was made for; None without a cluster."""
     if goals.cluster is None:
         return None
     from estimator.planning.run_command import run_command
 
     command = run_command(
-        plan, job, model, goals.cluster, namespace=limits.namespace, hardware_file=limits.hardware
+        plan, job, model, goals.cluster, namespace=goal_options.namespace, hardware_file=goal_options.hardware
     )
-    if limits.context is None:
+    if goal_options.context is None:
         return command
-    return f"kubectl config use-context {limits.context} && {command}"
+    return f"kubectl config use-context {goal_options.context} && {command}"
 
 
 def _count(text: str | None) -> int | None:
     return None if text is None else round(tokens_of(text))
 
 
-def _bandwidth(limits: GoalOptions) -> MeasuredBandwidth | None:
-    if limits.busbw_intra is None and limits.busbw_inter is None:
+def _bandwidth(goal_options: GoalOptions) -> MeasuredBandwidth | None:
+    if goal_options.busbw_intra is None and goal_options.busbw_inter is None:
         return None
     from datetime import date
 
     from estimator.throughput import MeasuredBandwidth
 
     return MeasuredBandwidth(
-        intra_node_gbytes_per_s=limits.busbw_intra,
-        inter_node_gbytes_per_s=limits.busbw_inter,
+        intra_node_gbytes_per_s=goal_options.busbw_intra,
+        inter_node_gbytes_per_s=goal_options.busbw_inter,
         source="given by --busbw-intra and --busbw-inter",
         date=date.today().isoformat(),
     )
