@@ -17,28 +17,28 @@ _LONGEST_NAME = 96
 
 class Harness(Section):
     tasks: tuple[str, ...] = ()
-    """Tasks that lm-evaluation-harness scores base and result on, in a step of their own: names of its own, a
-    task's YAML file, or a folder of such files (extra `eval`). Empty: none."""
+    """lm-evaluation-harness tasks on which the base and the finished model are scored, in a separate step:
+    task names, a task's YAML file, or a folder of such files (extra `eval`). Empty: none."""
     limit: Positive | None = None
-    """Rows of each task that are scored. Empty: all of them."""
+    """Rows per task to score. Empty: all rows."""
     num_fewshot: NonNegative | None = None
-    """Examples before each question. Empty: as the task says."""
+    """Few-shot examples per question. Empty: the default of the task."""
     batch_size: Positive | Auto = 8
-    """Requests that are scored at once. auto: the largest batch that fits, up to 64."""
+    """Batch size of the scored requests. auto: the largest that fits, up to 64."""
     chat: bool = False
-    """Ask through the chat template, as the harness does with `--apply_chat_template`."""
+    """Apply the chat template, like `--apply_chat_template` of the harness."""
     timeout_minutes: Positive = 240
-    """Minutes after which the tasks are given up."""
+    """Time limit of all tasks in minutes."""
 
 
 class Export(Section):
     adapter_only: bool = False
-    """Hand over the adapter alone: no merged model is written, and none is planned for."""
+    """Export the adapter without merging it into the model."""
     push: str | None = None
-    """Repository of the Hugging Face Hub, `user/name`, that gets the finished model, and the adapter below
-    `adapter/`. The token comes from the environment alone (HF_TOKEN)."""
+    """Hugging Face Hub repository, `user/name`, to upload the finished model to, with the adapter below
+    `adapter/`. The token is read from the environment only (HF_TOKEN)."""
     visibility: Literal["private", "public"] = "private"
-    """Of a repository that the push makes; one that is there stays as it is."""
+    """Visibility of a repository that the upload creates; an existing repository is not changed."""
 
     @field_validator("push")
     @classmethod

@@ -142,12 +142,12 @@ class Lora(Section):
     """The linear layers that get adapters, by Llama's names; all-linear, or all seven: every linear layer of
     the blocks, whatever the model's family calls it, without routers and experts."""
     experts: bool = False
-    """Adapters on the experts too, for method lora: fsdp2 trains them, and the adapter isn't merged."""
+    """Apply LoRA to experts too (method lora, engine fsdp2). The adapter is exported without merging."""
     quantization: Literal["nf4-double", "nf4", "int8"] = "nf4-double"
-    """How method qlora keeps the base: in 4 bits (NF4) with scales in 8 bits or in 32, or in 8 bits."""
+    """Quantization of the frozen base model of qlora: NF4 with 8-bit or 32-bit scales, or int8."""
     modules_to_save: tuple[Literal["embed_tokens", "lm_head", "norms"], ...] = ()
-    """What is trained whole beside the adapters: the embedding, the head, all norms over the hidden size.
-    Embedding and head that are one matrix stay one."""
+    """Modules trained in full next to the adapters: embedding, head, norms over the hidden size. Tied
+    embedding and head stay tied."""
 
     @property
     def all_linear(self) -> bool:
@@ -188,15 +188,15 @@ class Fsdp(Section):
     """Copies of the model, each divided over an equal part of the GPUs. As many as GPUs: each holds all, as
     with DDP. auto: one, or one for each node."""
     offload: Literal["none", "cpu"] = "none"
-    """cpu: weights, gradients and optimizer states wait in host memory, and are updated there."""
+    """cpu: keep weights, gradients and optimizer states in host memory, and update them there."""
 
 
 class Recompute(Section):
     what: Literal["full", "selective"] = "full"
-    """full: all of a block. selective: what lies between its matrix products, of which every second one's
-    result is kept, and attention's (deepspeed, fsdp2)."""
+    """full: recompute whole blocks. selective: keep the results of attention and of every second matrix
+    product (deepspeed, fsdp2)."""
     every: Positive = 1
-    """One block out of so many is recomputed, the others keep their activations (deepspeed, fsdp2)."""
+    """Recompute one of every N blocks (deepspeed, fsdp2)."""
 
 
 WEIGHED = {  # what of Preference the losses of a task have
@@ -229,31 +229,30 @@ class Preference(Section):
 
 class Rejection(Section):
     score: str | None = None
-    """What gives an answer its score: a function of your own, `path/file.py:function` or
-    `package.module:function`, called with the prompt and the answer as texts; or a reward model, in any of
-    the forms of `model`."""
+    """Scorer of the answers: a function, `path/file.py:function` or `package.module:function`, called with
+    prompt and answer as strings; or a reward model, in any form of `model`."""
     answers: int = Field(default=4, json_schema_extra={"minimum": 2})
-    """Answers to each prompt, of which the best is kept."""
+    """Answers per prompt; the best one is kept."""
     prompts: Positive | None = None
-    """The first so many rows of the dataset give prompts. Empty: all of them."""
+    """Number of prompts, from the first rows of the dataset. Empty: all rows."""
     temperature: PositiveFloat = 1.0
-    """Temperature that the answers are drawn at."""
+    """Sampling temperature of the answers."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Draw each token from the likeliest ones that together have this probability."""
+    """Nucleus sampling: sample from the most likely tokens with this total probability."""
     max_new_tokens: Positive = 256
     """Longest answer in tokens; longer ones are cut there."""
     generator: Literal["transformers", "vllm"] = "transformers"
-    """What draws the answers: transformers' `generate`, or vLLM, which is many times faster on GPUs and is
-    installed by the extra `vllm`, or in an environment of its own (`generator_python`)."""
+    """Sampler of the answers: `generate` of transformers, or vLLM, which is many times faster on GPUs and is
+    installed by the extra `vllm` or in a separate environment (`generator_python`)."""
     generator_python: str | None = None
-    """The Python of an environment that has vLLM, as a path on the machines that draw, such as
-    `/srv/vllm/bin/python`. Empty: the run's own Python."""
+    """Python of an environment with vLLM, as a path on the sampling machines, such as
+    `/srv/vllm/bin/python`. Empty: the Python of the run."""
     nodes: Positive | None = None
-    """Nodes that draw answers at the same time, each with its share of the prompts. Empty: as planned."""
+    """Nodes that sample answers in parallel, each a share of the prompts. Empty: as planned."""
     min_score: float | None = None
-    """The best answer to a prompt is kept only with this score or a higher one."""
+    """Minimum score of a kept answer."""
     top_share: float = Field(default=1.0, gt=0, le=1)
-    """Of the best answers to all prompts, this share with the highest scores is kept."""
+    """Share of the best answers to keep, by highest score."""
 
     @field_validator("answers")
     @classmethod
@@ -271,16 +270,15 @@ class Rejection(Section):
 
 class Rl(Section):
     reward: str | None = None
-    """What gives a drawn answer its reward: a function of your own, `path/file.py:function` or
-    `package.module:function`, called with the prompt and the answer as texts; or a reward model, in any of
-    the forms of `model`."""
+    """Reward of a sampled answer: a function, `path/file.py:function` or `package.module:function`, called
+    with prompt and answer as strings; or a reward model, in any form of `model`."""
     group_size: int = Field(default=8, json_schema_extra={"minimum": 2})
-    """Answers to each prompt, which are compared with each other (G). `global_batch_size` counts answers."""
+    """Answers per prompt, which are compared with each other (G). `global_batch_size` counts answers."""
     beta: float | Auto = Field(default="auto")
-    """Weight of the divergence from the model as it was (the KL term). auto: 0.04 with adapters, and 0 for
-    full, which would hold a second model for it."""
+    """Weight of the KL divergence from the reference model. auto: 0.04 with adapters; 0 for full, which would
+    need a second model in memory."""
     temperature: PositiveFloat = 1.0
-    """Temperature that the answers are drawn at."""
+    """Sampling temperature of the answers."""
     max_completion_length: Positive | None = None
     """Longest answer in tokens; longer ones are cut there. Empty: 256, or half of `seq_len` if that is less.
     What is left of `seq_len` is for the prompt, of which the end is kept."""
@@ -320,24 +318,24 @@ class Evaluation(Section):
     fraction: float = Field(default=0.05, ge=0, lt=1)
     """Share of the rows held out (at least 1 row, at most 256) when no held-out file is given."""
     dataset: str | None = None
-    """A held-out dataset of its own, in any of the forms of `dataset`."""
+    """Separate held-out dataset, in any form of `dataset`."""
     generations: NonNegative | Auto = "auto"
     """Number of held-out prompts that the base and the finished model answer. For task sft, answers equal to
     the expected ones (exact match) are counted. auto: 3, or all rows of support-tickets."""
     max_new_tokens: Positive = 64
     """Maximum length of those answers in tokens."""
     every_steps: Positive | None = None
-    """While training, measure the loss on the held-out rows every so many optimizer steps, and after the
-    last one. Empty: only before and after the run."""
+    """Optimizer steps between evaluations of the held-out loss during training; the last step is always
+    evaluated. Empty: evaluate only before and after the run."""
     every_minutes: PositiveFloat | None = None
-    """The same every so many minutes of training, instead of `every_steps`."""
+    """Minutes of training between evaluations, instead of `every_steps`."""
     keep_best: bool | None = None
-    """Export the step with the lowest of these losses instead of the last one: its checkpoint is kept.
-    Empty: where `patience` is given."""
+    """Export the step with the lowest held-out loss instead of the last step. Empty: only if `patience` is
+    set."""
     patience: Positive | None = None
-    """Stop the run after so many of these evaluations in a row without a lower loss."""
+    """Stop early after this many evaluations in a row without a lower loss."""
     min_delta: float = Field(default=0.0, ge=0)
-    """By how much a loss has to be lower for `patience` to begin anew."""
+    """Minimum improvement of the loss that resets `patience`."""
 
     @property
     def answers(self) -> int:
@@ -386,10 +384,9 @@ MOST_PROFILED = 20  # steps: a trace of more is hundreds of MB, which no viewer 
 
 class ProfileWindow(Section):
     steps: str | None = None
-    """Profile these optimizer steps, the first and the last of them: 20:23 are four, 20 is one; at most 20.
-    Empty: none."""
+    """Optimizer steps to profile: first and last (20:23), or one (20); at most 20 steps. Empty: none."""
     ranks: tuple[NonNegative, ...] = (0,)
-    """Ranks that are profiled; each writes a trace of its own."""
+    """Ranks to profile; each writes its own trace."""
 
     @field_validator("steps", mode="before")
     @classmethod
@@ -430,53 +427,53 @@ def _bounds(steps: str) -> tuple[int, int]:
 
 class Resources(Section):
     nodes: Positive | None = None
-    """Nodes. Empty: as planned."""
+    """Number of nodes. Empty: as planned."""
     gpus: Positive | None = None
-    """GPUs for each node (on CPUs: processes for each node). Empty: as planned."""
+    """GPUs per node (on CPUs: processes per node). Empty: as planned."""
     gpu: str | None = None
-    """GPU type, a name of the GPU table. Empty: as planned."""
+    """GPU model, by a name from `finetune gpus`. Empty: as planned."""
     instance_type: str | None = None
-    """Cloud machine, a name of the instance table. Empty: as planned."""
+    """Instance type of a cloud, by a name from `finetune gpus`. Empty: as planned."""
     cloud: str | None = None
-    """Plan on this cloud's machines only (aws, gcp, azure, lambda)."""
+    """Cloud provider to plan for (aws, gcp, azure, lambda)."""
     from_catalogue: bool = False
-    """Plan a run on Kubernetes or AWS Batch with the tables' machines, without asking what is there."""
+    """Plan for the instance types of the catalogue, without querying Kubernetes or AWS Batch."""
     capacity: Literal["usual", "any"] = "usual"
-    """usual: machines that can rarely be had on demand come after all others. any: they compete like them."""
+    """Rank instance types with poor on-demand availability last (usual), or treat all alike (any)."""
     spot: bool = False
-    """On machines of Kubernetes or AWS Batch that may be taken away at any time, at spot prices."""
+    """Use spot instances on Kubernetes or AWS Batch, at spot prices."""
     interruption_rate: PositiveFloat | None = None
-    """How often one spot node is taken away in an hour, such as 0.05. Empty: as the table has it for the
-    machine, else not known."""
+    """Spot interruptions per node and hour, such as 0.05. Empty: the value of the catalogue for the instance
+    type, or unknown."""
     device: Literal["auto", "cuda", "cpu"] = "auto"
-    """auto: GPUs where there are any; the CPU only for models of up to 0.5 billion parameters."""
+    """Training device. auto: GPUs if there are any; CPUs only for models up to 0.5 billion parameters."""
     queue: str | None = None
-    """AWS Batch job queue, or Kueue LocalQueue on Kubernetes. Empty: by GPU type as in `queues`, else what
-    Metaflow is configured with."""
+    """AWS Batch job queue, or Kueue LocalQueue on Kubernetes. Empty: by GPU model from `queues`, else the
+    queue in Metaflow's configuration."""
     queues: dict[str, str] = Field(default_factory=dict)
-    """Queues by GPU type, as names of the GPU table, for where no `queue` is given."""
+    """Queue per GPU model, used if `queue` is not set."""
     team: str | None = None
-    """Team that the run is for: a label of its jobs and pods, a tag on AWS Batch, and what
-    `finetune costs --by team` adds up."""
+    """Team of the run: a label of its jobs and pods, a tag on AWS Batch, and a group of
+    `finetune costs --by team`."""
     priority: str | None = None
     """Kueue WorkloadPriorityClass of the run. Empty: Kueue goes by `priority_class`."""
     priority_class: str | None = None
     """PriorityClass of the run's pods on Kubernetes. Empty: the cluster's default."""
     zone: str | None = None
-    """Availability zone of all nodes. Empty: on Kubernetes one that has enough of them, where one is seen."""
+    """Availability zone of all nodes. Empty: on Kubernetes, a zone with enough nodes, if there is one."""
     pending_timeout: PositiveFloat = 30.0
-    """Minutes that a step waits for one more of its nodes, or for its image, before the run gives up."""
+    """Minutes that a step waits for its next node, or for its image, before the run fails."""
     fabric: Literal["auto", "efa", "infiniband", "roce", "tcpx", "none"] = "auto"
-    """The network between nodes that GPUs use on Kubernetes. auto: what the nodes offer; none: TCP."""
+    """Network fabric between nodes on Kubernetes. auto: what the nodes offer. none: TCP."""
     pod_template: dict[str, Any] | str | None = None
-    """What is merged into the training pods' template on Kubernetes, itself or the path of a YAML file: a
-    strategic merge patch, in which the container `main` is the training's."""
+    """Strategic merge patch of the training pods on Kubernetes, inline or as the path of a YAML file. The
+    training container is called `main`."""
     max_disruptions: NonNegative = 20
-    """How often a run may lose pods on Kubernetes (deleted, evicted, preempted, spot taken back, node lost),
-    or machines on AWS Batch, and go on; none of it counts as an attempt of a step."""
+    """Maximum number of disruptions of a run: pods deleted, evicted, preempted, or lost with their node, or
+    machines lost on AWS Batch. Disruptions do not count as attempts of a step."""
     termination_grace_s: NonNegative = 60
-    """Seconds that a training pod has once it has to go. In them all nodes store a checkpoint after the same
-    step. On Slurm as many count from SIGUSR1 on. 0: none."""
+    """Grace period of a training pod in seconds, in which all nodes store a checkpoint after the same step.
+    On Slurm it starts with SIGUSR1. 0: none."""
     hang_timeout_s: Positive = 900
     """Seconds without a step, a checkpoint or any other sign of life before a run counts as hung; four
     times as long while a model is loaded or saved."""

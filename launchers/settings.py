@@ -57,34 +57,34 @@ class Settings(Section):
     model: str = Field(default="tiny-llama", min_length=1)
     """A name of the model table, a Hugging Face id, s3://bucket/path or a local directory."""
     method: Literal["full", "lora", "qlora", "dora", "adapter-v1", "adapter-v2", "auto"] = "full"
-    """What is trained: all weights; adapters; adapters on a quantised base; adapters and the length of each
-    row (DoRA); prompts before the upper blocks' attention (LLaMA-Adapter); those, norms, and a scale and a
-    bias for each linear layer's outputs (v2). auto: the first of full, lora and qlora that fits."""
+    """Training method. full: all weights. lora: low-rank adapters. qlora: LoRA on a quantized base model.
+    dora: LoRA plus a magnitude per row (DoRA). adapter-v1: prompts in the attention of the upper blocks
+    (LLaMA-Adapter). adapter-v2: adds norms and a scale and bias per linear layer. auto: the first of full,
+    lora and qlora that fits."""
     task: Literal["sft", "pretrain", "dpo", "orpo", "simpo", "kto", "reward", "grpo", "text-to-image"] = "sft"
-    """What is learnt: answers (sft), plain text (pretrain), or from pairs of a better and a worse answer to
-    prefer the better one: dpo beside the model as it was, orpo and simpo without it. kto: the same from
-    single answers that are called good or bad. reward: a model that gives a better answer a higher number.
-    grpo: to draw answers of its own that score higher (`rl`). text-to-image: images from captions, which
-    models that make images learn (`images`)."""
+    """Training task. sft: supervised fine-tuning on answers. pretrain: plain text. dpo, orpo, simpo:
+    preferences from pairs of a better and a worse answer, dpo with a reference model, the others without.
+    kto: preferences from single answers marked good or bad. reward: a reward model. grpo: reinforcement
+    learning on sampled answers (`rl`). text-to-image: images from captions (`images`)."""
     engine: Literal["torchtune", "deepspeed", "fsdp2", "trl"] | Auto = "auto"
-    """The training engine. auto: torchtune, or deepspeed, or fsdp2, or for task grpo trl: the first that can
-    train the model that way."""
+    """Training engine. auto: the first of torchtune, deepspeed and fsdp2 that supports the job; trl for
+    task grpo."""
     dataset: str = Field(default="support-tickets", min_length=1)
     """JSONL, JSON, CSV or Parquet of chat messages, instruction/response or text, for preferences of pairs,
     for pretrain of text (also .txt): a local path, a folder of save_to_disk, s3://, a Hugging Face id,
     support-tickets (generated: messages and the JSON record of each), or python-docs (generated: the running
     Python's documentation). NAME#SPLIT names a split."""
     mixture: dict[str, Weight] = Field(default_factory=dict)
-    """More datasets beside `dataset`, with weights: how often an epoch has the rows of each. 2: twice; 0.5: a
-    drawn half."""
+    """Additional datasets with weights: how often one epoch repeats the rows of each. 2: twice; 0.5: a random
+    half."""
     seq_len: Positive | None = None
     """Longest sequence in tokens; longer rows are cut, those of pretrain split. Empty: 2048 (tiny-llama:
     256), or the model's limit if lower."""
     packing: bool = False
     """Put several short rows into one sequence (attention stays within each row)."""
     group_by_length: bool = False
-    """Put rows of about one length into a batch, so that less of it is padding. Rows move by at most 50
-    steps, and the batches stay in a drawn order."""
+    """Group rows of similar length into a batch to reduce padding. Rows move by at most 50 steps; the order
+    of the batches stays random."""
     longest_first: bool = True
     """Begin the first epoch with the longest rows, so that memory is reserved once, and a run that does not
     fit fails in its first step. Packed rows stay as they are."""
@@ -95,26 +95,26 @@ class Settings(Section):
     """NEFTune: noise on the embeddings in training, up to this by the root of a document's tokens times
     dimensions; its authors take 5, 10 or 15 (tasks sft and pretrain). Empty: none."""
     trial: NonNegative = 0
-    """Before the run, try the three best plans on its own machines for so many steps each, and keep the
-    fastest. 0: go by the prediction."""
+    """Number of steps for which the three best plans are tried on the run's machines before training; the
+    fastest is used. 0: use the best predicted plan."""
     train_on_prompt: bool = False
     """Count the prompt's tokens in the loss too."""
     chat_template: str | None = None
     """A Jinja chat template to use instead of the tokenizer's."""
     new_tokens: tuple[NotEmpty, ...] = ()
-    """Tokens that are added to the tokenizer. Their embeddings begin as the mean of all others' and are
-    trained: embedding and head are trained whole beside adapters then. Needs deepspeed or fsdp2."""
+    """Tokens to add to the tokenizer. Their embeddings start as the mean of all embeddings; embedding and
+    head are then trained in full next to adapters. Needs deepspeed or fsdp2."""
     epochs: Positive = 1
     """Passes over the data."""
     max_steps: Positive | None = None
     """Stop after this many optimizer steps."""
     tokens: Tokens | None = None
-    """Stop with the step that reaches this many tokens (20000, 300M, 1B), padding not counted. The data is
-    gone through as often as that needs. Instead of `epochs` and `max_steps`."""
+    """Stop after this many training tokens (20000, 300M, 1B), without padding. The data is repeated as often
+    as needed. Instead of `epochs` and `max_steps`."""
     global_batch_size: Positive = 16
-    """Global batch: sequences for each optimizer step, over all GPUs."""
+    """Sequences per optimizer step, summed over all GPUs."""
     micro_batch_size: Positive | None = None
-    """Sequences for each GPU and forward pass. Empty: the largest that fits."""
+    """Sequences per GPU and forward pass. Empty: the largest that fits."""
     precision: Literal["auto", "bf16", "bf16-mixed", "fp32"] = "auto"
     """auto: fp32 on CPUs; on GPUs bf16 with torchtune, bf16 with fp32 master weights with the others."""
     fp8: TrainedFp8 = "none"
@@ -131,7 +131,7 @@ class Settings(Section):
     clip_grad_norm: float | None = Field(default=1.0, gt=0)
     """Largest gradient norm. Empty: no clipping."""
     seed: int = Field(default=0, ge=0, lt=2**32)
-    """Seeds the order of the data and the adapters' initial weights."""
+    """Random seed of the data order and of the adapters' initial weights."""
     optimizer: Optimizer = Optimizer()
     """The optimizer and its constants."""
     schedule: Schedule = Schedule()
