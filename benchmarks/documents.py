@@ -292,7 +292,8 @@ def checks_table() -> str:
     for phase in (*PHASES, None):
         found = [check for check in CHECKS.values() if check.phase == phase]
         for number, check in enumerate(found):
-            lines.append(f"| {(phase or 'all') if not number else ''} | `{check.name}` | {check.tells} |")
+            label = "" if number else phase or "all"
+            lines.append(f"| {label} | `{check.name}` | {check.description} |")
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""The checks: what each tells, in which phase it is measured, and what may clear its verdict."""
+"""Registry of the checks: description, phase of measurement, and which later check clears a failure."""
 
 from __future__ import annotations
 
@@ -16,184 +16,233 @@ PROFILES: tuple[Profile, ...] = get_args(Profile)  # from the weakest to the str
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
-    """One question that is answered with PASS, WARN, FAIL or NO-VERDICT."""
+    """A health check with verdict PASS, WARN, FAIL or NO-VERDICT."""
 
     name: str
     phase: PhaseName | None
-    """Where it is measured; None: in every phase."""
-    tells: str
+    """Phase that measures it; None: all phases."""
+    description: str
     loaded: bool = False
-    """Whether a deeper profile asks harder: more load, larger sizes, longer."""
+    """Whether deeper profiles measure with more load, larger sizes or longer."""
     between: Literal["node", "pair", "world"] = "node"
-    """What it judges: hosts one by one, pairs of them, or the world as a whole."""
+    """Scope of a verdict: single nodes, pairs of nodes, or all ranks together."""
 
     def strength(self, profile: Profile) -> int:
-        """How hard the check asks in that profile; only comparable within one check."""
+        """Return the depth of the check in a profile; comparable within one check only."""
         return PROFILES.index(profile) if self.loaded else 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LocalKind:
-    """A figure that a rank measures alone; more is better in all of them."""
+    """A metric that each rank measures by itself; higher is better."""
 
     name: str
     check: str
     unit: str
-    tells: str
+    description: str
 
 
 CHECKS: dict[str, Check] = {
     check.name: check
     for check in (
-        Check(name="ranks", phase="facts", tells="as many nodes and GPUs as asked for, none counted twice"),
-        Check(name="gpus", phase="facts", tells="each node has the GPUs that its machine type has"),
-        Check(name="versions", phase="facts", tells="driver, CUDA, NCCL and torch are the same everywhere"),
+        Check(
+            name="ranks",
+            phase="facts",
+            description="number of nodes and GPUs as requested, without duplicates",
+        ),
+        Check(name="gpus", phase="facts", description="each node has all GPUs of its instance type"),
+        Check(
+            name="versions",
+            phase="facts",
+            description="same driver, CUDA, NCCL and torch versions on all nodes",
+        ),
         Check(
             name="shared-memory",
             phase="facts",
-            tells="shared memory is large enough for NCCL and data loaders",
+            description="enough shared memory for NCCL and data loaders",
         ),
-        Check(name="memlock", phase="facts", tells="memory can be locked, as RDMA needs"),
+        Check(name="memlock", phase="facts", description="locked-memory limit high enough for RDMA"),
         Check(
             name="host-settings",
             phase="facts",
-            tells="kernel, governor, huge pages, sysctls, limits, IOMMU, firmware are as they should be",
+            description="kernel, CPU governor, huge pages, sysctls, limits, IOMMU and firmware as expected",
         ),
-        Check(name="interface", phase="facts", tells="NCCL and gloo take an interface that reaches others"),
+        Check(
+            name="interface",
+            phase="facts",
+            description="NCCL and gloo use a network interface that reaches the other nodes",
+        ),
         Check(
             name="rdma",
             phase="facts",
-            tells="the EFA or InfiniBand devices are in sight, their ports up and at full rate",
+            description="EFA or InfiniBand devices visible, ports up and at full rate",
         ),
-        Check(name="hostname", phase="facts", tells="each host resolves its own name, and not to loopback"),
-        Check(name="clock", phase="facts", tells="the hosts' clocks agree"),
-        Check(name="placement", phase="facts", tells="the nodes of this very run are in one zone"),
+        Check(
+            name="hostname",
+            phase="facts",
+            description="each host resolves its own name to a non-loopback address",
+        ),
+        Check(name="clock", phase="facts", description="clocks of the hosts in sync"),
+        Check(name="placement", phase="facts", description="all nodes of this run in one zone"),
         Check(
             name="gpu-health",
             phase="facts",
-            tells="ECC, remapped rows, XID, throttling, NVLinks and their fabric, before and after",
+            description="ECC errors, remapped rows, XIDs, throttling, NVLinks, fabric; before and after",
         ),
-        Check(name="mesh", phase="mesh", between="pair", tells="every node reaches every other with 256 KB"),
+        Check(
+            name="mesh",
+            phase="mesh",
+            between="pair",
+            description="every node sends 256 KB to every other node",
+        ),
         Check(
             name="open-ports",
             phase="mesh",
-            tells="ports all over the kernel's range are open between nodes, over IPv4 and IPv6",
+            description="ports across the ephemeral range open between nodes, over IPv4 and IPv6",
         ),
-        Check(name="dcgm", phase="diag", tells="NVIDIA's own diagnostic, level 2, where `dcgmi` is (`deep`)"),
+        Check(
+            name="dcgm",
+            phase="diag",
+            description="NVIDIA's DCGM diagnostic, level 2, if `dcgmi` is installed (`deep`)",
+        ),
         Check(
             name="gemm",
             phase="node",
             loaded=True,
-            tells="matrix products as fast as the GPU's and its peers'",
+            description="speed of matrix products, compared with the GPU model and with peers",
         ),
         Check(
             name="gpu-load",
             phase="node",
             loaded=True,
-            tells="clocks, power limit, temperature and PCIe generation under load, beside its peers'",
+            description="clocks, power limit, temperature, PCIe generation under load, compared with peers",
         ),
         Check(
             name="corruption",
             phase="node",
             loaded=True,
-            tells="the same matrix product has the same bits each time and on all ranks",
+            description="bit-identical results of the same matrix product, repeatedly and on all ranks",
         ),
-        Check(name="hbm", phase="node", loaded=True, tells="the GPU's memory is as fast as its peers'"),
-        Check(name="host-copy", phase="node", loaded=True, tells="copies between host and GPU"),
+        Check(name="hbm", phase="node", loaded=True, description="GPU memory bandwidth, compared with peers"),
+        Check(name="host-copy", phase="node", loaded=True, description="copy bandwidth between host and GPU"),
         Check(
-            name="peer-copy", phase="node", loaded=True, tells="copies between the GPUs of a node (NVLink)"
+            name="peer-copy",
+            phase="node",
+            loaded=True,
+            description="copy bandwidth between the GPUs of a node (NVLink)",
         ),
-        Check(name="efa", phase="node", tells="EFA moves messages from each host to itself"),
+        Check(name="efa", phase="node", description="EFA loopback messages on each host"),
         Check(
             name="storage",
             phase="node",
             loaded=True,
-            tells="the work directory is written and read, large files and small ones",
+            description="read and write speed of the work directory, large and small files",
         ),
-        Check(name="datastore", phase="node", loaded=True, tells="the datastore is written and read"),
+        Check(
+            name="datastore", phase="node", loaded=True, description="read and write speed of the datastore"
+        ),
         Check(
             name="correctness",
             phase="world",
             loaded=True,
             between="world",
-            tells="each collective gives values that a wrong or partial result can't give",
+            description="collectives return the exact expected values",
         ),
         Check(
             name="latency",
             phase="world",
             loaded=True,
             between="world",
-            tells="small messages and the barrier take no longer than they should",
+            description="latency of small messages and of the barrier",
         ),
         Check(
             name="bandwidth",
             phase="world",
             loaded=True,
             between="world",
-            tells="busbw of the collectives over message size",
+            description="bus bandwidth (busbw) of the collectives by message size",
         ),
         Check(
             name="transport",
             phase="world",
             between="world",
-            tells="NCCL sees all nodes and uses the fast network that is there",
+            description="NCCL connects all nodes and uses the fastest network available",
         ),
         Check(
             name="pairs",
             phase="pairs",
             loaded=True,
             between="pair",
-            tells="every pair of nodes in each direction: which node, direction or link is slow",
+            description="bandwidth of every pair of nodes in each direction: which node, direction or link is slow",
         ),
         Check(
             name="loss",
             phase="pairs",
             loaded=True,
             between="pair",
-            tells="packets arrive the first time, over nights too: retransmissions, ports' errors, carriers",
+            description="packet loss, also across runs: retransmissions, port errors, carrier changes",
         ),
         Check(
-            name="hangs", phase=None, between="world", tells="no rank hung or died, every phase ended in time"
+            name="hangs",
+            phase=None,
+            between="world",
+            description="no rank hung or died; every phase ended within its time limit",
         ),
     )
 }
 
-BY_NODE = ("efa", "storage", "datastore")  # checks whose figures each node's first rank measures alone
+BY_NODE = ("efa", "storage", "datastore")  # checks measured by the first rank of each node only
 
 LOCALS: dict[str, LocalKind] = {
     kind.name: kind
     for kind in (
         LocalKind(
-            name="gemm_bf16", check="gemm", unit="TFLOPS", tells="bf16 matrix product, the fastest of a burst"
+            name="gemm_bf16",
+            check="gemm",
+            unit="TFLOPS",
+            description="bf16 matrix product, fastest of a burst",
         ),
         LocalKind(
             name="gemm_bf16_sustained",
             check="gemm",
             unit="TFLOPS",
-            tells="bf16 matrix products for seconds, at the power limit",
+            description="bf16 matrix products sustained for seconds, at the power limit",
         ),
-        LocalKind(name="gemm_fp8", check="gemm", unit="TFLOPS", tells="fp8 matrix product"),
-        LocalKind(name="gemm_fp32", check="gemm", unit="TFLOPS", tells="fp32 matrix product"),
-        LocalKind(name="hbm_copy", check="hbm", unit="GB/s", tells="copy within the device, read plus write"),
+        LocalKind(name="gemm_fp8", check="gemm", unit="TFLOPS", description="fp8 matrix product"),
+        LocalKind(name="gemm_fp32", check="gemm", unit="TFLOPS", description="fp32 matrix product"),
         LocalKind(
-            name="memory_copy", check="hbm", unit="GB/s", tells="copy within host memory, read plus write"
+            name="hbm_copy", check="hbm", unit="GB/s", description="device-to-device copy, read plus write"
         ),
-        LocalKind(name="h2d", check="host-copy", unit="GB/s", tells="pinned host memory to GPU"),
-        LocalKind(name="d2h", check="host-copy", unit="GB/s", tells="GPU to pinned host memory"),
-        LocalKind(name="peer_copy", check="peer-copy", unit="GB/s", tells="GPU to GPU of the same node"),
-        LocalKind(name="efa_loopback", check="efa", unit="GB/s", tells="EFA, from the host to itself"),
-        LocalKind(name="storage_write", check="storage", unit="GB/s", tells="work directory, with fsync"),
+        LocalKind(
+            name="memory_copy", check="hbm", unit="GB/s", description="host memory copy, read plus write"
+        ),
+        LocalKind(name="h2d", check="host-copy", unit="GB/s", description="pinned host memory to GPU"),
+        LocalKind(name="d2h", check="host-copy", unit="GB/s", description="GPU to pinned host memory"),
+        LocalKind(
+            name="peer_copy", check="peer-copy", unit="GB/s", description="GPU to GPU of the same node"
+        ),
+        LocalKind(name="efa_loopback", check="efa", unit="GB/s", description="EFA loopback"),
+        LocalKind(
+            name="storage_write", check="storage", unit="GB/s", description="work directory, with fsync"
+        ),
         LocalKind(
             name="storage_files",
             check="storage",
             unit="files/s",
-            tells="small files of the work directory made, looked at and removed",
+            description="work directory: small files created, checked and removed",
         ),
-        LocalKind(name="storage_read", check="storage", unit="GB/s", tells="work directory, past the cache"),
         LocalKind(
-            name="datastore_write", check="datastore", unit="GB/s", tells="datastore, one large object"
+            name="storage_read",
+            check="storage",
+            unit="GB/s",
+            description="work directory, bypassing the page cache",
         ),
-        LocalKind(name="datastore_read", check="datastore", unit="GB/s", tells="datastore, the same object"),
+        LocalKind(
+            name="datastore_write", check="datastore", unit="GB/s", description="datastore, one large object"
+        ),
+        LocalKind(
+            name="datastore_read", check="datastore", unit="GB/s", description="datastore, the same object"
+        ),
     )
 }
 

@@ -104,7 +104,7 @@ def finding_text(finding: Finding) -> str:
 def check_rows(checks: Sequence[CheckResult]) -> tuple[tuple[str, ...], ...]:
     """One row for each check that was asked for."""
     return tuple(
-        (c.check, c.verdict, of_check(c), c.reason, CHECKS[c.check].tells if c.check in CHECKS else "")
+        (c.check, c.verdict, of_check(c), c.reason, CHECKS[c.check].description if c.check in CHECKS else "")
         for c in checks
     )
 
