@@ -173,7 +173,7 @@ CHECKS: dict[str, Check] = {
             phase="pairs",
             loaded=True,
             between="pair",
-            description="bandwidth of each pair of nodes and direction: which node, direction or link is slow",
+            description="bandwidth of each pair of nodes and direction; names the slow node or link",
         ),
         Check(
             name="loss",
