@@ -2,7 +2,7 @@
 
 from decorators._metaflow import FinetuneError, ensure_user, user_errors
 from decorators.gpu_profile import current_plan, current_profile, gpu_profile
-from decorators.profile.measured import GpuMeasured, Measured, RankMeasured
+from decorators.profile.measured import GpuMeasured, Measured
 from decorators.profiler import Profile
 from decorators.storage import MetaflowStorage, datastore, fetch_model, origin_run_ids
 

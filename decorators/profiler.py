@@ -13,12 +13,13 @@ from typing import Any
 import psutil
 
 from decorators import _metaflow
-from decorators.profile.history import CardState, History, Setting
-from decorators.profile.measured import GpuMeasured, Measured, RankMeasured
+from decorators.card.state import CardState, Setting
+from decorators.profile.measured import GpuMeasured, Measured
 from decorators.profile.sampling import Sampler
 from estimator.plan import Plan
 from launchers.evaluate import EvaluationResult
 from launchers.harness.result import HarnessResult
+from launchers.report.state import RunState
 from launchers.report.telemetry import Event
 from launchers.trial import TrialResult
 
@@ -56,7 +57,7 @@ class Profile:
         card: Any | None = None,
         about: Plan | None = None,
     ) -> None:
-        self.plan = plan
+        self._run = RunState(plan)
         self._about = about
         self._settings: tuple[Setting, ...] = ()
         self._log: Callable[[], str] = str
@@ -64,7 +65,6 @@ class Profile:
         self._step = step
         self._card = card
         self._lock = threading.Lock()
-        self._history = History(plan=plan)
         self._trials: list[TrialResult] = []
         self._evaluation: EvaluationResult | None = None
         self._exported: tuple[tuple[str, str], ...] = ()
@@ -96,11 +96,14 @@ class Profile:
         else:
             _metaflow.after_last_words(lambda: self._draw(publish=True))
 
-    def replan(self, plan: Plan) -> None:
-        """Say that this attempt goes by another plan than the run was launched with."""
-        if self.plan is not None:
-            with self._lock:
-                self.plan = self._history.plan = plan
+    @property
+    def plan(self) -> Plan | None:
+        """Plan of this attempt; None if nothing was planned."""
+        return self._run.plan
+
+    def follow(self, run: RunState) -> None:
+        """Measure and draw ``run``, to which its owner adds the events, in place of the own one."""
+        self._run = run
 
     def trial(self, result: TrialResult) -> None:
         """Note one plan's trial. The peaks until now were its own, not those of the run that follows."""
@@ -129,9 +132,7 @@ class Profile:
         ``tokens_of_steps``: what goes through the model in each of them, over all processes of the run. A
         node sees its own ranks only, and other nodes' rows may be longer.
         """
-        with self._lock:
-            self._history.total_steps = total_steps
-            self._history.tokens_of_steps = tokens_of_steps
+        self._run.total_steps, self._run.tokens_of_steps = total_steps, tokens_of_steps
 
     def note(self, text: str) -> None:
         """A line for the card."""
@@ -143,31 +144,26 @@ class Profile:
 
     def add(self, event: Event) -> None:
         """Take an event of a rank's telemetry: what ``on_event`` is given."""
-        with self._lock:
-            self._history.add(event)
+        self._run.add(event)
 
     def measured(self) -> Measured:
         """Return the measurements so far, after waiting at most 5 s for the step's first sample."""
         self._sampler.wait_for_first_sample(5)
+        run = self._run.snapshot()
         with self._lock, self._sampler.lock:
-            return self._measured()
+            return self._measured(run)
 
     def state(self) -> CardState:
         """All that a card shows, as of now."""
         with contextlib.suppress(OSError):  # its folder goes when the step's work ends
             self._log_tail = self._log() or self._log_tail
+        run = self._run.snapshot()
         with self._lock, self._sampler.lock:
             return CardState(
-                plan=self.plan,
-                measured=self._measured(),
-                steps=tuple(self._history.steps()),
-                ranks=tuple(self._history.ranks()),
-                memory=tuple(self._history.memory_series),
+                run=run,
+                measured=self._measured(run),
                 gpu_samples=tuple(self._sampler.samples.gpus.kept),
                 host_samples=tuple(self._sampler.samples.host.kept),
-                total_steps=self._history.total_steps,
-                eta_seconds=None if self._ended else self._history.eta_seconds(),
-                phase=self._history.phase.name if self._history.phase else "",
                 started=self._started,
                 ended=self._ended,
                 failed=self._failed,
@@ -177,17 +173,13 @@ class Profile:
                 about=self._about,
                 settings=self._settings,
                 log_tail=self._log_tail,
-                windows=self._history.windows,
-                evaluations=self._history.evaluations,
-                drawn=self._history.drawn,
-                late=self._history.late,
                 exported=self._exported,
             )
 
-    def _measured(self) -> Measured:
-        samples, history, sampler = self._sampler.samples, self._history, self._sampler
+    def _measured(self, run: RunState) -> Measured:
+        samples, sampler = self._sampler.samples, self._sampler
         duration = (self._ended or time.time()) - self._started
-        price = self.plan.prediction.usd_per_hour if self.plan else None
+        price = run.plan.prediction.usd_per_hour if run.plan else None
         return Measured(
             step=self._step,
             node=int(os.environ.get("MF_PARALLEL_NODE_INDEX", "0")),
@@ -196,30 +188,19 @@ class Profile:
             samples=samples.count,
             sampling_seconds=sampler.own_cpu_seconds + self._card_seconds,
             gpus=self._gpus(),
-            ranks=tuple(
-                RankMeasured(
-                    rank=row.rank,
-                    host=row.info.host if row.info else "",
-                    device=row.info.device if row.info else "",
-                    allocated_peak_bytes=row.memory.allocated_peak if row.memory else None,
-                    reserved_peak_bytes=row.memory.reserved_peak if row.memory else None,
-                    rss_peak_bytes=row.memory.rss_peak if row.memory else None,
-                    tokens_per_second=row.tokens_per_second,
-                )
-                for row in history.ranks()
-            ),
+            ranks=run.ranks,
             host_total_bytes=int(psutil.virtual_memory().total),
             host_rss_peak_bytes=samples.rss_peak or None,
             host_pss_peak_bytes=samples.pss_of_peak,
             mean_cpu_cores=sampler.cpu_seconds / duration if samples.host.count > 1 else None,
             shared_memory_peak_bytes=samples.shared_memory_peak,
             disk_free_min_bytes=samples.disk_free_min,
-            steps=history.last_step,
-            tokens_per_second=history.tokens_per_second(),
-            mfu=history.mfu(),
+            steps=run.last_step,
+            tokens_per_second=run.tokens_per_second,
+            mfu=run.mfu,
             usd=price * duration / 3600 if price is not None else None,
             notes=tuple(sampler.notes),
-            checkpoint_seconds=history.checkpoint_seconds,
+            checkpoint_seconds=run.checkpoint_seconds,
         )
 
     def _gpus(self) -> tuple[GpuMeasured, ...]:

@@ -18,9 +18,9 @@ from decorators._metaflow import in_container, leave_no_record
 from decorators.backends import disruptions
 from decorators.backends.cluster_name import cluster_name, current_cluster
 from decorators.backends.kubernetes.pod_shape import PID_FILE
+from decorators.card.state import Setting
 from decorators.gpu_profile import current_plan, current_profile
 from decorators.profile.calibration import keep_trial
-from decorators.profile.history import Setting
 from decorators.profile.measured import Measured
 from decorators.storage import MetaflowStorage, origin_run_ids
 from estimator.models import ModelRef
@@ -37,7 +37,8 @@ from launchers.gang.failures import GangFailed, NodeLost
 from launchers.gang.job import TrainJob
 from launchers.replanning import Replanning, plans_key
 from launchers.report.evaluations import HeldOutLoss
-from launchers.report.metrics import Metrics, tokens_of_steps
+from launchers.report.metrics import Metrics
+from launchers.report.state import RunState
 from launchers.report.telemetry import Event, Straggling
 from launchers.report.window import Window
 from launchers.settings import Settings, flat
@@ -124,8 +125,8 @@ def train_on_node(
     """
     profile = current_profile()
     job = _job(plan, settings, model, weights, data, store, work, reward=reward)
-    prepared = Prepared(job.data_dir)
-    profile.expect(total_steps=job.total_steps, tokens_of_steps=tokens_of_steps(prepared))
+    state = RunState(plan, total_steps=job.total_steps)
+    profile.follow(state)
     profile.describe(_settings_in_words(settings), lambda: rank_log_tail(job.logs_dir))
     attempt = _this_attempt(store, node=address.node, number=launch)
     disrupted = disruptions.Disruptions(storage=store, run=attempt.run)
@@ -142,10 +143,9 @@ def train_on_node(
 
     joined = False
 
-    def add(event: Event) -> None:
+    def note_event(event: Event) -> None:
         nonlocal joined
         joined = True
-        profile.add(event)
         if isinstance(event, Straggling):
             cluster = current_cluster() or cluster_name("local")
             on_gpus = plan.layout.device == "cuda"
@@ -159,8 +159,8 @@ def train_on_node(
                 address,
                 store,
                 work,
-                on_event=add,
-                on_plan=profile.replan,
+                state=state,
+                on_event=note_event,
                 on_trial=note_trial,
                 grace=grace,
             )

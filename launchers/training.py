@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,17 +20,17 @@ from launchers.gang.failures import GangFailed
 from launchers.gang.job import TrainJob
 from launchers.gang.node import run_node
 from launchers.replanning import Replanning, after_kill, choose_plan, out_of_memory
-from launchers.report.drawn import DrawnPictures
-from launchers.report.evaluations import HeldOutLoss, best_of, evaluation_line, handed_over, is_over, why_over
-from launchers.report.metrics import Meter, Metrics, dist_lines, tokens_of_steps
-from launchers.report.peak import MemoryPeak, largest_process
+from launchers.report.evaluations import HeldOutLoss, evaluation_line, handed_over, is_over, why_over
+from launchers.report.metrics import Metrics, dist_lines, tokens_of_steps
+from launchers.report.peak import MemoryPeak
 from launchers.report.progress import Progress
+from launchers.report.state import RunState
 from launchers.report.stragglers import Stragglers, words
-from launchers.report.telemetry import DistInfo, Drawn, Evaluated, Event, Memory, Pace, Phase, Profiled
+from launchers.report.telemetry import DistInfo, Evaluated, Event, Pace, Phase, Profiled, Step
 from launchers.report.trackers import Trackers
 from launchers.report.window import Window, lines
 from launchers.store.bundles import Storage, put_bundle
-from launchers.store.checkpoints import Checkpoint, CheckpointStore, restore_newest
+from launchers.store.checkpoints import CheckpointStore, restore_newest
 from launchers.trial import TrialResult, find_decision, run_trials
 
 _EVALUATING_S = 10.0  # from one line to the next that says that an evaluation is under way
@@ -82,8 +82,8 @@ def train(
     store: Storage,
     work: Path,
     *,
+    state: RunState | None = None,
     on_event: Callable[[Event], None] = lambda _: None,
-    on_plan: Callable[[Plan], None] = lambda _: None,
     on_trial: Callable[[TrialResult], None] = lambda _: None,
     grace: Grace = NO_GRACE,
 ) -> Trained:
@@ -100,10 +100,10 @@ def train(
         Takes checkpoints and logs.
     work:
         A folder of this node's own.
+    state:
+        Receives this attempt's plan and every telemetry event of the node's ranks. None: a new one.
     on_event:
-        Hears every telemetry event of the node's ranks.
-    on_plan:
-        Is told the plan of this attempt before it begins.
+        Called with every telemetry event after ``state`` has it.
     on_trial:
         Is told each trial's result, on the first node (``job.settings.trial``).
     grace:
@@ -122,11 +122,12 @@ def train(
     if plans is not None:
         say = print if address.node == 0 else _quiet
         job = replace(job, plan=_choose_plan(plans, job, attempt, say))
-    on_plan(job.plan)
     data = Prepared(job.data_dir)
-    listener = _Listener(
-        job, attempt.run, tokens_of_steps(data), _Traces(store, attempt.profile), on_event, address.node
-    )
+    state = state if state is not None else RunState()
+    state.plan, state.total_steps = job.plan, job.total_steps
+    # What is generated while training is counted by rank 0, not by the prepared prompts
+    state.tokens_of_steps = None if job.settings.task == "grpo" else tokens_of_steps(data)
+    reporter = _Reporter(job, attempt.run, state, _Traces(store, attempt.profile), on_event, address.node)
     # Checkpoints of other data or settings are not this job's: they lie under another name.
     fingerprint = data.info.fingerprint
     if job.plan.engine == "deepspeed" and job.plan.layout.sharding != launched.layout.sharding:
@@ -137,7 +138,7 @@ def train(
         attempt=attempt.number,
         origins=[f"{origin}/{fingerprint}" for origin in attempt.origins],
         keep=job.settings.keep_checkpoints,
-        notes=listener.notes,
+        notes=reporter.notes,
     )
     checkpoint, skipped = restore_newest(checkpoints, work / "resume")
     for line in skipped:
@@ -145,33 +146,30 @@ def train(
     if checkpoint and address.node == 0:
         print(f"going on from the checkpoint of step {checkpoint.step} of {job.total_steps}", flush=True)
     if checkpoint:
-        listener.go_on_from(checkpoint)
+        state.restore(checkpoint.extra, with_metrics=address.node == 0)
         job = replace(
-            job,
-            start_step=checkpoint.step,
-            resume_dir=work / "resume",
-            evaluations=tuple(listener.evaluations),
+            job, start_step=checkpoint.step, resume_dir=work / "resume", evaluations=state.evaluations
         )
         if address.node == 0:
             _say_what_is_past(job)
     try:
         if not has_ended(job):
-            run_node(job, address, on_event=listener, checkpoints=checkpoints, grace=grace)
-        exported = export_best(job, listener.evaluations, address, checkpoints, work / "best", listener)
+            run_node(job, address, on_event=reporter, checkpoints=checkpoints, grace=grace)
+        exported = export_best(job, state.evaluations, address, checkpoints, work / "best", reporter)
     except GangFailed as error:
         if plans is not None and error.failure.out_of_memory:
             _plan_less(plans, attempt, job, address)
         raise
     finally:
-        listener.close()
+        reporter.close()
         _keep_logs(store, attempt.logs, job.logs_dir)
-        listener.traces.keep(job.profile_dir)
+        reporter.traces.keep(job.profile_dir)
     return Trained(
         job=job,
-        metrics=tuple(listener.metrics),
-        memory_peak=listener.memory_peak,
-        windows=tuple(listener.traces.windows),
-        evaluations=tuple(listener.evaluations),
+        metrics=state.metrics,
+        memory_peak=state.memory_peak,
+        windows=state.windows,
+        evaluations=state.evaluations,
         exported_step=exported,
     )
 
@@ -259,14 +257,13 @@ def _say_what_is_past(job: TrainJob) -> None:
 
 
 class _Traces:
-    """The profiled windows of a node's ranks, and their traces on the way to the store."""
+    """Traces of a node's profiled windows, and their place in the store."""
 
     def __init__(self, store: Storage, key: str) -> None:
         self._store, self._key = store, key
-        self.windows: list[Window] = []
 
-    def add(self, event: Profiled) -> Profiled:
-        """The event with the places where the window's files will lie."""
+    def placed(self, event: Profiled) -> Profiled:
+        """Return the event with the future location of its window's files in the store."""
         if event.window is None:
             return event
         window = Window.from_dict(event.window)
@@ -275,7 +272,6 @@ class _Traces:
             trace=self._store.describe(f"{self._key}/{window.trace}"),
             snapshot=self._store.describe(f"{self._key}/{window.snapshot}") if window.snapshot else None,
         )
-        self.windows.append(window)
         return replace(event, window=window.to_dict())
 
     def keep(self, folder: Path) -> None:
@@ -297,40 +293,21 @@ def _keep_logs(store: Storage, key: str, folder: Path) -> None:
         print(f"the ranks' logs could not be kept: {error}")
 
 
-def _said(loss: HeldOutLoss) -> Evaluated:
-    """What a rank has said of an evaluation, for who hears this attempt alone."""
-    return Evaluated(
-        rank=0,
-        step=loss.step,
-        done=0,
-        rows=0,
-        seconds=loss.seconds,
-        loss=loss.loss,
-        metrics=loss.metrics,
-    )
-
-
-class _Listener:
-    """Hears every telemetry event of this node: for the terminal, trackers, and whoever else wants it."""
+class _Reporter:
+    """Adds this node's telemetry to the run's state, prints it, and sends its figures to the trackers."""
 
     def __init__(
         self,
         job: TrainJob,
         run: str,
-        tokens: Sequence[int],
+        state: RunState,
         traces: _Traces,
         on_event: Callable[[Event], None],
         node: int,
     ) -> None:
-        self.metrics: list[Metrics] = []
-        self.evaluations: list[HeldOutLoss] = []
-        self.drawn = DrawnPictures()
         self.traces = traces
-        self._job, self._run, self._node = job, run, node
-        self._told = 0.0  # when an evaluation was last said to be under way
-        self._meter = Meter(job.plan, tokens)
-        self._ranks: list[DistInfo] = []
-        self._memory: dict[int, Memory] = {}  # by rank, the last; its peaks only grow
+        self._job, self._run, self._state, self._node = job, run, state, node
+        self._progress_at = 0.0  # when an evaluation's progress was last printed
         self._on_event = on_event
         self._trackers: Trackers | None = None
         layout = job.plan.layout
@@ -342,32 +319,33 @@ class _Listener:
             for each in self._stragglers.add(event):
                 on_gpus = self._job.plan.layout.device == "cuda"
                 print(f"{'' if each.over else 'WARNING: '}{words(each, on_gpus=on_gpus)}", flush=True)
-                self._on_event(each)
+                self._add(each)
             return
         if isinstance(event, Profiled):
-            event = self.traces.add(event)
-        self._on_event(event)
+            event = self.traces.placed(event)
+        ranks, evaluations = len(self._state.infos), len(self._state.evaluations)
+        self._add(event)
         if isinstance(event, DistInfo):
-            self._ranks.append(event)
-            if len(self._ranks) == self._job.plan.layout.processes_per_node:
+            if ranks < len(self._state.infos) == self._job.plan.layout.processes_per_node:
                 # In one write: local nodes share their output.
-                print("\n".join([*dist_lines(self._ranks), ""]), end="", flush=True)
-        elif isinstance(event, Memory):
-            self._memory[event.rank] = event
+                print("\n".join([*dist_lines(self._state.infos), ""]), end="", flush=True)
         elif isinstance(event, Profiled):
             self._show(event)
         elif isinstance(event, Evaluated):
-            self._evaluated(event)
-        elif isinstance(event, Drawn):
-            self.drawn.add(event)
+            if event.loss is None:
+                self._show_progress(event)
+            elif self._node == 0 and evaluations < len(self._state.evaluations):
+                self._show_evaluation()
         elif isinstance(event, Phase) and event.rank == 0 and self._is_printed(event):
             print(f"{event.name} after step {event.step}" if event.step else event.name, flush=True)
-        metrics = self._meter.add(event)
-        if metrics is not None:
-            self.metrics.append(metrics)
-            peak = self.memory_peak
+        elif isinstance(event, Step) and event.loss is not None:
+            metrics, peak = self._state.step(event.step), self._state.memory_peak
             self._progress.step(metrics, None if peak is None else peak.size_bytes)
             self._track(metrics.step, metrics.figures())
+
+    def _add(self, event: Event) -> None:
+        self._state.add(event)
+        self._on_event(event)
 
     def _is_printed(self, event: Phase) -> bool:
         """Whether the log has a line for this phase of rank 0."""
@@ -385,31 +363,17 @@ class _Listener:
         ]
         print("\n".join(text), end="", flush=True)  # in one write: local nodes share their output
 
-    def _evaluated(self, event: Evaluated) -> None:
-        """Every rank says the same loss: the first to say it is heard. On node 0 alone it is shown."""
-        settings, known = self._job.settings, self.evaluations
-        if event.loss is None:
-            if event.rank == 0 and event.at - self._told >= _EVALUATING_S:
-                self._told = event.at
-                print(f"evaluating after step {event.step}: {event.done} of {event.rows} rows", flush=True)
-            return
-        if known and known[-1].step >= event.step:
-            return
-        loss = HeldOutLoss(
-            step=event.step, loss=event.loss, metrics=event.metrics or {}, seconds=event.seconds
-        )
-        known.append(loss)
-        if self._node == 0:
-            print(evaluation_line(known), flush=True)
-            if is_over(known, settings.evaluation):
-                print(why_over(known, settings.evaluation), flush=True)
-            self._track(loss.step, loss.figures(settings.task))
+    def _show_progress(self, event: Evaluated) -> None:
+        if event.rank == 0 and event.at - self._progress_at >= _EVALUATING_S:
+            self._progress_at = event.at
+            print(f"evaluating after step {event.step}: {event.done} of {event.rows} rows", flush=True)
 
-    @property
-    def memory_peak(self) -> MemoryPeak | None:
-        """The largest process: torch's reserved memory on GPUs, resident memory on CPUs."""
-        ranks = self._memory.values()
-        return largest_process((rank.reserved_peak for rank in ranks), (rank.rss_peak for rank in ranks))
+    def _show_evaluation(self) -> None:
+        losses, settings = self._state.evaluations, self._job.settings
+        print(evaluation_line(losses), flush=True)
+        if is_over(losses, settings.evaluation):
+            print(why_over(losses, settings.evaluation), flush=True)
+        self._track(losses[-1].step, losses[-1].figures(settings.task))
 
     def _track(self, step: int, figures: dict[str, float]) -> None:
         if self._trackers is None:
@@ -419,26 +383,8 @@ class _Listener:
         self._trackers.log(step, figures)
 
     def notes(self, step: int) -> dict[str, Any]:
-        """What a checkpoint keeps of the run so far: the metrics and the held-out losses up to its step."""
-        evaluations = [each for each in list(self.evaluations) if each.step <= step]
-        best = best_of(evaluations) if self._job.settings.evaluation.keeps_best else None
-        return {
-            "metrics": [metrics.to_dict() for metrics in list(self.metrics) if metrics.step <= step],
-            "evaluations": [each.to_dict() for each in evaluations],
-            "drawn": self.drawn.to_list(step),
-            "best_step": None if best is None else best.step,
-        }
-
-    def go_on_from(self, checkpoint: Checkpoint) -> None:
-        """Take over what was measured of the steps that an earlier attempt or run has made."""
-        self.evaluations = [HeldOutLoss(**values) for values in checkpoint.extra.get("evaluations", ())]
-        for each in self.evaluations:
-            self._on_event(_said(each))
-        self.drawn = DrawnPictures.from_list(checkpoint.extra.get("drawn", ()))
-        for drawn in self.drawn.shown():
-            self._on_event(drawn)
-        if self._node == 0:
-            self.metrics = [Metrics(**values) for values in checkpoint.extra.get("metrics", ())]
+        """Return what a checkpoint of this step keeps of the run."""
+        return self._state.notes(step, keeps_best=self._job.settings.evaluation.keeps_best)
 
     def close(self) -> None:
         self._progress.close()

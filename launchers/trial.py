@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -21,12 +20,12 @@ from estimator.planning.trials import trial_plans
 from launchers import pipeline
 from launchers.cluster.endpoint import NodeAddress
 from launchers.dataset.prepared import Prepared
-from launchers.gang.failures import GangFailed
+from launchers.gang.failures import Failure, GangFailed
 from launchers.gang.job import TrainJob
 from launchers.gang.node import run_node
-from launchers.report.metrics import Meter, tokens_of_steps
+from launchers.report.metrics import median, tokens_of_steps
 from launchers.report.peak import MemoryPeak, largest_process
-from launchers.report.telemetry import DistInfo, Event, Memory
+from launchers.report.state import RankMeasured, RunState
 from launchers.sections import ProfileWindow
 from launchers.store.bundles import Storage
 
@@ -37,24 +36,13 @@ DECISION_S = 600.0  # that a node waits for the first one's decision, which come
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankPeaks:
-    """What one training process of a trial took at its highest, in bytes; torch's are None on a CPU."""
-
-    rank: int
-    device: str
-    allocated_bytes: int | None
-    reserved_bytes: int | None
-    rss_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class TrialResult:
     """One plan's trial."""
 
     plan: Plan
     steps: int  # measured ones; 0: it failed
     tokens_per_second: float | None  # median of the measured steps, over all processes
-    ranks: tuple[RankPeaks, ...]  # of the first node
+    ranks: tuple[RankMeasured, ...]  # of the first node
     failure: str | None = None  # why it failed, in a line
     out_of_memory: bool = False
 
@@ -62,7 +50,7 @@ class TrialResult:
     def memory_peak(self) -> MemoryPeak | None:
         """The largest process: torch's reserved memory on GPUs, resident memory on CPUs."""
         return largest_process(
-            (rank.reserved_bytes for rank in self.ranks), (rank.rss_bytes for rank in self.ranks)
+            (rank.reserved_peak_bytes for rank in self.ranks), (rank.rss_peak_bytes for rank in self.ranks)
         )
 
     @property
@@ -78,7 +66,7 @@ class TrialResult:
     @classmethod
     def from_dict(cls, values: dict[str, object]) -> TrialResult:
         """The result that :meth:`to_dict` wrote."""
-        ranks = tuple(RankPeaks(**rank) for rank in values["ranks"])  # type: ignore[attr-defined]
+        ranks = tuple(RankMeasured(**rank) for rank in values["ranks"])  # type: ignore[attr-defined]
         plan = Plan.from_json(str(values["plan"]))
         return cls(**{**values, "plan": plan, "ranks": ranks})  # type: ignore[arg-type]
 
@@ -130,7 +118,7 @@ def run_trials(
     """
     planned = pipeline.build_job(job.settings, job.model.spec, steps=None)
     plans = trial_plans(job.plan, planned)
-    data, results, error = Prepared(job.data_dir), list[TrialResult](), None
+    tokens, results, error = tokens_of_steps(Prepared(job.data_dir)), list[TrialResult](), None
     steps = min(WARM_UP + job.settings.trial, job.total_steps)
     for number, plan in enumerate(plans, 1):
         trial = replace(
@@ -142,16 +130,16 @@ def run_trials(
             keeps_result=False,
         )
         _say(address, f"trial {number} of {len(plans)}: {layout_words(plan)}, {steps} steps")
-        listener = _Listener(trial, data)
+        state = RunState(plan, tokens_of_steps=tokens)
         # A gang of its own, so that a node that is there first doesn't meet the one that is just ending
         meeting = replace(address, run=f"{address.run}/trial-{number}")
         try:
-            run_node(trial, meeting, on_event=listener)
+            run_node(trial, meeting, on_event=state.add)
         except GangFailed as failed:
             error = failed
-            results.append(listener.failed(failed))
+            results.append(_result(state, plan, failed.failure))
         else:
-            results.append(listener.result())
+            results.append(_result(state, plan))
         finally:
             shutil.rmtree(trial.work_dir, ignore_errors=True)
         _say(address, f"  {result_words(results[-1])}")
@@ -229,47 +217,14 @@ def _key(prefix: str) -> str:
     return f"{prefix}/trial.json"
 
 
-class _Listener:
-    """Hears one trial's telemetry: the speed of its steps, and each rank's peaks."""
-
-    def __init__(self, job: TrainJob, data: Prepared) -> None:
-        self._job = job
-        self._meter = Meter(job.plan, tokens_of_steps(data))
-        self._rates: list[float] = []
-        self._devices: dict[int, str] = {}
-        self._memory: dict[int, Memory] = {}
-
-    def __call__(self, event: Event) -> None:
-        if isinstance(event, DistInfo):
-            self._devices[event.rank] = event.device
-        elif isinstance(event, Memory):
-            self._memory[event.rank] = event
-        metrics = self._meter.add(event)
-        if metrics is not None and metrics.step > WARM_UP:
-            self._rates.append(metrics.tokens_per_second)
-
-    def result(self) -> TrialResult:
-        return self._result(None, out_of_memory=False)
-
-    def failed(self, error: GangFailed) -> TrialResult:
-        failure = error.failure
-        return self._result(failure.message.splitlines()[0], out_of_memory=failure.out_of_memory)
-
-    def _result(self, failure: str | None, *, out_of_memory: bool) -> TrialResult:
-        return TrialResult(
-            plan=self._job.plan,
-            steps=0 if failure else len(self._rates),
-            tokens_per_second=statistics.median(self._rates) if self._rates and not failure else None,
-            ranks=tuple(
-                RankPeaks(
-                    rank=rank,
-                    device=self._devices.get(rank, ""),
-                    allocated_bytes=memory.allocated_peak,
-                    reserved_bytes=memory.reserved_peak,
-                    rss_bytes=memory.rss_peak,
-                )
-                for rank, memory in sorted(self._memory.items())
-            ),
-            failure=failure,
-            out_of_memory=out_of_memory,
-        )
+def _result(state: RunState, plan: Plan, failure: Failure | None = None) -> TrialResult:
+    """Result of one plan's trial from the telemetry of its steps."""
+    rates = [each.tokens_per_second for each in state.metrics if each.step > WARM_UP]
+    return TrialResult(
+        plan=plan,
+        steps=0 if failure else len(rates),
+        tokens_per_second=None if failure else median(rates),
+        ranks=state.ranks,
+        failure=failure.message.splitlines()[0] if failure else None,
+        out_of_memory=failure is not None and failure.out_of_memory,
+    )

@@ -30,8 +30,9 @@ from launchers.gang.allocator import GENERAL_NAME, NAME
 from launchers.gang.failures import GangFailed
 from launchers.gang.job import TrainJob
 from launchers.gang.node import run_node
-from launchers.report.metrics import Meter, median, tokens_of_steps
-from launchers.report.telemetry import Event, Memory, Phase
+from launchers.report.metrics import median, tokens_of_steps
+from launchers.report.state import RunState
+from launchers.report.telemetry import Event, Phase
 from launchers.settings import Settings
 
 SAMPLE_S = 0.1  # between two looks at NVML, where they cost little enough
@@ -96,24 +97,16 @@ class _Trained(Exception):  # noqa: N818 it says what has happened
     """All ranks have made their last step."""
 
 
-class _Listener:
-    """Hears the ranks' telemetry, and ends the run when there is nothing more to measure."""
+class _Reporter:
+    """Adds the ranks' telemetry to the run's state, and ends the run when nothing more is to be measured."""
 
     def __init__(self, job: TrainJob) -> None:
         self._processes = job.plan.layout.processes_per_node
-        self._meter = Meter(job.plan, tokens_of_steps(Prepared(job.data_dir)))
+        self._state = RunState(job.plan, tokens_of_steps=tokens_of_steps(Prepared(job.data_dir)))
         self._saving: set[int] = set()
-        self.memory: dict[int, Memory] = {}  # by rank, the last; its peaks only grow
-        self.step_seconds: list[float] = []
-        self.tokens_per_second: list[float] = []
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, Memory):
-            self.memory[event.rank] = event
-        metrics = self._meter.add(event)
-        if metrics is not None:
-            self.step_seconds.append(metrics.dt)
-            self.tokens_per_second.append(metrics.tokens_per_second_per_gpu)
+        self._state.add(event)
         if isinstance(event, Phase) and event.name == "save":
             self._saving.add(event.rank)
             if len(self._saving) == self._processes:
@@ -121,16 +114,14 @@ class _Listener:
 
     def measured(self, warm_up: int) -> dict[str, Any]:
         """For Outcome."""
-        memory = list(self.memory.values())
-        live = [each.allocated_peak for each in memory if each.allocated_peak is not None]
-        reserved = [each.reserved_peak for each in memory if each.reserved_peak is not None]
+        steps, ranks = self._state.metrics, self._state.ranks
         return {
-            "live_bytes": max(live, default=None),
-            "reserved_bytes": max(reserved, default=None),
-            "resident_bytes": max((each.rss_peak for each in memory), default=None),
-            "steps": len(self.step_seconds),
-            "step_seconds": median(self.step_seconds[warm_up:]),
-            "tokens_per_second": median(self.tokens_per_second[warm_up:]),
+            "live_bytes": max((each.allocated_peak_bytes or 0 for each in ranks), default=0) or None,
+            "reserved_bytes": max((each.reserved_peak_bytes or 0 for each in ranks), default=0) or None,
+            "resident_bytes": max((each.rss_peak_bytes or 0 for each in ranks), default=0) or None,
+            "steps": len(steps),
+            "step_seconds": median([each.dt for each in steps[warm_up:]]),
+            "tokens_per_second": median([each.tokens_per_second_per_gpu for each in steps[warm_up:]]),
         }
 
 
@@ -180,13 +171,13 @@ def _train(job: TrainJob, order: Order) -> Outcome:
     os.environ.pop(limited.LIMIT, None)
     if order.limit_bytes is not None:
         os.environ[limited.LIMIT] = str(order.limit_bytes)
-    listener, sampler = _Listener(job), Sampler(SAMPLE_S)
+    reporter, sampler = _Reporter(job), Sampler(SAMPLE_S)
     address = NodeAddress(node=0, nodes=1, main_host="127.0.0.1", ports=(), secret=Secret(""), run="on_gpu")
     ended: Ended = "ran"
     message = ""
     sampler.start()
     try:
-        run_node(job, address, on_event=listener, engine=limited.ENGINE)
+        run_node(job, address, on_event=reporter, engine=limited.ENGINE)
     except _Trained:
         pass
     except GangFailed as error:
@@ -198,7 +189,7 @@ def _train(job: TrainJob, order: Order) -> Outcome:
         ended=ended,
         message=message,
         plan=job.plan.to_json(),
-        **listener.measured(order.warm_up),
+        **reporter.measured(order.warm_up),
         **_device(sampler, job.plan.layout.processes_per_node),
     )
 

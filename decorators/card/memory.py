@@ -7,7 +7,7 @@ from typing import Any
 from decorators.card import charts
 from decorators.card.blocks import UNKNOWN, size
 from decorators.card.charts import MeasuredPart, MemoryPoint
-from decorators.profile.history import CardState
+from decorators.card.state import CardState
 from decorators.profile.measured import Measured
 from estimator.plan import RUNTIME, Counter, MemoryEstimate
 
@@ -101,14 +101,14 @@ def memory_points(state: CardState) -> list[MemoryPoint]:
         if count_of > MOST_LINES:
             return [_point(state, at, f"most of {count_of} GPUs", max(used)) for at, used in per_time]
         return [_point(state, at, f"GPU {i}", value) for at, used in per_time for i, value in enumerate(used)]
-    reserved = [(m, m.reserved_peak) for m in state.memory if m.reserved_peak is not None]
+    reserved = [(m, m.reserved_peak) for m in state.run.memory if m.reserved_peak is not None]
     if reserved:
         several = len({m.rank for m, _ in reserved}) > MOST_LINES
         return [_point(state, m.at, "a rank" if several else f"rank {m.rank}", used) for m, used in reserved]
-    if state.memory:
-        if len({memory.rank for memory in state.memory}) > MOST_LINES:
-            return [_point(state, m.at, "a rank", m.rss) for m in state.memory]
-        return [_point(state, m.at, f"rank {m.rank}", m.rss) for m in state.memory]
+    if state.run.memory:
+        if len({memory.rank for memory in state.run.memory}) > MOST_LINES:
+            return [_point(state, m.at, "a rank", m.rss) for m in state.run.memory]
+        return [_point(state, m.at, f"rank {m.rank}", m.rss) for m in state.run.memory]
     return [_point(state, s.at, "the step's processes", s.rss_bytes) for s in state.host_samples]
 
 
@@ -116,7 +116,7 @@ def _counter_over_time(state: CardState) -> Counter:
     """The counter that :func:`memory_points` are of."""
     if state.gpu_samples:
         return "device"
-    return "reserved" if any(m.reserved_peak is not None for m in state.memory) else "resident"
+    return "reserved" if any(m.reserved_peak is not None for m in state.run.memory) else "resident"
 
 
 def _counted(memory: MemoryEstimate | None, counter: Counter) -> str:

@@ -13,7 +13,7 @@ from decorators.profile.measured import Measured
 from estimator.plan import Plan
 from launchers.evaluate import EvaluationResult
 from launchers.report.evaluations import HeldOutLoss, best_of
-from launchers.report.metrics import Metrics, duration, median
+from launchers.report.metrics import Metrics, duration, typical
 
 _POINTS = 200  # of one run's curve
 _APART = ("output_dir",)  # settings that are never the reason of a difference
@@ -175,8 +175,7 @@ def _memory(record: RunRecord) -> str:
 
 def _speed(record: RunRecord) -> str:
     predicted = record.plan.prediction.tokens_per_second
-    steady = [metrics.tokens_per_second for metrics in record.metrics[1:] or record.metrics]
-    measured = median(steady)
+    measured = typical(record.metrics, lambda metrics: metrics.tokens_per_second)
     return _pair(*(None if value is None else f"{value:,.0f}" for value in (predicted, measured)))
 
 

@@ -14,9 +14,9 @@ from decorators.card import charts
 from decorators.card.blocks import UNKNOWN, Block, Chart, Grid, Log, Text, safe, size
 from decorators.card.evaluation import drawn_blocks, evaluation_blocks, task_blocks
 from decorators.card.memory import memory_bars, memory_over_time, memory_rows
+from decorators.card.state import CardState, Setting
 from decorators.card.trial import trial_rows
 from decorators.card.window import window_blocks
-from decorators.profile.history import CardState, RankRow, Setting
 from estimator.plan import Plan, Request
 from estimator.setup import IMAGE_TASK
 from launchers.report.evaluations import best_of
@@ -29,8 +29,8 @@ MOST_RANKS = 64  # rows of the rank table
 def draw(state: CardState) -> list[Block]:
     """The blocks of a step's card, from top to bottom."""
     blocks: list[Block] = [Text(markdown=f"## {title(state)}\n\n{status(state)}")]
-    if state.late:
-        lines = "\n".join(f"- {safe(line)}" for line in state.late)
+    if state.run.late:
+        lines = "\n".join(f"- {safe(line)}" for line in state.run.late)
         blocks.append(Text(markdown=f"**Late ranks**\n\n{lines}"))
     if state.exported:
         blocks.append(
@@ -58,19 +58,19 @@ def draw(state: CardState) -> list[Block]:
     )
     if notes:
         blocks.append(Text(markdown="\n".join(f"- {safe(note)}" for note in notes)))
-    if state.steps:
+    if state.run.steps:
         blocks.append(Chart(spec=_curves(state)))
-    if state.drawn:
-        blocks += drawn_blocks(state.drawn)
-    for window in state.windows:
+    if state.run.drawn:
+        blocks += drawn_blocks(state.run.drawn)
+    for window in state.run.windows:
         blocks += window_blocks(window, state.plan)
     over_time = memory_over_time(state)
     if over_time is not None:
         blocks.append(Chart(spec=over_time))
     if state.plan is not None:
         blocks += _plan(state.plan)
-    if state.ranks:
-        blocks += _ranks(state.ranks)
+    if state.measured.ranks:
+        blocks += _ranks(state)
     blocks += [Text(markdown="### What was measured"), Grid(headers=("", ""), rows=node_rows(state))]
     if state.settings:
         blocks += _settings(state.settings)
@@ -109,17 +109,19 @@ def hardware(plan: Plan) -> str:
 
 def status(state: CardState) -> str:
     """One line: where the step is, or how it ended."""
-    done = state.measured.steps
-    progress = f"step {done}" + (f" of {state.total_steps}" if state.total_steps else "") if done else ""
-    loss = f"loss {state.steps[-1].loss:.4f}" if state.steps and state.steps[-1].loss is not None else ""
+    run, done = state.run, state.measured.steps
+    progress = f"step {done}" + (f" of {run.total_steps}" if run.total_steps else "") if done else ""
+    newest = run.steps[-1].loss if run.steps else None
+    loss = "" if newest is None else f"loss {newest:.4f}"
     took = duration(state.measured.duration_seconds)
     if state.failed is not None:
         first = next(iter(state.failed.strip().splitlines()), "")
         return _join(f"**Failed** after {took}", progress, loss) + f"\n\n> {safe(first[:300])}"
     if state.ended is not None:
         return _join(f"**Finished** in {took}", progress, loss)
-    phase = "" if state.phase in ("", "train") else state.phase
-    eta = f"ETA {duration(state.eta_seconds)}" if state.eta_seconds is not None else ""
+    phase, left = run.phase, run.eta_seconds
+    phase = "" if phase == "train" else phase
+    eta = f"ETA {duration(left)}" if left is not None else ""
     if state.plan is not None:
         eta = eta or "ETA unknown"
     return _join(f"**Running** for {took}", phase, progress, loss, eta)
@@ -147,9 +149,9 @@ def comparison(state: CardState) -> list[tuple[str, str, str]]:
     ]
     if measured.mfu is not None:
         rows.append(("MFU", "", f"{measured.mfu:.1%}"))
-    best = best_of(state.evaluations)
+    best = best_of(state.run.evaluations)
     if best is not None:
-        made = len(state.evaluations)
+        made = len(state.run.evaluations)
         times = f"{made} evaluation{'s' if made > 1 else ''}"
         rows.append(("lowest held-out loss", "", f"{best.loss:.4f} after step {best.step}, of {times}"))
     rows += [
@@ -209,21 +211,22 @@ def request_text(request: Request) -> str:
     return ", ".join(parts)
 
 
-def rank_rows(ranks: Sequence[RankRow]) -> tuple[tuple[str, ...], ...]:
+def rank_rows(state: CardState) -> tuple[tuple[str, ...], ...]:
     """One row of text for each rank."""
+    phases = state.run.phases
     return tuple(
         (
-            str(row.rank),
-            row.info.host if row.info else UNKNOWN,
-            row.info.device if row.info else UNKNOWN,
-            row.phase,
-            count(row.tokens_per_second),
-            size(row.memory.reserved_peak if row.memory else None)
-            if row.memory is None or row.memory.reserved_peak is not None
-            else "no GPU",
-            size(row.memory.rss_peak if row.memory else None),
+            str(rank.rank),
+            rank.host or UNKNOWN,
+            rank.device or UNKNOWN,
+            phases.get(rank.rank, ""),
+            count(rank.tokens_per_second),
+            "no GPU"
+            if rank.reserved_peak_bytes is None and rank.rss_peak_bytes is not None
+            else size(rank.reserved_peak_bytes),
+            size(rank.rss_peak_bytes),
         )
-        for row in ranks[:MOST_RANKS]
+        for rank in state.measured.ranks[:MOST_RANKS]
     )
 
 
@@ -256,7 +259,7 @@ def count(value: float | None) -> str:
 
 
 def _speed_curve(state: CardState) -> dict[str, Any]:
-    plan, steps = state.plan, state.steps
+    plan, steps = state.plan, state.run.steps
     speeds, title = [(s.step, s.tokens_per_second) for s in steps], "tokens/s"
     if plan is not None and plan.task == IMAGE_TASK:
         batch, title = plan.layout.global_batch_size, "images/s"
@@ -265,7 +268,7 @@ def _speed_curve(state: CardState) -> dict[str, Any]:
 
 
 def _curves(state: CardState) -> dict[str, Any]:
-    steps, held_out = state.steps, state.evaluations
+    steps, held_out = state.run.steps, state.run.evaluations
     best = best_of(held_out)
     best_step = None if best is None else best.step
     losses = [(each.step, each.loss) for each in held_out if math.isfinite(each.loss)]
@@ -315,15 +318,14 @@ def _settings(settings: Sequence[Setting]) -> list[Block]:
     return blocks
 
 
-def _ranks(ranks: Sequence[RankRow]) -> list[Block]:
+def _ranks(state: CardState) -> list[Block]:
     headers = ("rank", "host", "device", "at", "tokens/s", "GPU memory peak", "host memory peak")
     blocks: list[Block] = [Text(markdown="### Ranks of this node")]
-    infos = [row.info for row in ranks if row.info is not None]
-    if infos:
-        blocks.append(Text(markdown=safe(dist_lines(infos)[0])))
-    blocks.append(Grid(headers=headers, rows=rank_rows(ranks)))
-    if len(ranks) > MOST_RANKS:
-        blocks.append(Text(markdown=f"and {len(ranks) - MOST_RANKS} more"))
+    if state.run.infos:
+        blocks.append(Text(markdown=safe(dist_lines(state.run.infos)[0])))
+    blocks.append(Grid(headers=headers, rows=rank_rows(state)))
+    if len(state.measured.ranks) > MOST_RANKS:
+        blocks.append(Text(markdown=f"and {len(state.measured.ranks) - MOST_RANKS} more"))
     return blocks
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from decorators._metaflow import make_in_process
 from decorators.card.blocks import Block, Chart, Grid, Log, Picture, Text
+from decorators.card.state import CardState
 from decorators.card.step import draw
-from decorators.profile.history import CardState
 
 
 def write(manager: Any, state: CardState) -> None:

@@ -7,11 +7,12 @@ import importlib.metadata
 import os
 from dataclasses import dataclass
 
-from decorators.profile.measured import GpuMeasured, Measured, RankMeasured, process_peak
+from decorators.profile.measured import GpuMeasured, Measured, process_peak
 from estimator import calibration, hardware
 from estimator.calibration import Finished, Store
 from estimator.errors import UserError
 from estimator.plan import Plan
+from launchers.report.state import RankMeasured
 from launchers.trial import WARM_UP, TrialResult
 
 FEWEST_STEPS = (
@@ -93,20 +94,8 @@ def keep_trial(result: TrialResult, *, run: str, in_container: bool) -> str | No
     """
     if result.failure is not None:
         return None
-    ranks = tuple(
-        RankMeasured(
-            rank=rank.rank,
-            host="",
-            device=rank.device,
-            allocated_peak_bytes=rank.allocated_bytes,
-            reserved_peak_bytes=rank.reserved_bytes,
-            rss_peak_bytes=rank.rss_bytes,
-            tokens_per_second=None,
-        )
-        for rank in result.ranks
-    )
-    steps = result.steps + WARM_UP
-    return keep(result.plan, _TrialPeaks(ranks, steps), run=run, in_container=in_container)
+    peaks = _TrialPeaks(result.ranks, result.steps + WARM_UP)
+    return keep(result.plan, peaks, run=run, in_container=in_container)
 
 
 def keep(plan: Plan | None, measured: Measured | _TrialPeaks, *, run: str, in_container: bool) -> str | None:

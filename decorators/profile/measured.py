@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launchers.report.peak import MemoryPeak, largest_process
+from launchers.report.state import RankMeasured
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,19 +24,6 @@ class GpuMeasured:
     mean_utilisation: float | None  # 0 to 1: share of the time in which some kernel ran
     peak_power_watts: float | None
     peak_temperature_celsius: int | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RankMeasured:
-    """One training process, as it reported itself. torch's figures are None on a CPU."""
-
-    rank: int
-    host: str
-    device: str
-    allocated_peak_bytes: int | None
-    reserved_peak_bytes: int | None
-    rss_peak_bytes: int | None
-    tokens_per_second: float | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from estimator.plan import GIB, Plan
-from estimator.setup import IMAGE_TASK
+from estimator.plan import GIB
 from launchers.dataset.prepared import Prepared
-from launchers.report.telemetry import DistInfo, Evaluated, Event, Step
+from launchers.report.telemetry import DistInfo
 
 # Of a task's figures those that a line of the terminal has room for
 SHOWN = {"reward": "reward", "kl": "KL"}
@@ -28,7 +27,7 @@ class Metrics:
     """One optimizer step of the whole run. Seconds; None is: not known."""
 
     step: int
-    loss: float
+    loss: float | None  # None on a node without rank 0
     lr: float | None
     grad_norm: float | None
     dt: float
@@ -39,7 +38,7 @@ class Metrics:
     tokens_per_second: float
     tokens_per_second_per_gpu: float
     mfu: float | None  # 0 to 1
-    eta_seconds: float
+    eta_seconds: float | None  # None: the number of steps is not known
     task: dict[str, float] = field(default_factory=dict)  # the task's own figures by name
     of_images: bool = False  # whether samples are images, and tokens the positions of their latents
 
@@ -64,87 +63,15 @@ def tokens_of_steps(data: Prepared) -> list[int]:
     return counts
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Speed:
-    """How fast one optimizer step of the whole run was."""
-
-    tokens_per_second: float  # of all processes of all nodes together
-    tokens_per_second_per_gpu: float  # on CPUs: per process
-    mfu: float | None  # 0 to 1; None: the GPU's peak is not known
-
-
-def speed_of(tokens: float, seconds: float, *, world_size: int, plan: Plan | None) -> Speed:
-    """The speed of one step: the only place where it is worked out, for terminal, trackers and cards.
-
-    Parameters
-    ----------
-    tokens:
-        That went through the model in this step, over all ``world_size`` processes, padding not counted.
-    seconds:
-        That the step took.
-    plan:
-        Whose model and GPU give MFU; None where nothing was planned.
-    """
-    rate = tokens / seconds if seconds > 0 else 0.0
-    peak = plan.prediction.peak_flops_per_gpu if plan else None
-    return Speed(
-        tokens_per_second=rate,
-        tokens_per_second_per_gpu=rate / world_size,
-        mfu=rate * plan.prediction.flops_per_token / (world_size * peak) if plan and peak else None,
-    )
-
-
-def time_left(training: float, *, trained: float, evaluated: float) -> float:
-    """Seconds until the end: of training, and of evaluations as often and as long as so far."""
-    return training * (1 + evaluated / trained) if trained > 0 else training
-
-
 def median(values: Sequence[float]) -> float | None:
     """The upper median; None of nothing."""
     return sorted(values)[len(values) // 2] if values else None
 
 
-class Meter:
-    """Turns rank 0's steps into :class:`Metrics`. "Per GPU" is per process on CPUs."""
-
-    def __init__(self, plan: Plan, tokens: Sequence[int]) -> None:
-        self._plan = plan
-        self._tokens = tokens
-        self._seconds: list[float] = []
-        self._evaluations: dict[int, float] = {}  # seconds, by the step before
-
-    def add(self, event: Event) -> Metrics | None:
-        if isinstance(event, Evaluated) and event.loss is not None:
-            self._evaluations[event.step] = event.seconds
-        if not isinstance(event, Step) or event.loss is None:
-            return None
-        self._seconds.append(event.dt)
-        recent = sorted(self._seconds[-20:])
-        world = self._plan.layout.world_size
-        samples_per_second = self._plan.layout.global_batch_size / event.dt
-        tokens = self._tokens[event.step - 1] if event.all_tokens is None else event.all_tokens
-        speed = speed_of(tokens, event.dt, world_size=world, plan=self._plan)
-        return Metrics(
-            step=event.step,
-            loss=event.loss,
-            lr=event.lr,
-            grad_norm=event.grad_norm,
-            dt=event.dt,
-            dtf=event.dtf,
-            dtb=event.dtb,
-            samples_per_second=samples_per_second,
-            samples_per_second_per_gpu=samples_per_second / world,
-            tokens_per_second=speed.tokens_per_second,
-            tokens_per_second_per_gpu=speed.tokens_per_second_per_gpu,
-            mfu=speed.mfu,
-            eta_seconds=time_left(
-                recent[len(recent) // 2] * (len(self._tokens) - event.step),
-                trained=sum(self._seconds),
-                evaluated=sum(self._evaluations.values()),
-            ),
-            task=event.metrics or {},
-            of_images=self._plan.task == IMAGE_TASK,
-        )
+def typical(metrics: Sequence[Metrics], figure: Callable[[Metrics], float | None]) -> float | None:
+    """Median of one figure over a run's steps without the first, which warms up, if there are others."""
+    values = [figure(each) for each in metrics[1:] or metrics]
+    return median([value for value in values if value is not None])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,8 +79,8 @@ class Summary:
     """A finished run in a few figures; the steps' medians leave out the first, which warms up."""
 
     steps: int
-    first_loss: float
-    last_loss: float
+    first_loss: float | None
+    last_loss: float | None
     step_seconds: float
     tokens_per_second: float
     tokens_per_second_per_gpu: float
@@ -165,20 +92,15 @@ def summarise(metrics: Sequence[Metrics]) -> Summary:
     """Medians over the steps; raises ValueError where no step was made."""
     if not metrics:
         raise ValueError("no step was made")
-    steady = metrics[1:] or metrics
-
-    def typical(values: list[float]) -> float:
-        return median(values) or 0.0
-
     return Summary(
         steps=metrics[-1].step,
         first_loss=metrics[0].loss,
         last_loss=metrics[-1].loss,
-        step_seconds=typical([m.dt for m in steady]),
-        tokens_per_second=typical([m.tokens_per_second for m in steady]),
-        tokens_per_second_per_gpu=typical([m.tokens_per_second_per_gpu for m in steady]),
-        samples_per_second=typical([m.samples_per_second for m in steady]),
-        mfu=median([m.mfu for m in steady if m.mfu is not None]),
+        step_seconds=typical(metrics, lambda each: each.dt) or 0.0,
+        tokens_per_second=typical(metrics, lambda each: each.tokens_per_second) or 0.0,
+        tokens_per_second_per_gpu=typical(metrics, lambda each: each.tokens_per_second_per_gpu) or 0.0,
+        samples_per_second=typical(metrics, lambda each: each.samples_per_second) or 0.0,
+        mfu=typical(metrics, lambda each: each.mfu),
     )
 
 
@@ -189,7 +111,8 @@ def step_line(metrics: Metrics, total_steps: int, memory_peak_bytes: int | None 
         parts.append(f"{metrics.samples_per_second:,.2f} images/s")
     else:
         parts.append(f"{metrics.tokens_per_second:,.0f} tok/s")
-    parts.append(f"eta {duration(metrics.eta_seconds)}")
+    if metrics.eta_seconds is not None:
+        parts.append(f"eta {duration(metrics.eta_seconds)}")
     parts += [f"{SHOWN[name]} {value:.3f}" for name, value in metrics.task.items() if name in SHOWN]
     if memory_peak_bytes is not None:
         parts.append(f"{memory_peak_bytes / GIB:.1f} GiB")

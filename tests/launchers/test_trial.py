@@ -10,12 +10,17 @@ import pytest
 from estimator.errors import UserError
 from launchers import trial
 from launchers.report.peak import MemoryPeak
+from launchers.report.state import RankMeasured
 from launchers.store.bundles import LocalStorage
-from launchers.trial import Decision, RankPeaks, TrialResult, find_decision, layout_words, result_words
+from launchers.trial import Decision, TrialResult, find_decision, layout_words, result_words
 from tests.launchers.gang.conftest import make_plan
 
 GIB = 2**30
-PEAKS = (RankPeaks(rank=0, device="cpu", allocated_bytes=None, reserved_bytes=None, rss_bytes=GIB),)
+PEAKS = (
+    RankMeasured(
+        rank=0, device="cpu", allocated_peak_bytes=None, reserved_peak_bytes=None, rss_peak_bytes=GIB
+    ),
+)
 
 
 def result(**changes: object) -> TrialResult:
@@ -55,8 +60,20 @@ def test_measured_stands_beside_predicted() -> None:
 
 def test_the_largest_process_counts_by_what_torch_reserved_where_it_did() -> None:
     on_gpus = (
-        RankPeaks(rank=0, device="cuda:0", allocated_bytes=1, reserved_bytes=2 * GIB, rss_bytes=9 * GIB),
-        RankPeaks(rank=1, device="cuda:1", allocated_bytes=1, reserved_bytes=3 * GIB, rss_bytes=9 * GIB),
+        RankMeasured(
+            rank=0,
+            device="cuda:0",
+            allocated_peak_bytes=1,
+            reserved_peak_bytes=2 * GIB,
+            rss_peak_bytes=9 * GIB,
+        ),
+        RankMeasured(
+            rank=1,
+            device="cuda:1",
+            allocated_peak_bytes=1,
+            reserved_peak_bytes=3 * GIB,
+            rss_peak_bytes=9 * GIB,
+        ),
     )
     assert result(ranks=on_gpus).memory_peak == MemoryPeak(size_bytes=3 * GIB, counter="reserved")
     assert result().memory_peak == MemoryPeak(size_bytes=GIB, counter="resident")
@@ -73,7 +90,11 @@ def test_on_gpus_the_prediction_is_of_what_torch_reserves_too() -> None:
         layout=replace(plan.layout, device="cuda"),
         prediction=replace(plan.prediction, memory=memory),
     )
-    ranks = (RankPeaks(rank=0, device="cuda:0", allocated_bytes=1, reserved_bytes=2 * GIB, rss_bytes=9),)
+    ranks = (
+        RankMeasured(
+            rank=0, device="cuda:0", allocated_peak_bytes=1, reserved_peak_bytes=2 * GIB, rss_peak_bytes=9
+        ),
+    )
     words = result_words(result(plan=on_gpu, ranks=ranks))
     assert words == ("predicted unknown speed, 3.00 GiB reserved by torch; measured 640 tokens/s, 2.00 GiB")
 

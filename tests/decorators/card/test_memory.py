@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from decorators.card import charts, memory
-from decorators.profile.history import CardState
+from decorators.card.state import CardState
 from estimator.plan import GIB
 from tests.decorators.flows.plans import make_plan
 from tests.decorators.profile.states import STARTED, make_state
@@ -63,7 +63,7 @@ def test_memory_over_time_is_nvmls_else_torchs_else_resident() -> None:
     assert memory.memory_points(make_state())[0].who == "GPU 0"
     assert memory.memory_points(make_state(nvml=False))[-1].used_bytes > 31 * GIB
     assert memory.memory_points(make_state(on_gpus=False))[0].used_bytes < GIB
-    points = memory.memory_points(make_state(on_gpus=False, memory=()))
+    points = memory.memory_points(make_state(steps=0, on_gpus=False))
     assert {point.who for point in points} == {"the step's processes"}
 
 

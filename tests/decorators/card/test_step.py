@@ -8,10 +8,11 @@ from typing import Any
 
 from decorators.card import step as card
 from decorators.card.blocks import Block, Log
+from decorators.card.state import Setting
 from decorators.card.step import Chart, Grid, Text, comparison, draw, status, title
-from decorators.profile.history import Setting
 from estimator.plan import Override
-from launchers.report.evaluations import HeldOutLoss
+from launchers.report.state import RunState
+from launchers.report.telemetry import Evaluated, Phase
 from tests.decorators.flows.plans import make_plan
 from tests.decorators.profile.states import STARTED, make_state
 
@@ -58,7 +59,7 @@ def test_the_status_says_how_far_it_is_and_how_it_ended() -> None:
     running = status(make_state())
     assert running.startswith("**Running** for 4:20 · step 120 of 400 · loss 1.2")
     assert "ETA 9:" in running
-    assert "load" in status(make_state(phase="load"))
+    assert "load" in status(make_state(more=[Phase(rank=7, name="load", at=STARTED - 1)]))
     assert status(make_state(ended=STARTED + 260)).startswith("**Finished** in 4:20")
     failed = status(make_state(ended=STARTED + 260, failed="CUDA out of *memory*\nmore"))
     assert failed.startswith("**Failed** after 4:20")
@@ -76,12 +77,12 @@ def test_the_users_own_values_and_the_reasons_are_shown() -> None:
 
 
 def test_every_rank_has_its_row() -> None:
-    rows = card.rank_rows(make_state().ranks)
+    rows = card.rank_rows(make_state())
     assert [row[0] for row in rows] == [str(rank) for rank in range(8)]
     assert rows[7] == (
         "7", "node-0", "cuda:7 NVIDIA A100-SXM4-80GB", "train", rows[7][4], "31.9 GiB", "645 MiB"
     )  # fmt: skip
-    assert card.rank_rows(make_state(on_gpus=False).ranks)[0][5] == "no GPU"
+    assert card.rank_rows(make_state(on_gpus=False))[0][5] == "no GPU"
 
 
 def test_an_mfu_curve_is_drawn_only_where_the_peak_is_known() -> None:
@@ -103,7 +104,7 @@ def test_settings_are_whole_with_those_that_differ_first_and_the_log_ends_the_ca
 
 def test_a_step_for_which_nothing_is_predicted_shows_only_what_is_known() -> None:
     state = make_state(steps=0, on_gpus=False)
-    evaluated = dataclasses.replace(state, plan=None, about=state.plan)
+    evaluated = dataclasses.replace(state, run=RunState(), about=state.plan)
     assert title(evaluated) == "tiny-llama · full · torchtune · train"
     grid = next(block for block in draw(evaluated) if isinstance(block, Grid))
     assert grid.headers == ("", "measured")
@@ -112,9 +113,9 @@ def test_a_step_for_which_nothing_is_predicted_shows_only_what_is_known() -> Non
 
 def test_held_out_losses_stand_over_the_training_curve_with_the_lowest_marked() -> None:
     losses = [(40, 1.75), (80, 1.5), (120, float("nan"))]
-    found = tuple(HeldOutLoss(step=step, loss=loss, seconds=2.0) for step, loss in losses)
+    found = [Evaluated(rank=0, step=step, done=9, rows=9, loss=loss, seconds=2.0) for step, loss in losses]
     exported = (("exported", "step 80 of 120, the lowest held-out loss (1.5000)"),)
-    state = make_state(evaluations=found, exported=exported)
+    state = make_state(more=found, exported=exported)
     blocks = draw(state)
     views = [view for chart in _charts(blocks) for view in chart.get("concat", [])]
     (loss,) = [view for view in views if view["title"]["text"] == "loss"]

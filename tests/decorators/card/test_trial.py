@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from decorators.card.step import draw
 from decorators.card.trial import trial_rows
-from launchers.trial import RankPeaks, TrialResult
+from launchers.report.state import RankMeasured
+from launchers.trial import TrialResult
 from tests.decorators.flows.plans import make_plan
 from tests.decorators.profile.states import make_state
 
@@ -16,7 +17,9 @@ GIB = 2**30
 def result(micro_batch_size: int, **changes: object) -> TrialResult:
     plan = make_plan({}, "kubernetes")
     layout = replace(plan.layout, micro_batch_size=micro_batch_size)
-    peaks = RankPeaks(rank=0, device="cuda:0", allocated_bytes=GIB, reserved_bytes=33 * GIB, rss_bytes=GIB)
+    peaks = RankMeasured(
+        rank=0, device="cuda:0", allocated_peak_bytes=GIB, reserved_peak_bytes=33 * GIB, rss_peak_bytes=GIB
+    )
     values: dict[str, object] = {
         "plan": replace(plan, layout=layout),
         "steps": 10,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from decorators.profile.history import CardState, History
-from decorators.profile.measured import GpuMeasured, Measured, RankMeasured
+from decorators.card.state import CardState
+from decorators.profile.measured import GpuMeasured, Measured
 from decorators.profile.sampling import GpuSample, GpusSample, HostSample
 from estimator.plan import Plan
+from launchers.report.state import RunState
+from launchers.report.telemetry import Event
 from tests.decorators.flows.plans import make_plan
 from tests.decorators.flows.synthetic import events
 
@@ -16,15 +19,20 @@ STARTED = 1_000_000.0
 
 
 def make_state(
-    *, steps: int = 120, on_gpus: bool = True, nvml: bool = True, plan: Plan | None = None, **changes: Any
+    *,
+    steps: int = 120,
+    on_gpus: bool = True,
+    nvml: bool = True,
+    plan: Plan | None = None,
+    more: Iterable[Event] = (),
+    **changes: Any,
 ) -> CardState:
-    """A run of 400 steps, ``steps`` of them done."""
+    """State of a run of 400 steps after ``steps`` of them and the events ``more``."""
     plan = plan or make_plan({}, "kubernetes" if on_gpus else "local")
     ranks = plan.layout.processes_per_node
-    history = History(plan=plan, total_steps=400)
-    for event in events(steps=steps, ranks=ranks, on_gpus=on_gpus, started=STARTED):
-        history.add(event)
-    rows = tuple(history.ranks())
+    run = RunState(plan, total_steps=400)
+    for event in (*events(steps=steps, ranks=ranks, on_gpus=on_gpus, started=STARTED), *more):
+        run.add(event)
     gpus = tuple(
         GpuMeasured(
             index=i,
@@ -46,27 +54,16 @@ def make_state(
         samples=260,
         sampling_seconds=0.5,
         gpus=gpus,
-        ranks=tuple(
-            RankMeasured(
-                rank=row.rank,
-                host="node-0",
-                device=row.info.device if row.info else "",
-                allocated_peak_bytes=row.memory.allocated_peak if row.memory else None,
-                reserved_peak_bytes=row.memory.reserved_peak if row.memory else None,
-                rss_peak_bytes=row.memory.rss_peak if row.memory else None,
-                tokens_per_second=row.tokens_per_second,
-            )
-            for row in rows
-        ),
+        ranks=run.ranks,
         host_total_bytes=1000 * GIB,
         host_rss_peak_bytes=88 * GIB,
         host_pss_peak_bytes=61 * GIB,
         mean_cpu_cores=9.4,
         shared_memory_peak_bytes=2 * GIB,
         disk_free_min_bytes=400 * GIB,
-        steps=history.last_step,
-        tokens_per_second=history.tokens_per_second(),
-        mfu=history.mfu(),
+        steps=run.last_step,
+        tokens_per_second=run.tokens_per_second,
+        mfu=run.mfu,
         usd=2.96 if on_gpus else None,
         notes=() if gpus else ("No NVIDIA GPU on this machine: only host memory is measured.",),
     )
@@ -97,16 +94,10 @@ def make_state(
         for second in range(260)
     )
     values: dict[str, Any] = {
-        "plan": plan,
+        "run": run,
         "measured": measured,
-        "steps": tuple(history.steps()),
-        "ranks": rows,
-        "memory": tuple(history.memory_series),
         "gpu_samples": gpu_samples,
         "host_samples": host_samples,
-        "total_steps": 400,
-        "eta_seconds": history.eta_seconds(),
-        "phase": "train",
         "started": STARTED,
         "ended": None,
         "failed": None,

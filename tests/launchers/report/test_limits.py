@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from launchers.report import trace
-from launchers.report.drawn import NEWEST, DrawnPictures
 from launchers.report.evaluations import HeldOutLoss, is_over, without_gain
-from launchers.report.metrics import duration, median, speed_of, time_left
+from launchers.report.metrics import duration, median
+from launchers.report.state import DRAWN_EVALUATIONS, RunState
 from launchers.report.stragglers import LEAST_STEPS, WARM_UP, Stragglers, lags
 from launchers.report.telemetry import Drawn, Pace, Straggling
 from launchers.report.trackers import _flat
@@ -98,12 +98,7 @@ def test_a_perplexity_beyond_floats_is_infinite(loss: float, finite: bool) -> No
     assert "eval/perplexity" not in one.figures("dpo")
 
 
-def test_speed_and_time_left_without_time() -> None:
-    speed = speed_of(100, 2.0, world_size=5, plan=None)
-    assert (speed.tokens_per_second, speed.tokens_per_second_per_gpu, speed.mfu) == (50.0, 10.0, None)
-    assert speed_of(100, 0.0, world_size=5, plan=None).tokens_per_second == 0
-    assert time_left(10.0, trained=20.0, evaluated=5.0) == 12.5
-    assert time_left(10.0, trained=0.0, evaluated=5.0) == 10.0
+def test_the_median_is_the_upper_one() -> None:
     assert (median([1.0, 2.0, 3.0, 4.0]), median([])) == (3.0, None)
 
 
@@ -119,13 +114,14 @@ def test_seconds_are_milliseconds_below_one() -> None:
 
 
 def test_pictures_of_the_base_and_of_the_newest_evaluations_are_kept() -> None:
-    pictures = DrawnPictures()
+    run, resumed = RunState(), RunState()
     for step in (3, 0, 1, 4, 2):
-        pictures.add(Drawn(rank=0, step=step, captions=(), pictures=(), at=0.0))
-    assert NEWEST == 2
-    assert [event.step for event in pictures.shown()] == [0, 3, 4]
-    assert [event["step"] for event in pictures.to_list(3)] == [0, 3]
-    assert DrawnPictures.from_list(pictures.to_list(4)).shown() == pictures.shown()
+        run.add(Drawn(rank=0, step=step, captions=(), pictures=(), at=0.0))
+    assert DRAWN_EVALUATIONS == 2
+    assert [event.step for event in run.drawn] == [0, 3, 4]
+    assert [event["step"] for event in run.notes(3, keeps_best=False)["drawn"]] == [0, 3]
+    resumed.restore(run.notes(4, keeps_best=False), with_metrics=False)
+    assert resumed.drawn == run.drawn
 
 
 def event(name: str, begin: float, end: float, category: str = "cpu_op", **args: Any) -> dict[str, Any]:

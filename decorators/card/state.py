@@ -1,0 +1,47 @@
+"""What a step's card is drawn from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from decorators.profile.measured import Measured
+from decorators.profile.sampling import GpusSample, HostSample
+from estimator.plan import Plan
+from launchers.evaluate import EvaluationResult
+from launchers.harness.result import HarnessResult
+from launchers.report.state import RunState
+from launchers.trial import TrialResult
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """One hyper-parameter, in words."""
+
+    name: str
+    value: str
+    default: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CardState:
+    """A step's record so far. Times are seconds since the epoch."""
+
+    run: RunState  # a snapshot
+    measured: Measured
+    gpu_samples: tuple[GpusSample, ...]
+    host_samples: tuple[HostSample, ...]
+    started: float
+    ended: float | None
+    failed: str | None  # the error's text
+    trials: tuple[TrialResult, ...] = ()  # before the run, the launched plan first
+    evaluation: EvaluationResult | None = None
+    task_metrics: HarnessResult | None = None
+    about: Plan | None = None  # whose model the step deals with, where nothing was predicted for it
+    settings: tuple[Setting, ...] = ()
+    log_tail: str = ""
+    exported: tuple[tuple[str, str], ...] = ()  # rows of (what, value): which step the result is
+
+    @property
+    def plan(self) -> Plan | None:
+        """Plan of this attempt; None if nothing was planned."""
+        return self.run.plan

@@ -1,0 +1,328 @@
+"""State of a training run as one node knows it: the telemetry of the node's ranks, reduced event by event."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from estimator.plan import Plan
+from estimator.setup import IMAGE_TASK
+from launchers.report.evaluations import HeldOutLoss, best_of
+from launchers.report.metrics import Metrics, median, typical
+from launchers.report.peak import MemoryPeak, largest_process
+from launchers.report.stragglers import late_lines
+from launchers.report.telemetry import (
+    DistInfo,
+    Drawn,
+    Evaluated,
+    Event,
+    Memory,
+    Phase,
+    Profiled,
+    Step,
+    Straggling,
+)
+from launchers.report.window import Window
+
+ETA_STEPS = 20  # newest steps whose median time the ETA assumes for the remaining ones
+DRAWN_EVALUATIONS = 2  # newest evaluations whose pictures are kept in addition to the base model's
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankMeasured:
+    """One training process, as it reported itself. torch's figures are None on a CPU."""
+
+    rank: int
+    host: str = ""
+    device: str = ""
+    allocated_peak_bytes: int | None = None
+    reserved_peak_bytes: int | None = None
+    rss_peak_bytes: int | None = None
+    tokens_per_second: float | None = None
+
+
+class RunState:
+    """Reduces telemetry events to the state that terminal, trackers, card and artifacts read.
+
+    A node receives the events of its own ranks. A step's time is rank 0's; on a node without rank 0 it is the
+    slowest local rank's. :meth:`add`, :meth:`notes` and :meth:`snapshot` may be called from any thread; the
+    properties only from the thread that adds, or on a snapshot.
+
+    Parameters
+    ----------
+    plan:
+        Plan of this attempt; None if nothing was planned.
+    total_steps:
+        Optimizer steps of the whole run; None if unknown.
+    tokens_of_steps:
+        Tokens that go through the model in each step, over all processes of the run, without padding. None if
+        unknown: then each process is assumed to have as many as the mean of this node's.
+    """
+
+    def __init__(
+        self,
+        plan: Plan | None = None,
+        *,
+        total_steps: int | None = None,
+        tokens_of_steps: Sequence[int] | None = None,
+    ) -> None:
+        self.plan = plan
+        self.total_steps = total_steps
+        self.tokens_of_steps = tokens_of_steps
+        self._lock = threading.Lock()
+        self._infos: dict[int, DistInfo] = {}  # by rank, as in the next two
+        self._phases: dict[int, Phase] = {}
+        self._memory: dict[int, Memory] = {}  # the newest; its peaks only grow
+        self._memory_series: list[Memory] = []
+        self._steps: dict[int, dict[int, Step]] = {}  # by step and rank, of this attempt
+        self._metrics: dict[int, Metrics] = {}  # by step, restored ones too
+        self._trained_s = 0.0
+        self._evaluated_s = 0.0
+        self._checkpoints_s: list[float] = []  # of each checkpoint and rank
+        self._evaluations: dict[int, HeldOutLoss] = {}  # by step
+        self._drawn: dict[int, Drawn] = {}  # by step
+        self._windows: list[Window] = []
+        self._late: dict[int, Straggling] = {}  # by rank, the newest
+
+    def add(self, event: Event) -> None:
+        """Take one event into account."""
+        with self._lock:
+            if isinstance(event, Step):
+                self._add_step(event)
+            elif isinstance(event, Memory):
+                self._memory[event.rank] = event
+                self._memory_series.append(event)
+            elif isinstance(event, Phase):
+                before = self._phases.get(event.rank)
+                if before is not None and before.name == "checkpoint" and event.name == "train":
+                    self._checkpoints_s.append(event.at - before.at)
+                self._phases[event.rank] = event
+            elif isinstance(event, DistInfo):
+                self._infos[event.rank] = event
+            elif isinstance(event, Profiled):
+                self._windows += [Window.from_dict(event.window)] if event.window else []
+            elif isinstance(event, Drawn):
+                self._add_drawn(event)
+            elif isinstance(event, Straggling):
+                self._late[event.rank] = event
+            elif isinstance(event, Evaluated):
+                self._add_evaluated(event)
+
+    def notes(self, step: int, *, keeps_best: bool) -> dict[str, Any]:
+        """Return the metrics, evaluations and pictures up to a step, for its checkpoint."""
+        with self._lock:
+            evaluations = [each for each in self.evaluations if each.step <= step]
+            best = best_of(evaluations) if keeps_best else None
+            return {
+                "metrics": [each.to_dict() for each in self.metrics if each.step <= step],
+                "evaluations": [each.to_dict() for each in evaluations],
+                "drawn": [dataclasses.asdict(each) for each in self.drawn if each.step <= step],
+                "best_step": None if best is None else best.step,
+            }
+
+    def restore(self, notes: Mapping[str, Any], *, with_metrics: bool) -> None:
+        """Take over :meth:`notes` of an earlier attempt. Its times don't count for this attempt's ETA."""
+        with self._lock:
+            for values in notes.get("evaluations", ()):
+                self._evaluations[values["step"]] = HeldOutLoss(**values)
+            for values in notes.get("drawn", ()):
+                self._add_drawn(Drawn(**values))
+            if with_metrics:
+                self._metrics = {each["step"]: Metrics(**each) for each in notes.get("metrics", ())}
+
+    def snapshot(self) -> RunState:
+        """Return a copy that later events leave unchanged."""
+        copied = RunState()
+        with self._lock:
+            values = {name: copy.copy(value) for name, value in vars(self).items() if name != "_lock"}
+        vars(copied).update(values)
+        return copied
+
+    @property
+    def infos(self) -> tuple[DistInfo, ...]:
+        """Placement of each rank that has reported it."""
+        return tuple(info for _, info in sorted(self._infos.items()))
+
+    @property
+    def phases(self) -> dict[int, str]:
+        """Name of the phase that each rank is in."""
+        return {rank: phase.name for rank, phase in self._phases.items()}
+
+    @property
+    def phase(self) -> str:
+        """Phase of the rank that has been in its phase longest; empty before the first report."""
+        oldest = min(self._phases.values(), key=lambda phase: phase.at, default=None)
+        return oldest.name if oldest else ""
+
+    @property
+    def steps(self) -> tuple[Metrics, ...]:
+        """Steps of the run in order, restored ones included; without a loss on a node without rank 0."""
+        return tuple(metrics for _, metrics in sorted(self._metrics.items()))
+
+    @property
+    def metrics(self) -> tuple[Metrics, ...]:
+        """Steps that rank 0 reported; empty on a node without rank 0."""
+        return tuple(metrics for metrics in self.steps if metrics.loss is not None)
+
+    def step(self, number: int) -> Metrics:
+        """Return one step's metrics. Raises KeyError before a rank has reported it."""
+        return self._metrics[number]
+
+    @property
+    def last_step(self) -> int:
+        """Number of the newest step of this attempt; 0 before the first."""
+        return max(self._steps, default=0)
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Median over the steps, of all processes of the run."""
+        return typical(self.steps, lambda metrics: metrics.tokens_per_second)
+
+    @property
+    def mfu(self) -> float | None:
+        """Median over the steps."""
+        return typical(self.steps, lambda metrics: metrics.mfu)
+
+    @property
+    def eta_seconds(self) -> float | None:
+        """Seconds until the last step; None before this attempt's first step or if the total is unknown."""
+        return self._eta_after(self.last_step)
+
+    @property
+    def checkpoint_seconds(self) -> float | None:
+        """Median time for which a checkpoint interrupts training; None before the first."""
+        return median(self._checkpoints_s)
+
+    @property
+    def ranks(self) -> tuple[RankMeasured, ...]:
+        """Figures of each of this node's ranks."""
+        ranks = {rank for step in self._steps.values() for rank in step}
+        ranks |= {*self._infos, *self._phases, *self._memory}
+        return tuple(self._rank(rank) for rank in sorted(ranks))
+
+    @property
+    def memory(self) -> tuple[Memory, ...]:
+        """Memory reports of all ranks in the order of arrival."""
+        return tuple(self._memory_series)
+
+    @property
+    def memory_peak(self) -> MemoryPeak | None:
+        """The largest process: torch's reserved memory on GPUs, resident memory on CPUs."""
+        ranks = self._memory.values()
+        return largest_process((rank.reserved_peak for rank in ranks), (rank.rss_peak for rank in ranks))
+
+    @property
+    def windows(self) -> tuple[Window, ...]:
+        """Profiled windows, of one rank each."""
+        return tuple(sorted(self._windows, key=lambda window: window.rank))
+
+    @property
+    def evaluations(self) -> tuple[HeldOutLoss, ...]:
+        """Losses on held-out rows in the order of their steps, restored ones included."""
+        return tuple(loss for _, loss in sorted(self._evaluations.items()))
+
+    @property
+    def drawn(self) -> tuple[Drawn, ...]:
+        """Pictures of held-out captions: the base model's (step 0), then those of the newest evaluations."""
+        return tuple(event for _, event in sorted(self._drawn.items()))
+
+    @property
+    def late(self) -> tuple[str, ...]:
+        """Lines on ranks or nodes for which the others wait, or have waited."""
+        on_gpus = self.plan is not None and self.plan.layout.device == "cuda"
+        return tuple(late_lines(self._late.values(), on_gpus=on_gpus))
+
+    @property
+    def _world_size(self) -> int:
+        if self._infos:
+            return next(iter(self._infos.values())).world_size
+        return self.plan.layout.world_size if self.plan else max(map(len, self._steps.values()), default=1)
+
+    def _add_step(self, event: Step) -> None:
+        ranks = self._steps.setdefault(event.step, {})
+        ranks[event.rank] = event
+        earlier = self._metrics.get(event.step)
+        measured = next((step for step in ranks.values() if step.loss is not None), None)
+        knows_tokens = self.tokens_of_steps is not None or (measured and measured.all_tokens is not None)
+        if measured is not None and measured is not event and knows_tokens:
+            return  # rank 0 has reported all that counts
+        measured = measured or max(ranks.values(), key=lambda step: step.dt)
+        self._trained_s += measured.dt - (earlier.dt if earlier else 0.0)
+        self._metrics[event.step] = self._of_step(measured, ranks)
+
+    def _of_step(self, measured: Step, ranks: Mapping[int, Step]) -> Metrics:
+        """Metrics of a step from the rank whose time counts."""
+        world, of_ranks, dt, plan = self._world_size, ranks.values(), measured.dt, self.plan
+        samples = sum(step.samples for step in of_ranks) / len(ranks) * world
+        if plan is not None:
+            samples = plan.layout.global_batch_size
+        tokens: float | None = measured.all_tokens
+        if tokens is None and self.tokens_of_steps is not None and measured.step <= len(self.tokens_of_steps):
+            tokens = self.tokens_of_steps[measured.step - 1]
+        if tokens is None:
+            tokens = sum(step.tokens for step in of_ranks) / len(ranks) * world
+        samples_per_second, tokens_per_second = (n / dt if dt > 0 else 0.0 for n in (samples, tokens))
+        peak = plan.prediction.peak_flops_per_gpu if plan else None
+        return Metrics(
+            step=measured.step,
+            loss=measured.loss,
+            lr=measured.lr,
+            grad_norm=measured.grad_norm,
+            dt=dt,
+            dtf=measured.dtf,
+            dtb=measured.dtb,
+            samples_per_second=samples_per_second,
+            samples_per_second_per_gpu=samples_per_second / world,
+            tokens_per_second=tokens_per_second,
+            tokens_per_second_per_gpu=tokens_per_second / world,
+            mfu=tokens_per_second * plan.prediction.flops_per_token / (world * peak)
+            if plan and peak
+            else None,
+            eta_seconds=self._eta_after(measured.step, dt),
+            task=measured.metrics or {},
+            of_images=plan is not None and plan.task == IMAGE_TASK,
+        )
+
+    def _eta_after(self, step: int, dt: float | None = None) -> float | None:
+        """Seconds of the remaining steps, and of evaluations as often and as long as so far.
+
+        ``dt``: the step's time, if it is not among the metrics yet.
+        """
+        if not self.total_steps or not self._steps:
+            return None
+        newest = islice(reversed(self._steps), ETA_STEPS)
+        recent = [dt if number == step and dt is not None else self._metrics[number].dt for number in newest]
+        left = (median(recent) or 0.0) * max(self.total_steps - step, 0)
+        return left * (1 + self._evaluated_s / self._trained_s) if self._trained_s > 0 else left
+
+    def _add_evaluated(self, event: Evaluated) -> None:
+        """Keep the first report of an evaluation's loss: all ranks report the same."""
+        if event.loss is None or event.step in self._evaluations:
+            return
+        self._evaluations[event.step] = HeldOutLoss(
+            step=event.step, loss=event.loss, metrics=event.metrics or {}, seconds=event.seconds
+        )
+        self._evaluated_s += event.seconds
+
+    def _add_drawn(self, event: Drawn) -> None:
+        self._drawn[event.step] = event
+        for step in sorted(step for step in self._drawn if step)[:-DRAWN_EVALUATIONS]:
+            del self._drawn[step]
+
+    def _rank(self, rank: int) -> RankMeasured:
+        steps = [ranks[rank] for ranks in self._steps.values() if rank in ranks]
+        info, memory = self._infos.get(rank), self._memory.get(rank)
+        return RankMeasured(
+            rank=rank,
+            host=info.host if info else "",
+            device=info.device if info else "",
+            allocated_peak_bytes=memory.allocated_peak if memory else None,
+            reserved_peak_bytes=memory.reserved_peak if memory else None,
+            rss_peak_bytes=memory.rss_peak if memory else None,
+            tokens_per_second=median([step.tokens / step.dt for step in steps[1:] or steps if step.dt > 0]),
+        )
