@@ -60,7 +60,7 @@ BOTH_RUN = [pod("c-0"), pod("w-0")]
             [BOTH_RUN, [pod("w-0")], [pod("w-0", "Failed")]], None, ["pod c-0"], id="gone before it failed"
         ),
         pytest.param(
-            [BOTH_RUN, [pod("c-0"), pod("w-0", "Failed")], [pod("w-0", "Failed")]],
+            [BOTH_RUN, [pod("c-0"), pod("w-0", "Failed")], [pod("w-0", "Failed")], [pod("w-0", "Failed")]],
             None,
             None,
             id="failed before the other was gone",
