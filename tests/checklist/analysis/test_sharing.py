@@ -75,7 +75,7 @@ def test_traffic_that_has_passed_is_no_finding() -> None:
 def test_two_couples_are_enough_to_measure_again_and_one_is_not(share: float, repeated: bool) -> None:
     slow, well = ((0, 2), (1, 3)), ((0, 1), (2, 3))
     once = [Pair(src=src, dst=dst, round=0, gbytes_per_s=share) for src, dst in slow]
-    once += [Pair(src=src, dst=dst, round=1, gbytes_per_s=1.0) for src, dst in well]
+    once += [Pair(src=src, dst=dst, round=1, gbytes_per_s=sharing.TAU) for src, dst in well]
     alone = [dataclasses.replace(pair, round=9, gbytes_per_s=1.0, alone=True) for pair in once]
     assert sharing.repeat([*once, *alone]) == (sharing.Repeat(slow, well) if repeated else None)
     assert sharing.repeat([*once[1:], *alone]) is None

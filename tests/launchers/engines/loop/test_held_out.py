@@ -31,6 +31,7 @@ def test_all_ranks_make_equally_many_passes_over_each_row_once_beside_its_refere
         batches = list(rows.batches())
         assert (rows.count, len(batches)) == (ROWS, rows.passes)
         measured += [batch for batch, counts in batches if counts]
+    assert rows.passes == -(-len(measured) // world)
     references = [tuple(row) for batch in measured for row in batch.reference.tolist()]
     assert sorted(references) == [tuple(row) for row in figures.tolist()]
     plain = TextRows(dataclasses.replace(job, held_out_reference=None), rank)
