@@ -71,6 +71,16 @@ def test_traffic_that_has_passed_is_no_finding() -> None:
     assert sharing.find(pairs) is None
 
 
+@pytest.mark.parametrize(("share", "repeated"), [(sharing.TAU, False), (0.99 * sharing.TAU, True)])
+def test_two_couples_are_enough_to_measure_again_and_one_is_not(share: float, repeated: bool) -> None:
+    slow, well = ((0, 2), (1, 3)), ((0, 1), (2, 3))
+    once = [Pair(src=src, dst=dst, round=0, gbytes_per_s=share) for src, dst in slow]
+    once += [Pair(src=src, dst=dst, round=1, gbytes_per_s=sharing.TAU) for src, dst in well]
+    alone = [dataclasses.replace(pair, round=9, gbytes_per_s=1.0, alone=True) for pair in once]
+    assert sharing.repeat([*once, *alone]) == (sharing.Repeat(slow, well) if repeated else None)
+    assert sharing.repeat([*once[1:], *alone]) is None
+
+
 @pytest.mark.parametrize("slow", [0.1, 0.3, 0.5, 0.8])
 def test_hosts_too_busy_for_many_pairs_at_once_are_no_finding(slow: float) -> None:
     """Any pair that isn't alone is slow that often, whatever its path, as on a machine under load."""

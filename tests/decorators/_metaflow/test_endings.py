@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -55,3 +56,21 @@ def test_an_interrupted_run_ends_with_the_command_that_goes_on(home: Home) -> No
 )
 def test_where_a_run_goes_is_said_again_when_it_goes_on(words: list[str], command: str) -> None:
     assert resume_command(words[0], words[1:], "7", by_file) == command
+
+
+@pytest.mark.parametrize(("words", "status"), [(("--fail=start",), 1), (("--model=none",), 2)])
+def test_a_status_says_whether_a_run_has_begun_before_it_failed(
+    home: Home, words: tuple[str, ...], status: int
+) -> None:
+    done = home.run("profiled.py", "run", *words)
+    assert (done.returncode, len(home.runs("ProfiledFlow"))) == (status, 2 - status)
+
+
+def test_the_root_of_a_local_datastore_is_found_and_none_is_made(home: Home) -> None:
+    code = "from decorators._metaflow.configuration import configuration as c; print(c().datastore, c().root)"
+    for _ in range(2):
+        done = home.python("-c", code, PYTHONPATH=str(Path(__file__).parents[3]))
+        assert done.stdout.split() == ["local", str(home.path / ".metaflow")], done.stderr
+        if (home.path / ".metaflow").exists():
+            (home.path / ".metaflow").rmdir()
+    assert not (home.path / ".metaflow").exists()

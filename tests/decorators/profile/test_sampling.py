@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import subprocess
 import sys
 import time
@@ -342,3 +343,15 @@ def _host(used: int) -> HostSample:
         shared_memory_bytes=None,
         disk_free_bytes=None,
     )
+
+
+def test_cpu_seconds_are_those_of_the_program_and_of_the_kernel_for_it() -> None:
+    tree = ProcessTree()
+    tree.sample()
+    assert tree.cpu_seconds == 0.0, "what was before does not count"
+    begin = now = os.times()
+    while now.system - begin.system < 0.05:
+        os.urandom(1 << 20)
+        now = os.times()
+    tree.sample()
+    assert tree.cpu_seconds >= now.user + now.system - begin.user - begin.system

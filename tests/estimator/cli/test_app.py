@@ -85,6 +85,14 @@ def test_a_command_that_is_not_one_ends_with_2(words: tuple[str, ...]) -> None:
     assert "Traceback" not in done.output
 
 
+@pytest.mark.parametrize("level", [("--log-level", "warning"), ("--log-level=warning",)])
+def test_the_log_level_may_come_before_a_command_and_after_it(level: tuple[str, ...]) -> None:
+    shown = run("gpus", "--min-vram", "100").output
+    assert run(*level, "gpus", "--min-vram", "100").output == shown
+    assert run("gpus", *level, "--min-vram", "100").output == shown
+    assert run("gpus", "--log-level").exit_code == run("gpus", "--", *level).exit_code == 2
+
+
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
     """Makes `finetune models` raise what the test puts into the list."""

@@ -64,11 +64,26 @@ def test_a_trace_over_its_time_is_ended_with_all_that_it_started(monkeypatch: py
     assert [child.poll() is not None for child in started] == [True]
 
 
-def test_a_process_that_dies_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+ANSWER = """print('{"problem": "Too wide.", "advice": "Ask for less."}')"""
+
+
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        ("raise SystemExit('no memory left')", "Exact mode's trace failed: no memory left"),
+        (f"{ANSWER}; raise SystemExit('it is late')", "Exact mode's trace failed: it is late"),
+        ("", "Exact mode's trace failed: exit code 0"),
+        (ANSWER, "Too wide."),
+    ],
+)
+def test_a_process_that_dies_or_refuses_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, code: str, problem: str
+) -> None:
     pytest.importorskip("torch")
-    monkeypatch.setattr(process, "WORKER", ["-c", "raise SystemExit('no memory left')"])
-    with pytest.raises(UserError, match=r"^Exact mode's trace failed: no memory left\n"):
+    monkeypatch.setattr(process, "WORKER", ["-c", code])
+    with pytest.raises(UserError) as caught:
         exact.estimate(TORCHTUNE)
+    assert caught.value.problem == problem
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """The GPU and machine tables: facts in range, with sources, found by every name they go by."""
 
+import math
 import re
 from datetime import date
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 
 from estimator import hardware
 from estimator.errors import UserError
+from estimator.hardware.report import Wish
 from estimator.plan import GIB, MIB
 
 
@@ -207,3 +209,10 @@ def test_an_architecture_is_found_by_its_beginning_and_a_cloud_in_any_case() -> 
 def test_an_unknown_instance_is_answered_with_the_nearest_names() -> None:
     with pytest.raises(UserError, match=r"p5\.48xlarge"):
         hardware.instance("p5.49xlarge")
+
+
+def test_a_wish_is_for_more_than_no_memory_and_no_less_than_no_price() -> None:
+    assert Wish(max_usd_per_hour=0.0).of_machines
+    for impossible in ({"max_usd_per_hour": -0.01}, {"max_usd_per_hour": math.nan}, {"min_vram": 0.0}):
+        with pytest.raises(UserError):
+            Wish(**impossible)

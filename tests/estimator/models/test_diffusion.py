@@ -24,6 +24,9 @@ def test_each_component_has_the_published_number_of_parameters() -> None:
     }
     assert STABLE_DIFFUSION_XL.stored_parameters == 3_468_837_867
     assert STABLE_DIFFUSION_XL.parameters == 2_567_463_684
+    unet = STABLE_DIFFUSION_XL.unet
+    of_blocks = unet.units * STABLE_DIFFUSION_XL.layer_parameters  # the mean is rounded down
+    assert 0 <= unet.parameters - unet.outer_parameters - of_blocks < unet.units
 
 
 @pytest.mark.parametrize("name", ["stable-diffusion-xl", "SDXL", "stabilityai/stable-diffusion-xl-base-1.0"])

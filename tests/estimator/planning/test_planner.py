@@ -183,13 +183,14 @@ def test_a_gpu_without_bf16_trains_in_fp32() -> None:
             "batch of 10 can't be divided over 2 node(s) of 2",
         ),
         ({"global_batch_size": 8, "micro_batch_size": 4}, {"nodes": 4}, "with micro batch 4"),
+        ({"global_batch_size": 8}, {"machine": None, "kind": "catalogue", "gpus": 3}, "over 1 node(s) of 3"),
     ],
 )
 def test_a_batch_that_the_processes_do_not_divide_is_refused_with_the_nearest_one(
     job: dict[str, Any], target: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(UserError) as caught:
-        plan(job_of("tiny-llama", **job), Target(machine=LAPTOP, **target))
+        plan(job_of("tiny-llama", **job), Target(**{"machine": LAPTOP, **target}))
     assert words in caught.value.problem
     assert "Nearest workable batch" in caught.value.advice
 

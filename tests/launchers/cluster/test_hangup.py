@@ -76,3 +76,12 @@ def test_output_to_a_file_stays_where_it_is(tmp_path: Path) -> None:
     os.kill(pid, signal.SIGHUP)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert "the child ended with 0" in log.read_text()
+
+
+def test_only_output_that_can_break_off_is_written_line_by_line(tmp_path: Path) -> None:
+    code = "import sys; from launchers.cluster.hangup import outlive_shell; before = sys.stdout, sys.stderr; "
+    code += "outlive_shell(); print(sys.stdout is before[0], sys.stderr is before[1])"
+    with (tmp_path / "log").open("w+") as log:
+        subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=log, stderr=subprocess.PIPE, check=True)
+        log.seek(0)
+        assert log.read() == "True False\n"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from estimator.errors import UserError
+from launchers.models import files
 from launchers.models.files import check_complete
 
 
@@ -72,6 +73,16 @@ class TestCheckComplete:
         with (folder / "model.safetensors").open("ab") as file:
             file.write(b"more")
         with pytest.raises(UserError, match="is broken"):
+            check_complete(folder)
+
+    def test_a_header_may_be_as_long_as_the_format_allows(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (length,) = struct.unpack("<Q", (folder / "model.safetensors").read_bytes()[:8])
+        monkeypatch.setattr(files, "_MAX_HEADER_BYTES", length)
+        check_complete(folder)
+        monkeypatch.setattr(files, "_MAX_HEADER_BYTES", length - 1)
+        with pytest.raises(UserError, match="is not a safetensors file"):
             check_complete(folder)
 
     def test_a_git_lfs_pointer_is_recognised(self, folder: Path) -> None:

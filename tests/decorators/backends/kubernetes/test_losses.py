@@ -57,6 +57,15 @@ BOTH_RUN = [pod("c-0"), pod("w-0")]
         ),
         pytest.param([BOTH_RUN, [pod("c-0")], []], None, ["pod w-0", "pod c-0"], id="gone, one by one"),
         pytest.param(
+            [BOTH_RUN, [pod("w-0")], [pod("w-0", "Failed")]], None, ["pod c-0"], id="gone before it failed"
+        ),
+        pytest.param(
+            [BOTH_RUN, [pod("c-0"), pod("w-0", "Failed")], [pod("w-0", "Failed")], [pod("w-0", "Failed")]],
+            None,
+            None,
+            id="failed before the other was gone",
+        ),
+        pytest.param(
             [[pod("c-0", "Failed", finished="30"), pod("w-0", "Failed", deleted="20", finished="25")]],
             None,
             ["pod w-0 on n: deleted"],

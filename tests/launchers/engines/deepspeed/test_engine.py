@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,14 @@ def test_sgd_cannot_go_on_with_another_number_of_processes(tmp_path: Path) -> No
 def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not a whole checkpoint"):
         deepspeed_checkpoint.needs_conversion(job(resume_dir=tmp_path))
+
+
+@pytest.mark.parametrize(("program", "failed"), [("true", False), ("false", True)])
+def test_a_conversion_has_failed_where_its_process_says_so(
+    monkeypatch: pytest.MonkeyPatch, program: str, failed: bool
+) -> None:
+    monkeypatch.setattr(sys, "executable", program)
+    assert bool(deepspeed_checkpoint._run_conversion(NO_FOLDER, NO_FOLDER)) == failed
 
 
 def test_no_bucket_is_larger_than_what_is_trained() -> None:

@@ -1,0 +1,136 @@
+"""The rules of a namespace and the networks of a cluster at their edges, by what an API server would list."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from decorators.backends.findings import Findings
+from decorators.backends.interface import ClusterFacts
+from decorators.backends.kubernetes import rules
+from decorators.backends.kubernetes.nodes import PodSettings, Preflight
+from decorators.backends.kubernetes.offered import MULTUS_RESOURCE, networks_of
+from decorators.backends.options import Options
+from estimator.hardware.cluster_api import Clock
+from tests.decorators.backends.kubernetes.conftest import TWO
+
+OPEN, TO_PODS = {"ingress": [{"from": [{"podSelector": {}}]}]}, {"egress": [{"to": [{"podSelector": {}}]}]}
+BY_ADDRESS = {"ingress": [{"from": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]}]}
+POD = {"cpu": 4.0, "memory": 8.0 * 2**30}
+
+
+class Lists:
+    """An API server that has these items in every list."""
+
+    def __init__(self, *items: Any) -> None:
+        self.items = items
+
+    def get(self, *_: Any, **__: Any) -> Any:
+        return {"items": list(self.items)}
+
+
+def preflight_of(*items: Any, nodes: int = 2, **pods: Any) -> Preflight:
+    return Preflight(
+        api=Lists(*items),  # type: ignore[arg-type]
+        request=dataclasses.replace(TWO, nodes=nodes),
+        options=Options(),
+        pods=PodSettings(**pods),
+        minimum=None,
+        findings=Findings(where="here"),
+        clock=Clock(),
+    )
+
+
+def found(judge: Any, *specs: Any, **values: Any) -> list[tuple[str, str]]:
+    """State and text of each row that a rule finds in objects with these specs."""
+    preflight = preflight_of(*({"metadata": {"name": "own"}, "spec": spec} for spec in specs), **values)
+    judge(preflight, pod=POD)
+    return [(row.state, row.found) for row in preflight.findings.rows]
+
+
+@pytest.mark.parametrize(
+    ("policies", "closed"),
+    [
+        ([], ()),
+        ([{}], ("ingress",)),
+        ([{"policyTypes": ["Egress"]}], ("egress",)),
+        ([{"policyTypes": ["Ingress", "Egress"]}], ("ingress", "egress")),
+        ([{"podSelector": {"matchLabels": {"app": "web"}}}], ()),
+        ([{}, OPEN], ()),
+        ([BY_ADDRESS], ("ingress",)),
+        ([{"ingress": [{"from": [{"podSelector": {}}], "ports": [{"port": 22}]}]}], ("ingress",)),
+        ([{"ingress": [{}]}], ()),
+        ([{**OPEN, "egress": [{"to": [{"ipBlock": {}}]}]}], ("egress",)),
+        ([{**OPEN, **TO_PODS}], ()),
+    ],
+)
+def test_network_policies_close_a_direction_that_no_rule_opens_to_pods(
+    policies: list[Any], closed: tuple[str, ...]
+) -> None:
+    rows = found(rules.network_policy, *policies)
+    assert [state for state, _ in rows] == ["unknown"] * bool(closed)
+    assert [way for way in ("ingress", "egress") if way in str(rows)] == list(closed)
+    assert found(rules.network_policy, *policies, nodes=1) == []
+
+
+@pytest.mark.parametrize(
+    ("limits", "guaranteed", "refused"),
+    [
+        ({"max": {"cpu": "4"}, "min": {"cpu": "4"}, "default": {"cpu": "4"}}, False, 0),
+        ({"max": {"cpu": "3999m"}}, False, 1),
+        ({"min": {"cpu": "4001m"}}, False, 1),
+        ({"default": {"cpu": "3", "memory": "7Gi"}}, False, 2),
+        ({"default": {"cpu": "3"}}, True, 0),
+        ({"type": "PersistentVolumeClaim", "max": {"cpu": "1"}}, False, 0),
+    ],
+)
+def test_a_limit_range_refuses_only_what_is_beyond_its_bounds(
+    limits: dict[str, Any], guaranteed: bool, refused: int
+) -> None:
+    spec = {"limits": [{"type": "Container", **limits}]}
+    assert [state for state, _ in found(rules.limit_range, spec, guaranteed=guaranteed)] == ["no"] * refused
+
+
+@pytest.mark.parametrize(
+    ("hard", "used", "nodes", "states"),
+    [
+        ({"requests.cpu": "8"}, "0", 2, []),
+        ({"requests.cpu": "8"}, "1", 2, ["unknown"]),
+        ({"requests.cpu": "7"}, "0", 2, ["no"]),
+        ({"pods": "1"}, "0", 2, ["no"]),
+        ({"services": "0"}, "0", 1, []),
+        ({"services": "0"}, "0", 2, ["no"]),
+    ],
+)
+def test_a_quota_waits_for_what_is_in_use_and_refuses_what_it_never_allows(
+    hard: dict[str, str], used: str, nodes: int, states: list[str]
+) -> None:
+    (name,) = hard
+    item = {"metadata": {"name": "q"}, "spec": {"hard": hard}, "status": {"hard": hard, "used": {name: used}}}
+    preflight = preflight_of(item, nodes=nodes)
+    rules.quota(preflight, pod=POD)
+    assert [row.state for row in preflight.findings.rows] == states
+
+
+def test_a_pod_asks_for_each_resource_that_is_not_zero() -> None:
+    pod = rules.amounts(preflight_of(), ClusterFacts())
+    assert (pod["cpu"], pod["nvidia.com/gpu"]) == (TWO.cpu, TWO.gpus_per_node)
+    assert pod["memory"] == pytest.approx(TWO.memory_mib * 2**20, rel=1e-3)
+    assert all(pod.values())
+
+
+def test_networks_are_those_that_name_a_resource() -> None:
+    rail = {"metadata": {"name": "rail", "annotations": {MULTUS_RESOURCE: "nvidia.com/rdma"}}}
+    assert networks_of(Lists(rail, {"metadata": {"name": "plain"}}).get, "ns") == (
+        ("rail", "nvidia.com/rdma"),
+    )
+
+
+def test_the_state_of_a_check_is_its_worst_row() -> None:
+    findings = Findings(where="here")
+    findings.ok("nodes", "two")
+    findings.no("zones", "none")
+    findings.unknown("nodes", "not told")
+    assert [findings.state(check) for check in ("nodes", "zones", "quota")] == ["unknown", "no", None]
