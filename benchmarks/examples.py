@@ -13,8 +13,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from estimator.formatting import format_bytes
 from estimator.job import Target
-from estimator.plan import GIB, Plan
+from estimator.plan import Plan
 from launchers import pipeline, settings
 
 FOLDER = Path(__file__).parents[1] / "examples"
@@ -47,7 +48,9 @@ def row(path: Path, made: Plan) -> str:
     what, command = (line.removeprefix("# ") for line in path.read_text().splitlines()[:2])
     request, prediction = made.request, made.prediction
     machine = f"{request.nodes * request.gpus_per_node} x {request.gpu} ({request.instance_type})"
-    need = f"{prediction.memory.needs_bytes / GIB:.0f} of {_gib(prediction.memory.capacity_bytes)} GiB"
+    need = (
+        f"{format_bytes(prediction.memory.needs_bytes)} of {format_bytes(prediction.memory.capacity_bytes)}"
+    )
     cells = (f"[{path.name}]({path.name})", what, machine, need, *_price(prediction), f"`{command}`")
     return f"| {' | '.join(cells)} |"
 
@@ -58,10 +61,6 @@ def _price(prediction: Any) -> tuple[str, str]:
     if hour is None:
         return "unknown", "unknown"
     return f"{hour:,.2f}", "unknown" if speed is None else f"{hour / speed / 3600 * 1e6:,.2f}"
-
-
-def _gib(size: int | None) -> str:
-    return "unknown" if size is None else f"{size / GIB:.0f}"
 
 
 def table(rows: list[str]) -> str:

@@ -252,7 +252,7 @@ def find(name: str) -> Check:
     if name in CHECKS:
         return CHECKS[name]
     raise UserError(
-        f"There is no check {name!r}.", f"{did_you_mean(name, CHECKS)}Checks: {', '.join(CHECKS)}."
+        f"There is no check {name!r}.", f"{did_you_mean(name, CHECKS)} Checks: {', '.join(CHECKS)}.".lstrip()
     )
 
 

@@ -347,13 +347,15 @@ def _explain(error: ValidationError, kind: type[_Model]) -> UserError:
     if wrong == "extra_forbidden":
         known: Iterable[str] = kind.model_fields
         return UserError(
-            f"There is no option {name!r}.", f"{did_you_mean(name, known)}It takes {', '.join(known)}."
+            f"There is no option {name!r}.",
+            f"{did_you_mean(name, known)} It takes {', '.join(known)}.".lstrip(),
         )
     if wrong == "literal_error":
         phase = place[-1] == "[key]"
         what, known = ("phase", PHASES) if phase else (name, get_args(kind.model_fields[name].annotation))
         return UserError(
-            f"There is no {what} {value!r}.", f"{did_you_mean(value, known)}It takes {', '.join(known)}."
+            f"There is no {what} {value!r}.",
+            f"{did_you_mean(value, known)} It takes {', '.join(known)}.".lstrip(),
         )
     due = next((words for start, words in _KINDS.items() if wrong.startswith(start)), None)
     if due is None:

@@ -15,13 +15,12 @@ from typing import Any, TypeVar
 from urllib.parse import urlparse
 
 from decorators import _metaflow
+from estimator.aws_errors import failure_of
 from estimator.errors import UserError
+from estimator.formatting import format_duration
 
 FIRST_S = 30.0  # for a datastore that has never answered: its address may be wrong
 PAUSE_S = 5.0
-# https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
-_EXPIRED = ("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired")
-_BUSY = ("SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable")
 
 T = TypeVar("T")
 
@@ -45,38 +44,19 @@ class Trouble:
                 f"{where}: the AWS credentials have expired.",
                 "Log in again: aws sso login, or give the tasks a role that is renewed; then: resume.",
             )
-        waited = f" for {_minutes(waited_s)} minutes" if waited_s >= PAUSE_S else ""
+        waited = f" for {format_duration(waited_s)}" if waited_s >= PAUSE_S else ""
         return UserError(
             f"The datastore {where} has not answered{waited} ({self.name}).",
             "Look at METAFLOW_S3_ENDPOINT_URL, the network and S3 itself; then: resume.",
         )
 
 
-def _minutes(seconds: float) -> str:
-    return f"{round(seconds / 60, 1):g}"
-
-
 def trouble_of(error: BaseException) -> Trouble | None:
     """What a later try may cure; None: nothing, as S3 has answered for good."""
-    from botocore import exceptions
-
-    silent = (exceptions.HTTPClientError, exceptions.ConnectionError, exceptions.IncompleteReadError)
-    expired = (exceptions.SSOError, exceptions.TokenRetrievalError, exceptions.CredentialRetrievalError)
-    origin: BaseException | None = error
-    while origin is not None:
-        if isinstance(origin, expired):
-            return Trouble(expired=True, name=type(origin).__name__)
-        if isinstance(origin, silent):
-            return Trouble(expired=False, name=type(origin).__name__)
-        if isinstance(origin, exceptions.ClientError):
-            code = str(origin.response.get("Error", {}).get("Code", ""))
-            status = int(origin.response.get("ResponseMetadata", {}).get("HTTPStatusCode") or 0)
-            if code in _EXPIRED:
-                return Trouble(expired=True, name=code)
-            busy = code in _BUSY or status >= 500 or status == 429
-            return Trouble(expired=False, name=code or str(status)) if busy else None
-        origin = origin.__cause__ or origin.__context__
-    return None
+    failure = failure_of(error)
+    if failure.kind not in ("expired", "busy", "unreachable"):
+        return None
+    return Trouble(expired=failure.kind == "expired", name=failure.code)
 
 
 @dataclass(kw_only=True)
@@ -124,7 +104,7 @@ class Patience:
                 return answer
             if trouble.text != last_trouble:
                 last_trouble = trouble.text
-                self.say(f"The datastore {where} {last_trouble}; asking on for {_minutes(limit)} minutes.")
+                self.say(f"The datastore {where} {last_trouble}; asking on for {format_duration(limit)}.")
             self.sleep(min(PAUSE_S, limit - waited))
             if trouble.expired:
                 renew()

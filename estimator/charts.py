@@ -11,7 +11,7 @@ from html import escape
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from estimator.plan import GIB, gib
+from estimator.formatting import GIB, format_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -137,13 +137,13 @@ def svg(chart: Chart) -> str:
 def describe(chart: Chart) -> str:
     """The drawing in words."""
     bars = "; ".join(
-        f"{bar.name}: needs {bar.needs_bytes / GIB:.2f} GiB, up to {bar.upper_bytes / GIB:.2f}; "
-        f"shows {bar.shows_bytes / GIB:.2f}"
+        f"{bar.name}: needs {format_bytes(bar.needs_bytes)}, up to {format_bytes(bar.upper_bytes)}; "
+        f"shows {format_bytes(bar.shows_bytes)}"
         for bar in chart.bars
     )
     capacity = chart.capacity_bytes
     return f"{chart.subtitle}. {bars}." + (
-        f" {chart.capacity_name} has {capacity / GIB:.2f} GiB." if capacity is not None else ""
+        f" {chart.capacity_name} has {format_bytes(capacity)}." if capacity is not None else ""
     )
 
 
@@ -171,7 +171,7 @@ def stacked(chart: Chart, console: Console) -> Iterator[Text]:
     shown = chart.shown_capacity_bytes
     end = max(chart.longest_bytes, shown or 0)
     if shown is not None:
-        label = f"{chart.capacity_name} {gib(shown)}"
+        label = f"{chart.capacity_name} {format_bytes(shown)}"
         column = names + 2 + round((width - 1) * shown / end)
         yield Text(f"{label:>{column - 1}} ▼" if len(label) < column else f"{'':{column}}▼ {label}")
     for bar, ending in zip(chart.bars, endings, strict=True):
@@ -185,7 +185,7 @@ def stacked(chart: Chart, console: Console) -> Iterator[Text]:
 
 def _ending(bar: Bar, capacity: int | None) -> str:
     """The text behind a bar: what it needs and the upper end, and whether that is too much for the GPU."""
-    text = f"{gib(bar.needs_bytes)}, up to {gib(bar.upper_bytes)}"
+    text = f"{format_bytes(bar.needs_bytes)}, up to {format_bytes(bar.upper_bytes)}"
     return text + (", too much" if capacity is not None and bar.needs_bytes > capacity else "")
 
 
@@ -307,7 +307,7 @@ def _bar(bar: Bar, categories: Sequence[str], top: int, scale: float) -> list[st
         if not size:
             continue
         width = size * scale
-        label = f"{bar.name}: {name} {size / GIB:.2f} GiB"
+        label = f"{bar.name}: {name} {format_bytes(size)}"
         lines.append(
             f'<rect class="part" x="{x:.2f}" y="{top}" width="{width:.2f}" height="{_BAR}" '
             f'fill="{_fill(name, categories)}"><title>{escape(label)}</title></rect>'
@@ -317,14 +317,14 @@ def _bar(bar: Bar, categories: Sequence[str], top: int, scale: float) -> list[st
     y = top + _BAR / 2
     lines.append(
         f'<path class="upper" d="M{x:.1f} {y}H{upper:.1f}M{upper:.1f} {top + 6}V{top + _BAR - 6}">'
-        f"<title>{escape(bar.name)}: up to {bar.upper_bytes / GIB:.2f} GiB</title></path>"
+        f"<title>{escape(bar.name)}: up to {format_bytes(bar.upper_bytes)}</title></path>"
     )
     return lines
 
 
 def _capacity(capacity: int, name: str, scale: float, bottom: int) -> list[str]:
     x = _LEFT + capacity * scale
-    text = f"{name} {capacity / GIB:.1f} GiB".strip()
+    text = f"{name} {format_bytes(capacity)}".strip()
     return [
         f'<line class="capacity" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP - 12}" y2="{bottom}"/>',
         f'<text x="{x:.1f}" y="{_TOP - 18}" text-anchor="end">{escape(text)}</text>',

@@ -1,12 +1,31 @@
-"""What somebody may have meant by a name that there is not."""
+"""Suggestions for a name that does not exist."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 
-def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """``Did you mean mesh?`` and a space, for the advice of an error; empty where nothing is near."""
-    near = difflib.get_close_matches(str(name), list(known), n=1)
-    return f"Did you mean {near[0]}? " if near else ""
+def close_matches(name: str, known: Iterable[str], n: int = 3, cutoff: float = 0.6) -> list[str]:
+    """Return up to ``n`` of the known names that are spelled like ``name``, the most similar first.
+
+    Case is ignored. ``cutoff``: the least similarity, from 0 to 1 (difflib.SequenceMatcher.ratio).
+    """
+    import difflib  # only an error needs it
+
+    names = {spelling.lower(): spelling for spelling in known}
+    return [names[key] for key in difflib.get_close_matches(name.lower(), names, n=n, cutoff=cutoff)]
+
+
+def did_you_mean(
+    name: object, known: Iterable[str], n: int = 3, *, shown: Mapping[str, str] | None = None
+) -> str:
+    """Ask "Did you mean a, b?" with up to ``n`` known names that begin with ``name`` or are spelled like it.
+
+    Empty if none is. ``shown``: the text that stands for each of the known names, if it differs.
+    """
+    text = str(name).strip()
+    names = list(known)
+    similar = [each for each in names if text and each.lower().startswith(text.lower())]
+    similar += close_matches(text, names, n)
+    suggestions = list(dict.fromkeys(shown[each] if shown else each for each in similar))[:n]
+    return f"Did you mean {', '.join(suggestions)}?" if suggestions else ""

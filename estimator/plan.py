@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
 
+from estimator.formatting import GIB as GIB
+from estimator.formatting import MIB as MIB
+
 SCHEMA_VERSION = 2
-GIB = 2**30
-MIB = 2**20
 
 # Categories of a MemoryEstimate that are no tensors
 RUNTIME = "runtime"
@@ -33,13 +34,6 @@ LAUNCHED_ENGINES = ("torchtune", "deepspeed", "fsdp2", "trl")
 LAUNCHED_METHODS = ("full", "lora", "qlora", "dora", "adapter-v1", "adapter-v2")
 LAUNCHED_OPTIMIZERS = ("adamw", "adamw8bit", "paged-adamw", "paged-adamw8bit", "adafactor", "muon", "sgd")
 LAUNCHED_TASKS = ("sft", "pretrain", "dpo", "orpo", "simpo", "kto", "reward", "grpo", "text-to-image")
-
-
-def gib(size: float) -> str:
-    """Bytes as people read them: MiB below 0.1 GiB."""
-    if size < 0.1 * GIB:
-        return f"{size / MIB:.0f} MiB"
-    return f"{size / GIB:.2f} GiB" if size < 10 * GIB else f"{size / GIB:,.1f} GiB"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

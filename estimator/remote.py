@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from estimator.aws_errors import AwsFailure, failure_of
 from estimator.errors import UserError
 
 _log = logging.getLogger(__name__)
@@ -145,38 +146,33 @@ def s3_errors(url: str) -> Iterator[None]:
     """Turn the failures of boto3 into UserErrors."""
     _boto3()
     from boto3.exceptions import S3UploadFailedError
-    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+    from botocore.exceptions import BotoCoreError, ClientError
 
     try:
         yield
-    except NoCredentialsError:
-        raise UserError(
-            f"{url}: there are no AWS credentials.",
-            "Set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the task a role.",
-        ) from None
-    except ClientError as error:
-        code = str(error.response.get("Error", {}).get("Code", ""))
-        if code in ("404", "NoSuchKey", "NotFound"):
-            raise UserError(f"{url}: there is no such key.", "Look with: aws s3 ls") from None
-        if code == "NoSuchBucket":
-            raise UserError(f"{url}: there is no such bucket.", "Look with: aws s3 ls") from None
-        if code == "ExpiredToken":
-            raise UserError(
-                f"{url}: the AWS credentials have expired.", "Log in again: aws sso login."
-            ) from None
-        if code in ("403", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch"):
-            raise UserError(
-                f"{url}: the AWS credentials may not read it ({code}).", "See: aws sts get-caller-identity"
-            ) from None
-        raise UserError(f"{url}: S3 answers {code or 'an error'}.", "Try again later.") from None
     except S3UploadFailedError as error:
         raise UserError(
             f"{url}: {' '.join(str(error).split())}", "See: aws sts get-caller-identity"
         ) from None
-    except BotoCoreError as error:
-        raise UserError(
-            f"{url}: S3 can't be reached ({type(error).__name__}).", "Check the network and AWS_REGION."
-        ) from None
+    except (BotoCoreError, ClientError) as error:
+        raise _explain_s3(failure_of(error), url) from None
+
+
+def _explain_s3(failure: AwsFailure, url: str) -> UserError:
+    if credentials := failure.credentials_error(url):
+        return credentials
+    if failure.code in ("404", "NoSuchKey", "NotFound"):
+        return UserError(f"{url}: there is no such key.", "Look with: aws s3 ls")
+    if failure.code == "NoSuchBucket":
+        return UserError(f"{url}: there is no such bucket.", "Look with: aws s3 ls")
+    if failure.kind == "denied":
+        return UserError(
+            f"{url}: the AWS credentials may not read it ({failure.code}).",
+            "See: aws sts get-caller-identity",
+        )
+    if failure.kind in ("busy", "refused"):
+        return UserError(f"{url}: S3 answers {failure.code}.", "Try again later.")
+    return UserError(f"{url}: S3 can't be reached ({failure.code}).", "Check the network and AWS_REGION.")
 
 
 def s3_download(client: Any, bucket: str, key: str, target: Path) -> None:

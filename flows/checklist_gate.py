@@ -21,6 +21,7 @@ from decorators._metaflow import Backend, say
 from decorators.past_runs import NeverRunError, ended_tasks, read_for, runs_of
 from estimator import hardware
 from estimator.errors import UserError
+from estimator.formatting import format_bytes, format_duration
 from estimator.hardware import cluster_nodes
 from estimator.plan import Plan
 from estimator.throughput import MeasuredBandwidth
@@ -29,7 +30,7 @@ FLOW = "ChecklistFlow"
 STEP = "verdict"
 MOST_RUNS = 50  # of the flow that are looked at, the newest
 LIMIT_S = 20.0  # for looking at them
-HOUR_S, DAY_S = 3600.0, 86_400.0
+DAY_S = 86_400.0
 STOPS_S = DAY_S  # so long a failure stops runs; later the cluster may have been mended
 BANDWIDTH_S = 30 * DAY_S  # so long a measured bandwidth counts
 IGNORE_VARIABLE = "METAFLOW_RUN_IGNORE_CHECKLIST"
@@ -85,7 +86,7 @@ class Checked:
         intra = largest.busbw_gbytes_per_s if among == 1 and largest.ranks > 1 else None
         if inter is None and intra is None:
             return None
-        size = f"{largest.bytes / MIB:,.0f} MiB"
+        size = format_bytes(largest.bytes)
         over = f"{among} nodes" if among > 1 else f"the {largest.ranks} GPUs of a node"
         return MeasuredBandwidth(
             inter_node_gbytes_per_s=inter,
@@ -226,6 +227,4 @@ def _largest_all_reduce(result: Result) -> Collective | None:
 
 
 def _words(seconds: float) -> str:
-    if seconds < HOUR_S:
-        return f"{max(1, round(seconds / 60))} min"
-    return f"{seconds / HOUR_S:.0f} h" if seconds < 2 * DAY_S else f"{seconds / DAY_S:.0f} days"
+    return format_duration(seconds) if seconds < 2 * DAY_S else f"{seconds / DAY_S:.0f} days"

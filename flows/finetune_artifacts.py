@@ -22,8 +22,9 @@ from typing import Any
 from decorators.gpu_profile import STAGED_VARIABLE
 from decorators.storage import MetaflowStorage, datastore
 from estimator import models, remote
+from estimator.formatting import format_bytes
 from estimator.models import ModelRef, ModelSource
-from estimator.plan import GIB, Plan
+from estimator.plan import Plan
 from estimator.setup import IMAGE_TASK
 from flows.commands import command_line
 from launchers import engines, model_card, pipeline
@@ -173,7 +174,7 @@ def fetch_weights_once(model: ModelSource, work: Path, *, rewards: bool = False)
         return key
     fetched = pipeline.fetch_weights(model, work / slug(model.name), rewards=rewards)
     manifest = put_bundle(store, key, fetched)
-    print(f"weights of {model.name}: {manifest.total_bytes / GIB:.2f} GiB in {store.describe(key)}")
+    print(f"weights of {model.name}: {format_bytes(manifest.total_bytes)} in {store.describe(key)}")
     return key
 
 

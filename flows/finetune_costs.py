@@ -60,7 +60,7 @@ def _table(rows: list[Total], by: str) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from estimator.cli.output import usd
+    from estimator.formatting import format_usd
 
     table = Table(box=SIMPLE_HEAD)
     table.add_column(by, style="bold", overflow="fold")
@@ -81,7 +81,7 @@ def _table(rows: list[Total], by: str) -> Table:
             str(row.runs),
             f"{row.hours:,.2f}",
             f"{row.failed_hours:,.2f}",
-            "unknown" if row.usd is None else usd(row.usd),
+            format_usd(row.usd),
             f"{row.unpriced_hours:,.2f}",
             str(row.without_end),
         )

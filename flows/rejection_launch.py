@@ -13,8 +13,9 @@ from pathlib import Path
 from decorators.backends.overrides import request_for
 from estimator import models
 from estimator.errors import Change, UserError
+from estimator.formatting import format_bytes, format_duration, format_usd
 from estimator.models import ModelSpec
-from estimator.plan import GIB, Generation, Plan, Stage
+from estimator.plan import Generation, Plan, Stage
 from estimator.planning import generation
 from estimator.planning.generation import Drawing, Range
 from estimator.setup import DEFAULT_SEQ_LEN
@@ -225,7 +226,7 @@ def _batch(plan: Plan, planned: Generation) -> str:
     if planned.fits is False and capacity is not None:
         text += (
             f"; the answers to one prompt of {planned.prompt_tokens:,} tokens do not fit into "
-            f"{capacity / GIB:.1f} GiB, those to shorter ones may"
+            f"{format_bytes(capacity)}, those to shorter ones may"
         )
     return text
 
@@ -248,22 +249,12 @@ def _row(name: str, text: str) -> str:
 
 def _figures(plan: Plan, hours: Range | None, usd: Range | None) -> str:
     """Time and price, as far as they are known."""
-    time = "time unknown" if hours is None else f"{_range(hours, _hours)}"
+    time = "time unknown" if hours is None else _range(hours, lambda value: format_duration(value * 3600))
     if plan.target == "local":
         return time
-    return f"{time}, {'price unknown' if usd is None else _range(usd, _usd)}"
+    return f"{time}, {'price unknown' if usd is None else _range(usd, format_usd)}"
 
 
 def _range(values: Range, words: Callable[[float], str]) -> str:
     low, high = (words(value) for value in values)
     return low if low == high else f"{low} to {high}"
-
-
-def _hours(hours: float) -> str:
-    if hours * 60 < 1:
-        return f"{hours * 3600:.0f} s"
-    return f"{hours * 60:.0f} min" if hours < 2 else f"{hours:,.1f} h"
-
-
-def _usd(usd: float) -> str:
-    return f"${usd:,.2f}"

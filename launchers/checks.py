@@ -14,8 +14,9 @@ from pathlib import Path
 from estimator import models
 from estimator.changes import Text
 from estimator.errors import Change, UserError
+from estimator.formatting import format_bytes
 from estimator.models import ModelSpec
-from estimator.plan import GIB, MIB, Plan
+from estimator.plan import MIB, Plan
 from estimator.planning.support import engine_order
 from estimator.setup import DEFAULT_SEQ_LEN, FAMILY_CODE
 from launchers import engines
@@ -170,8 +171,8 @@ def check_disks(plan: Plan, free_bytes: Iterable[tuple[str, int]]) -> None:
     for place, free in free_bytes:
         if free < needed:
             raise UserError(
-                f"{place} has {free / GIB:.1f} GiB free; the run's weights, checkpoints and model need about "
-                f"{needed / GIB:.1f} GiB there.",
+                f"{place} has {format_bytes(free)} free; the run's weights, checkpoints and model need about "
+                f"{format_bytes(needed)} there.",
                 "Free some space, or name another place: export FINETUNE_WORK_DIR=/a/larger/disk",
             )
 

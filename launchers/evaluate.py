@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from estimator.errors import UserError
+from estimator.formatting import format_clock
 from estimator.setup import IMAGE_TASK, PAIR_TASKS
 from launchers.cluster.processes import PARENT, die_with_parent, started, tail
 from launchers.dataset.measured import MAX_BATCH_TOKENS, MAX_ROWS
@@ -26,7 +27,6 @@ from launchers.held_out import DRAWN_TOKENS, CalibrationBin, Score, scorer_of
 from launchers.image_evaluation import Pictures, measure
 from launchers.imports import collector_paused
 from launchers.models import causal
-from launchers.report.metrics import duration
 from launchers.settings import Settings
 
 SIGN_S = 5.0  # at most, between two lines that report the progress of an evaluation
@@ -236,7 +236,7 @@ def _ended(process: subprocess.Popen[bytes], request: EvaluationRequest) -> int:
             )
         at = (stage.read_text() if stage.is_file() else "") or "loading"
         if at != printed or now - printed_at >= SIGN_S:
-            print(f"evaluating: {at}, after {duration(now - began)}", flush=True)
+            print(f"evaluating: {at}, after {format_clock(now - began)}", flush=True)
             printed, printed_at = at, now
         time.sleep(_LOOK_S)
     return status

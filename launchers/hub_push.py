@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from estimator.errors import Change, UserError
-from estimator.plan import GIB
+from estimator.formatting import format_bytes
 from estimator.remote import hub_token
 from launchers import engines
 from launchers.handover import PAGE
@@ -112,7 +112,7 @@ def push(folder: Path, page: str, settings: Settings) -> str:
     additions = [CommitOperationAdd(path_in_repo=PAGE, path_or_fileobj=page.encode())]
     additions += [CommitOperationAdd(path_in_repo=name, path_or_fileobj=path) for name, path in files.items()]
     private = settings.export.visibility == "private"
-    with _signs(f"push: {size / GIB:.2f} GiB in {len(additions)} files to {repo}"):
+    with _signs(f"push: {format_bytes(size)} in {len(additions)} files to {repo}"):
         for pause_s in PAUSES_S:
             with contextlib.suppress(UnreachedError):
                 return _send(repo, additions, private=private)

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import yaml
 
+from estimator.formatting import format_bytes, format_clock
 from estimator.models import ModelRef
-from estimator.plan import GIB, MemoryEstimate, Plan
+from estimator.plan import MemoryEstimate, Plan
 from estimator.setup import IMAGE_TASK
 from launchers import engines, handover, hub_push
 from launchers.dataset import mixture
 from launchers.evaluate import EXACT_MATCH, EvaluationResult
-from launchers.report.metrics import Summary, duration
+from launchers.report.metrics import Summary
 from launchers.report.peak import NAMES, MemoryPeak
 from launchers.settings import Settings
 
@@ -46,14 +47,12 @@ def closing_facts(
     ``exported``: which step the result is, where that is a question (launchers.report.evaluations).
     """
     predicted = plan.prediction
+    seconds = summary.step_seconds
     rows = [
         ("steps", f"{summary.steps}"),
         *exported,
         ("loss", f"{summary.first_loss:.4f} first, {summary.last_loss:.4f} last"),
-        (
-            "time for a step",
-            duration(summary.step_seconds) if summary.step_seconds >= 60 else f"{summary.step_seconds:.2f} s",
-        ),
+        ("time for a step", format_clock(seconds) if seconds >= 60 else f"{seconds:.2f} s"),
         _speed(plan, summary),
         _memory(predicted.memory, memory_peak),
     ]
@@ -78,10 +77,10 @@ def _memory(estimate: MemoryEstimate, peak: MemoryPeak | None) -> tuple[str, str
     """What was predicted for the counter that has measured it; without one, for the whole process."""
     predicted = estimate.counted(peak.counter if peak else "device")
     name = peak.name if peak else NAMES["resident"]
-    measured = _gib(peak.size_bytes if peak else None)
+    measured = format_bytes(peak.size_bytes if peak else None)
     if predicted is None:
         return name, f"predicted unknown, measured {measured}"
-    likely, upper = _gib(predicted.likely_bytes), _gib(predicted.upper_bytes).removesuffix(" GiB")
+    likely, upper = format_bytes(predicted.likely_bytes), format_bytes(predicted.upper_bytes)
     return name, f"predicted {likely} (up to {upper}), measured {measured}"
 
 
@@ -176,7 +175,3 @@ def model_page(
 
 def _number(value: float | None) -> str:
     return "unknown" if value is None else f"{value:,.0f}"
-
-
-def _gib(value: int | None) -> str:
-    return "unknown" if value is None else f"{value / GIB:.2f} GiB"

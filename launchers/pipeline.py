@@ -21,9 +21,10 @@ from typing import Any
 from estimator import calibration, models
 from estimator.calibration import Calibration
 from estimator.errors import Change, UserError
+from estimator.formatting import format_bytes
 from estimator.job import Job, Target
 from estimator.models import DiffusionSpec, ModelRef, ModelSource, ModelSpec, untried
-from estimator.plan import GIB, Plan
+from estimator.plan import Plan
 from estimator.planning import planner
 from estimator.setup import DEFAULT_SEQ_LEN, IMAGE_TASK
 from launchers import checks, image_runs
@@ -360,7 +361,7 @@ def summarise_plan(plan: Plan) -> str:
     return (
         f"plan: {plan.model}, {plan.method} with {plan.engine}, {layout.nodes} node(s) of {machine}, "
         f"{layout.sharding}, micro batch {layout.micro_batch_size} x {layout.accumulation}, "
-        f"needs {memory.needs_bytes / GIB:.2f} GiB a process, will show {memory.shows_bytes / GIB:.2f}"
+        f"needs {format_bytes(memory.needs_bytes)} a process, will show {format_bytes(memory.shows_bytes)}"
     )
 
 

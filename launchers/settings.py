@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from pydantic.fields import FieldInfo
 
 from estimator.changes import meant_by
 from estimator.errors import UserError
+from estimator.names import did_you_mean
 from estimator.setup import IMAGE_TASK, LLAMA_ADAPTERS, PAIR_TASKS, TrainedFp8
 from launchers import deepspeed_file
 from launchers.handover_sections import Export, Harness
@@ -453,9 +453,8 @@ def _explain(error: ValidationError) -> tuple[str, str]:
         if item["type"] == "extra_forbidden":
             name = ".".join(path)
             meant = meant_by(name)
-            near = [meant] if meant else difflib.get_close_matches(name, dotted_names(), n=3, cutoff=0.5)
             wrong[f"there is no `{name}`"] = []
-            advice = f"Did you mean {', '.join(near)}?" if near else ""
+            advice = f"Did you mean {meant}?" if meant else did_you_mean(name, dotted_names())
         elif item["type"] == "missing":  # of a list; no setting has to be given
             wrong[f"{name.rpartition('.')[0]} = {item['input']!r} has too few values"] = []
         elif not name or (item["type"] == "value_error" and isinstance(item["input"], dict)):  # of a section

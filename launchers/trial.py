@@ -15,7 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from estimator.errors import Change, UserError
-from estimator.plan import GIB, Counted, Plan
+from estimator.formatting import format_bytes
+from estimator.plan import Counted, Plan
 from estimator.planning.trials import trial_plans
 from launchers import pipeline
 from launchers.cluster.endpoint import NodeAddress
@@ -190,22 +191,18 @@ def result_words(result: TrialResult) -> str:
     of_torch = " reserved by torch" if result.plan.layout.device == "cuda" else ""
     predicted = (
         f"predicted {_rate(result.plan.prediction.tokens_per_second)}, "
-        f"{_gib(memory.likely_bytes if memory else None)}{of_torch}"
+        f"memory {format_bytes(memory.likely_bytes if memory else None)}{of_torch}"
     )
     if result.out_of_memory:
         return f"{predicted}; ran out of memory"
     if result.failure is not None:
         return f"{predicted}; failed: {result.failure}"
-    measured = _gib(peak.size_bytes if peak else None)
-    return f"{predicted}; measured {_rate(result.tokens_per_second)}, {measured}"
+    measured = format_bytes(peak.size_bytes if peak else None)
+    return f"{predicted}; measured {_rate(result.tokens_per_second)}, memory {measured}"
 
 
 def _rate(tokens_per_second: float | None) -> str:
     return "unknown speed" if tokens_per_second is None else f"{tokens_per_second:,.0f} tokens/s"
-
-
-def _gib(size: int | None) -> str:
-    return "unknown memory" if size is None else f"{size / GIB:.2f} GiB"
 
 
 def _say(address: NodeAddress, line: str) -> None:

@@ -10,6 +10,7 @@ from benchmarks.on_gpu.checks import Checked
 from benchmarks.on_gpu.data import SHORTEST_SHARE
 from benchmarks.on_gpu.session import Measured
 from checklist.result import Figure
+from estimator.formatting import format_bytes
 from estimator.plan import GIB, Plan
 
 NONE = ""  # in a cell: not measured, or not predicted
@@ -84,7 +85,7 @@ def _missed(measured: Measured) -> str:
     outcome = measured.outcome
     assert outcome is not None
     seen, reserved = outcome.device_bytes or 0, outcome.reserved_bytes or 0
-    return f"{seen / GIB:.2f} GiB seen in {outcome.samples} looks, {reserved / GIB:.2f} GiB reserved"
+    return f"{format_bytes(seen)} seen in {outcome.samples} looks, {format_bytes(reserved)} reserved"
 
 
 def _versions(checked: Checked) -> str:

@@ -19,6 +19,7 @@ from benchmarks.on_gpu.cases import Case, Scale
 from benchmarks.on_gpu.one_run import Order, Outcome, result_of
 from benchmarks.on_gpu.search import Found, smallest_limit
 from estimator import models
+from estimator.formatting import format_bytes
 from estimator.plan import Plan
 from launchers.models import tiny_llama
 
@@ -210,7 +211,7 @@ class Session:
         outcome = run_apart(order, min(self.clock.left_s, LONGEST_RUN_S))
         if outcome.ended == "ran":
             self._seconds[case.what] = outcome.seconds
-        below = "" if limit_bytes is None else f" below {limit_bytes / 2**30:.2f} GiB"
+        below = "" if limit_bytes is None else f" below {format_bytes(limit_bytes)}"
         self.say(f"{case.name}{below}: {outcome.ended} ({outcome.seconds:.0f} s) {outcome.message}".rstrip())
         return outcome
 

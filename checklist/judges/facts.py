@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from checklist.judges.advice import finding
 from checklist.judges.context import Judgement, JudgingContext, answer, few, no_verdict, skipped
 from checklist.result import Finding, Gravity
+from estimator.formatting import format_bytes
 
 _GIB = 2**30
 LEAST_SHM = _GIB  # NCCL uses tens of MB for each rank, data loaders far more; 64 MB is Docker's default
@@ -170,8 +171,8 @@ def shared_memory(context: JudgingContext) -> Judgement:
             "shared-memory",
             "shm-small",
             "FAIL" if context.cuda else "WARN",
-            f"{context.name(fact.node)} has {size / 2**20:.0f} MiB of shared memory, "
-            f"not {LEAST_SHM // 2**20}.",
+            f"{context.name(fact.node)} has {format_bytes(size)} of shared memory, "
+            f"not {format_bytes(LEAST_SHM)}.",
             suspects=[context.name(fact.node)],
         )
         for fact, size in sizes
@@ -179,7 +180,7 @@ def shared_memory(context: JudgingContext) -> Judgement:
     ]
     least = min(size for _, size in sizes)
     return answer(
-        "shared-memory", f"At least {least / _GIB:.1f} GiB on each node.", findings, nodes=context.all_names
+        "shared-memory", f"At least {format_bytes(least)} on each node.", findings, nodes=context.all_names
     )
 
 
@@ -201,7 +202,7 @@ def memlock(context: JudgingContext) -> Judgement:
             "memlock",
             "memlock-low",
             "FAIL" if limit < LEAST_MEMLOCK else "WARN",
-            f"{context.name(fact.node)} may lock only {limit / 2**20:.0f} MiB of memory.",
+            f"{context.name(fact.node)} may lock only {format_bytes(limit)} of memory.",
             suspects=[context.name(fact.node)],
         )
         for fact, limit in limits

@@ -169,7 +169,7 @@ def _check_header(file: Path, names: Iterable[str] | None) -> None:
         if name not in COLUMNS:
             raise UserError(
                 f"{file}, line 1, column {name!r}: there is no such column.",
-                f"{did_you_mean(name, COLUMNS)}The columns are {', '.join(COLUMNS)}.",
+                f"{did_you_mean(name, COLUMNS)} The columns are {', '.join(COLUMNS)}.".lstrip(),
             )
     missing = [name for name in NEEDED if name not in columns]
     if missing:
@@ -238,7 +238,7 @@ class _Line:
         value = self.cells.get(column, "")
         if value in known or (not value and column not in NEEDED):
             return value or None
-        advice = f"{did_you_mean(value, known)}It takes {', '.join(known)}."
+        advice = f"{did_you_mean(value, known)} It takes {', '.join(known)}.".lstrip()
         raise self._bad(column, "is not known", advice)
 
     def _number(self, column: str) -> float | None:

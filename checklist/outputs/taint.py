@@ -25,8 +25,8 @@ from estimator.hardware.cluster_api import (
     ApiRefusedError,
     ClusterApi,
     Json,
-    NoKubernetesError,
     UnreachableError,
+    api_error,
 )
 from estimator.hardware.cluster_nodes import list_nodes
 
@@ -271,17 +271,9 @@ class Cluster:
         try:
             return call(*values)
         except ApiRefusedError as error:
-            raise _refused(verb, self._api.host, error) from None
-        except NoKubernetesError:
-            raise UserError(
-                f"{self._api.host} doesn't answer as a Kubernetes API does.",
-                "Look at `server:` in the kubeconfig.",
-            ) from None
+            raise _refused(verb, self._api.server, error) from None
         except UnreachableError as error:
-            raise UserError(
-                f"The Kubernetes API ({self._api.host}) can't be reached: {error}.",
-                "Is the cluster up, and the VPN? `kubectl cluster-info` shows the same.",
-            ) from None
+            raise api_error(error, self._api.server) from None
 
 
 def patch_of(change: NodeChange, how: How) -> dict[str, Any]:
@@ -323,17 +315,11 @@ def _not_allowed(verb: str) -> UserError:
     return UserError(f"This account may not {verb} the nodes of the cluster.", f"It needs {RULE}.")
 
 
-def _refused(verb: str, host: str, error: ApiRefusedError) -> UserError:
+def _refused(verb: str, server: str, error: ApiRefusedError) -> UserError:
     if error.status == 403:
         return _not_allowed(verb)
-    if error.status == 401:
-        return UserError(
-            "The Kubernetes API doesn't know who asks (401).", "Log in again; try `kubectl get nodes`."
-        )
     if error.status == 409:
         return NodeChangedError("The node was changed by somebody else meanwhile.", "Run it again.")
     if error.status == 404:
         return NodeError("The node is gone from the cluster.", "Nothing is to be done.")
-    return UserError(
-        f"The Kubernetes API ({host}) answers with status {error.status}.", "Try `kubectl get nodes`."
-    )
+    return api_error(error, server)

@@ -25,6 +25,7 @@ from checklist.run.control import End, Event, Hub, Limits
 from checklist.run.rendezvous import Rendezvous
 from checklist.run.session import Session
 from estimator.errors import UserError
+from estimator.formatting import format_clock
 
 SIGN_S = 10.0  # from one line that says how far a run is to the next
 _DOES: dict[PhaseName, str] = {
@@ -96,10 +97,10 @@ class Conductor(Session):
         """What is being done, for how long already, and how long that may take at most."""
         now = time.monotonic()
         if self._phase_began is None:
-            waited = f"{_minutes(now - self._begin)} of at most {_minutes(self.limits.rendezvous)}"
+            waited = f"{format_clock(now - self._begin)} of at most {format_clock(self.limits.rendezvous)}"
             return f"{len(self.ranks)} of {self.rendezvous.world} ranks are here, {waited}"
         began, name = self._phase_began, self.phase
-        so_far = f"{_minutes(now - began)} of at most {_minutes(self.phase_ends - began)}"
+        so_far = f"{format_clock(now - began)} of at most {format_clock(self.phase_ends - began)}"
         counted = {"world": len(self.got.collectives), "pairs": len(self.got.pairs)}.get(name)
         return f"{_DOES[name]}, {so_far}" + ("" if counted is None else f", {counted} measured")
 
@@ -208,8 +209,3 @@ class Conductor(Session):
         self.got.phases.append(
             Phase(name=name, status=status, seconds=seconds, reason=problem)  # type: ignore[arg-type]
         )
-
-
-def _minutes(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes}:{rest:02d}"

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from decorators._metaflow.endings import say
+from estimator.formatting import format_duration
 
 API_SERVER_GONE_S = 300.0  # how long an API server may be gone under a run, as while it is upgraded
 _patience_s = API_SERVER_GONE_S
@@ -46,7 +47,7 @@ def with_patience(fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
                     raise
             problem = _PROBLEMS.get(status or 0, "doesn't answer")
             if problem != last_problem:
-                say(f"The Kubernetes API {problem}; asking on for {_patience_s / 60:g} minutes.")
+                say(f"The Kubernetes API {problem}; asking on for {format_duration(_patience_s)}.")
                 last_problem = problem
             time.sleep(2)
             if status == 401:

@@ -18,6 +18,7 @@ from decorators.backends import waiting_datastore
 from decorators.backends.interface import WaitState
 from decorators.backends.registry import BACKENDS
 from estimator.errors import UserError
+from estimator.formatting import format_duration
 
 TIMEOUT_VARIABLE = "FINETUNE_PENDING_TIMEOUT"  # minutes
 ASK_EVERY_S = 5.0
@@ -65,11 +66,11 @@ class Watch:
         self._fail_early(job, state, now)
         if now - self._came >= self.timeout_s:
             why = self._reason or "no reason is told"
-            minutes = f"{self.timeout_s / 60:g} minutes"
+            limit = format_duration(self.timeout_s)
             late = (
-                f"{self._running} of {state.nodes} nodes have started, and none more for {minutes}"
+                f"{self._running} of {state.nodes} nodes have started, and none more for {limit}"
                 if self._running
-                else f"had not started after {minutes}"
+                else f"had not started after {limit}"
             )
             self._give_up(
                 job,
@@ -89,8 +90,8 @@ class Watch:
         if self._running:
             names = ", ".join(state.missing[:4]) + (", ..." if len(state.missing) > 4 else "")
             there = f" ({self._running} of {state.nodes} nodes run{'; not yet ' if names else ''}{names})"
-        minutes = 0 if self._began is None else round((now - self._began) / 60)
-        took = f" for {minutes} min" if plain == self._last_said else ""
+        waited = format_duration(0 if self._began is None else now - self._began)
+        took = f" for {waited}" if plain == self._last_said else ""
         self._last_said, self._said_at = plain, now
         self.say(f"{job.what} waits{took}{there}: {state.reason}")
 

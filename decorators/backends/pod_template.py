@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ import yaml
 from decorators.backends import tables
 from decorators.backends.strategic_merge import DIRECTIVE
 from estimator.errors import UserError
+from estimator.names import did_you_mean
 
 NAME = "resources.pod_template"
 _QUANTITIES = ("limits", "requests")  # may be numbers
@@ -72,10 +72,9 @@ def _check_object(value: Any, kind: str, path: str, where: str) -> None:
         if str(name).startswith("$"):
             continue
         if name not in types:
-            near = difflib.get_close_matches(str(name), types, n=1)
-            advice = f"Did you mean {near[0]}?" if near else f"There are {', '.join(sorted(types))}."
             raise UserError(
-                f"{where}: {path + '.' if path else ''}{name} is no field of a pod template.", advice
+                f"{where}: {path + '.' if path else ''}{name} is no field of a pod template.",
+                did_you_mean(name, types, 1) or f"There are {', '.join(sorted(types))}.",
             )
         _check(each, types[name], f"{path}.{name}" if path else str(name), where)
 

@@ -12,8 +12,8 @@ from estimator.cli.answer import Answer, catalogue, estimate_configuration
 from estimator.cli.defaults import defaults
 from estimator.cli.options import PlaceOptions, SetupOptions, expanded
 from estimator.errors import UserError
+from estimator.formatting import format_bytes, format_duration, format_usd
 from estimator.models.diffusion import DiffusionSpec
-from estimator.plan import gib
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -195,9 +195,9 @@ def _print_memory(console: Console, answer: Answer, traced: ExactEstimate | None
     traced_parts = dict(traced.categories) if traced else {}
     largest = max([*parts.values(), *traced_parts.values()])
     for name in dict.fromkeys([*parts, *(name for name, size in traced_parts.items() if size)]):
-        cells = [name, gib(parts.get(name, 0))]
+        cells = [name, format_bytes(parts.get(name, 0))]
         if traced is not None:
-            cells.append(gib(traced_parts[name]) if name in traced_parts else "-")
+            cells.append(format_bytes(traced_parts[name]) if name in traced_parts else "-")
         table.add_row(*cells, bar_of(name, parts.get(name, 0), largest, BAR))
     what = "GPU" if answer.setup.device == "cuda" else "process"
     console.print(f"Memory of one {what}", style="bold")
@@ -206,26 +206,28 @@ def _print_memory(console: Console, answer: Answer, traced: ExactEstimate | None
     if traced is not None:
         versions = ", ".join(f"{name} {version}" for name, version in traced.versions)
         console.print(
-            f"exact: {gib(traced.peak_bytes)} of live tensors at {traced.peak.name}, and by formula "
-            f"{gib(sum(memory.active(answer.setup).values()))}; traced in {traced.seconds:.0f} s ({versions})"
+            f"exact: {format_bytes(traced.peak_bytes)} of live tensors at {traced.peak.name}, and by formula "
+            f"{format_bytes(sum(memory.active(answer.setup).values()))}; "
+            f"traced in {traced.seconds:.0f} s ({versions})"
         )
         for clause in traced.not_modelled:
             console.print(f"exact leaves out: {clause}")
 
 
+def _with_range(size: int, limits: tuple[int, int]) -> str:
+    return f"{format_bytes(size)} ({format_bytes(limits[0])} to {format_bytes(limits[1])})"
+
+
 def _print_verdict(console: Console, answer: Answer) -> None:
     peak, gpu = answer.memory, answer.site.gpu
-    text = f"Needs {gib(peak.needs_bytes)} ({gib(peak.needs_range[0])} to {gib(peak.needs_range[1])})"
+    text = f"Needs {_with_range(peak.needs_bytes, peak.needs_range)}"
     if peak.capacity_bytes is not None:
-        text += f", of the {gpu.name if gpu else 'process'}'s {gib(peak.capacity_bytes)}"
+        text += f", of the {gpu.name if gpu else 'process'}'s {format_bytes(peak.capacity_bytes)}"
     verdict = {True: ": [green]fits[/green]", False: ": [red]DOES NOT FIT[/red]", None: ""}[peak.fits]
     console.print(f"[bold]{text}[/bold]{verdict}{', but not at its upper end' if peak.tight else ''}")
     console.print(f"range {peak.needs_basis}")
     counter = "nvidia-smi" if answer.setup.device == "cuda" else "the system"
-    console.print(
-        f"Shows {gib(peak.shows_bytes)} ({gib(peak.shows_range[0])} to {gib(peak.shows_range[1])}) by "
-        f"{counter} where there is room"
-    )
+    console.print(f"Shows {_with_range(peak.shows_bytes, peak.shows_range)} by {counter} where there is room")
     console.print(f"range {peak.shows_basis}")
 
 
@@ -237,8 +239,9 @@ def _rest(answer: Answer) -> Table:
     table.add_column(overflow="fold")
     table.add_row(
         "Node",
-        f"{gib(answer.memory.host_bytes)} host memory, {gib(answer.shared_memory_bytes)} /dev/shm, "
-        f"{gib(answer.disk_bytes)} disk",
+        f"{format_bytes(answer.memory.host_bytes)} host memory, "
+        f"{format_bytes(answer.shared_memory_bytes)} /dev/shm, "
+        f"{format_bytes(answer.disk_bytes)} disk",
     )
     table.add_row("Speed", _speed(answer))
     table.add_row("Price", _price(answer))
@@ -268,13 +271,11 @@ def _speed(answer: Answer) -> str:
 
 
 def _price(answer: Answer) -> str:
-    tokens = answer.site.tokens
-    time = f"{output.hours(answer.hours)} for {tokens:,.0f} tokens" if answer.hours and tokens else ""
+    tokens, takes = answer.site.tokens, format_duration((answer.hours or 0) * 3600)
+    time = f"{takes} for {tokens:,.0f} tokens" if answer.hours and tokens else ""
     if answer.usd_per_hour is None:
         return "; ".join(part for part in (time, f"price unknown: {answer.price_basis}") if part)
-    text = f"{output.usd(answer.usd_per_hour)} an hour: {answer.price_basis}"
+    text = f"{format_usd(answer.usd_per_hour)} an hour: {answer.price_basis}"
     if answer.usd is not None:
-        text = (
-            f"{output.usd(answer.usd)} for {tokens:,.0f} tokens in {output.hours(answer.hours or 0)}; {text}"
-        )
+        text = f"{format_usd(answer.usd)} for {tokens:,.0f} tokens in {takes}; {text}"
     return text

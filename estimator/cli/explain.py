@@ -14,7 +14,7 @@ from estimator.cli import output
 from estimator.cli.answer import Answer, catalogue, estimate_configuration
 from estimator.cli.options import METHODS, PlaceOptions, SetupOptions, expanded
 from estimator.errors import UserError
-from estimator.plan import gib
+from estimator.formatting import format_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -212,10 +212,10 @@ def _print(console: Console, chart: Chart, answers: dict[str, Answer]) -> None:
         table.add_column("what it is", overflow="fold")
     for category in chart.categories:
         sizes = [dict(answer.memory.categories).get(category, 0) for answer in answers.values()]
-        cells = [gib(size) if size else "-" for size in sizes]
+        cells = [format_bytes(size) if size else "-" for size in sizes]
         table.add_row(category, *cells, *([WHAT_IT_IS.get(category, "")] if len(answers) == 1 else []))
     console.print(table)
-    shown = [gib(answer.memory.shows_bytes) for answer in answers.values()]
+    shown = [format_bytes(answer.memory.shows_bytes) for answer in answers.values()]
     console.print(f"Shows where there is room: {', '.join(shown)}")
     for note in chart.notes:
         console.print(note)

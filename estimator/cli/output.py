@@ -61,13 +61,3 @@ def write_text(path: Path, text: str) -> None:
         raise UserError(
             f"{path} can't be written: {error.strerror or error}.", "Name another file."
         ) from None
-
-
-def hours(value: float) -> str:
-    """Hours as people read them: minutes below two hours."""
-    return f"{value * 60:.0f} min" if value < 2 else f"{value:,.1f} h"
-
-
-def usd(value: float) -> str:
-    """An amount in USD, with cents."""
-    return f"${value:,.2f}"

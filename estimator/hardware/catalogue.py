@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass, field
 from datetime import date
 
 from estimator.errors import UserError
+from estimator.names import did_you_mean
 from estimator.plan import GIB, MIB
 
 # Drivers, clouds and labels give one card sizes that differ by up to 7 % (L4: 22,888 MiB, 24 GB)
@@ -185,29 +185,24 @@ class Catalogue:
         return called[0]
 
     def _no_gpu(self, name: str) -> UserError:
-        key = normal(name)
-        near = [other for other in self._gpu_index if key and other.startswith(key)]
-        near += difflib.get_close_matches(key, self._gpu_index, n=4, cutoff=0.5)
-        suggestions = list(dict.fromkeys(self._gpu_index[other].name for other in near))[:4]
+        spellings = {key: gpu.name for key, gpu in self._gpu_index.items()}
         return UserError(
             f"There is no GPU {name!r} in the GPU table.",
-            f"Did you mean {', '.join(suggestions)}?"
-            if suggestions
-            else "`finetune gpus` lists them; --hardware FILE adds one.",
+            did_you_mean(normal(name), spellings, 4, shown=spellings)
+            or "`finetune gpus` lists them; --hardware FILE adds one.",
         )
 
-    def find_instance(self, name: str) -> Instance | None:
+    def find_instance(self, name: str | None) -> Instance | None:
         """The machine type of that name, in any case of letters; None where there is none."""
-        return self._instance_index.get(name.strip().lower())
+        return self._instance_index.get((name or "").strip().lower())
 
     def instance(self, name: str) -> Instance:
         """The machine type of that name; raises UserError with the nearest names."""
         instance = self.find_instance(name)
         if instance is None:
-            near = difflib.get_close_matches(name.strip().lower(), self._instance_index, n=3, cutoff=0.5)
             raise UserError(
                 f"There is no instance type {name!r} in the instance table.",
-                f"Did you mean {', '.join(self._instance_index[key].name for key in near)}?" if near else "",
+                did_you_mean(name, [item.name for item in self._instance_index.values()]),
             )
         return instance
 

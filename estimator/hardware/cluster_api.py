@@ -6,7 +6,6 @@ is asked goes by its path, as JobSet, Kueue and Karpenter have no classes there.
 
 from __future__ import annotations
 
-import difflib
 import json
 import logging
 import os
@@ -19,6 +18,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from estimator.errors import UserError
+from estimator.names import did_you_mean
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +50,39 @@ class NoKubernetesError(UnreachableError):
 
     def __init__(self) -> None:
         super().__init__("it doesn't answer as a Kubernetes API does")
+
+
+def api_error(
+    error: ApiRefusedError | UnreachableError, server: str = "", *, permission: str = ""
+) -> UserError:
+    """The error for a request that an API server did not answer or has refused.
+
+    ``server``: its context or address; ``permission``: the RBAC rule that allows the request.
+    """
+    api = f"The Kubernetes API of {server}" if server else "The Kubernetes API"
+    if isinstance(error, NoKubernetesError):
+        return UserError(f"{api} can't be reached: {error}.", "Look at `server:` in the kubeconfig.")
+    if isinstance(error, UntrustedError):
+        return UserError(
+            f"{api} can't be reached: {error}.",
+            "Look at `server:` and `certificate-authority-data:` in the kubeconfig.",
+        )
+    if isinstance(error, UnreachableError):
+        return UserError(
+            f"{api} can't be reached: {error}.",
+            "Is the cluster up, and the VPN? `kubectl cluster-info` shows the same.",
+        )
+    if error.status == 401:
+        return UserError(
+            f"{api} does not accept this login: it is wrong or has expired (401).",
+            "Log in again; `kubectl auth can-i list pods` tells whether it works.",
+        )
+    if error.status == 403:
+        return UserError(
+            f"{api} does not allow the request: {error.words.rstrip('.') or 'forbidden'}.",
+            f"It needs {permission}." if permission else "Ask for a role that allows it.",
+        )
+    return UserError(f"{api} answers with status {error.status}.", "Try `kubectl get nodes`.")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -94,6 +127,11 @@ class ClusterApi:
     @property
     def host(self) -> str:
         return str(self._configuration.host)
+
+    @property
+    def server(self) -> str:
+        """Context and address, for messages."""
+        return f"context {self.context!r} ({self.host})"
 
     def __enter__(self) -> ClusterApi:
         return self
@@ -217,10 +255,9 @@ def access(context: str | None) -> tuple[str, Any]:
             else "It has no contexts at all.",
         )
     if name not in names:
-        near = difflib.get_close_matches(name, names, n=3, cutoff=0.4) or names[:5]
         raise UserError(
             f"There is no context {name!r} in the kubeconfig {_kubeconfig()}.",
-            f"Did you mean {', '.join(near)}?" if near else "It has no contexts at all.",
+            did_you_mean(name, names) or f"It has {', '.join(names[:5]) or 'no contexts at all'}.",
         )
     return name, configuration
 

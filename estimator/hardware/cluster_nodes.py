@@ -6,14 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from estimator.errors import UserError
 from estimator.hardware.cluster_api import (
     ApiRefusedError,
     ClusterApi,
     Json,
     NoKubernetesError,
     UnreachableError,
-    UntrustedError,
+    api_error,
 )
 from estimator.hardware.cluster_taints import taint_text
 from estimator.hardware.quantities import quantity
@@ -50,20 +49,8 @@ def fetch_nodes(api: ClusterApi, left_s: Callable[[], float]) -> list[Node]:
     try:
         items = list_nodes(lambda path, **query: api.get(path, left_s(), **query))
         return [node_of(item) for item in items]
-    except ApiRefusedError as error:
-        raise _refused(api, error) from None
-    except NoKubernetesError:
-        raise UserError(
-            f"{api.host} (context {api.context!r}) doesn't answer as a Kubernetes API does.",
-            "Look at `server:` in the kubeconfig.",
-        ) from None
-    except UnreachableError as error:
-        raise UserError(
-            f"The Kubernetes API of context {api.context!r} ({api.host}) can't be reached: {error}.",
-            "Look at `server:` and `certificate-authority-data:` in the kubeconfig."
-            if isinstance(error, UntrustedError)
-            else "Is the cluster up, and the VPN? `kubectl cluster-info` shows the same.",
-        ) from None
+    except (ApiRefusedError, UnreachableError) as error:
+        raise api_error(error, api.server, permission=RULE) from None
 
 
 def list_nodes(get: Callable[..., Json]) -> list[Json]:
@@ -79,23 +66,6 @@ def list_nodes(get: Callable[..., Json]) -> list[Json]:
         if not token:
             return nodes
         page["continue"] = token
-
-
-def _refused(api: ClusterApi, error: ApiRefusedError) -> UserError:
-    if error.status == 401:
-        return UserError(
-            f"The Kubernetes API of context {api.context!r} doesn't know who asks (401).",
-            "The login may be over: log in again, and try `kubectl get nodes`.",
-        )
-    if error.status == 403:
-        return UserError(
-            f"Listing the nodes of context {api.context!r} is not allowed: {error.words or 'forbidden'}.",
-            f"It needs {RULE}.",
-        )
-    return UserError(
-        f"The Kubernetes API of context {api.context!r} ({api.host}) answers with status {error.status}.",
-        "Try `kubectl get nodes`.",
-    )
 
 
 def node_of(item: Any) -> Node:

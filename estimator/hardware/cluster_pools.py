@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import ge, gt, le, lt
 from typing import Any
 
 from estimator import hardware
@@ -41,13 +42,10 @@ _Test = Callable[[str, tuple[str, ...]], bool]
 _OPERATORS: dict[str, _Test] = {
     "In": lambda value, values: value in values,
     "NotIn": lambda value, values: value not in values,
-    "Gt": lambda value, values: float(value) > float(values[0]),
-    "Lt": lambda value, values: float(value) < float(values[0]),
-    "Gte": lambda value, values: float(value) >= float(values[0]),
-    "Lte": lambda value, values: float(value) <= float(values[0]),
     "Exists": lambda value, values: True,  # noqa: ARG005
     "DoesNotExist": lambda value, values: False,  # noqa: ARG005
 }
+_COMPARISONS: dict[str, Callable[[float, float], bool]] = {"Gt": gt, "Lt": lt, "Gte": ge, "Lte": le}
 # How cluster autoscalers before 1.30 write a group's sizes, in a text for people
 _OLD_GROUP = re.compile(
     r"^\s*Name:\s*(\S+)\s*\n\s*Health:.*cloudProviderTarget=(\d+) \(minSize=\d+, maxSize=(\d+)\)",
@@ -190,7 +188,7 @@ def refusal(
     of_table: bool = True,
 ) -> str | None:
     """Why a NodePool would not start nodes for the request, in words; None: it could."""
-    instance = _machine_of(request)
+    instance = hardware.current().find_instance(request.instance_type)
     own = dict(pool.labels)
     for name, value in request.node_labels:
         if name in own and own[name] != value:
@@ -275,11 +273,12 @@ def machine_labels(instance: Instance, gpu: str | None = None) -> dict[str, str]
     return known
 
 
-def _machine_of(request: Request) -> Instance | None:
-    return hardware.current().find_instance(request.instance_type) if request.instance_type else None
-
-
 def _passes(operator: str, value: str, values: tuple[str, ...]) -> bool:
+    if operator in _COMPARISONS:
+        try:
+            return _COMPARISONS[operator](float(value), float(values[0]))
+        except (ValueError, IndexError):  # Kubernetes compares numbers only; anything else matches nothing
+            return False
     test = _OPERATORS.get(operator)
     return test is None or test(value, values)  # an operator that is newer than this table refuses nothing
 

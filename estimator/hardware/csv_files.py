@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,8 +10,10 @@ from pathlib import Path
 from typing import Literal
 
 from estimator.errors import UserError
+from estimator.formatting import MIB, format_bytes
 from estimator.hardware.catalogue import normal
 from estimator.hardware.columns import GPU, INSTANCE, Column, stem
+from estimator.names import did_you_mean
 
 Cells = dict[str, str]  # one row by column; blank cells are left out
 Kind = Literal["gpu", "instance"]
@@ -94,11 +95,9 @@ def _unknown_column(where: str, name: str, allowed: set[str]) -> UserError:
             f"{where}, column {name}: wrong unit: the table has {' and '.join(same)}.",
             f"Convert the values and call the column {same[0]}.",
         )
-    spelled = {column.lower(): column for column in allowed}
-    near = [spelled[key] for key in difflib.get_close_matches(name.lower(), spelled, n=3, cutoff=0.6)]
     return UserError(
         f"{where}, column {name or '(blank)'}: there is no such column.",
-        f"Did you mean {' or '.join(near)}?" if near else f"The columns are {', '.join(sorted(allowed))}.",
+        did_you_mean(name, sorted(allowed)) or f"The columns are {', '.join(sorted(allowed))}.",
     )
 
 
@@ -151,7 +150,7 @@ def check_sizes(row: HardwareRow) -> None:
     if not low * label <= reported / 1024 <= high * label:
         raise row.bad(
             "vram_reported_MiB",
-            f"is {reported / 1024:.1f} GiB, which contradicts vram_GB = {label:g}",
+            f"is {format_bytes(reported * MIB)}, which contradicts vram_GB = {label:g}",
             "Both are of one GPU. Where the table has the other one, give both.",
         )
 

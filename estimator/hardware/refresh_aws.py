@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
+from estimator.aws_errors import failure_of
 from estimator.hardware.catalogue import Catalogue
 from estimator.hardware.csv_files import Cells
 from estimator.hardware.price_cache import ProviderAnswer
@@ -21,8 +22,6 @@ BATCH = 40  # machine types in one filter: its value may have 1,024 characters (
 ON_DEMAND = "AWS Price List API GetProducts"
 SPOT = "EC2 DescribeSpotPriceHistory (cheapest zone)"
 FACTS = "EC2 DescribeInstanceTypes"
-UNREACHABLE = ("EndpointConnectionError", "ConnectTimeoutError", "ReadTimeoutError", "ProxyConnectionError")
-FORBIDDEN = ("AccessDenied", "UnauthorizedOperation")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -234,13 +233,11 @@ def _contradiction(machine: _Machine, catalogue: Catalogue) -> str:
     return ""
 
 
-def _fault(error: Any, permission: str) -> str:
+def _fault(error: Exception, permission: str) -> str:
     """A failed call in one clause."""
-    if type(error).__name__ in UNREACHABLE:
+    failure = failure_of(error)
+    if failure.kind == "unreachable":
         return "can't be reached"
-    if not hasattr(error, "response"):
-        return str(error)
-    code, message = error.response["Error"].get("Code", ""), error.response["Error"].get("Message", "")
-    if code.startswith(FORBIDDEN):
+    if failure.kind == "denied":
         return f"not allowed, needs {permission}"
-    return f"{code}: {message}"
+    return failure.message if failure.kind == "other" else f"{failure.code}: {failure.message}"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import csv
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from estimator.hardware.catalogue import Catalogue, Gpu, Instance, normal
 from estimator.hardware.csv_files import Cells, HardwareRow, aliases_of, check_sizes, number, read_rows
+from estimator.names import did_you_mean
 from estimator.plan import GIB, MIB
 
 PRICES = {"on_demand_usd_h", "spot_usd_h"}
@@ -84,7 +84,8 @@ def _lay_gpu(tables: Tables, row: HardwareRow) -> None:
         cells = inherited | cells
         check_sizes(HardwareRow(file=row.file, line=row.line, kind="gpu", cells=cells))
     else:
-        near = _nearest(name, _gpu_names(tables))
+        spellings = _gpu_names(tables)
+        near = did_you_mean(normal(name), spellings, shown=spellings)
         for column in ("vendor", "vram_GB"):
             if column not in cells and not (column == "vram_GB" and "vram_reported_MiB" in cells):
                 raise row.bad(column, f"is missing, which a new GPU needs: no table has {name!r}", near)
@@ -115,15 +116,14 @@ def _lay_instance(tables: Tables, row: HardwareRow) -> None:
     else:
         for column in ("cloud", "gpu", "gpu_count"):
             if column not in cells:
-                near = _nearest(
-                    name, {item["instance_type"]: item["instance_type"] for item in tables.instances.values()}
-                )
+                near = did_you_mean(name, [item["instance_type"] for item in tables.instances.values()])
                 raise row.bad(column, f"is missing, which a new instance needs: no table has {name!r}", near)
         cells.setdefault("spec_source", str(row.file))
     if _priced(row.cells):
         cells.setdefault("price_source", str(row.file))
     if tables.gpu_key(cells["gpu"]) is None:
-        near = _nearest(cells["gpu"], _gpu_names(tables))
+        spellings = _gpu_names(tables)
+        near = did_you_mean(normal(cells["gpu"]), spellings, shown=spellings)
         raise row.bad("gpu", "is a GPU that no table lists", near or "Add it with a row of its own.")
     tables.instances[name.lower()] = cells
 
@@ -133,16 +133,12 @@ def _priced(cells: Cells) -> bool:
 
 
 def _gpu_names(tables: Tables) -> dict[str, str]:
-    """Every spelling, with the table's own name."""
-    return {name: item["gpu"] for item in tables.gpus.values() for name in (item["gpu"], *aliases_of(item))}
-
-
-def _nearest(name: str, names: Mapping[str, str]) -> str:
-    by_key = {normal(spelling): table_name for spelling, table_name in names.items()}
-    near = [key for key in by_key if normal(name) and key.startswith(normal(name))]
-    near += difflib.get_close_matches(normal(name), by_key, n=3, cutoff=0.5)
-    suggestions = list(dict.fromkeys(by_key[key] for key in near))[:3]
-    return f"Did you mean {', '.join(suggestions)}?" if suggestions else ""
+    """Map every normalized spelling of a GPU to its name in the table."""
+    return {
+        normal(name): item["gpu"]
+        for item in tables.gpus.values()
+        for name in (item["gpu"], *aliases_of(item))
+    }
 
 
 def _gpu(cells: Cells) -> Gpu:

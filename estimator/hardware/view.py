@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import date
 from typing import TYPE_CHECKING, Literal
 
+from estimator.formatting import format_bytes
 from estimator.hardware.catalogue import Gpu, Instance
 from estimator.plan import GIB, MIB
 
@@ -32,10 +33,10 @@ def gpu_table(gpus: tuple[Gpu, ...]) -> Table:
 def _memory(gpu: Gpu) -> str:
     """A GPU's memory as text: what is reported and what of it processes get, else the label's, marked so."""
     if gpu.driver_bytes:
-        return f"{gpu.usable_bytes / GIB:.2f} GiB of {gpu.vram_bytes // MIB:,} MiB"
+        return f"{format_bytes(gpu.usable_bytes)} of {gpu.vram_bytes // MIB:,} MiB"
     if gpu.vram_reported:
-        return f"{gpu.vram_gib:.2f} GiB ({gpu.vram_bytes // MIB:,} MiB)"
-    return f"{gpu.vram_gib:.2f} GiB (label: {gpu.label_gb:g} GB)"
+        return f"{format_bytes(gpu.vram_bytes)} ({gpu.vram_bytes // MIB:,} MiB)"
+    return f"{format_bytes(gpu.vram_bytes)} (label: {gpu.label_gb:g} GB)"
 
 
 def instance_table(machines: tuple[Instance, ...], today: date) -> Table:
@@ -85,7 +86,7 @@ def cluster_table(cluster: Cluster) -> Table:
             str(group.count),
             group.instance.name,
             f"{group.instance.gpu_count}x {group.gpu.name}",
-            f"{group.gpu.vram_gib:.2f} GiB",
+            format_bytes(group.gpu.vram_bytes),
             f"{group.cpu:.1f}",
             f"{group.memory_bytes / GIB:,.0f}",
             "?" if group.ephemeral_bytes is None else f"{group.ephemeral_bytes / GIB:,.0f}",

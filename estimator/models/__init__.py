@@ -7,7 +7,6 @@ To add a model of a known family, add a row to ``data/models.csv``; families are
 from __future__ import annotations
 
 import csv
-import difflib
 import logging
 import re
 from collections.abc import Callable, Mapping
@@ -29,6 +28,7 @@ from estimator.models.diffusion import DiffusionSpec
 from estimator.models.reference import Kind, ModelRef, ModelSource
 from estimator.models.shape import ModelShape
 from estimator.models.spec import ModelSpec
+from estimator.names import did_you_mean
 
 _log = logging.getLogger(__name__)
 
@@ -142,11 +142,8 @@ def aliases(name: str) -> list[str]:
 
 def _nearest(name: str) -> str:
     rows: dict[str, ModelSpec | DiffusionSpec] = {**_table(), **diffusion.MODELS}
-    near = difflib.get_close_matches(_normal(name), rows, n=3, cutoff=0.5)
-    offered = dict.fromkeys(rows[key].name for key in near)
-    return (f"Did you mean {', '.join(offered)}? " if offered else "") + (
-        "A Hugging Face id or a local directory works too."
-    )
+    suggestion = did_you_mean(_normal(name), rows, shown={key: row.name for key, row in rows.items()})
+    return f"{suggestion} A Hugging Face id or a local directory works too.".lstrip()
 
 
 def _normal(name: str) -> str:

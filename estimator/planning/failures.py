@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from estimator.changes import Suggestion
 from estimator.errors import CannotFit, Change, UserError
+from estimator.formatting import format_duration, format_usd
 from estimator.job import METHODS, Job, Target
 from estimator.plan import Plan
 from estimator.planning.clusters import Survey, as_qlora, best_or_none, build_plan
@@ -119,8 +120,9 @@ def _goals_missed(seen: Survey) -> tuple[str, Candidate, Change]:
         within = f" within {goals.deadline_hours:g} h" if goals.deadline_hours is not None else ""
         usd = best.usd(tokens) or 0.0
         problem = (
-            f"No plan trains {amount}{within} for ${goals.budget_usd:,.2f}; the cheapest is ${usd:,.2f}, "
-            f"in {best.hours(tokens) or 0:,.1f} h on {best.what}"
+            f"No plan trains {amount}{within} for {format_usd(goals.budget_usd)}; "
+            f"the cheapest is {format_usd(usd)}, "
+            f"in {format_duration((best.hours(tokens) or 0) * 3600)} on {best.what}"
         )
         return problem, best, Change("budget_usd", math.ceil(usd))
     if "deadline" in kinds:
@@ -128,8 +130,9 @@ def _goals_missed(seen: Survey) -> tuple[str, Candidate, Change]:
         best = min(near, key=lambda found: found.hours(tokens) or math.inf)
         hours, price = best.hours(tokens) or 0.0, best.usd(tokens)
         problem = (
-            f"No plan trains {amount} within {goals.deadline_hours:g} h; the fastest takes {hours:,.1f} h "
-            f"on {best.what}" + (f", for ${price:,.2f}" if price is not None else "")
+            f"No plan trains {amount} within {goals.deadline_hours:g} h; "
+            f"the fastest takes {format_duration(hours * 3600)} on {best.what}"
+            + (f", for {format_usd(price)}" if price is not None else "")
         )
         return problem, best, Change("deadline_hours", f"{math.ceil(hours * 10) / 10:g}")
     candidate, miss = seen.beyond[0]

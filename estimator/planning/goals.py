@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from estimator.errors import Change, UserError
+from estimator.formatting import format_usd
 from estimator.job import Job
 from estimator.planning.interruption_rates import check_rate
 
@@ -86,13 +87,12 @@ class Goals:
     def order(self) -> str:
         """The order of the plans, in words."""
         if self.deadline_hours is not None and self.budget_usd is not None:
-            return (
-                f"cheapest first, of those done within {self.deadline_hours:g} h for ${self.budget_usd:,.2f}"
-            )
+            budget = format_usd(self.budget_usd)
+            return f"cheapest first, of those done within {self.deadline_hours:g} h for {budget}"
         if self.deadline_hours is not None:
             return f"cheapest first, of those done within {self.deadline_hours:g} h"
         if self.budget_usd is not None:
-            return f"fastest first, of those that cost at most ${self.budget_usd:,.2f}"
+            return f"fastest first, of those that cost at most {format_usd(self.budget_usd)}"
         if self.prefer == "speed":
             return "those that fit and reach the batch; fastest first"
         return "those that fit and reach the batch; cheapest a token first"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 
+from estimator.formatting import format_duration
 from estimator.plan import Interruptions
 from estimator.planning.interruption_rates import Rate
 from estimator.planning.start_up import rates_of
@@ -110,8 +111,8 @@ def against_budget(wall: float, found: Interruptions, budget: int) -> str | None
     if not math.isfinite(wall):
         return f"never gets from one checkpoint to the next: {_each(found)}"
     return (
-        f"{wall:,.1f} h on {_each(found)} make {expected(wall, found):,.1f} interruptions of the {budget} "
-        f"that a run takes: {chance:.1%} of such runs end well"
+        f"{format_duration(wall * 3600)} on {_each(found)} make {expected(wall, found):,.1f} interruptions "
+        f"of the {budget} that a run takes: {chance:.1%} of such runs end well"
     )
 
 
@@ -121,17 +122,17 @@ def in_words(found: Interruptions) -> list[str]:
     lines = [f"{_each(found)} ({found.source})"]
     if found.expected is not None and found.lost_hours is not None and found.ends_well is not None:
         lines[0] += (
-            f": {found.expected:,.1f} interruptions and {found.lost_hours:,.1f} h without progress are "
-            f"expected; {found.ends_well:.0%} of such runs end well"
+            f": {found.expected:,.1f} interruptions and {format_duration(found.lost_hours * 3600)} "
+            f"without progress are expected; {found.ends_well:.0%} of such runs end well"
         )
-    every = _duration(found.interval_seconds)
+    every = format_duration(found.interval_seconds)
     steps = "" if found.steps is None else f"{found.steps:,} steps, "
     if found.interval_seconds > interval(found.checkpoint_seconds, between):
         why = f"as long as one is on its way to the store ({found.checkpoint_basis})"
     else:
         why = (
-            f"sqrt(2 x {_duration(found.checkpoint_seconds)} for one ({found.checkpoint_basis}) x "
-            f"{_duration(between)} between interruptions), {FORMULA}"
+            f"sqrt(2 x {format_duration(found.checkpoint_seconds)} for one ({found.checkpoint_basis}) x "
+            f"{format_duration(between)} between interruptions), {FORMULA}"
         )
     return [*lines, f"a checkpoint every {steps}{every}: {why}"]
 
@@ -142,12 +143,6 @@ def untold(rate: Rate) -> str:
         f"how often such spot nodes are taken away is not known ({rate.where} tells): hours and price hold "
         "no lost work; interruption_rate is the option for it"
     )
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _each(found: Interruptions) -> str:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from estimator import hardware
 from estimator.changes import Suggestion
 from estimator.errors import CannotFit, Change, UserError
+from estimator.formatting import format_bytes, format_duration
 from estimator.job import Job, Machine, Target
 from estimator.plan import Plan
 from estimator.planning import reasons
@@ -20,7 +21,6 @@ from estimator.planning.search import (
     Evidence,
     Search,
     divides,
-    gib,
     indivisible,
     percent,
     precision_of,
@@ -53,7 +53,7 @@ def plan_local(job: Job, target: Target, goals: Goals, evidence: Evidence) -> Pl
         )
     if limit is not None and hours is not None and hours > limit:
         raise CannotFit(
-            f"{title(job)} takes {hours:,.1f} h of {limit:g} on {describe_place(target)}: "
+            f"{title(job)} takes {format_duration(hours * 3600)} of {limit:g} h on {describe_place(target)}: "
             f"{percent(hours / limit - 1)} over.",
             "Train on fewer tokens, or see what finetune plan finds elsewhere.",
             example_plan=plan,
@@ -159,7 +159,8 @@ def _on_gpus(job: Job, target: Target, machine: Machine, goals: Goals, evidence:
         miss = search.leanest(f"{nodes * counts[0]}x {name}", nodes, counts[0], capacity, gpu)
         raise _cannot_fit_here(job, target, f"{title(job)} does not fit on the GPUs at hand: {miss}.")
     why = [
-        f"{describe_place(target)}'s {len(gpus)} of {len(machine.gpus)} GPU(s) ({name}, {gib(capacity)} each)"
+        f"{describe_place(target)}'s {len(gpus)} of {len(machine.gpus)} GPU(s) "
+        f"({name}, {format_bytes(capacity)} each)"
     ]
     if counts[0] < most and not target.gpus:
         why.append(
@@ -257,9 +258,10 @@ def describe(machine: Machine) -> str:
     """What a machine has, in words."""
     names = [name for name, _ in machine.gpus]
     gpus = ", ".join(
-        f"{names.count(name)}x {name} of {gib(dict(machine.gpus)[name])}" for name in dict.fromkeys(names)
+        f"{names.count(name)}x {name} of {format_bytes(dict(machine.gpus)[name])}"
+        for name in dict.fromkeys(names)
     )
     return (
-        f"{gpus or 'no GPU'}, {machine.cpu_cores} CPU cores, {gib(machine.ram_bytes)} memory, "
-        f"{gib(machine.disk_free_bytes)} free disk"
+        f"{gpus or 'no GPU'}, {machine.cpu_cores} CPU cores, {format_bytes(machine.ram_bytes)} memory, "
+        f"{format_bytes(machine.disk_free_bytes)} free disk"
     )

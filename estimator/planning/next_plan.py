@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 
 from estimator import hardware
 from estimator.errors import UserError
+from estimator.formatting import format_bytes
 from estimator.hardware import Gpu
 from estimator.job import Job, Target
-from estimator.plan import GIB, Layout, MemoryEstimate, Override, Plan
+from estimator.plan import Layout, MemoryEstimate, Override, Plan
 from estimator.planning.assembly import assemble
 from estimator.planning.goals import Goals
 from estimator.planning.ladders import Ladder
@@ -64,7 +65,11 @@ def after_out_of_memory(
 def _leaner(search: Search, failed: Layout) -> Iterator[Layout]:
     """Layouts of the same processes that may need less, in the order in which they are to be tried."""
     ladders = search.ladders.of(failed.nodes, failed.processes_per_node)
-    same = [ladder for ladder in ladders if _is_same_kind(ladder, failed, search)]
+    same = [  # ladders that differ from the failed layout in the micro batch only
+        ladder
+        for ladder in ladders
+        if ladder.checkpointing == failed.activation_checkpointing and _divides_alike(ladder, failed, search)
+    ]
     # At least halved: two attempts are all that there usually are
     yield from _rungs(search, same, failed.micro_batch_size // 2)
     recomputed = [
@@ -88,11 +93,6 @@ def _rungs(search: Search, ladders: list[Ladder], most: int) -> Iterator[Layout]
         fitting = [step for step, size in enumerate(search.ladders.sizes(ladder)) if size <= most]
         if fitting:
             yield search.ladders.rung(ladder, fitting[-1])
-
-
-def _is_same_kind(ladder: Ladder, failed: Layout, search: Search) -> bool:
-    """Whether a ladder differs from the failed layout in the micro batch only."""
-    return ladder.checkpointing == failed.activation_checkpointing and _divides_alike(ladder, failed, search)
 
 
 def _divides_alike(ladder: Ladder, failed: Layout, search: Search) -> bool:
@@ -187,7 +187,7 @@ def _in_words(notes: list[Override], before: Plan, after: Plan) -> str:
     changes = ", ".join(
         f"{note.name.removesuffix('_size').replace('_', ' ')} {note.planned} -> {note.used}" for note in notes
     )
-    had, has = (plan.prediction.memory.needs_bytes / GIB for plan in (before, after))
+    had, has = (plan.prediction.memory.needs_bytes for plan in (before, after))
     if had == has:
         return changes
-    return f"{changes}: {has:.2f} GiB a process instead of {had:.2f}"
+    return f"{changes}: {format_bytes(has)} a process instead of {format_bytes(had)}"

@@ -97,11 +97,11 @@ def choose_places(job: Job, target: Target, goals: Goals) -> list[Place]:
     able = [place for place in usable if unsupported_gpu(job, place.gpu) is None]
     if not able:
         refuse_gpu(job, usable[0].gpu)
-    return [_rated(place, goals) if place.spot else place for place in able]
-
-
-def _rated(place: Place, goals: Goals) -> Place:
-    return replace(place, interruptions=rate_of(place.cloud, place.name, goals.interruption_rate))
+    given_rate = goals.interruption_rate
+    return [
+        replace(place, interruptions=rate_of(place.cloud, place.name, given_rate)) if place.spot else place
+        for place in able
+    ]
 
 
 def _instances(target: Target, goals: Goals, names: tuple[str, ...]) -> list[Instance]:

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from estimator.formatting import format_bytes, format_duration, format_usd
 from estimator.plan import Plan
 from estimator.planning.capacity import why_rare
 from estimator.planning.goals import Goals
 from estimator.planning.interruptions import against_budget
-from estimator.planning.search import INDISTINCT, Candidate, Miss, complexity, gib, percent
+from estimator.planning.search import INDISTINCT, Candidate, Miss, complexity, percent
 
 RejectionKind = Literal[
     "memory", "host memory", "batch", "deadline", "budget", "price", "speed", "method", "interruptions"
@@ -140,14 +141,16 @@ def against_goals(candidate: Candidate, goals: Goals, tokens: int | None) -> Rej
             )
         if hours > goals.deadline_hours:
             over = hours / goals.deadline_hours - 1
-            reason = f"takes {hours:,.1f} h of {goals.deadline_hours:g}: {percent(over)} over"
+            reason = (
+                f"takes {format_duration(hours * 3600)} of {goals.deadline_hours:g} h: {percent(over)} over"
+            )
             return Rejection(what=candidate.what, reason=reason, kind="deadline", over=over)
     if goals.budget_usd is not None:
         if usd is None:
             return Rejection(what=candidate.what, reason=unknown(candidate, goals), kind="price")
         if usd > goals.budget_usd:
             over = usd / goals.budget_usd - 1
-            reason = f"costs ${usd:,.2f} of ${goals.budget_usd:,.2f}: {percent(over)} over"
+            reason = f"costs {format_usd(usd)} of {format_usd(goals.budget_usd)}: {percent(over)} over"
             return Rejection(what=candidate.what, reason=reason, kind="budget", over=over)
     return None
 
@@ -193,7 +196,7 @@ def dearer(best: Candidate, others: list[Candidate], goals: Goals, most: int) ->
 
 def _behind(best: Candidate, other: Candidate, goals: Goals) -> Rejection:
     if other.place is not None and other.place.ram_bytes is None:
-        needs = gib(other.memory.host_bytes)
+        needs = format_bytes(other.memory.host_bytes)
         reason = f"fits its GPUs; needs {needs} of host memory, which the table does not tell"
         return Rejection(what=other.what, reason=reason, kind="host memory")
     rare = why_rare(other.place)
@@ -205,7 +208,7 @@ def _behind(best: Candidate, other: Candidate, goals: Goals) -> Rejection:
         return Rejection(what=other.what, reason=reason + mark, kind="speed", over=slower)
     if other.usd_per_token is not None and best.usd_per_token is not None:
         over = other.usd_per_token / best.usd_per_token - 1
-        hourly = f", at ${other.usd_per_hour:,.2f} an hour" if abs(over) < INDISTINCT else ""
+        hourly = f", at {format_usd(other.usd_per_hour)} an hour" if abs(over) < INDISTINCT else ""
         reason = f"fits, {compared(over, 'dearer', 'cheaper')} a token{hourly}{mark}"
         return Rejection(what=other.what, reason=reason, kind="price", over=over)
     return Rejection(what=other.what, reason=f"fits; {unknown(other, goals)}{mark}", kind="price")

@@ -5,19 +5,19 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from estimator.formatting import format_bytes, format_usd
 from estimator.job import DEGREES, Job, Target
 from estimator.memory import latents
 from estimator.memory.generation import drawn_batch, kv_cache_bytes
 from estimator.memory.states import computing
 from estimator.models import DiffusionSpec
 from estimator.plan import LAUNCHED_ENGINES, Layout
-from estimator.plan import gib as size
 from estimator.planning.capacity import why_rare
 from estimator.planning.engines import setup_of
 from estimator.planning.goals import Goals
 from estimator.planning.ladders import LARGEST_MICRO_BATCH
 from estimator.planning.ranking import compared
-from estimator.planning.search import INDISTINCT, Candidate, Search, gib
+from estimator.planning.search import INDISTINCT, Candidate, Search
 from estimator.planning.support import untried_line
 from estimator.setup import IMAGE_TASK, PAIR_TASKS
 
@@ -90,7 +90,7 @@ def _latents(model: DiffusionSpec, candidate: Candidate) -> str:
     on_gpu = layout.device == "cuda"
     together = latents.images_at_once(model, layout.seq_len, memory.capacity_bytes if on_gpu else None)
     images = together * latents.image_bytes(model, layout.seq_len)
-    needs = size(latents.network_bytes(model, on_gpu=on_gpu) + images)
+    needs = format_bytes(latents.network_bytes(model, on_gpu=on_gpu) + images)
     return (
         f"latents and texts are computed once before training, on one of its nodes, {together} "
         f"image{'s' if together > 1 else ''} at once: {needs}; training holds no VAE and no text encoder"
@@ -104,7 +104,7 @@ def _drawing(search: Search, candidate: Candidate) -> str:
     cache = kv_cache_bytes(setup.model, batch.sequences, batch.tokens, bytes_each=computing(setup))
     line = (
         f"grpo: a process draws the {batch.sequences} answers of its step at once, up to {batch.new_tokens} "
-        f"tokens each: keys and values of {size(cache)}, before a step has activations"
+        f"tokens each: keys and values of {format_bytes(cache)}, before a step has activations"
     )
     parts = candidate.speed.parts
     return line if parts is None else f"{line}; {parts.generation / parts.total:.0%} of the step's time"
@@ -196,8 +196,8 @@ def _why_so_small(search: Search, candidate: Candidate) -> str:
     same = [each for each in fitting if replace(each, micro_batch_size=0, accumulation=0) == kind]
     larger = max(same, key=lambda each: each.micro_batch_size)
     if larger.micro_batch_size > layout.micro_batch_size:
-        needs = gib(search.estimate(larger, candidate.gpu).needs_range[1])
-        return f"{larger.micro_batch_size} fits, but may need up to {needs} of {gib(capacity)}"
+        needs = format_bytes(search.estimate(larger, candidate.gpu).needs_range[1])
+        return f"{larger.micro_batch_size} fits, but may need up to {needs} of {format_bytes(capacity)}"
     alike = [each for each in fitting if each.activation_checkpointing == layout.activation_checkpointing]
     if max(each.micro_batch_size for each in alike) > layout.micro_batch_size:
         words += " with this sharding"
@@ -223,7 +223,8 @@ def _checkpointing(search: Search, candidate: Candidate) -> str:
     without = search.estimate(replace(layout, activation_checkpointing=False), candidate.gpu).needs_bytes
     if without <= capacity:
         return "activation checkpointing: leaves room for this micro batch with less sharding"
-    return f"activation checkpointing: without it this micro batch needs {gib(without)} of {gib(capacity)}"
+    needs = f"{format_bytes(without)} of {format_bytes(capacity)}"
+    return f"activation checkpointing: without it this micro batch needs {needs}"
 
 
 def _varying_lengths(job: Job, candidate: Candidate) -> list[str]:
@@ -257,13 +258,13 @@ def of_machine(
     if target.instance_type:
         line = f"{each}: {place.name}, as asked"
     elif best.speed.tokens_per_second is not None and goals.by_speed:
-        limit = f" for ${goals.budget_usd:,.2f}" if goals.budget_usd is not None else ""
+        limit = f" for {format_usd(goals.budget_usd)}" if goals.budget_usd is not None else ""
         line = f"{each}: {place.name} is {_fastest(best, weighed, tokens)} of {machines}{limit}"
     elif best.usd_per_token is not None:
         limit = f" within {goals.deadline_hours:g} h" if goals.deadline_hours is not None else ""
         line = (
             f"{each}: {place.name} is {_cheapest(best, weighed, tokens)} of {machines}{limit} "
-            f"(${best.usd_per_token * 1e6:.2f} a million tokens)"
+            f"({format_usd(best.usd_per_token * 1e6)} a million tokens)"
         )
     elif best.speed.tokens_per_second is not None:
         line = (
@@ -284,10 +285,10 @@ def _cheapest(best: Candidate, candidates: list[Candidate], tokens: int | None) 
     least = min(map(cost, candidates))
     if cost(best) <= least:
         return "the cheapest" + ("" if tokens is not None else " a token")
-    amount = f"${least:,.2f}" if tokens is not None else f"${least * 1e6:.2f} a million tokens"
+    amount = format_usd(least) if tokens is not None else f"{format_usd(least * 1e6)} a million tokens"
     return (
-        f"the cheapest an hour (${best.usd_per_hour or 0:,.2f}) of those within {INDISTINCT:.0%} of the "
-        f"cheapest, {amount},"
+        f"the cheapest an hour ({format_usd(best.usd_per_hour)}) of those within {INDISTINCT:.0%} "
+        f"of the cheapest, {amount},"
     )
 
 
@@ -330,6 +331,6 @@ def _source(candidate: Candidate) -> list[str]:
     if rare:
         lines.append(f"rarely to be had: {rare}")
     if place.ram_bytes is None:
-        needs = gib(candidate.memory.host_bytes)
+        needs = format_bytes(candidate.memory.host_bytes)
         lines.append(f"host memory: {needs} a node are needed; the table does not tell what {place.name} has")
     return [*lines, *place.notes]

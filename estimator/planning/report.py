@@ -7,8 +7,9 @@ import textwrap
 
 from estimator.changes import FINETUNE, Spelling, command_with
 from estimator.errors import CannotFit, UserError
+from estimator.formatting import MIB, format_bytes, format_duration, format_usd
 from estimator.models.diffusion import side_of
-from estimator.plan import GIB, MIB, Layout, LearningRate, Plan, Prediction, Request
+from estimator.plan import Layout, LearningRate, Plan, Prediction, Request
 from estimator.setup import IMAGE_TASK
 
 LABEL = 12  # width of the left column
@@ -93,8 +94,10 @@ def _request(plan: Plan) -> str:
     kind = "spot node(s)" if request.spot else "node(s)"
     labels = "".join(f", labelled {name}={value}" for name, value in request.node_labels)
     return (
-        f"{request.nodes} {kind}, each: {gpus}, {request.cpu} CPU, {_mib(request.memory_mib)} memory, "
-        f"{_mib(request.shared_memory_mib)} shared memory, {_mib(request.disk_mib)} disk{labels}"
+        f"{request.nodes} {kind}, each: {gpus}, {request.cpu} CPU, "
+        f"{format_bytes(request.memory_mib * MIB)} memory, "
+        f"{format_bytes(request.shared_memory_mib * MIB)} shared memory, "
+        f"{format_bytes(request.disk_mib * MIB)} disk{labels}"
     )
 
 
@@ -105,7 +108,7 @@ def _steps(plan: Plan, prepare: Request, evaluate: Request) -> str:
         steps.insert(1, ("encode", plan.request))
     for name, request in steps:
         gpus = f"{request.gpus_per_node}x {request.gpu}" if request.gpus_per_node else "no GPU"
-        memory, disk = _mib(request.memory_mib), _mib(request.disk_mib)
+        memory, disk = format_bytes(request.memory_mib * MIB), format_bytes(request.disk_mib * MIB)
         texts.append(f"{name} {gpus}, {request.cpu} CPU, {memory} memory, {disk} disk")
     return "; ".join(texts)
 
@@ -154,21 +157,21 @@ def _sharding(name: str) -> str:
 def _memory(plan: Plan, width: int, *, brief: bool) -> list[str]:
     memory = plan.prediction.memory
     what = "GPU" if plan.layout.device == "cuda" else "process"
-    text = f"needs {_gib(memory.needs_bytes)}, at most {_gib(memory.needs_range[1])}"
+    text = f"needs {format_bytes(memory.needs_bytes)}, at most {format_bytes(memory.needs_range[1])}"
     if memory.capacity_bytes is not None:
-        text += f", of {_gib(memory.capacity_bytes)} for each {what}"
+        text += f", of {format_bytes(memory.capacity_bytes)} for each {what}"
     if memory.fits is not None:
         text += " (fits)" if memory.fits else " (DOES NOT FIT)"
-    text += f"; will show {_gib(memory.shows_bytes)}, at most {_gib(memory.shows_range[1])}"
+    text += f"; will show {format_bytes(memory.shows_bytes)}, at most {format_bytes(memory.shows_range[1])}"
     if plan.layout.device == "cuda":
-        text += f"; host {_gib(memory.host_bytes)} a node"
+        text += f"; host {format_bytes(memory.host_bytes)} a node"
     lines = _row("Memory", text, width)
     if brief:
         return lines
     largest = max((value for _, value in memory.categories), default=0)
     for name, value in memory.categories:
         bar = "#" * round(min(BAR, max(width - LABEL - 34, 0)) * value / largest) if largest else ""
-        lines.append(f"{'':{LABEL}}{name:<22}{_gib(value):>10}  {bar}".rstrip())
+        lines.append(f"{'':{LABEL}}{name:<22}{format_bytes(value):>10}  {bar}".rstrip())
     return [
         *lines,
         *_row("", f"needs {memory.needs_basis}", width),
@@ -185,11 +188,12 @@ def _speed(plan: Plan) -> str:
         low, high = prediction.tokens_per_second_range
         text += f" ({low:,.0f} to {high:,.0f})"
     if prediction.hours is not None:
-        text += f", {_hours(prediction.hours)} at most{_start_up(prediction)}{_evaluations(prediction)}"
+        text += f", {format_duration(prediction.hours * 3600)} at most"
+        text += _start_up(prediction) + _evaluations(prediction)
         lost = prediction.interruptions.lost_hours if prediction.interruptions is not None else None
-        text += f", {_hours(lost)} of it lost to interruptions" if lost is not None else ""
+        text += f", {format_duration(lost * 3600)} of it lost to interruptions" if lost is not None else ""
     elif prediction.start_up is not None:
-        text += f", after {prediction.start_up.hours * 60:.0f} min to start"
+        text += f", after {format_duration(prediction.start_up.hours * 3600)} to start"
     if prediction.mfu is not None:
         text += f", MFU {prediction.mfu:.0%}"
     return f"{text}; {prediction.throughput_basis}"
@@ -200,13 +204,15 @@ def _start_up(prediction: Prediction) -> str:
     if start is None:
         return ""
     parts = {"machine": start.machine_minutes, "image": start.image_minutes, "weights": start.weights_minutes}
-    each = ", ".join(f"{name} {minutes:.0f}" for name, minutes in parts.items() if minutes >= 0.5)
-    return f" (of it {start.hours * 60:.0f} min to start: {each})"
+    each = ", ".join(
+        f"{name} {format_duration(minutes * 60)}" for name, minutes in parts.items() if minutes >= 0.5
+    )
+    return f" (of it {format_duration(start.hours * 3600)} to start: {each})"
 
 
 def _evaluations(prediction: Prediction) -> str:
     hours = prediction.evaluation_hours
-    return f" (of it {_hours(hours)} for evaluations while it trains)" if hours else ""
+    return f" (of it {format_duration(hours * 3600)} for evaluations while it trains)" if hours else ""
 
 
 def _price(plan: Plan) -> str:
@@ -214,9 +220,9 @@ def _price(plan: Plan) -> str:
     if prediction.usd_per_hour is None:
         here = {"local": "none on this machine", "allocation": "unknown: the job's nodes are at hand"}
         return here.get(plan.target, "unknown: no sourced price")
-    text = f"${prediction.usd_per_hour:,.2f} an hour"
+    text = f"{format_usd(prediction.usd_per_hour)} an hour"
     if prediction.usd is not None:
-        text += f", ${prediction.usd:,.2f} at most"
+        text += f", {format_usd(prediction.usd)} at most"
     if prediction.price_source:
         text += f" ({prediction.price_source})"
     return text
@@ -241,15 +247,3 @@ def _list(label: str, items: tuple[str, ...], width: int) -> list[str]:
         lines += [f"{'' if lines else label:<{LABEL}}- {wrapped[0]}"]
         lines += [f"{'':{LABEL}}  {line}" for line in wrapped[1:]]
     return lines
-
-
-def _gib(size: int) -> str:
-    return f"{size / GIB:.2f} GiB" if size < 10 * GIB else f"{size / GIB:.1f} GiB"
-
-
-def _mib(size: int) -> str:
-    return f"{size} MiB" if size * MIB < GIB else f"{size * MIB / GIB:.1f} GiB"
-
-
-def _hours(hours: float) -> str:
-    return f"{hours * 60:.0f} min" if hours < 2 else f"{hours:.1f} h"

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Literal
 
 from estimator import memory, throughput
 from estimator.errors import UserError
+from estimator.formatting import format_bytes
 from estimator.hardware import Gpu
 from estimator.job import Job, nearest_multiple
-from estimator.plan import GIB, Device, Interruptions, Layout, MemoryEstimate, StartUp
+from estimator.plan import Device, Interruptions, Layout, MemoryEstimate, StartUp
 from estimator.planning.engines import setup_of
 from estimator.planning.interruptions import foresee, wall_hours
 from estimator.planning.ladders import Ladder, Ladders
@@ -126,7 +127,9 @@ class Miss:
     def reason(self) -> str:
         """The miss in words: what is needed, what there is, by how much it is over."""
         kind = "" if self.where == "memory" else f" of {self.where}"
-        return f"needs {gib(self.needs)}{kind}, has {gib(self.has)}: {percent(self.over)} over"
+        return (
+            f"needs {format_bytes(self.needs)}{kind}, has {format_bytes(self.has)}: {percent(self.over)} over"
+        )
 
     def __str__(self) -> str:
         return f"{self.what}: {self.reason}"
@@ -432,11 +435,6 @@ def shape(place: Place, nodes: int, per_node: int) -> str:
 def title(job: Job) -> str:
     """A job in a few words: model, method, engine, length."""
     return f"{job.model.name} ({job.method}, {job.engine}, {job.model.describe_length(job.seq_len)})"
-
-
-def gib(size: int) -> str:
-    """Bytes as GiB with one decimal."""
-    return f"{size / GIB:.1f} GiB"
 
 
 def percent(value: float) -> str:

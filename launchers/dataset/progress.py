@@ -6,6 +6,8 @@ import sys
 import time
 from collections.abc import Callable
 
+from estimator.formatting import format_duration
+
 EVERY_S = 5.0
 
 
@@ -32,9 +34,4 @@ class Progress:
         if not share:
             return line
         left = seconds * (1 - min(share, 1.0)) / share
-        return f"{line}, {share:.0%}, {_time(left)} left"
-
-
-def _time(seconds: float) -> str:
-    whole = round(seconds)
-    return f"{whole} s" if whole < 120 else f"{whole // 60} min {whole % 60} s"
+        return f"{line}, {share:.0%}, {format_duration(left)} left"

@@ -16,7 +16,6 @@ Other keys (an id, a source) are not used; how many rows have them is said.
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from estimator.errors import UserError
+from estimator.names import close_matches
 from launchers.dataset.files import FORMS, BadRow, Rows, open_rows
 from launchers.dataset.progress import Progress
 from launchers.dataset.readable import NOT_UTF_8, converted
@@ -145,11 +145,7 @@ def _pair(row: Fields, question: str, more: tuple[str, ...], answer: str) -> tup
         prompt += "\n\n" + text_of(row[extra], f"`{extra}`")
     else:
         # A misspelt `input` would silently leave out half of the question.
-        misspelt = [
-            key
-            for key in row
-            if key not in _KNOWN_KEYS and difflib.get_close_matches(key.lower(), more, n=1, cutoff=0.85)
-        ]
+        misspelt = [key for key in row if key not in _KNOWN_KEYS and close_matches(key, more, cutoff=0.85)]
         if misspelt:
             raise BadRow(f"unknown key `{misspelt[0]}`; did you mean `{more[0]}`?")
     content = text_of(answered, f"`{answer}`")
@@ -194,7 +190,7 @@ def _nearest_shape(row: Fields) -> str:
             meant = _meant("instruction", row) or _meant("prompt", row)
             return f"`{answer}` without `instruction` or `prompt`{meant}"
     for key in row:
-        near = difflib.get_close_matches(key.lower(), _KNOWN_KEYS, n=1, cutoff=0.7)
+        near = close_matches(key, _KNOWN_KEYS, cutoff=0.7)
         if near:
             return f"unknown key `{key}`; did you mean `{near[0]}`?"
     return (
@@ -203,7 +199,7 @@ def _nearest_shape(row: Fields) -> str:
 
 
 def _meant(wanted: str, row: Fields) -> str:
-    near = difflib.get_close_matches(wanted, [key for key in row if key not in _KNOWN_KEYS], 1)
+    near = close_matches(wanted, [key for key in row if key not in _KNOWN_KEYS])
     return f"; `{near[0]}` should be `{wanted}`?" if near else ""
 
 

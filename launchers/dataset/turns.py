@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from estimator.names import close_matches
 from launchers.dataset.files import BadRow
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -153,7 +153,7 @@ def _turn(value: Any, where: str, keys: tuple[str, str], row: Fields) -> Message
     calls = next((key for key in _CALLS if value.get(key) not in _EMPTY), None)
     for key in keys:
         if key not in value and not (key == content_key and calls):
-            near = difflib.get_close_matches(key, [other for other in value if other not in _USED], 1)
+            near = close_matches(key, [other for other in value if other not in _USED])
             raise BadRow(f"{where} has no `{key}`" + (f"; `{near[0]}` should be `{key}`?" if near else ""))
     said = value[role_key]
     role = _ROLES.get(said) if isinstance(said, str) else None

@@ -6,7 +6,6 @@ what it includes, Python files of its functions. So it can travel with a run.
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import yaml
 
 from estimator.errors import Change, UserError
+from estimator.names import did_you_mean
 from launchers.settings import Settings
 
 PACKAGE = "lm_eval"
@@ -76,11 +76,10 @@ def _check_names(names: Sequence[str]) -> None:
     known = TaskManager().all_tasks
     for name in names:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
-            meant = f"Did you mean {', '.join(near)}?" if near else "`lm-eval ls tasks` lists them."
+            suggestion = did_you_mean(name, known) or "`lm-eval ls tasks` lists them."
             raise UserError(
                 f"harness.tasks: lm-evaluation-harness has no task {name}.",
-                f"{meant} A task of your own is a YAML file: {_EXAMPLES}.",
+                f"{suggestion} A task of your own is a YAML file: {_EXAMPLES}.",
             )
 
 

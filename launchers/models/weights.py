@@ -15,8 +15,8 @@ from typing import IO, Any
 
 from estimator import remote
 from estimator.errors import UserError
+from estimator.formatting import format_bytes, format_duration
 from estimator.models import ModelSource
-from estimator.plan import GIB
 from launchers.models import pickled, pipelines
 from launchers.models.files import (
     NOT_PATTERNS,
@@ -109,7 +109,7 @@ def _check_space(folder: Path, needed_bytes: int, name: str) -> None:
     free = shutil.disk_usage(there).free
     if needed_bytes > free:
         raise UserError(
-            f"{name} needs {needed_bytes / GIB:.1f} GiB, {folder} has {free / GIB:.1f} GiB free.",
+            f"{name} needs {format_bytes(needed_bytes)}, {folder} has {format_bytes(free)} free.",
             "Free some space, or choose another folder.",
         )
 
@@ -204,7 +204,7 @@ def _wait_for(lock: IO[str], folder: Path) -> None:
         except BlockingIOError:
             if time.monotonic() > deadline:
                 raise UserError(
-                    f"Another process has been fetching into {folder} for {FETCH_LIMIT_S / 3600:g} hours.",
+                    f"Another process has been fetching into {folder} for {format_duration(FETCH_LIMIT_S)}.",
                     "End it and run again: it goes on where that one stopped.",
                 ) from None
         except OSError:  # a file system without locks: nobody can be waited for

@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from estimator.errors import UserError
+from estimator.formatting import format_clock
 from launchers.cluster.processes import started, tail
 from launchers.rejection.answers import shard_name
-from launchers.report.metrics import duration
 from launchers.request_process import PROBLEM
 
 POLL_S = 0.2  # between two looks for finished shards
@@ -78,7 +78,7 @@ def make_shards(
             now = time.monotonic()
             if status is None and now - told >= SIGN_S:
                 done = f"{len(shards) - len(missing)} of {len(shards)} shards"
-                print(f"{what}: {done}, after {duration(now - began)}", flush=True)
+                print(f"{what}: {done}, after {format_clock(now - began)}", flush=True)
                 told = now
             if status is None and now - heard > limit_s:
                 raise UserError(

@@ -22,6 +22,7 @@ from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 from estimator.errors import UserError
+from estimator.formatting import format_bytes
 from launchers.workdir import is_disk_full
 
 _log = logging.getLogger(__name__)
@@ -228,7 +229,7 @@ def put_bundle(storage: Storage, key: str, folder: Path) -> Manifest:
         storage.delete(sent)
         raise UserError(
             f"No space left for {storage.describe(key)}: "
-            f"the {len(manifest.files)} files of {folder} take {manifest.total_bytes / 2**30:.2f} GiB.",
+            f"the {len(manifest.files)} files of {folder} take {format_bytes(manifest.total_bytes)}.",
             "Free some space there, or put the datastore elsewhere.",
         ) from error
     _log.info(
@@ -351,8 +352,8 @@ def _damaged(storage: Storage, key: str, name: str, what: str) -> DamagedError:
 
 def _too_small(folder: Path, manifest: Manifest, free: int) -> UserError:
     return UserError(
-        f"No space left in {folder.parent}: {manifest.total_bytes / 2**30:.2f} GiB are needed, "
-        f"{free / 2**30:.2f} GiB are free.",
+        f"No space left in {folder.parent}: {format_bytes(manifest.total_bytes)} are needed, "
+        f"{format_bytes(free)} are free.",
         "Free some space there, or ask for a larger disk.",
     )
 

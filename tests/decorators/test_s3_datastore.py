@@ -127,15 +127,15 @@ def test_what_is_asked_while_s3_is_away_is_done_once_it_is_back_and_the_wait_is_
     assert answers == [b"1", None, None, 7, ["a", "b"], True]
     assert (tmp_path / "back").read_bytes() == b"weights"
     assert f"The datastore {ROOT}/Flow" in clock.said[0]
-    assert clock.said[0].endswith("asking on for 5 minutes.")
+    assert clock.said[0].endswith("asking on for 5 min.")
     assert storage.size("b") is None
 
 
 @pytest.mark.parametrize(
     ("hurt", "words"),
     [
-        (goes, rf"The datastore {ROOT}/Flow has not answered for 5 minutes \(\w+\)"),
-        (is_busy, r"has not answered for 5 minutes \(503\)"),
+        (goes, rf"The datastore {ROOT}/Flow has not answered for 5 min \(\w+\)"),
+        (is_busy, r"has not answered for 5 min \(503\)"),
         (expires, rf"{ROOT}/Flow: the AWS credentials have expired"),
     ],
 )

@@ -57,7 +57,7 @@ def rectangles(drawing: str) -> list[ET.Element]:
 def test_the_drawing_is_well_formed_and_its_lengths_are_the_bytes() -> None:
     found = rectangles(charts.svg(chart()))
     assert [item.find(f"{SVG}title").text for item in found] == [  # type: ignore[union-attr]
-        "tp 1: weights 10.00 GiB",
+        "tp 1: weights 10.0 GiB",
         "tp 1: activations 6.00 GiB",
         "tp 2: weights 5.00 GiB",
         "tp 2: runtime 3.00 GiB",
@@ -86,8 +86,8 @@ def test_a_screen_reader_gets_a_title_a_description_and_the_numbers() -> None:
     assert drawing.get("role") == "img"
     described = drawing.find(f"{SVG}desc")
     assert described.text is not None
-    assert "tp 1: needs 16.00 GiB, up to 20.00; shows 19.00" in described.text
-    assert "a GPU has 18.00 GiB" in described.text
+    assert "tp 1: needs 16.0 GiB, up to 20.0 GiB; shows 19.0 GiB" in described.text
+    assert "a GPU has 18.0 GiB" in described.text
 
 
 class _Cells(HTMLParser):

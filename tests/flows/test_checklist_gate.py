@@ -128,7 +128,7 @@ def finetune(home: Path, *arguments: str, **more: str) -> subprocess.CompletedPr
 def test_a_failure_of_less_than_a_day_is_refused_with_finding_nodes_age_and_the_way_round() -> None:
     error = checked(slow(3 * HOUR)).refusal("kubernetes")
     assert error.problem.startswith(
-        "The checklist of this cluster failed 3 h ago (ChecklistFlow/7): host-2 is slow in both directions"
+        "The checklist of this cluster failed 3.0 h ago (ChecklistFlow/7): host-2 is slow in both directions"
     )
     assert error.problem.endswith(" Bad nodes: host-2.")
     *_, again, anyway = error.advice.splitlines()
@@ -142,7 +142,7 @@ def test_an_older_failure_or_no_verdict_is_a_line_and_a_pass_is_nothing() -> Non
     old = checked(slow(25 * HOUR))
     assert old.refusal("batch") is None
     assert old.remarks()[0].startswith(
-        "The checklist of this cluster failed 25 h ago (ChecklistFlow/7): host-2"
+        "The checklist of this cluster failed 25.0 h ago (ChecklistFlow/7): host-2"
     )
     unknown = checked(judge(dataclasses.replace(gpu_run(8), pairs=())))
     assert unknown.refusal("batch") is None
@@ -156,7 +156,7 @@ def test_the_bandwidth_between_nodes_is_what_the_checklist_measured_between_node
     found = checked(made).bandwidth()
     assert found.inter_node_gbytes_per_s == made.busbw_gbytes_per_s is not None
     assert found.intra_node_gbytes_per_s is None
-    assert found.source == "ChecklistFlow/7, all_reduce of 16,384 MiB over 8 nodes"
+    assert found.source == "ChecklistFlow/7, all_reduce of 16.0 GiB over 8 nodes"
     assert found.date == time.strftime("%Y-%m-%d", time.gmtime(made.finished_unix))
 
 
@@ -312,14 +312,14 @@ def test_a_run_stops_at_a_failed_checklist_of_its_cluster_before_anything_is_sub
     for arguments in (("run",), ("run", "--plan-only")):
         stopped = finetune(tmp_path, *arguments, FINETUNE_CLUSTER="prod")
         assert stopped.returncode == 2
-        assert "The checklist of this cluster failed 3 h ago" in stopped.stdout
+        assert "The checklist of this cluster failed 3.0 h ago" in stopped.stdout
         assert "Bad nodes: host-2." in stopped.stdout
         assert "Traceback" not in stopped.stdout
     assert not (tmp_path / ".metaflow" / "FinetuneFlow").exists(), "no run has begun"
 
     ignored = finetune(tmp_path, "run", "--plan-only", "--ignore-checklist", FINETUNE_CLUSTER="prod")
     assert ignored.returncode == 0
-    assert "The checklist of this cluster failed 3 h ago" in ignored.stdout
+    assert "The checklist of this cluster failed 3.0 h ago" in ignored.stdout
     assert "Plan: tiny-llama" in ignored.stdout
     elsewhere = finetune(tmp_path, "run", "--plan-only", FINETUNE_CLUSTER="test")
     assert elsewhere.returncode == 0
@@ -346,7 +346,7 @@ def test_the_plan_takes_the_measured_bandwidth_and_asks_for_fit_nodes(tmp_path: 
     assert speed(after) < 0.8 * speed(before)
     flat = " ".join(after.split())
     assert re.search(
-        r"- between nodes 20 GB/s as measured \(ChecklistFlow/\d+, all_reduce of 16,384 MiB over 8 nodes,",
+        r"- between nodes 20 GB/s as measured \(ChecklistFlow/\d+, all_reduce of 16.0 GiB over 8 nodes,",
         flat,
     )
     assert f"Kept out by asking for nodes with {LABEL}=true: host-2." in flat

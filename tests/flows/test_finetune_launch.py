@@ -71,7 +71,7 @@ def test_a_disk_without_room_is_refused_with_the_way_out(monkeypatch: pytest.Mon
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(2**30, 2**30, 1000))
     with pytest.raises(UserError, match="FINETUNE_WORK_DIR") as caught:
         finetune_launch.plan_from_parameters(PARAMETERS, "local")
-    assert "0.0 GiB free" in caught.value.problem
+    assert "0 MiB free" in caught.value.problem
 
 
 def test_a_file_in_the_place_of_the_output_folder_is_refused_before_the_run(tmp_path: Path) -> None:

@@ -79,12 +79,12 @@ def shown_plan(tmp_path: Path, outside_bytes: int | None) -> Plan:
         (
             MemoryPeak(size_bytes=int(1.02 * GIB), counter="device"),
             int(0.75 * GIB),
-            ("peak memory of a GPU, by NVML", "predicted 1.04 GiB (up to 1.14), measured 1.02 GiB"),
+            ("peak memory of a GPU, by NVML", "predicted 1.04 GiB (up to 1.14 GiB), measured 1.02 GiB"),
         ),
         (
             MemoryPeak(size_bytes=int(0.31 * GIB), counter="reserved"),
             int(0.75 * GIB),
-            ("peak memory reserved by torch", "predicted 0.29 GiB (up to 0.39), measured 0.31 GiB"),
+            ("peak memory reserved by torch", "predicted 0.29 GiB (up to 0.39 GiB), measured 0.31 GiB"),
         ),
         (
             MemoryPeak(size_bytes=int(0.31 * GIB), counter="reserved"),
@@ -94,9 +94,9 @@ def shown_plan(tmp_path: Path, outside_bytes: int | None) -> Plan:
         (
             MemoryPeak(size_bytes=GIB, counter="resident"),
             None,
-            ("peak memory of a process", "predicted 1.04 GiB (up to 1.14), measured 1.00 GiB"),
+            ("peak memory of a process", "predicted 1.04 GiB (up to 1.14 GiB), measured 1.00 GiB"),
         ),
-        (None, None, ("peak memory of a process", "predicted 1.04 GiB (up to 1.14), measured unknown")),
+        (None, None, ("peak memory of a process", "predicted 1.04 GiB (up to 1.14 GiB), measured unknown")),
     ],
 )
 def test_the_last_lines_compare_memory_with_what_was_predicted_for_its_counter(

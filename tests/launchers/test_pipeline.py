@@ -186,7 +186,7 @@ def test_an_engine_whose_packages_are_missing_is_refused_with_what_to_install(
 def test_a_disk_that_is_too_small_is_named() -> None:
     plan = pipeline.plan_run(settings.build({}), HERE).plan
     checks.check_disks(plan, [("/large", 10**15)])
-    with pytest.raises(UserError, match=r"/small has 1\.0 GiB free") as refused:
+    with pytest.raises(UserError, match=r"/small has 1\.00 GiB free") as refused:
         checks.check_disks(plan, [("/large", 10**15), ("/small", GIB)])
     assert "FINETUNE_WORK_DIR" in refused.value.advice
 

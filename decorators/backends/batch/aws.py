@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from estimator.aws_errors import failure_of
 from estimator.errors import UserError
 from estimator.hardware.cluster_api import CALL_S
 from estimator.remote import log_requests
@@ -40,34 +41,17 @@ def clients() -> Callable[[str], Any]:
 
 def ask(question: Callable[[], Any]) -> Any:
     """The answer; UserError in one line where AWS can't be asked, NotToldError where it refuses to say."""
-    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+    from botocore.exceptions import BotoCoreError, ClientError
 
     try:
         return question()
-    except NoCredentialsError:
+    except (BotoCoreError, ClientError) as error:
+        failure = failure_of(error)
+    if failure.kind in ("unreachable", "other"):
         raise UserError(
-            "There are no AWS credentials here.", "Log in: aws configure, or aws sso login."
-        ) from None
-    except ClientError as error:
-        code = error.response.get("Error", {}).get("Code", "")
-        if "Expired" in code:
-            raise UserError("The AWS credentials have expired.", "Log in again: aws sso login.") from None
-        if code in (
-            "UnrecognizedClientException",
-            "InvalidClientTokenId",
-            "InvalidSignatureException",
-            "AuthFailure",
-        ):
-            raise UserError(
-                f"AWS doesn't accept the credentials ({code}).", "aws sts get-caller-identity"
-            ) from None
-        raise NotToldError(str(error.response.get("Error", {}).get("Message", code))) from None
-    except BotoCoreError as error:
-        if "Token" in type(error).__name__ or "SSO" in type(error).__name__:
-            raise UserError(f"The AWS login is over: {error}", "Log in again: aws sso login.") from None
-        raise UserError(
-            f"AWS Batch can't be reached: {error}", "Is the region right (AWS_DEFAULT_REGION)?"
-        ) from None
+            f"AWS Batch can't be reached: {failure.message}", "Is the region right (AWS_DEFAULT_REGION)?"
+        )
+    raise failure.credentials_error() or NotToldError(failure.message)
 
 
 def allowed(resources: Mapping[str, Any]) -> list[str]:

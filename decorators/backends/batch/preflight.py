@@ -15,6 +15,8 @@ from decorators.backends.interface import ClusterFacts, MinimumRequest, StepRequ
 from decorators.backends.kubernetes import images
 from decorators.backends.tables import Quota
 from estimator import hardware
+from estimator.aws_errors import failure_of
+from estimator.formatting import format_bytes
 from estimator.hardware.cluster_api import Clock
 from estimator.plan import MIB, Request
 
@@ -116,11 +118,8 @@ def _ask(preflight: _Preflight, check: str, ask: Callable[[], None]) -> None:
         return
     try:
         ask()
-    except ClientError as error:
-        reason = error.response.get("Error", {})
-        preflight.findings.unknown(check, f"not told: {reason.get('Code') or reason.get('Message')}")
-    except (BotoCoreError, KeyError) as error:
-        preflight.findings.unknown(check, f"not told: {type(error).__name__}")
+    except (BotoCoreError, ClientError, KeyError) as error:
+        preflight.findings.unknown(check, f"not told: {failure_of(error).code}")
 
 
 def _any_queue(preflight: _Preflight) -> dict[str, Any] | None:
@@ -207,7 +206,7 @@ def _refusal(preflight: _Preflight, item: Mapping[str, Any]) -> str | None:
     if not _fitting(resources, request, minimum) and not _untold(resources, request):
         has = ", ".join(resources.get("instanceTypes") or []) or "no instance types"
         machine = f"{request.gpus_per_node} {request.gpu or 'GPU'}" if request.gpus_per_node else "machine"
-        return f"{has}: none has {machine}, {minimum.cpu:g} vCPUs, {minimum.memory_bytes / 2**30:.0f} GiB"
+        return f"{has}: none has {machine}, {minimum.cpu:g} vCPUs, {format_bytes(minimum.memory_bytes)}"
     most = resources.get("maxvCpus")
     needed = _vcpus(resources, request, minimum)
     if most is not None and most < needed:

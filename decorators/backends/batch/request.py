@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from decorators.backends import tables
 from decorators.backends.interface import StepRequest, StepValues
-from decorators.backends.kubernetes.request import environment, machine_of
+from decorators.backends.kubernetes.request import environment
+from estimator import hardware
 from estimator.plan import Request
 
 
@@ -33,7 +34,7 @@ def values_for(step_request: StepRequest) -> StepValues:
 
 def efa_interfaces(request: Request) -> int:
     """EFA interfaces to hand to each container: all of a whole machine's, for a step on several nodes."""
-    instance = machine_of(request)
+    instance = hardware.current().find_instance(request.instance_type)
     if request.nodes < 2 or instance is None or request.gpus_per_node != instance.gpu_count:
         return 0
     return tables.efa_interfaces(instance)

@@ -10,7 +10,7 @@ from decorators._metaflow import WaitedJob
 from decorators.backends import oom_kills
 from decorators.backends.kubernetes.waiting import pods_of
 from estimator.errors import UserError
-from estimator.hardware.cluster_api import ApiRefusedError, ClusterApi, Json, UnreachableError
+from estimator.hardware.cluster_api import ApiRefusedError, ClusterApi, Json, UnreachableError, api_error
 
 _OF_METAFLOW = "[save_logs]"  # its own lines in a pod's log
 _ROLE = "infra/kubernetes/base/rbac-launcher.yaml is the role that a launcher needs."
@@ -70,16 +70,9 @@ def explain(error: Exception, submitted: str) -> UserError:
         left = f"{submitted} goes on unwatched; kubectl delete {kind} {name} -n {namespace} ends it."
     else:
         left = ""
-    if status is None:
-        problem = f"The Kubernetes API can't be reached: {words}"
-        return UserError(
-            problem, left or "Look at the server's address in the kubeconfig, and at the network."
-        )
-    if status == 401:
-        return UserError(
-            "The Kubernetes API does not take this login (401): it is wrong, or has expired.",
-            left or "Log in again, as for kubectl; kubectl auth can-i create jobs tells whether it works.",
-        )
+    if status is None or status == 401:
+        failure = api_error(ApiRefusedError(status, words) if status else UnreachableError(words))
+        return UserError(failure.problem, left or failure.advice)
     return UserError(f"Kubernetes refuses: {words.rstrip('.')} ({status}).", left or _advice(status, words))
 
 

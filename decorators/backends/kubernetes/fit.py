@@ -11,13 +11,14 @@ from decorators.backends.kubernetes.offered import devices_of
 from decorators.backends.kubernetes.request import INSTANCE_TYPE_LABEL, ZONE_LABEL
 from decorators.backends.options import Options
 from estimator import hardware
+from estimator.formatting import format_bytes
 from estimator.hardware import cluster_tables
 from estimator.hardware.cluster import ClusterNodes
 from estimator.hardware.cluster_nodes import Node
 from estimator.hardware.cluster_tables import Room, SpotLabel
 from estimator.hardware.cluster_taints import Toleration, fence
 from estimator.hardware.from_cluster import group
-from estimator.plan import GIB, MIB, Request
+from estimator.plan import MIB, Request
 
 FENCED = "fenced off by the taint"
 
@@ -144,10 +145,10 @@ def _sized(node: Node, one: ClusterNodes | None, criteria: _Criteria) -> _Candid
     if room.cpu < minimum.cpu:
         return f"with {room.cpu:g} of {minimum.cpu:g} CPUs"
     if room.memory_bytes < minimum.memory_bytes:
-        return f"with {room.memory_bytes / GIB:.0f} of {minimum.memory_bytes / GIB:.0f} GiB of memory"
+        return f"with {format_bytes(room.memory_bytes)} of {format_bytes(minimum.memory_bytes)} of memory"
     disk = node.allocatable.get("ephemeral-storage")
     if disk is not None and disk < request.disk_mib * MIB:
-        return f"with {disk / GIB:.0f} of {request.disk_mib / 1024:.0f} GiB of disk"
+        return f"with {format_bytes(disk)} of {format_bytes(request.disk_mib * MIB)} of disk"
     for name, count in criteria.extended:
         if node.allocatable.get(name, 0.0) < count:
             return f"with {node.allocatable.get(name, 0.0):g} of {count:g} {name}"

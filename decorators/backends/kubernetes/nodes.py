@@ -12,9 +12,10 @@ from decorators.backends.interface import ClusterFacts, MinimumRequest, StepRequ
 from decorators.backends.kubernetes.fabric import GKE_INTERFACES, fabric_of
 from decorators.backends.kubernetes.fit import Fit, fit
 from decorators.backends.kubernetes.offered import networks_of
-from decorators.backends.kubernetes.request import machine_of
 from decorators.backends.kubernetes.security import is_restricted
 from decorators.backends.options import Options
+from estimator import hardware
+from estimator.formatting import format_bytes
 from estimator.hardware import cluster_pods, cluster_tables
 from estimator.hardware.cluster_api import (
     ApiRefusedError,
@@ -28,7 +29,7 @@ from estimator.hardware.cluster_nodes import RULE, Node, list_nodes, node_of
 from estimator.hardware.cluster_pools import CAPACITY_TYPE, Growth, could_grow, read_autoscalers
 from estimator.hardware.cluster_tables import Room, SpotLabel
 from estimator.hardware.cluster_taints import Toleration, is_of_table, opening
-from estimator.plan import GIB, Request
+from estimator.plan import Request
 
 DEVICE_PLUGIN = f"kubectl apply -f {tables.release('NVIDIA device plugin').manifest}"
 OTHER_GPUS = "finetune gpus --from-cluster shows what it has; plan for that with --gpu and --gpus"
@@ -115,8 +116,8 @@ def check_nodes(preflight: Preflight) -> ClusterFacts:
     except (ApiRefusedError, UnreachableError) as error:
         preflight.findings.unknown("nodes", f"not told: {error}", f"An administrator can allow it: {RULE}")
         return ClusterFacts()
-    nodes = [node for node in nodes if _has(node, preflight.pods.node_selector)]
     pods = preflight.pods
+    nodes = [node for node in nodes if set(pods.node_selector) <= set(node.labels.items())]
     judge = partial(
         fit,
         nodes,
@@ -171,7 +172,7 @@ def _daemons(preflight: Preflight, fitting: Fit) -> tuple[Room | None, str]:
     except (ApiRefusedError, UnreachableError) as error:
         assumed = f" (assumed: {error})"
     reserved = room or cluster_tables.daemons()
-    left = f"{reserved.cpu:g} CPUs and {reserved.memory_bytes / GIB:.1f} GiB are left to daemon pods"
+    left = f"{reserved.cpu:g} CPUs and {format_bytes(reserved.memory_bytes)} are left to daemon pods"
     return room, left + ("" if room else assumed)
 
 
@@ -199,10 +200,6 @@ def _usage(preflight: Preflight) -> dict[str, cluster_pods.Usage] | None:
         if preflight.may("list", "pods", namespace=namespace):
             return cluster_pods.read_usage(preflight.get, namespace)
     return None
-
-
-def _has(node: Node, selector: tuple[tuple[str, str], ...]) -> bool:
-    return all(node.labels.get(name) == value for name, value in selector)
 
 
 def _too_few(preflight: Preflight, fitting: Fit) -> Growth:
@@ -259,7 +256,7 @@ def _fabric(preflight: Preflight, fitting: Fit, facts: ClusterFacts) -> None:
         devices = ", ".join(f"{count} {name}" for name, count in used.resources)
         preflight.findings.ok("fabric", f"{used.name}: {devices or dict(used.annotations)[GKE_INTERFACES]}")
         return
-    fabric = tables.fabric_of(machine_of(preflight.request))
+    fabric = tables.fabric_of(hardware.current().find_instance(preflight.request.instance_type))
     if fabric is None:
         return
     if not fabric.asked_for:

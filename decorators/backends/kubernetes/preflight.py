@@ -18,8 +18,7 @@ from decorators.backends.kubernetes import images, priority, queues, rules
 from decorators.backends.kubernetes.nodes import PodSettings, Preflight, check_nodes
 from decorators.backends.kubernetes.request import MB, values_for
 from decorators.backends.options import Options
-from estimator.errors import UserError
-from estimator.hardware.cluster_api import ApiRefusedError, Clock, ClusterApi, UnreachableError
+from estimator.hardware.cluster_api import ApiRefusedError, Clock, ClusterApi, UnreachableError, api_error
 from estimator.plan import MIB, Request
 
 JOBSET = "jobset.x-k8s.io"
@@ -135,20 +134,11 @@ def ask(preflight: Preflight, check: Callable[[Preflight], None], name: str = ""
 
 def access(preflight: Preflight) -> None:
     """Raise UserError where the API doesn't answer this login."""
-    api = preflight.api
     try:
         preflight.get("/apis")
-    except UnreachableError as error:
-        raise UserError(
-            f"The Kubernetes API of context {api.context!r} ({api.host}) can't be reached: {error}.",
-            "Is it the right context (`kubectl config current-context`), the cluster up, and the VPN?",
-        ) from None
-    except ApiRefusedError as error:
-        if error.status == 401:
-            raise UserError(
-                f"The Kubernetes API of context {api.context!r} doesn't know who asks (401).",
-                "The login may be over: log in again, and try `kubectl get pods`.",
-            ) from None
+    except (ApiRefusedError, UnreachableError) as error:
+        if isinstance(error, UnreachableError) or error.status == 401:
+            raise api_error(error, preflight.api.server) from None
         preflight.findings.unknown("access", f"its list of APIs is refused: {error}")
 
 

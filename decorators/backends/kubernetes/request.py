@@ -18,7 +18,7 @@ from decorators.backends.kubernetes.fabric import fabric_of
 from decorators.backends.options import Options
 from estimator import hardware
 from estimator.errors import UserError
-from estimator.hardware import Instance, cluster_tables
+from estimator.hardware import cluster_tables
 from estimator.hardware.cluster_tables import SpotLabel
 from estimator.hardware.cluster_taints import Toleration, parts, tolerated
 from estimator.plan import MIB, Override, Request
@@ -99,14 +99,9 @@ def _kept_near(level: str) -> dict[str, Any]:
     return {"metadata": {"annotations": {TOPOLOGY_ANNOTATION: level, GROUP_ANNOTATION: "nodes"}}}
 
 
-def machine_of(request: Request) -> Instance | None:
-    """The table's row of the planned machine; None where the plan names none, or one of the user's own."""
-    return hardware.current().find_instance(request.instance_type) if request.instance_type else None
-
-
 def sizes(request: Request, facts: ClusterFacts) -> dict[str, Any]:
     """``@resources``: what the plan asks for, but no more than the node leaves for pods."""
-    instance = machine_of(request)
+    instance = hardware.current().find_instance(request.instance_type)
     cpu, memory = request.cpu, math.ceil(request.memory_mib * MIB / MB)
     room = facts.room or (cluster_tables.room_on(instance) if instance is not None else None)
     if room is not None:  # a byte more, and no node takes it
@@ -174,7 +169,7 @@ def spot_mark(request: Request, facts: ClusterFacts) -> SpotLabel:
 
 def efa_interfaces(request: Request, facts: ClusterFacts) -> int:
     """EFA interfaces to ask for on each node: all of a whole machine's, for a step on several nodes."""
-    instance = machine_of(request)
+    instance = hardware.current().find_instance(request.instance_type)
     if request.nodes < 2 or instance is None or request.gpus_per_node != instance.gpu_count:
         return 0
     count = tables.efa_interfaces(instance)

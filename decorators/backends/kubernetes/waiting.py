@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -86,12 +85,14 @@ def _waiting(api: ClusterApi, job: WaitedJob, spec: Json, pods: list[Json]) -> W
         reason = _not_made(api, job)
         refused = Hopeless(kind="admission", grace_s=0, advice=_REFUSED) if _FOR_GOOD.search(reason) else None
         return WaitState(pending=True, reason=reason, hopeless=refused)
-    return WaitState(pending=True, reason="the image is being pulled" if _is_placed(pods) else "")
+    placed = any((pod.get("spec") or {}).get("nodeName") for pod in pods)
+    return WaitState(pending=True, reason="the image is being pulled" if placed else "")
 
 
 def pods_of(api: ClusterApi, job: WaitedJob) -> list[Json]:
     """The pods of a Job or JobSet. Raises ApiRefusedError, UnreachableError."""
-    return _listed(api, job, "pods", labelSelector=_selector(job))
+    label = "jobset.sigs.k8s.io/jobset-name" if job.kind == "jobset" else "job-name"
+    return _listed(api, job, "pods", labelSelector=f"{label}={job.name}")
 
 
 def exists(api: ClusterApi, job: WaitedJob) -> bool:
@@ -102,10 +103,6 @@ def exists(api: ClusterApi, job: WaitedJob) -> bool:
 def _path(job: WaitedJob) -> str:
     root = JOBSETS if job.kind == "jobset" else "/apis/batch/v1"
     return f"{root}/namespaces/{job.namespace}/{job.kind}s/{job.name}"
-
-
-def _selector(job: WaitedJob) -> str:
-    return f"{'jobset.sigs.k8s.io/jobset-name' if job.kind == 'jobset' else 'job-name'}={job.name}"
 
 
 def _expected(job: WaitedJob, spec: Json) -> int:
@@ -140,10 +137,6 @@ def _unscheduled(pod: Json) -> str:
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             return str(condition.get("message") or condition.get("reason") or "")
     return ""
-
-
-def _is_placed(pods: Iterable[Json]) -> bool:
-    return any((pod.get("spec") or {}).get("nodeName") for pod in pods)
 
 
 def _not_made(api: ClusterApi, job: WaitedJob) -> str:

@@ -152,7 +152,7 @@ def test_without_permission_the_missing_rule_is_named(api: Api, verb: str, said:
 
 
 def test_other_refusals_are_one_clear_line(api: Api) -> None:
-    for status, said in ((401, "doesn't know who asks"), (500, "answers with status 500")):
+    for status, said in ((401, "does not accept this login"), (500, "answers with status 500")):
         api.refuse["GET"] = status
         with pytest.raises(UserError, match=said):
             publish(slow(2), apply=True)

@@ -215,10 +215,10 @@ def test_a_long_run_says_every_few_seconds_how_far_it_is(
         while told.count("checklist: ") < 2 and time.monotonic() < deadline:
             time.sleep(0.05)
             told += capfd.readouterr().err
-        assert "checklist: 0 of 2 ranks are here, 0:00 of at most 1:05\n" in told
+        assert "checklist: 0 of 2 ranks are here, 0:01 of at most 1:05\n" in told
         conductor.phase, conductor._phase_began = "pairs", time.monotonic() - 75.5
         conductor.phase_ends = conductor._phase_began + 120.5
-        assert conductor.stage() == "pairs of nodes, 1:15 of at most 2:00, 0 measured"
+        assert conductor.stage() == "pairs of nodes, 1:16 of at most 2:01, 0 measured"
     finally:
         conductor.stop()
         hub.close()

@@ -41,7 +41,7 @@ def test_a_server_that_goes_comes_back_and_takes_a_while_to_know_its_users_is_as
     patient = patience.with_patience(Asked.fetch)
     assert (patient(asked), patient(asked)) == ("first", "second")
     said = capsys.readouterr().err
-    assert said.count("The Kubernetes API doesn't answer; asking on for 5 minutes.") == 1
+    assert said.count("The Kubernetes API doesn't answer; asking on for 5 min.") == 1
 
 
 def test_a_login_is_read_anew_while_the_server_does_not_take_it(monkeypatch: pytest.MonkeyPatch) -> None:

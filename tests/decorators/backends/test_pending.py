@@ -49,7 +49,7 @@ def test_a_reason_is_said_when_it_is_new_and_every_minute_again() -> None:
     bed.run(150)
     assert bed.said == [
         "job t-1 waits: 0/2 nodes: no GPU",
-        "job t-1 waits for 1 min: 0/2 nodes: no GPU",
+        "job t-1 waits for 60 s: 0/2 nodes: no GPU",
         "job t-1 waits: 0/2 nodes: no memory",
     ]
 
@@ -71,14 +71,14 @@ def test_the_time_runs_anew_when_one_more_node_has_come() -> None:
         bed.run(1000)
     assert 320 <= bed.now <= 330
     assert caught.value.problem == (
-        "job t-1: 2 of 3 nodes have started, and none more for 2 minutes (no GPU); it has been removed."
+        "job t-1: 2 of 3 nodes have started, and none more for 2 min (no GPU); it has been removed."
     )
     assert bed.said[-1] == "job t-1 waits for 5 min (2 of 3 nodes run; not yet t-1-2): no GPU"
 
 
 def test_the_wait_ends_in_time_with_the_reason_and_the_job_is_gone() -> None:
     bed = _Bed(lambda _: _waits("no H100 left"), minutes=2)
-    with pytest.raises(UserError, match=r"not started after 2 minutes \(no H100 left\); it has been removed"):
+    with pytest.raises(UserError, match=r"not started after 2 min \(no H100 left\); it has been removed"):
         bed.run(200)
     assert 120 <= bed.now <= 130
     assert bed.ended == ["t-1"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from estimator import calibration, exact, memory
-from estimator.plan import gib
+from estimator.formatting import format_bytes
 from tests.estimator.cli.estimates import answer, run, setup
 
 
@@ -39,8 +39,8 @@ def test_the_answer_is_the_estimators_own() -> None:
 def test_the_text_says_what_the_json_says() -> None:
     words = ("--model", "llama-8b", "--method", "qlora", "--gpu", "L4", "--tokens", "10M")
     found, text = answer(*words), run(*words).output
-    assert f"Needs {gib(found['memory']['needs_bytes'])}" in text
-    assert f"Shows {gib(found['memory']['shows_bytes'])}" in text
+    assert f"Needs {format_bytes(found['memory']['needs_bytes'])}" in text
+    assert f"Shows {format_bytes(found['memory']['shows_bytes'])}" in text
     for name in found["memory"]["categories"]:
         assert name in text
     assert "fits" in text

@@ -110,11 +110,11 @@ def test_a_price_carries_region_date_age_and_source() -> None:
 
 def test_the_table_shows_the_same_for_people() -> None:
     text = run("--gpu", "l4").stdout
-    for words in ("22.05 GiB of 23,034 MiB", f"{(date.today() - date(2026, 7, 20)).days} days", "g6.xlarge"):
+    for words in ("22.0 GiB of 23,034 MiB", f"{(date.today() - date(2026, 7, 20)).days} days", "g6.xlarge"):
         assert words in text
     assert "g6.xlarge" not in run("--gpu", "l4", "--no-instances").stdout
-    assert "22.35 GiB (22,888 MiB)" in run("--gpu", "a10g").stdout
-    assert "22.35 GiB (label: 24 GB)" in run("--gpu", "a30").stdout
+    assert "22.4 GiB (22,888 MiB)" in run("--gpu", "a10g").stdout
+    assert "22.4 GiB (label: 24 GB)" in run("--gpu", "a30").stdout
     assert "No GPU goes with these options." in run("--min-vram", "5000").stdout
 
 

@@ -61,6 +61,9 @@ def test_a_node_pool_that_allows_the_machine_may_add_it(requirement: tuple[str, 
         (("eks.amazonaws.com/instance-gpu-name", "In", ["l4"]), "instance-gpu-name In l4"),
         (("karpenter.k8s.aws/instance-gpu-name", "DoesNotExist", []), "DoesNotExist"),
         (("kubernetes.io/arch", "In", ["arm64"]), "arch In arm64"),
+        (("kubernetes.io/arch", "Gt", ["4"]), "arch Gt 4"),  # a label that is no number matches nothing
+        (("karpenter.k8s.aws/instance-gpu-count", "Lt", ["many"]), "instance-gpu-count Lt many"),
+        (("karpenter.k8s.aws/instance-gpu-count", "Gt", []), "instance-gpu-count Gt"),
     ],
 )
 def test_a_node_pool_that_does_not_is_named_with_its_rule(requirement: Any, why: str) -> None:

@@ -42,7 +42,10 @@ def test_start_up_is_in_the_hours_the_price_and_the_text_of_a_plan() -> None:
     assert prediction.hours == pytest.approx(trained + prediction.start_up.hours)
     assert prediction.usd == pytest.approx((prediction.hours or 0) * (prediction.usd_per_hour or 0))
     text = " ".join(render(made).split())
-    assert f"of it {prediction.start_up.hours * 60:.0f} min to start: machine 5, image 3, weights" in text
+    assert (
+        f"of it {prediction.start_up.hours * 60:.0f} min to start: machine 5 min, image 3 min, weights"
+        in text
+    )
 
 
 def test_a_short_job_is_not_sent_to_many_dear_machines_that_would_be_started_for_minutes() -> None:

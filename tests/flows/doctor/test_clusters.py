@@ -135,7 +135,7 @@ def test_a_cluster_that_could_run_pods_does_not_help_a_local_datastore(
 
 def test_batch_without_a_login_says_how_to_log_in(ask: Asker) -> None:
     lines = ask("batch", AWS_DEFAULT_REGION="us-east-1")
-    assert lines["batch"].found == "There are no AWS credentials here."
+    assert lines["batch"].found == "There are no AWS credentials."
     assert lines.keys() == {"batch", "batch, several nodes", "step-functions"}
     assert all("aws configure" in line.fix for line in lines.values())
 

@@ -21,7 +21,7 @@ def test_a_line_has_rows_share_and_the_time_that_is_left(
         said.at(done)
     assert capsys.readouterr().err.splitlines() == [
         "tokenising: 50,000 of 200,000 rows, 25%, 18 s left",
-        "tokenising: 100,000 of 200,000 rows, 50%, 5 min 0 s left",
+        "tokenising: 100,000 of 200,000 rows, 50%, 5 min left",
     ]
 
 

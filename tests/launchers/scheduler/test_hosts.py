@@ -68,7 +68,7 @@ def test_a_number_of_nodes_that_the_job_does_not_have_is_refused() -> None:
 
 def test_a_work_folder_without_room_is_named_with_its_host() -> None:
     full = replace(SMALL, disk_free_bytes=GIB // 4)
-    with pytest.raises(UserError, match=r"work folder of n1 has 0\.2 GiB free") as caught:
+    with pytest.raises(UserError, match=r"work folder of n1 has 0\.25 GiB free") as caught:
         plan_for_hosts(settings.build({"global_batch_size": 4}), hosts(SMALL, full), calibrated=False)
     assert "FINETUNE_WORK_DIR" in caught.value.advice
 

@@ -67,7 +67,7 @@ def test_a_disabled_queue_gets_the_command_that_enables_it(queue: Callable[..., 
 @pytest.mark.parametrize(
     ("resources", "why"),
     [
-        ({"instanceTypes": ["p4d.24xlarge"]}, "p4d.24xlarge: none has 8 H100 SXM, 8 vCPUs, 500 GiB"),
+        ({"instanceTypes": ["p4d.24xlarge"]}, "p4d.24xlarge: none has 8 H100 SXM, 8 vCPUs, 500.0 GiB"),
         ({"instanceTypes": ["p5.4xlarge"]}, "p5.4xlarge: none has 8 H100 SXM"),
         ({"maxvCpus": 512}, "maxvCpus is 512, 4 node(s) need 768"),
         ({"type": "SPOT"}, "SPOT runs no jobs of several nodes"),
@@ -187,7 +187,7 @@ def test_a_limit_that_may_not_be_asked_for_is_unknown(
     ("code", "words"),
     [
         ("ExpiredTokenException", "The AWS credentials have expired."),
-        ("UnrecognizedClientException", "AWS doesn't accept the credentials"),
+        ("UnrecognizedClientException", "AWS does not accept the credentials"),
     ],
 )
 def test_bad_credentials_are_one_clear_line(monkeypatch: pytest.MonkeyPatch, code: str, words: str) -> None:

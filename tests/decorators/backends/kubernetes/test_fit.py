@@ -72,8 +72,8 @@ def test_only_one_label_makes_the_selector_so_that_all_found_nodes_have_it() -> 
         ("with 8 A100 SXM 80GB", {"labels": {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB"}}),
         ("with only 4 of 8 GPUs", {"resources": {"nvidia.com/gpu": "4"}}),
         ("with 3.6 of 8 CPUs", {"resources": {"cpu": "4"}}),
-        ("with 64 of 500 GiB of memory", {"resources": {"memory": "64Gi"}}),
-        ("with 20 of", {"resources": {"ephemeral-storage": "20Gi"}}),
+        ("with 63.6 GiB of 500.0 GiB of memory", {"resources": {"memory": "64Gi"}}),
+        ("with 20.0 GiB of", {"resources": {"ephemeral-storage": "20Gi"}}),
         ("device plugin", {"resources": {"nvidia.com/gpu": "0"}}),
         (
             "fenced off by the taint team=b:NoSchedule",

@@ -76,7 +76,7 @@ def test_daemon_pods_are_asked_how_much_they_keep(
         return str(rows_of(ask()[0], "nodes"))
 
     assert "2 needed; " in told()
-    wait_for(lambda: "3 CPUs and 6.0 GiB are left to daemon pods" in told(), 90, "they run", every=1)
+    wait_for(lambda: "3 CPUs and 6.00 GiB are left to daemon pods" in told(), 90, "they run", every=1)
     assert ask()[1].room == Room(cpu=191.45 - 3, memory_bytes=1944 * GIB)
     # Who may list nodes, but no pods of other namespaces
     control_plane.kubectl("create", "clusterrole", "sees-nodes", "--verb=list", "--resource=nodes")
@@ -84,7 +84,7 @@ def test_daemon_pods_are_asked_how_much_they_keep(
     try:
         wait_for(lambda: ask("alice")[0].state("nodes") == "ok", 60, "the role counts", every=1)
         [(_, found, _)] = rows_of(ask("alice")[0], "nodes")
-        assert "0.4 CPUs and 0.4 GiB are left to daemon pods (assumed: this login may not list" in found
+        assert "0.4 CPUs and 0.40 GiB are left to daemon pods (assumed: this login may not list" in found
     finally:
         control_plane.kubectl("delete", "clusterrolebinding/b", "clusterrole/sees-nodes")
 
@@ -270,7 +270,7 @@ def test_an_api_that_is_not_there_or_knows_nobody_is_one_line_in_time(
     gone = refused(server="https://127.0.0.1:9")
     assert "context 'lab' (https://127.0.0.1:9) can't be reached" in gone.problem
     assert "kubectl config current-context" in gone.advice
-    assert "doesn't know who asks" in refused(token="expired").problem
+    assert "does not accept this login" in refused(token="expired").problem
     monkeypatch.setenv("KUBECONFIG", "/nowhere")
     with pytest.raises(UserError, match="no kubeconfig at /nowhere"):
         inspect(TWO, options=Options(), pods=PodSettings())

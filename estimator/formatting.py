@@ -1,0 +1,36 @@
+"""Figures as people read them: sizes in memory, durations, amounts of money."""
+
+from __future__ import annotations
+
+import math
+
+GIB = 2**30
+MIB = 2**20
+
+
+def format_bytes(size: float | None) -> str:
+    """Format a size in binary units: "64 MiB", "1.50 GiB", "44.5 GiB"; "unknown" for None."""
+    if size is None:
+        return "unknown"
+    if size < 0.1 * GIB:
+        return f"{size / MIB:.0f} MiB"
+    return f"{size / GIB:.2f} GiB" if size < 10 * GIB else f"{size / GIB:,.1f} GiB"
+
+
+def format_duration(seconds: float) -> str:
+    """Format a duration in its natural unit: "4.2 s", "45 s", "90 min", "3.5 h"."""
+    if seconds < 120:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"
+
+
+def format_clock(seconds: float) -> str:
+    """Format a duration to the second, rounded up: "1:02:03", "2:03", "0:07"."""
+    minutes, rest = divmod(math.ceil(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def format_usd(amount: float | None) -> str:
+    """Format an amount in US dollars, with cents; "unknown" for None."""
+    return "unknown" if amount is None else f"${amount:,.2f}"

@@ -1,0 +1,40 @@
+"""One formatter for each kind of figure."""
+
+from __future__ import annotations
+
+import pytest
+
+from estimator.formatting import GIB, MIB, format_bytes, format_clock, format_duration, format_usd
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (None, "unknown"),
+        (0, "0 MiB"),
+        (64 * MIB, "64 MiB"),
+        (0.5 * GIB, "0.50 GiB"),
+        (9.25 * GIB, "9.25 GiB"),
+        (79.19 * GIB, "79.2 GiB"),
+        (2048 * GIB, "2,048.0 GiB"),
+    ],
+)
+def test_a_size_keeps_three_digits_in_the_unit_that_people_read(size: float | None, text: str) -> None:
+    assert format_bytes(size) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(4.21, "4.2 s"), (45, "45 s"), (120, "2 min"), (5400, "90 min"), (12_600, "3.5 h"), (4e6, "1,111.1 h")],
+)
+def test_a_duration_is_in_its_natural_unit(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(6.2, "0:07"), (123, "2:03"), (3723, "1:02:03")])
+def test_a_clock_counts_to_the_second_that_has_begun(seconds: float, text: str) -> None:
+    assert format_clock(seconds) == text
+
+
+def test_an_amount_has_cents() -> None:
+    assert (format_usd(1234.5), format_usd(None)) == ("$1,234.50", "unknown")
