@@ -10,10 +10,12 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from estimator.aws_errors import AwsFailure, failure_of
 from estimator.errors import UserError
+
+if TYPE_CHECKING:
+    from estimator.aws_errors import AwsFailure
 
 _log = logging.getLogger(__name__)
 _TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
@@ -147,6 +149,8 @@ def s3_errors(url: str) -> Iterator[None]:
     _boto3()
     from boto3.exceptions import S3UploadFailedError
     from botocore.exceptions import BotoCoreError, ClientError
+
+    from estimator.aws_errors import failure_of  # planning imports this module and rarely meets S3
 
     try:
         yield
