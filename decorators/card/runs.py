@@ -10,10 +10,11 @@ from typing import Any
 from decorators.card.blocks import UNKNOWN, Block, Chart, Grid, Text, safe, size
 from decorators.card.charts import SCHEMA, smoothed_values, thin
 from decorators.profile.measured import Measured
+from estimator.formatting import format_clock
 from estimator.plan import Plan
 from launchers.evaluate import EvaluationResult
 from launchers.report.evaluations import HeldOutLoss, best_of
-from launchers.report.metrics import Metrics, duration, typical
+from launchers.report.metrics import Metrics, typical
 
 _POINTS = 200  # of one run's curve
 _APART = ("output_dir",)  # settings that are never the reason of a difference
@@ -183,7 +184,8 @@ def _time(record: RunRecord) -> str:
     hours = record.plan.prediction.hours
     seconds = record.measured.duration_seconds if record.measured else None
     return _pair(
-        None if hours is None else duration(hours * 3600), None if seconds is None else duration(seconds)
+        None if hours is None else format_clock(hours * 3600),
+        None if seconds is None else format_clock(seconds),
     )
 
 

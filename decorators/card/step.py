@@ -17,10 +17,11 @@ from decorators.card.memory import memory_bars, memory_over_time, memory_rows
 from decorators.card.state import CardState, Setting
 from decorators.card.trial import trial_rows
 from decorators.card.window import window_blocks
+from estimator.formatting import format_clock
 from estimator.plan import Plan, Request
 from estimator.setup import IMAGE_TASK
 from launchers.report.evaluations import best_of
-from launchers.report.metrics import dist_lines, duration
+from launchers.report.metrics import dist_lines
 
 LOG_TITLE = "The end of the log"
 MOST_RANKS = 64  # rows of the rank table
@@ -113,7 +114,7 @@ def status(state: CardState) -> str:
     progress = f"step {done}" + (f" of {run.total_steps}" if run.total_steps else "") if done else ""
     newest = run.steps[-1].loss if run.steps else None
     loss = "" if newest is None else f"loss {newest:.4f}"
-    took = duration(state.measured.duration_seconds)
+    took = format_clock(state.measured.duration_seconds)
     if state.failed is not None:
         first = next(iter(state.failed.strip().splitlines()), "")
         return _join(f"**Failed** after {took}", progress, loss) + f"\n\n> {safe(first[:300])}"
@@ -121,7 +122,7 @@ def status(state: CardState) -> str:
         return _join(f"**Finished** in {took}", progress, loss)
     phase, left = run.phase, run.eta_seconds
     phase = "" if phase == "train" else phase
-    eta = f"ETA {duration(left)}" if left is not None else ""
+    eta = f"ETA {format_clock(left)}" if left is not None else ""
     if state.plan is not None:
         eta = eta or "ETA unknown"
     return _join(f"**Running** for {took}", phase, progress, loss, eta)
@@ -157,8 +158,8 @@ def comparison(state: CardState) -> list[tuple[str, str, str]]:
     rows += [
         (
             "time",
-            duration(prediction.hours * 3600) if prediction and prediction.hours is not None else UNKNOWN,
-            duration(measured.duration_seconds) + so_far,
+            format_clock(prediction.hours * 3600) if prediction and prediction.hours is not None else UNKNOWN,
+            format_clock(measured.duration_seconds) + so_far,
         ),
         (
             "USD",

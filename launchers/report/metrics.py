@@ -8,11 +8,11 @@ tokens/s times the model's FLOPs for each token (recomputation not counted) over
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from estimator.formatting import format_clock
 from estimator.plan import GIB
 from launchers.dataset.prepared import Prepared
 from launchers.report.telemetry import DistInfo
@@ -112,7 +112,7 @@ def step_line(metrics: Metrics, total_steps: int, memory_peak_bytes: int | None 
     else:
         parts.append(f"{metrics.tokens_per_second:,.0f} tok/s")
     if metrics.eta_seconds is not None:
-        parts.append(f"eta {duration(metrics.eta_seconds)}")
+        parts.append(f"eta {format_clock(metrics.eta_seconds)}")
     parts += [f"{SHOWN[name]} {value:.3f}" for name, value in metrics.task.items() if name in SHOWN]
     if memory_peak_bytes is not None:
         parts.append(f"{memory_peak_bytes / GIB:.1f} GiB")
@@ -131,13 +131,6 @@ def step_line(metrics: Metrics, total_steps: int, memory_peak_bytes: int | None 
 def _times(metrics: Metrics) -> str:
     split = [f"{name} {value:.2f}" for name, value in (("f", metrics.dtf), ("b", metrics.dtb)) if value]
     return f"{metrics.dt:.2f}s" + (f" ({', '.join(split)})" if split else "")
-
-
-def duration(seconds: float) -> str:
-    """ "1:02:03", "2:03" or "0:07"."""
-    whole = math.ceil(seconds)
-    hours, minutes = whole // 3600, whole % 3600 // 60
-    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
 
 
 def dist_lines(ranks: Sequence[DistInfo]) -> list[str]:

@@ -31,7 +31,10 @@ def test_a_duration_is_in_its_natural_unit(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(6.2, "0:07"), (123, "2:03"), (3723, "1:02:03")])
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(59.0, "0:59"), (59.1, "1:00"), (123, "2:03"), (3599.5, "1:00:00"), (3723, "1:02:03")],
+)
 def test_a_clock_counts_to_the_second_that_has_begun(seconds: float, text: str) -> None:
     assert format_clock(seconds) == text
 

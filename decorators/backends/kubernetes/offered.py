@@ -31,9 +31,9 @@ def devices_of(nodes: Sequence[Node]) -> tuple[tuple[str, int], ...]:
 
 
 def networks_of(get: Callable[..., Json], namespace: str) -> tuple[tuple[str, str], ...]:
-    """(network, resource) of the namespace's networks for pods that ask for a device.
+    """Return (network, resource) of the namespace's networks for pods that request a device.
 
-    None where Multus isn't there, or this login may not list them.
+    Empty without Multus, or if this login may not list them.
     """
     path = f"/apis/k8s.cni.cncf.io/v1/namespaces/{namespace}/network-attachment-definitions"
     try:

@@ -11,7 +11,7 @@ import pytest
 
 from launchers.report import trace
 from launchers.report.evaluations import HeldOutLoss, is_over, without_gain
-from launchers.report.metrics import duration, median
+from launchers.report.metrics import median
 from launchers.report.state import DRAWN_EVALUATIONS, RunState
 from launchers.report.stragglers import LEAST_STEPS, WARM_UP, Stragglers, lags
 from launchers.report.telemetry import Drawn, Pace, Straggling
@@ -100,13 +100,6 @@ def test_a_perplexity_beyond_floats_is_infinite(loss: float, finite: bool) -> No
 
 def test_the_median_is_the_upper_one() -> None:
     assert (median([1.0, 2.0, 3.0, 4.0]), median([])) == (3.0, None)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(59.0, "0:59"), (59.1, "1:00"), (3599.0, "59:59"), (3599.5, "1:00:00")]
-)
-def test_a_duration_is_rounded_up(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
 
 
 def test_seconds_are_milliseconds_below_one() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launchers.report.metrics import dist_lines, duration, step_line, summarise
+from launchers.report.metrics import dist_lines, step_line, summarise
 from launchers.report.telemetry import DistInfo
 from tests.launchers.report.test_state import after, cpu_plan, state, step, with_peak
 
@@ -34,11 +34,6 @@ def test_a_summary_leaves_out_the_step_that_warms_up() -> None:
 def test_a_run_without_a_step_has_no_summary() -> None:
     with pytest.raises(ValueError, match="no step"):
         summarise([])
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(0.2, "0:01"), (61, "1:01"), (3661, "1:01:01")])
-def test_durations_read_as_on_a_clock(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
 
 
 def test_the_dist_block_names_every_rank_in_order() -> None:
