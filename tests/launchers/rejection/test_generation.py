@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -41,9 +42,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_llama.make(tmp_path_factory.mktemp("model"), config=config)
 
 
-def request(model: Path, folder: Path, *, node: int = 0, nodes: int = 1) -> GenerationRequest:
+def request(
+    model: Path, folder: Path, *, node: int = 0, nodes: int = 1, **rejection: Any
+) -> GenerationRequest:
     folder.mkdir(exist_ok=True)
-    settings = Settings(rejection=Rejection(answers=4, max_new_tokens=5))
+    settings = Settings(rejection=Rejection(answers=4, max_new_tokens=5, **rejection))
     rows.write_rows(folder / "prompts.jsonl", prompts_of(CHATS, render.load_tokenizer(model, settings)))
     return GenerationRequest(
         base_dir=model,
