@@ -34,7 +34,6 @@ from launchers.dataset.preferences import Sample
 from launchers.dataset.prepared import Prepared, PreparedInfo
 from launchers.dataset.stored import StoredRows
 from launchers.engines._schedule import warmup_steps
-from launchers.evaluate import EvaluationRequest, EvaluationResult, evaluate
 from launchers.harness import tasks
 from launchers.images import pictures
 from launchers.models import weights
@@ -511,32 +510,3 @@ def _tell_short_run(settings: Settings, total_steps: int) -> None:
     warning = short_run_warning(settings, total_steps)
     if warning is not None:
         print(warning)
-
-
-def evaluate_model(
-    settings: Settings,
-    plan: Plan,
-    *,
-    base_dir: Path,
-    model_dir: Path,
-    data_dir: Path,
-    work: Path,
-    reward: str | None = None,
-) -> EvaluationResult:
-    """Held-out loss before and after training, and a few answers, on the kind of device that has trained.
-
-    ``reward``: what scores the answers of task grpo, on this machine.
-    """
-    return evaluate(
-        EvaluationRequest(
-            base_dir=base_dir,
-            model_dir=model_dir,
-            data_dir=data_dir,
-            settings=settings,
-            work_dir=work,
-            generations=settings.evaluation.answers,
-            max_new_tokens=settings.evaluation.max_new_tokens,
-            device=plan.layout.device,
-            reward=reward,
-        )
-    )

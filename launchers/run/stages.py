@@ -15,8 +15,9 @@ from typing import Generic, TypeVar
 
 from estimator.errors import UserError
 from estimator.plan import Plan
-from launchers import hub_push, pipeline
-from launchers.evaluate import EvaluationResult
+from launchers import hub_push
+from launchers.evaluate import EvaluationRequest, EvaluationResult
+from launchers.evaluate import evaluate as run_evaluation
 from launchers.handover import gguf_command
 from launchers.harness.result import HarnessResult
 from launchers.harness.run import HarnessRequest, run_tasks
@@ -74,14 +75,18 @@ def evaluate(
     UserError
         The evaluation's process failed or exceeded its time limit.
     """
-    result = pipeline.evaluate_model(
-        settings,
-        plan,
-        base_dir=base_dir,
-        model_dir=model_dir,
-        data_dir=data_dir,
-        work=work,
-        reward=reward,
+    result = run_evaluation(
+        EvaluationRequest(
+            base_dir=base_dir,
+            model_dir=model_dir,
+            data_dir=data_dir,
+            settings=settings,
+            work_dir=work,
+            generations=settings.evaluation.answers,
+            max_new_tokens=settings.evaluation.max_new_tokens,
+            device=plan.layout.device,
+            reward=reward,
+        )
     )
     print(result.text(), flush=True)
     return result
