@@ -7,6 +7,7 @@ and the same as for who runs the files of a clone. Nothing here imports Metaflow
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -123,16 +124,24 @@ def _apart(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return before, after
 
 
-def command_line(script: str, words: Sequence[str]) -> str:
-    """The ``finetune`` command that does the same as a flow's file with these words, as a shell takes it."""
+def console_script() -> str:
+    """Return ``finetune`` where PATH has it, else the path of the script beside this Python."""
+    beside = Path(sys.executable).with_name("finetune")
+    if shutil.which("finetune") or not beside.is_file():
+        return "finetune"
+    return os.path.relpath(beside) if beside.is_relative_to(Path.cwd()) else str(beside)
+
+
+def command_line(script: str, words: Sequence[str], program: str = "finetune") -> str:
+    """Format the ``finetune`` command that does the same as a flow's file with these words."""
     name = next((name for name, file in FLOWS.items() if file == Path(script).name), None)
     if name is None:
         return join(["python", script, *words])  # a copy of a flow, under a name of the user's
     before, rest = _apart(words)
     for command, run_flow in RUNS.items():
         if run_flow == name and rest[:1] == ["run"]:
-            return join(["finetune", command, *before, *rest[1:]])
-    return join(["finetune", "flow", *([] if name == DEFAULT else [name]), *words])
+            return join([program, command, *before, *rest[1:]])
+    return join([program, "flow", *([] if name == DEFAULT else [name]), *words])
 
 
 def _become(file: str, words: Sequence[str]) -> NoReturn:

@@ -14,14 +14,14 @@ from typing import Any
 
 from metaflow.runtime import NativeRuntime
 
-from launchers.report.terminal import STEP_LINE, RenewedLine
+from launchers.report.terminal import STEP_LINE, StepProgress
 
 _OF_A_POD = re.compile(r"\[[^]]*\] ")  # before each line of a remote job
 
 
 def renew_steps() -> Callable[[], None]:
     """For the process that launches; what is given back leaves the last step's line where it is."""
-    line, made = RenewedLine(), NativeRuntime.__init__
+    line, made = StepProgress(), NativeRuntime.__init__
 
     def log_of(show: Callable[..., None]) -> Callable[..., None]:
         def log(body: Any = "", *rest: Any, system_msg: bool = False, **more: Any) -> None:
@@ -29,7 +29,7 @@ def renew_steps() -> Callable[[], None]:
             prefix = _OF_A_POD.match(text)
             text = text[prefix.end() :] if prefix else text
             if not system_msg and STEP_LINE.match(text) and sys.stdout.isatty():
-                line.renew(text)
+                line.update(text)
             else:
                 line.close()
                 show(body, *rest, system_msg=system_msg, **more)

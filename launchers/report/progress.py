@@ -7,7 +7,7 @@ import time
 from typing import Literal
 
 from launchers.report.metrics import Metrics, step_line
-from launchers.report.terminal import RenewedLine
+from launchers.report.terminal import StepProgress
 
 LINES = 10  # of a run at `log_every: auto`, if it takes less than LINES * LONGEST_S
 SHORTEST_S, LONGEST_S = 1.0, 60.0  # between two of these lines
@@ -31,14 +31,14 @@ class Progress:
         self._begun = False
         self._printed_step, self._printed_at = 0, 0.0
         self._checkpoint_at = time.monotonic()
-        self._line = RenewedLine()
+        self._line = StepProgress()
 
     def step(self, metrics: Metrics, memory_peak_bytes: int | None) -> None:
         """Show a step; on a terminal in the place of the one before."""
         if not sys.stdout.isatty():
             self.close()  # the terminal may have gone (launchers.cluster.hangup)
         if sys.stdout.isatty():
-            self._line.renew(step_line(metrics, self._total, memory_peak_bytes))
+            self._line.update(step_line(metrics, self._total, memory_peak_bytes))
         elif not self._begun or metrics.step == self._total or self._is_due(metrics.step):
             print(step_line(metrics, self._total, memory_peak_bytes), flush=True)
             self._printed_step, self._printed_at = metrics.step, time.monotonic()

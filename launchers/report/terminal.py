@@ -1,4 +1,4 @@
-"""A line on the terminal that is renewed, as a training's steps go by."""
+"""A progress bar on the terminal, updated as the steps of a training run go by."""
 
 from __future__ import annotations
 
@@ -9,28 +9,43 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.live import Live
 
-STEP_LINE = re.compile(r"step \d+/\d+  ")  # how each that metrics.step_line makes begins
+STEP_LINE = re.compile(r"step (\d+)/(\d+)  ")  # how each line of metrics.step_line begins
+_BAR = 24  # columns
+_NARROW = 80  # columns; a narrower terminal shows the figures without a bar
 
 
-class RenewedLine:
-    """One line of standard output, which is a terminal; what else is printed meanwhile comes above it."""
+class StepProgress:
+    """One line of standard output, which is a terminal: a bar and the figures of the last step.
+
+    Whatever else is printed meanwhile appears above it.
+    """
 
     def __init__(self) -> None:
         self._live: Live | None = None
 
-    def renew(self, line: str) -> None:
-        """Put this in its place, cut at the terminal's width."""
+    def update(self, line: str) -> None:
+        """Show a line of ``metrics.step_line``, cut at the terminal's width."""
         from rich.console import Console
         from rich.live import Live
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
         from rich.text import Text
 
         if self._live is None:
-            self._live = Live(console=Console(file=sys.stdout, highlight=False), auto_refresh=False)
+            console = Console(file=sys.stdout, highlight=False)
+            self._live = Live(console=console, auto_refresh=False)
             self._live.start()
-        self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
+        step, total = map(int, match.groups()) if (match := STEP_LINE.match(line)) else (0, 1)
+        row = Table.grid(padding=(0, 1))
+        figures = Text(line, no_wrap=True, overflow="ellipsis")
+        if self._live.console.width < _NARROW:
+            row.add_row(figures)
+        else:
+            row.add_row(ProgressBar(total=total, completed=step, width=_BAR), figures)
+        self._live.update(row, refresh=True)
 
     def close(self) -> None:
-        """Leave the last line where it is; what is printed from now on comes below."""
+        """Leave the last state where it is; what is printed from now on appears below."""
         if self._live is not None:
             self._live.stop()
             self._live = None

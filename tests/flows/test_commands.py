@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flows import commands
-from flows.commands import BEFORE_COMMAND, FLOWS, command_line, flow_words
+from flows.commands import BEFORE_COMMAND, FLOWS, command_line, console_script, flow_words
 from tests.flows.conftest import environment
 
 SETTINGS = ["--config", "settings", "mine.yaml"]
@@ -149,3 +149,24 @@ def test_a_checklist_runs_from_an_empty_folder_and_names_its_card(tmp_path: Path
     (task,) = re.findall(r"card: finetune flow checklist card view (\S+) --id checklist", done.stdout)
     card = finetune(tmp_path, *f"flow checklist card get {task} card.html --id checklist".split())
     assert (tmp_path / "card.html").stat().st_size > 10_000, card.stderr
+
+
+def test_the_next_steps_name_a_command_that_this_shell_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / ".venv" / "bin" / "finetune"
+    script.parent.mkdir(parents=True)
+    script.touch(mode=0o755)
+    monkeypatch.setattr(sys, "executable", str(script.with_name("python")))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "")
+    assert console_script() == ".venv/bin/finetune"
+    assert command_line("finetune_flow.py", ["card"], console_script()) == ".venv/bin/finetune flow card"
+    monkeypatch.chdir(script.parent.parent)
+    assert console_script() == "bin/finetune"
+    monkeypatch.chdir("/")
+    monkeypatch.setenv("PATH", str(script.parent))
+    assert console_script() == "finetune"
+    script.unlink()
+    monkeypatch.setenv("PATH", "")
+    assert console_script() == "finetune"

@@ -1,4 +1,4 @@
-"""One line that is renewed on a terminal, lines every so many steps elsewhere."""
+"""One line that is updated on a terminal, lines every so many steps elsewhere."""
 
 from __future__ import annotations
 
@@ -78,10 +78,12 @@ def test_by_default_checkpoints_have_at_most_one_line_a_minute(monkeypatch: pyte
     assert Progress(total_steps=200, every=1).prints_checkpoint()
 
 
-def test_on_a_terminal_one_line_is_renewed_and_others_come_above_it() -> None:
+@pytest.mark.parametrize(("columns", "bar"), [(60, False), (120, True)])
+def test_on_a_terminal_one_line_is_updated_and_others_appear_above_it(columns: int, bar: bool) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    status, text = shown_on_terminal([sys.executable, "-c", _TRAINS], environment, ROOT, 60)
+    status, text = shown_on_terminal([sys.executable, "-c", _TRAINS], environment, ROOT, columns)
     assert status == 0
+    assert ("\N{BOX DRAWINGS HEAVY HORIZONTAL}" in text) == bar
     assert text.count("step ") >= 30
     below = text.split("\n")
     assert len([line for line in below if line.strip()]) <= 4, below  # the rest was written over
