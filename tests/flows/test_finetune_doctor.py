@@ -41,7 +41,10 @@ def variables(home: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     "probes",
-    ["packages,torchtune,datastore,metadata,local,tokens", pytest.param(ALL, marks=pytest.mark.slow)],
+    [
+        "packages,torchtune,datastore,metadata,local,tokens",
+        pytest.param(ALL, marks=[pytest.mark.slow, pytest.mark.nightly]),
+    ],
 )
 def test_where_the_default_job_can_run_the_json_says_so_with_status_0(tmp_path: Path, probes: str) -> None:
     done = subprocess.run(
@@ -93,7 +96,9 @@ def test_only_what_the_default_job_needs_decides() -> None:
     assert obstacles_of([other, engine, unknown, local]) == [engine, unknown]
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=[pytest.mark.slow, pytest.mark.nightly]), signal.SIGTERM]
+)
 def test_stopped_in_the_middle_it_leaves_no_process_behind(number: signal.Signals, tmp_path: Path) -> None:
     write_kubeconfig(tmp_path, training="https://127.0.0.1:9")
     config = json.loads((tmp_path / ".kube" / "config").read_text())

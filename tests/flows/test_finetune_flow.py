@@ -32,7 +32,7 @@ print("generated", answer.shape[1] - prompt["input_ids"].shape[1])
     ("engine", "method", "nodes"),
     [
         ("torchtune", "lora", 2),
-        pytest.param("deepspeed", "full", 1, marks=pytest.mark.slow),
+        pytest.param("deepspeed", "full", 1, marks=[pytest.mark.slow, pytest.mark.nightly]),
         # Elsewhere: DeepSpeed on two nodes (test_finetune_flow_faults.py and tests/batch, nightly),
         # FSDP2 on one node (below) and on two (test_suspicions.py).
         pytest.param("torchtune", "full", 2, marks=pytest.mark.slow),
@@ -130,10 +130,8 @@ for answer in ("The sum is 3.", "THE SUM IS 3."):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("task", "method", "nodes"),
-    [("dpo", "full", 1), pytest.param("reward", "lora", 1, marks=pytest.mark.nightly)],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize(("task", "method", "nodes"), [("dpo", "full", 1), ("reward", "lora", 1)])
 def test_a_task_on_pairs_ranks_held_out_pairs_better(
     flow: Callable[..., FlowRun], tmp_path: Path, task: str, method: str, nodes: int
 ) -> None:

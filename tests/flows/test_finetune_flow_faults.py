@@ -112,6 +112,7 @@ if "launchers.evaluate" in sys.orig_argv:
 """
 
 
+@pytest.mark.nightly  # tests/launchers/run/test_stages.py has each stage
 def test_a_killed_evaluation_does_not_cost_the_model(flow: NewFlow, tmp_path: Path) -> None:
     site = tmp_path / "site"
     site.mkdir()

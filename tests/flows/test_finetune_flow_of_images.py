@@ -17,7 +17,7 @@ from launchers.engines import _pipeline_layout
 from tests.flows.conftest import FlowRun, environment, left_behind, run_flow, start_flow
 
 pytest.importorskip("diffusers")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(900)]
 
 STEPS = 12
 QUICK = (
@@ -91,7 +91,6 @@ def _is_of(process: psutil.Process, home: Path, pattern: str) -> bool:
         return False
 
 
-@pytest.mark.nightly
 def test_killed_while_latents_are_computed_and_while_it_trains_it_ends_with_the_same_losses(
     undisturbed: FlowRun, tmp_path: Path
 ) -> None:

@@ -141,6 +141,7 @@ def test_without_a_network_it_goes_on(page: Tab) -> None:
     assert page.requests[asked:] == []
 
 
+@pytest.mark.nightly
 def test_the_keyboard_alone_will_do(page: Tab) -> None:
     page.look("document.querySelector('#planner-model').focus()")
     page.type("gemma-2-9b")
@@ -156,7 +157,7 @@ def test_the_keyboard_alone_will_do(page: Tab) -> None:
     assert "Plan: gemma-2-9b" in page.look("document.querySelector('.planner-plan pre').textContent")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.nightly)])
 def test_it_can_be_read_narrow_and_wide_by_day_and_night(address: str, tmp_path: Path, scheme: str) -> None:
     with tab(tmp_path / "profile") as page:
         page.prefer(scheme)

@@ -70,7 +70,10 @@ def curve(job: TrainJob, rank: int = 0) -> list[float]:
     return [each.loss for each in found if each.loss is not None]
 
 
-@pytest.mark.parametrize("engine", SHARDINGS)
+@pytest.mark.parametrize(
+    "engine",
+    ["fsdp2", *(pytest.param(engine, marks=pytest.mark.nightly) for engine in ("torchtune", "deepspeed"))],
+)
 def test_training_is_the_same_bit_by_bit_with_evaluations_and_without(trained: Trained, engine: str) -> None:
     with_them, without = trained(engine, 2), trained(engine, 2, every=None)
     assert runs.losses(runs.steps(with_them)) == runs.losses(runs.steps(without))
@@ -127,13 +130,13 @@ ROWS = {
     ("task", "method"),
     [
         ("pretrain", "full"),
-        ("orpo", "lora"),
-        ("simpo", "full"),
         ("kto", "lora"),
-        ("kto", "full"),
-        ("reward", "lora"),
         ("sft", "adapter-v1"),
-        ("sft", "adapter-v2"),
+        pytest.param("orpo", "lora", marks=pytest.mark.nightly),
+        pytest.param("simpo", "full", marks=pytest.mark.nightly),
+        pytest.param("kto", "full", marks=pytest.mark.nightly),
+        pytest.param("reward", "lora", marks=pytest.mark.nightly),
+        pytest.param("sft", "adapter-v2", marks=pytest.mark.nightly),
     ],
 )
 def test_each_task_and_adapter_is_measured_in_training_as_the_finished_model_is(

@@ -17,8 +17,8 @@ from launchers.models import causal
 from tests.launchers.engines.loop import families
 from tests.launchers.engines.loop.families import SAME, Proof
 
-# Mixtures, joined matrices, capped scores, other blocks: with every change, and with ZeRO-3, which takes as
-# long as both others. The rest is run every night, and benchmarks/support_table.py runs every family with it.
+# Mixtures, joined matrices, capped scores, other blocks: with every change. The rest, and ZeRO-3, which
+# takes as long as both others, run every night; benchmarks/support_table.py runs every family with it.
 DIFFERENT = ("mixtral", "qwen2_moe", "gemma2", "phi3", "deepseek_v3", "gpt_oss", "gptj", "mpt")
 RUN = {
     family for family, traits in architectures.FAMILIES.items() if traits.causal and not traits.code_elsewhere
@@ -125,7 +125,7 @@ def proved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Pro
         for sharding in families.RESUMED
         for each in families.FAMILIES
     ]
-    + [("zero3", each) for each in DIFFERENT],
+    + [pytest.param("zero3", each, marks=pytest.mark.nightly) for each in DIFFERENT],
 )
 def test_it_trains_alike_with_every_sharding_goes_on_bit_by_bit_and_exports_what_it_has_trained(
     tmp_path: Path, family: str, method: str, sharding: str, proved: Callable[[str, str], Proofs]
