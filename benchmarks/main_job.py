@@ -29,7 +29,7 @@ from estimator.hardware.local_machine import here
 from estimator.job import Target
 from estimator.models import find, resolve
 from estimator.planning.planner import plan
-from launchers import pipeline, settings
+from launchers import pipeline, run_config, settings
 from launchers.dataset import prepare, python_docs, rows
 from launchers.engines.torchtune.config import recipe_config, recipe_name
 from launchers.gang.job import TrainJob
@@ -67,9 +67,15 @@ def median(values: list[float]) -> float:
     return sorted(values)[len(values) // 2]
 
 
+def _config(steps: int | None = None) -> run_config.RunConfig:
+    chosen = settings.build(CHOSEN, [] if steps is None else [f"max_steps={steps}"])
+    config = run_config.resolve(chosen, find("tiny-llama"), method=chosen.method, engine="torchtune")
+    return config if steps is None else config.with_checkpoint_interval(steps)
+
+
 def bare(folder: Path, data: Path, model: Path, steps: int) -> Timing:
     """torchtune's recipe, as one would run it by hand."""
-    wanted = pipeline.resolve_auto(settings.build(CHOSEN, [f"max_steps={steps}"]), find("tiny-llama"), steps)
+    wanted = _config(steps)
     job = TrainJob(
         plan=plan(pipeline.build_job(wanted, find("tiny-llama"), steps), Target(machine=here())),
         settings=wanted,
@@ -169,7 +175,7 @@ def run(short: int, long: int, pairs: int) -> dict[str, Any]:
         folder = Path(name)
         model = tiny_llama.make(folder / "model")
         dataset = python_docs.write(folder / "docs.jsonl")
-        wanted = pipeline.resolve_auto(settings.build(CHOSEN), find("tiny-llama"))
+        wanted = _config()
         train, held_out = prepare.split(list(rows.read(dataset)), wanted)
         prepare.prepare(train, model, wanted, CHOSEN["seq_len"], folder / "data", held_out)
         found = []

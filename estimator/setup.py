@@ -20,7 +20,8 @@ FAMILY_CODE = ("deepspeed", "fsdp2")
 Method = Literal["full", "lora", "dora", "adapter-v1", "adapter-v2"]
 LLAMA_ADAPTERS = ("adapter-v1", "adapter-v2")
 TRAINED_MODULES = ("embed_tokens", "lm_head", "norms")  # beside adapters: PEFT's modules_to_save
-DEFAULT_SEQ_LEN = 2048  # tokens, where nobody says
+DEFAULT_SEQ_LEN = 2048  # tokens
+TINY_SEQ_LEN = 256  # tiny-llama's own data is short; a plan for 2048 would foretell memory it never needs
 Task = Literal["sft", "pretrain", "dpo", "orpo", "simpo", "kto", "reward", "grpo", "text-to-image"]
 IMAGE_TASK: Literal["text-to-image"] = "text-to-image"  # of pipelines that make images
 PAIR_TASKS = ("dpo", "orpo", "simpo", "reward")  # a sample is a chosen and a rejected answer
@@ -49,6 +50,11 @@ Schedule = Literal[
     "interleaved",
     "zero-bubble",
 ]
+
+
+def default_seq_len(model: ModelSpec) -> int:
+    """Tokens of the longest sequence where the user gives no length: 2,048, or the model's limit if lower."""
+    return min(TINY_SEQ_LEN if model.name == "tiny-llama" else DEFAULT_SEQ_LEN, model.max_seq_len)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -33,6 +33,7 @@ from launchers.dataset.stored import StoredRows
 from launchers.images import pictures
 from launchers.model_card import Facts, cache_folder, slug
 from launchers.models import weights
+from launchers.run_config import RunConfig
 from launchers.settings import Settings
 from launchers.store.bundles import fetch_files, get_bundle, has_bundle, put_bundle, sha256_of
 
@@ -216,7 +217,7 @@ def export(
     output: str,
     run: str,
     plan: Plan,
-    settings: Settings,
+    settings: RunConfig,
     model: ModelRef,
     facts: Facts,
     flow: str = "finetune",

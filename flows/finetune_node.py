@@ -41,6 +41,7 @@ from launchers.report.metrics import Metrics
 from launchers.report.state import RunState
 from launchers.report.telemetry import Event, Straggling
 from launchers.report.window import Window
+from launchers.run_config import RunConfig
 from launchers.settings import Settings, flat
 from launchers.store.bundles import put_bundle
 from launchers.training import Attempt, train, with_reference
@@ -87,7 +88,7 @@ def choose_ports(*, local: bool) -> tuple[int, ...]:
     return tuple(dict.fromkeys(ports))
 
 
-def patience_s(settings: Settings) -> float:
+def patience_s(settings: RunConfig) -> float:
     """How long nodes wait for one more of them.
 
     On a cluster as long as the launch does, and a little longer: it knows why, and ends the wait first.
@@ -98,7 +99,7 @@ def patience_s(settings: Settings) -> float:
 def train_on_node(
     *,
     plan: Plan,
-    settings: Settings,
+    settings: RunConfig,
     model: ModelRef,
     weights: str,
     data: str,
@@ -193,7 +194,7 @@ def train_on_node(
 def encode_on_node(
     *,
     plan: Plan,
-    settings: Settings,
+    settings: RunConfig,
     model: ModelRef,
     weights: str,
     data: str,
@@ -211,7 +212,7 @@ def encode_on_node(
 
 def _job(
     plan: Plan,
-    settings: Settings,
+    settings: RunConfig,
     model: ModelRef,
     weights: str,
     data: str,
@@ -235,7 +236,7 @@ def _job(
 
 
 @contextmanager
-def _told_to_go(settings: Settings) -> Iterator[Grace]:
+def _told_to_go(settings: RunConfig) -> Iterator[Grace]:
     """What this task has when its pod has to go; it is found meanwhile (decorators.backends.kubernetes)."""
     seconds = settings.resources.termination_grace_s
     if not seconds or not in_container():
@@ -249,7 +250,7 @@ def _told_to_go(settings: Settings) -> Iterator[Grace]:
         pid.unlink(missing_ok=True)
 
 
-def _settings_in_words(settings: Settings) -> list[Setting]:
+def _settings_in_words(settings: RunConfig) -> list[Setting]:
     default = flat(Settings())
     return [Setting(name=name, value=value, default=default[name]) for name, value in flat(settings).items()]
 

@@ -20,10 +20,10 @@ from decorators.gpu_profile import current_plan, current_profile, gpu_profile
 from decorators.storage import datastore
 from estimator.errors import spelled_as
 from flows import finetune_artifacts, finetune_harness, finetune_launch, scorers
-from flows.commands import command_line
+from flows.commands import command_line, console_script
 from flows.finetune_node import encode_on_node, patience_s, train_on_node
 from flows.run_logs import recorded_task
-from launchers import engines, hub_push, pipeline
+from launchers import engines, hub_push, pipeline, run_config
 from launchers.cluster.endpoint import NodeAddress, Secret
 from launchers.dataset import mixture
 from launchers.dataset.preferences import Sample
@@ -85,13 +85,14 @@ def task_folder(step_name: str) -> Iterator[Path]:
 
 def next_steps(train: str, model_path: str) -> list[str]:
     """Format what to do after a run, in three lines. ``train``: name of the training step."""
-    card = command_line(sys.argv[0], ["card", "view", train, "--id", "finetune"])
+    program = console_script()
+    card = command_line(sys.argv[0], ["card", "view", train, "--id", "finetune"], program)
     page = Path(model_path) / PAGE
     usage = f"the Python lines in {page}" if page.is_file() else "decorators.fetch_model (docs/models.md)"
     return [
         f"See the card:   {card}",
         f"Use the model:  {usage}",
-        "Compare runs:   finetune runs",
+        f"Compare runs:   {program} runs",
     ]
 
 
@@ -179,8 +180,9 @@ class FinetuneSteps(FlowSpec):
             settings = finetune_launch.settings_from(self.settings, finetune_launch.flags_of(self))
             self.base_model = finetune_artifacts.carried_model(settings.model)
             self.plan = pipeline.check_matches(current_plan(), settings)
-            settings = pipeline.as_planned(settings, self.plan)
-            self.used_settings = pipeline.resolve_auto(settings, self.base_model.spec)
+            self.used_settings = run_config.resolve(
+                settings, self.base_model.spec, method=self.plan.method, engine=self.plan.engine
+            )
             if self.plan.target != "local":  # else the launching process has just printed it
                 print(pipeline.summarise_plan(self.plan))
             hub_push.check(self.used_settings, reached=True)
@@ -235,7 +237,7 @@ class FinetuneSteps(FlowSpec):
         lines += next_steps(train, self.model_path)
         if self.stage_errors:
             words = ["resume", self.failed_step, "--origin-run-id", current.run_id]
-            lines.append(f"Try again:      {command_line(sys.argv[0], words)}")
+            lines.append(f"Try again:      {command_line(sys.argv[0], words, console_script())}")
         print("\n".join(lines))
 
     def _prepare(self, kept: Sequence[Sample] | None = None) -> None:
@@ -258,9 +260,7 @@ class FinetuneSteps(FlowSpec):
             self.data_key = f"data/{info.fingerprint}"
             if not has_bundle(datastore(), self.data_key):
                 put_bundle(datastore(), self.data_key, work / "data")
-        self.used_settings = pipeline.resolve_auto(
-            self.used_settings, self.base_model.spec, info.total_steps, self.plan
-        )
+        self.used_settings = self.used_settings.with_checkpoint_interval(info.total_steps, self.plan)
 
     def _encode(self) -> None:
         """Compute what a UNet is trained on, and store it where the nodes that train look for it."""

@@ -18,8 +18,7 @@ from estimator.models import ModelSpec
 from estimator.plan import Generation, Plan, Stage
 from estimator.planning import generation
 from estimator.planning.generation import Drawing, Range
-from estimator.setup import DEFAULT_SEQ_LEN
-from launchers import pipeline
+from launchers import pipeline, run_config
 from launchers.dataset import sources
 from launchers.dataset.rows import Conversation
 from launchers.rejection.generation import check_vllm
@@ -82,7 +81,7 @@ class PlannedRejection:
             prompts=self.prompts,
             held_out=self.held_out,
             answers=rejection.answers,
-            prompt_tokens=min(self.longest or run.settings.seq_len or DEFAULT_SEQ_LEN, room),
+            prompt_tokens=min(self.longest or run.settings.seq_len, room),
             new_tokens=rejection.max_new_tokens,
             top_p=rejection.top_p,
             reward_model=None if by_function else _reward_model(rejection.score or ""),
@@ -165,7 +164,7 @@ def check(settings: Settings) -> PlannedRejection:
     prompts = len(found)
     kept = math.ceil(prompts * settings.rejection.top_share)
     held_out = 0
-    evaluation = pipeline.evaluate_on_test_split(settings).evaluation
+    evaluation = run_config.evaluate_on_test_split(settings).evaluation
     if evaluation.fraction and evaluation.dataset is None and kept > 1:
         held_out = min(max(1, round(evaluation.fraction * kept)), 256, kept - 1)
     if kept - held_out < settings.global_batch_size:

@@ -18,7 +18,7 @@ from estimator.formatting import format_bytes
 from estimator.models import ModelSpec
 from estimator.plan import MIB, Plan
 from estimator.planning.support import engine_order
-from estimator.setup import DEFAULT_SEQ_LEN, FAMILY_CODE
+from estimator.setup import FAMILY_CODE
 from launchers import engines
 from launchers.report import trackers
 from launchers.scoring.check import check_function
@@ -71,12 +71,6 @@ def check_supported(
         other, clause = next((name, clause) for name, clause in clauses.items() if name != engine)
         nor = f"Nor can {other}: {clause}. " if clause != reason else ""
         raise UserError(problem, (nor, *((otherwise,) if isinstance(otherwise, str) else otherwise)))
-    seq_len = settings.seq_len or DEFAULT_SEQ_LEN
-    if seq_len > spec.max_seq_len:
-        raise UserError(
-            (Change("seq_len", seq_len), f": {spec.name} takes at most {spec.max_seq_len} tokens."),
-            ("Use ", Change("seq_len", spec.max_seq_len), " or less."),
-        )
 
 
 def _check_adapter_only(settings: Settings) -> None:
@@ -96,7 +90,7 @@ def _check_adapter_only(settings: Settings) -> None:
         )
 
 
-def check_reward(settings: Settings) -> None:
+def check_reward(settings: Settings, seq_len: int) -> None:
     """Raise UserError where nothing gives the answers of task grpo a reward, or not a finite number."""
     if settings.task != "grpo":
         return
@@ -112,7 +106,6 @@ def check_reward(settings: Settings) -> None:
                 ", what task reward exports).",
             ),
         )
-    seq_len = settings.seq_len or DEFAULT_SEQ_LEN
     if settings.rl.answer_tokens(seq_len) >= seq_len:
         raise UserError(
             (

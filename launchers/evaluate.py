@@ -27,6 +27,7 @@ from launchers.held_out import DRAWN_TOKENS, CalibrationBin, Score, scorer_of
 from launchers.image_evaluation import Pictures, measure
 from launchers.imports import collector_paused
 from launchers.models import causal
+from launchers.run_config import RunConfig
 from launchers.settings import Settings
 
 SIGN_S = 5.0  # at most, between two lines that report the progress of an evaluation
@@ -47,7 +48,7 @@ class EvaluationRequest:
     model_dir: Path  # the finished model, or an adapter of the base that can't be merged
     data_dir: Path
     work_dir: Path  # gets request.json, result.json and evaluate.log
-    settings: Settings = field(default_factory=Settings)  # whose task decides what is measured
+    settings: RunConfig  # whose task decides what is measured
     generations: int = 3
     max_new_tokens: int = 64
     max_rows: int = MAX_ROWS  # held-out rows that are measured
@@ -73,7 +74,7 @@ class EvaluationRequest:
     def load(cls, path: Path) -> EvaluationRequest:
         values = json.loads(path.read_text())
         folders = {name: Path(values[name]) for name in ("base_dir", "model_dir", "data_dir", "work_dir")}
-        return cls(**(values | folders | {"settings": Settings.model_validate(values["settings"])}))
+        return cls(**(values | folders | {"settings": RunConfig.model_validate(values["settings"])}))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

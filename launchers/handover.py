@@ -9,13 +9,12 @@ import json
 import shlex
 from pathlib import Path
 
-from estimator.models.diffusion import side_of
 from estimator.setup import IMAGE_TASK
 from launchers import engines, gguf
 from launchers.dataset.asking import ANSWER, QUESTION, Asking
 from launchers.engines import _pipeline_layout
 from launchers.gang.job import TrainJob
-from launchers.settings import Settings
+from launchers.run_config import RunConfig
 
 PAGE = "README.md"
 HEADING = "## Asking it"
@@ -85,7 +84,7 @@ def _image_page(job: TrainJob) -> str:
             f'pipeline = {kind}.from_pretrained("{base}")',
             f'pipeline.load_lora_weights("this/folder", weight_name="{_pipeline_layout.LORA}")',
         ]
-    side = side_of(job.plan.layout.seq_len)
+    side = job.settings.images.side
     lines = [
         f"from diffusers import {kind}",
         "",
@@ -130,7 +129,7 @@ def _page(job: TrainJob, asking: Asking) -> str:
     return page
 
 
-def _loading(settings: Settings, method: str, base: str) -> list[str]:
+def _loading(settings: RunConfig, method: str, base: str) -> list[str]:
     """Lines of Python that load model and tokenizer; an adapter that isn't merged comes onto its base."""
     kind = "AutoModelForSequenceClassification" if settings.task == "reward" else "AutoModelForCausalLM"
     tokenizer = 'tokenizer = AutoTokenizer.from_pretrained("this/folder")'

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from launchers.dataset.measured import MAX_BATCH_TOKENS, batches_by_length
-from launchers.settings import Settings
+from launchers.run_config import RunConfig
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,7 +60,7 @@ class Scorer(Protocol):
 
 
 def scorer_of(
-    settings: Settings,
+    settings: RunConfig,
     data: Prepared,
     max_rows: int,
     *,
@@ -88,7 +88,7 @@ class _Scorer:
 
     calibration: tuple[CalibrationBin, ...] = ()
 
-    def __init__(self, settings: Settings, data: Prepared, max_rows: int) -> None:
+    def __init__(self, settings: RunConfig, data: Prepared, max_rows: int) -> None:
         self._settings, self._data = settings, data
         self._rows = range(min(max_rows, len(data)))
 
@@ -200,7 +200,7 @@ class _Drawn(_Scorer):
     """
 
     def __init__(
-        self, settings: Settings, data: Prepared, max_rows: int, tokenizer_dir: Path, reward: str
+        self, settings: RunConfig, data: Prepared, max_rows: int, tokenizer_dir: Path, reward: str
     ) -> None:
         from launchers.dataset import prompts, render
         from launchers.dataset.prepared import PROMPTS
@@ -221,7 +221,7 @@ class _Drawn(_Scorer):
             shown = self._settings.rl.reward or self._reward
             self._rewards = rewards_of(self._reward, shown, device, bf16=device == "cuda")
         torch.manual_seed(self._settings.seed)
-        new = self._settings.rl.answer_tokens(self._settings.seq_len or self._data.info.seq_len)
+        new = self._settings.rl.answer_tokens(self._settings.seq_len)
         most = DRAWN_TOKENS[device]
         rewards: list[float] = []
         lengths: list[int] = []

@@ -9,7 +9,7 @@ from typing import cast
 
 from estimator.errors import Change, UserError
 from estimator.models import DiffusionSpec, ModelSpec
-from estimator.models.diffusion import TINY, positions_of, side_of
+from estimator.models.diffusion import TINY, positions_of
 from estimator.plan import LAUNCHED_METHODS
 from estimator.planning.images import task_for
 from estimator.setup import IMAGE_TASK
@@ -27,8 +27,8 @@ _RATES = {"full": 1e-6, "lora": 1e-4}
 _TINY_RATES = {"full": 1e-3, "lora": 1e-2}  # from random weights
 
 
-def resolve(settings: Settings, spec: DiffusionSpec) -> Settings:
-    """The same settings for a model that makes images: task, dataset and length decided.
+def apply_defaults(settings: Settings, spec: DiffusionSpec) -> Settings:
+    """Fill in task, dataset and resolution of a run on images.
 
     Raises UserError for a resolution that can't be, and for options of language models.
     """
@@ -36,13 +36,13 @@ def resolve(settings: Settings, spec: DiffusionSpec) -> Settings:
     if task != IMAGE_TASK:
         return settings  # the engine says why it can't
     side = settings.images.resolution or spec.resolution
-    positions = positions_of(side)
-    if settings.seq_len not in (None, positions):
+    if settings.seq_len not in (None, positions_of(side)):
         raise UserError(
             (Change("seq_len", settings.seq_len), f": {spec.name} makes images, which have no tokens."),
             ("Use ", Change("images.resolution", side), ", or leave it out."),
         )
-    changes: dict[str, object] = {"task": task, "seq_len": positions}
+    images = settings.images.model_copy(update={"resolution": side})
+    changes: dict[str, object] = {"task": task, "images": images}
     if settings.images.text_encoders and settings.method == "auto":
         changes["method"] = "lora"
     if settings.dataset == sources.DEFAULT:
@@ -79,7 +79,7 @@ def check(settings: Settings) -> None:
 
 def least_side(settings: Settings) -> int:
     """Pixels that an image's shorter side has at least: half of the resolution's."""
-    return side_of(settings.seq_len or 0) // LEAST_SIDE
+    return settings.images.side // LEAST_SIDE
 
 
 def prepare(
@@ -104,7 +104,7 @@ def prepare(
         folder,
         settings=settings,
         model_name_or_fingerprint=settings.model,
-        resolution=side_of(settings.seq_len or 0),
+        resolution=settings.images.side,
         held_out=cast("Sequence[Picture]", held_out or drawn),
     )
     print(images.summary(info, folder, " + ".join(mixture.names(settings))), flush=True)

@@ -29,6 +29,13 @@ class Images(Section):
     noise_offset: float = Field(default=0.0, ge=0)
     """Noise that is the same all over an image, for darker and lighter ones (0.05 to 0.1 is usual)."""
 
+    @property
+    def side(self) -> int:
+        """``resolution``, once the model's default is filled in. Raises ValueError before."""
+        if self.resolution is None:
+            raise ValueError("images.resolution is not decided yet")
+        return self.resolution
+
     @field_validator("resolution")
     @classmethod
     def _check_resolution(cls, value: int | None) -> int | None:

@@ -95,7 +95,7 @@ def _at_once(job: TrainJob) -> int:
     spec, memory = job.model.spec, job.plan.prediction.memory
     if job.plan.layout.device == "cpu" or memory is None or not isinstance(spec, DiffusionSpec):
         return MOST_AT_ONCE
-    return images_at_once(spec, job.plan.layout.seq_len, memory.capacity_bytes)
+    return images_at_once(spec, job.settings.seq_len, memory.capacity_bytes)
 
 
 def _noise(model_dir: Path) -> dict[str, Any]:

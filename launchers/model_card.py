@@ -19,7 +19,7 @@ from launchers.dataset import mixture
 from launchers.evaluate import EXACT_MATCH, EvaluationResult
 from launchers.report.metrics import Summary
 from launchers.report.peak import NAMES, MemoryPeak
-from launchers.settings import Settings
+from launchers.run_config import RunConfig
 
 Facts = list[tuple[str, str]]  # rows of (what, value), for people
 
@@ -92,7 +92,7 @@ def _speed(plan: Plan, summary: Summary) -> tuple[str, str]:
 
 
 def write_records(
-    folder: Path, plan: Plan, settings: Settings, facts: Facts, *, model: ModelRef, again: str
+    folder: Path, plan: Plan, settings: RunConfig, facts: Facts, *, model: ModelRef, again: str
 ) -> None:
     """Beside what was trained: settings.yaml and plan.json; in it (``engines.result_of``), its page.
 
@@ -111,7 +111,7 @@ def usage_in(page: Path) -> str:
     return heading + usage
 
 
-def hub_page(folder: Path, plan: Plan, settings: Settings, facts: Facts, *, model: ModelRef) -> str:
+def hub_page(folder: Path, plan: Plan, settings: RunConfig, facts: Facts, *, model: ModelRef) -> str:
     """The page for the repository that ``folder``'s result is pushed to, by whose name it is loaded."""
     usage = usage_in(engines.result_of(folder) / handover.PAGE)
     usage = usage.replace('"this/folder"', f'"{settings.export.push}"')  # converters take folders alone
@@ -119,7 +119,7 @@ def hub_page(folder: Path, plan: Plan, settings: Settings, facts: Facts, *, mode
     return model_page(plan, settings, facts, model=model, usage=usage, license_name=license_name)
 
 
-def _from_anywhere(settings: Settings) -> Settings:
+def _from_anywhere(settings: RunConfig) -> RunConfig:
     """The settings with the whole paths of local files, so that they repeat the run from any folder."""
 
     def whole(name: str | None) -> str | None:
@@ -138,7 +138,7 @@ def _from_anywhere(settings: Settings) -> Settings:
 
 def model_page(
     plan: Plan,
-    settings: Settings,
+    settings: RunConfig,
     facts: Facts,
     *,
     model: ModelRef,

@@ -26,9 +26,9 @@ from estimator.job import Job, Target
 from estimator.models import DiffusionSpec, ModelRef, ModelSource, ModelSpec, untried
 from estimator.plan import Plan
 from estimator.planning import planner
-from estimator.setup import DEFAULT_SEQ_LEN, IMAGE_TASK
-from launchers import checks, image_runs
-from launchers.dataset import mixture, preferences, prompts, rows, sources, stored, support_tickets, texts
+from estimator.setup import IMAGE_TASK
+from launchers import checks, image_runs, run_config
+from launchers.dataset import mixture, preferences, prompts, rows, sources, stored, texts
 from launchers.dataset.measured import MAX_ROWS
 from launchers.dataset.preferences import Sample
 from launchers.dataset.prepared import Prepared, PreparedInfo
@@ -40,37 +40,11 @@ from launchers.models import weights
 from launchers.models.files import tensor_shapes
 from launchers.models.fit import check_fits
 from launchers.report.metrics import tokens_of_steps
+from launchers.run_config import RunConfig
 from launchers.scoring.functions import scorer_of
-from launchers.sections import Evaluation
 from launchers.settings import Settings
 
 _log = logging.getLogger(__name__)
-
-TINY_SEQ_LEN = 256  # tiny-llama's own data is short; a plan for 2048 would foretell memory it never needs
-
-# tiny-llama starts from random weights, so it wants far larger steps than a trained model. LLaMA-Adapters'
-# gates begin at 0: litgpt@26857050's finetune_adapter and finetune_adapter_v2 leave AdamW at torch's 1e-3,
-# with the batch of 16 that is the default here.
-_LOW_RANK = ("lora", "qlora", "dora")
-_LEARNING_RATES = {"full": 2e-5, **dict.fromkeys(_LOW_RANK, 2e-4), "adapter-v1": 1e-3, "adapter-v2": 1e-3}
-_TINY_LEARNING_RATES = {
-    "full": 7e-4,
-    **dict.fromkeys(_LOW_RANK, 5e-3),
-    "adapter-v1": 1e-1,
-    "adapter-v2": 2e-2,
-}
-# TRL 1.16's for DPO, CPO and ORPO; with adapters ten times as much, as its documentation advises.
-_PREFERENCE_RATES = {"full": 1e-6, **dict.fromkeys(_LOW_RANK, 1e-5), "adapter-v1": 1e-5, "adapter-v2": 1e-5}
-# TRL 1.16's RewardConfig, for adapters; for all weights a tenth of it
-_REWARD_RATES = {"full": 1e-5, **dict.fromkeys(_LOW_RANK, 1e-4)}
-# TRL 1.16's GRPOConfig, and Shao et al. 2024 (arXiv:2402.03300), section 4.2, for all weights
-_GRPO_RATES = {"full": 1e-6, **dict.fromkeys(_LOW_RANK, 1e-5)}
-_TINY_PREFERENCE_RATES = {
-    "full": 5e-4,
-    **dict.fromkeys(_LOW_RANK, 2e-3),
-    "adapter-v1": 1e-1,
-    "adapter-v2": 2e-2,
-}
 
 ChoosePlan = Callable[[Job, Target, Calibration | None], Plan]
 
@@ -80,8 +54,7 @@ class PlannedRun:
     """A run as it was resolved and planned, before anything is fetched or started."""
 
     model: ModelRef
-    settings: Settings
-    """With every ``auto`` decided that depends on the model."""
+    settings: RunConfig
     plan: Plan
 
 
@@ -110,30 +83,21 @@ def plan_run(
         For anything that the user can mend; CannotFit, which is one, where nothing at hand will do.
     """
     model = models.resolve(settings.model, online=True)
-    settings = resolve_auto(settings, model.spec)
+    settings = run_config.apply_defaults(settings, model.spec)
     checks.check_supported(settings, model.spec)
     image_runs.check(settings)
     _check_files(settings, model)
-    checks.check_reward(settings)
+    checks.check_reward(settings, settings.sequence_length(model.spec))
     tasks.check(settings)
-    steps = count_steps(settings)
+    steps = count_steps(settings, model.spec)
     if steps is not None and settings.tokens is None:  # which are reached with so many steps at the least
         checks.check_evaluations(settings, steps)
     job = build_job(settings, model.spec, steps)
     plan = choose(job, apply_resources(settings, target), load_corrections() if calibrated else None)
-    requested = settings.engine
-    settings = resolve_auto(as_planned(settings, plan), model.spec)
-    _log.info("Engine %s (requested: %s), method %s", settings.engine, requested, settings.method)
-    checks.check_layout(settings, plan, model.spec)
-    return PlannedRun(model=model, settings=settings, plan=plan)
-
-
-def as_planned(settings: Settings, plan: Plan) -> Settings:
-    """The same settings with method and engine as they were planned, where that was left to the plan."""
-    decided = {
-        name: getattr(plan, name) for name in ("method", "engine") if getattr(settings, name) == "auto"
-    }
-    return settings.model_copy(update=decided)
+    config = run_config.resolve(settings, model.spec, method=plan.method, engine=plan.engine)
+    _log.info("Engine %s (requested: %s), method %s", config.engine, settings.engine, config.method)
+    checks.check_layout(config, plan, model.spec)
+    return PlannedRun(model=model, settings=config, plan=plan)
 
 
 def load_corrections() -> Calibration | None:
@@ -142,62 +106,6 @@ def load_corrections() -> Calibration | None:
     for line in problems:
         print(line, file=sys.stderr)
     return corrections
-
-
-def resolve_auto(
-    settings: Settings, spec: ModelSpec, steps: int | None = None, plan: Plan | None = None
-) -> Settings:
-    """The same settings with every ``auto`` that depends on the model, or on the number of steps, decided.
-
-    Of method ``auto`` the plan decides (:func:`as_planned`), and with it of engine and learning rate. How
-    often a checkpoint is made on spot nodes, ``plan`` says, where the user has not.
-    """
-    if isinstance(spec, DiffusionSpec):
-        settings = image_runs.resolve(settings, spec)
-    settings = evaluate_on_test_split(settings)
-    tiny = spec.name == weights.TINY
-    changes: dict[str, object] = {}
-    if settings.seq_len is None:
-        changes["seq_len"] = min(TINY_SEQ_LEN if tiny else DEFAULT_SEQ_LEN, spec.max_seq_len)
-    settings = settings.model_copy(update=changes)
-    if settings.method == "auto":
-        return settings
-    if settings.task == IMAGE_TASK:
-        rates = image_runs.rates(spec)
-    elif settings.trains_on_pairs or settings.task == "kto":
-        usual = _REWARD_RATES if settings.task == "reward" else _PREFERENCE_RATES
-        rates = _TINY_PREFERENCE_RATES if tiny else usual
-    elif settings.task == "grpo":
-        rates = _TINY_PREFERENCE_RATES if tiny else _GRPO_RATES
-    else:
-        rates = _TINY_LEARNING_RATES if tiny else _LEARNING_RATES
-    optimizer = settings.optimizer
-    if optimizer.lr == "auto":
-        changes["optimizer"] = optimizer.model_copy(update={"lr": rates[settings.method]})
-    if settings.engine == "auto":
-        changes["engine"] = checks.able_engine(settings, spec)
-    if settings.checkpoint_every == 0 and steps is not None:
-        interruptions = plan.prediction.interruptions if plan is not None else None
-        planned = interruptions.steps if interruptions is not None else None
-        changes["checkpoint_every"] = planned or max(10, round(steps / 10))
-    return settings.model_copy(update=changes)
-
-
-def evaluate_on_test_split(settings: Settings) -> Settings:
-    """Settings that evaluate a run on support-tickets by that dataset's test split.
-
-    In task sft all rows of the split are answered. Settings of other datasets, and values that the user has
-    chosen, stay as they are.
-    """
-    evaluation = settings.evaluation
-    if settings.dataset != sources.TICKETS or settings.mixture:
-        return settings
-    changes: dict[str, object] = {}
-    if evaluation.dataset is None and evaluation.fraction == Evaluation().fraction:
-        changes["dataset"] = f"{sources.TICKETS}#test"
-    if evaluation.generations == "auto" and settings.task == "sft":
-        changes["generations"] = support_tickets.ROWS["test"]
-    return settings.model_copy(update={"evaluation": evaluation.model_copy(update=changes)})
 
 
 def _check_files(settings: Settings, model: ModelRef) -> None:
@@ -213,10 +121,10 @@ def check_matches(plan: Plan | None, settings: Settings) -> Plan:
     """The plan that a run was launched with; UserError where the settings are of another job."""
     if plan is None:
         raise UserError("This run has no plan.", "Start it with `run`, or deploy the flow anew.")
-    settings = as_planned(settings, plan)
     planned = (plan.model, plan.method, plan.engine)
     asked = (settings.model, settings.method, settings.engine)
-    if planned[1:] != asked[1:] or plan.layout.global_batch_size != settings.global_batch_size:
+    differs = any(a not in ("auto", p) for a, p in zip(asked[1:], planned[1:], strict=True))
+    if differs or plan.layout.global_batch_size != settings.global_batch_size:
         raise UserError(
             f"This deployment was planned for {planned}, batch {plan.layout.global_batch_size}; "
             f"the run asks for {asked}, batch {settings.global_batch_size}.",
@@ -225,7 +133,7 @@ def check_matches(plan: Plan | None, settings: Settings) -> Plan:
     return plan
 
 
-def count_steps(settings: Settings) -> int | None:
+def count_steps(settings: Settings, spec: ModelSpec) -> int | None:
     """Optimizer steps, where the data is at hand already; broken data and too little of it are refused.
 
     Of a budget of tokens: as many steps as it would be with full sequences.
@@ -238,7 +146,7 @@ def count_steps(settings: Settings) -> int | None:
     ]
     if settings.tokens is not None:  # as the planner counts a step's tokens: full sequences
         sequences = settings.global_batch_size * (2 if settings.trains_on_pairs else 1)
-        return -(-settings.tokens // (sequences * (settings.seq_len or DEFAULT_SEQ_LEN)))
+        return -(-settings.tokens // (sequences * settings.sequence_length(spec)))
     if len(counts) < len(names) or settings.task == "pretrain":  # which is rows only when it is tokens
         return settings.max_steps
     if settings.task == IMAGE_TASK:  # whose batches depend on the images' sizes: `prepare` counts them
@@ -261,12 +169,15 @@ def build_job(settings: Settings, spec: ModelSpec, steps: int | None) -> Job:
     """What is to be trained, as the planner takes it."""
     checkpointing = settings.activation_checkpointing
     stage = settings.zero.stage
+    seq_len = settings.sequence_length(spec)
+    of_both = settings.engine == "auto" and settings.method != "auto"  # of method auto the planner decides
+    engine = checks.able_engine(settings, spec) if of_both else settings.engine
     return Job(
         model=_changed(spec, settings),
         method=settings.method,
-        engine=settings.engine,
+        engine=engine,  # type: ignore[arg-type]
         task=settings.task,
-        seq_len=settings.seq_len or DEFAULT_SEQ_LEN,
+        seq_len=seq_len,
         global_batch_size=settings.global_batch_size,
         micro_batch_size=settings.micro_batch_size,
         optimizer=settings.optimizer.name,
@@ -298,7 +209,7 @@ def build_job(settings: Settings, spec: ModelSpec, steps: int | None) -> Job:
         steps=steps,
         evaluated_sequences=_evaluated_sequences(settings, steps),
         adapter_only=settings.export.adapter_only,
-        **_drawing(settings),
+        **_drawing(settings, seq_len),
     )
 
 
@@ -320,12 +231,12 @@ def _evaluated_sequences(settings: Settings, steps: int | None) -> int:
     return -(-steps // every) * MAX_ROWS * (2 if settings.trains_on_pairs else 1)
 
 
-def _drawing(settings: Settings) -> dict[str, Any]:
+def _drawing(settings: Settings, seq_len: int) -> dict[str, Any]:
     """What of a Job says how answers are drawn and compared in a step; nothing for other tasks."""
     if settings.task != "grpo":
         return {}
     return {
-        "answer_len": settings.rl.answer_tokens(settings.seq_len or DEFAULT_SEQ_LEN),
+        "answer_len": settings.rl.answer_tokens(seq_len),
         "compares": None if settings.rl.beta == "auto" else settings.rl.beta > 0,
         "reward_parameters": _reward_parameters(settings.rl.reward),
     }
@@ -449,7 +360,7 @@ def fetch_weights(model: ModelSource, folder: Path, *, rewards: bool = False) ->
 def tokenise(
     samples: Sequence[Sample],
     held_out: Sequence[Sample] | None,
-    settings: Settings,
+    settings: RunConfig,
     model_dir: Path,
     folder: Path,
 ) -> PreparedInfo:
@@ -469,7 +380,7 @@ def tokenise(
     if settings.mixture:
         train = mixture.weighted(train, settings)
         print(mixture.summary(train, settings))
-    info = prepare.prepare(train, model_dir, settings, settings.seq_len or 0, folder, held_out or drawn)
+    info = prepare.prepare(train, model_dir, settings, settings.seq_len, folder, held_out or drawn)
     print(prepare.summary(info, " + ".join(mixture.names(settings))))
     _tell_short_run(settings, info.total_steps)
     checks.check_window(settings, info.total_steps)

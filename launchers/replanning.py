@@ -109,7 +109,7 @@ def out_of_memory(
 ) -> str:
     """Find and keep what follows on a plan that ran out of memory, in words for the log."""
     try:
-        job = pipeline.build_job(pipeline.as_planned(settings, failed), spec, steps=None)
+        job = pipeline.build_job(settings, spec, steps=None)
         following = after_out_of_memory(failed, job, attempt=attempt, other_machines=other_machines)
     except UserError as error:
         return f"out of memory, and no other plan was found: {error.problem}"

@@ -18,8 +18,10 @@ from pydantic.fields import FieldInfo
 
 from estimator.changes import meant_by
 from estimator.errors import UserError
+from estimator.models import DiffusionSpec, ModelSpec
+from estimator.models.diffusion import positions_of
 from estimator.names import did_you_mean
-from estimator.setup import IMAGE_TASK, LLAMA_ADAPTERS, PAIR_TASKS, TrainedFp8
+from estimator.setup import IMAGE_TASK, LLAMA_ADAPTERS, PAIR_TASKS, TrainedFp8, default_seq_len
 from launchers import deepspeed_file
 from launchers.handover_sections import Export, Harness
 from launchers.image_sections import Images
@@ -205,6 +207,12 @@ class Settings(Section):
             found += [f"adapter.{name}" for name, each in Adapter() if getattr(self.adapter, name) != each]
         return tuple(found)
 
+    def sequence_length(self, spec: ModelSpec) -> int:
+        """Tokens of the longest sequence; of images, positions of the latents of a square one."""
+        if isinstance(spec, DiffusionSpec):
+            return positions_of(self.images.resolution or spec.resolution)
+        return default_seq_len(spec) if self.seq_len is None else self.seq_len
+
     @property
     def rows_per_step(self) -> int:
         """Rows of the data that an optimizer step takes: of grpo prompts, each with a group of answers."""
@@ -243,11 +251,6 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Settings:
-        if self.micro_batch_size is not None and self.global_batch_size % self.micro_batch_size:
-            raise ValueError(
-                f"global_batch_size {self.global_batch_size} can't be divided by "
-                f"micro_batch_size {self.micro_batch_size}"
-            )
         if self.tokens is not None and (self.max_steps is not None or self.epochs > 1):
             other = "epochs" if self.max_steps is None else "max_steps"
             raise ValueError(f"tokens and {other} both say how long to train: give one of them")

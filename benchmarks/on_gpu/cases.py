@@ -159,7 +159,7 @@ def _largest(scale: Scale, machine: Machine, count: int, engine: str, method: st
 
 
 def _plan(settings: Settings, spec: ModelSpec, machine: Machine) -> Plan:
-    job = pipeline.build_job(pipeline.resolve_auto(settings, spec), spec, settings.max_steps)
+    job = pipeline.build_job(settings, spec, settings.max_steps)
     return planner.plan(job, pipeline.apply_resources(settings, Target(machine=machine)))
 
 

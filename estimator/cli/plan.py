@@ -64,7 +64,10 @@ class JobOptions:
     ] = "sft"
     seq_len: Annotated[
         int | None,
-        Option(help=f"Sequence length in tokens. Default: {DEFAULT_SEQ_LEN:,}.", rich_help_panel=_WHAT),
+        Option(
+            help=f"Sequence length in tokens. Default: {DEFAULT_SEQ_LEN:,} or the model's limit.",
+            rich_help_panel=_WHAT,
+        ),
     ] = None
     resolution: Annotated[
         int | None,

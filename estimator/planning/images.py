@@ -8,7 +8,7 @@ from estimator.models import PROJECTIONS, DiffusionSpec, ModelSpec
 from estimator.models.diffusion import positions_of
 from estimator.models.unet import ADAPTED
 from estimator.planning.training import Training
-from estimator.setup import DEFAULT_SEQ_LEN, IMAGE_TASK
+from estimator.setup import IMAGE_TASK, default_seq_len
 
 ENGINE = "fsdp2"
 METHODS = ("full", "lora")
@@ -31,7 +31,7 @@ def length_of(model: ModelSpec, seq_len: int | None, resolution: int | None) -> 
                 (Change("resolution", resolution), f": {model.name} makes no images."),
                 ("Use ", Change("seq_len"), ", or leave it out."),
             )
-        return min(DEFAULT_SEQ_LEN, model.max_seq_len) if seq_len is None else seq_len
+        return default_seq_len(model) if seq_len is None else seq_len
     if seq_len is not None:
         raise UserError(
             (Change("seq_len", seq_len), f": {model.name} makes images, which have no tokens."),

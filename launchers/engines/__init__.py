@@ -71,7 +71,7 @@ def training_of(settings: Settings, spec: ModelSpec) -> Training:
     return Training(
         method="full" if settings.method == "auto" else settings.method,
         task=settings.task,
-        seq_len=settings.seq_len or min(2048, spec.max_seq_len),
+        seq_len=settings.sequence_length(spec),
         precision=settings.precision,
         fp8=settings.fp8,
         optimizer=settings.optimizer.name,

@@ -23,13 +23,13 @@ from pathlib import Path
 from estimator.models import ModelRef
 from estimator.plan import Plan
 from launchers.report.evaluations import HeldOutLoss
-from launchers.settings import Settings
+from launchers.run_config import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainJob:
     plan: Plan
-    settings: Settings  # with every `auto` that the engine reads already resolved
+    settings: RunConfig
     model: ModelRef  # what is fine-tuned, as it was looked up where the run was launched
     model_dir: Path  # its files, in Hugging Face layout: config.json, *.safetensors, tokenizer
     data_dir: Path  # launchers.dataset.prepared
@@ -69,7 +69,7 @@ class TrainJob:
             if values.get(name)
         }
         plan = Plan.from_json(json.dumps(values.pop("plan")))
-        settings = Settings.model_validate(values.pop("settings"))
+        settings = RunConfig.model_validate(values.pop("settings"))
         model = ModelRef.from_dict(values.pop("model"))
         evaluations = tuple(HeldOutLoss(**each) for each in values.pop("evaluations"))
         return cls(plan=plan, settings=settings, model=model, evaluations=evaluations, **(values | paths))

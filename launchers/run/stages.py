@@ -22,7 +22,7 @@ from launchers.handover import gguf_command
 from launchers.harness.result import HarnessResult
 from launchers.harness.run import HarnessRequest, run_tasks
 from launchers.model_card import Facts
-from launchers.settings import Settings
+from launchers.run_config import RunConfig
 
 EVALUATION, HARNESS, PUSH = "evaluation", "task scores", "push to the Hub"
 
@@ -52,7 +52,7 @@ def attempt(stage: str, work: Callable[[], T]) -> StageResult[T]:
 
 
 def evaluate(
-    settings: Settings,
+    settings: RunConfig,
     plan: Plan,
     *,
     base_dir: Path,
@@ -103,7 +103,7 @@ def score_tasks(request: HarnessRequest, on_model: Callable[[Path], None] = lamb
     return result
 
 
-def push(folder: Path, page: str, settings: Settings, *, model_dir: Path) -> str:
+def push(folder: Path, page: str, settings: RunConfig, *, model_dir: Path) -> str:
     """Upload the finished model in ``folder`` to the Hub; return its URL.
 
     Raises UserError with the command that uploads it later from ``model_dir``, where the user has it.

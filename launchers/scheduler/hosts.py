@@ -25,6 +25,7 @@ from launchers.harness import tasks
 from launchers.harness.run import try_tasks
 from launchers.model_card import slug
 from launchers.pipeline import PlannedRun
+from launchers.run_config import RunConfig
 from launchers.scoring.functions import scorer_of
 from launchers.scoring.reward_model import check_reward_model
 from launchers.settings import Settings
@@ -43,7 +44,7 @@ class Start:
     attempt: int
     key: str  # of the run: with other settings, its checkpoints are not gone on from
     plan: Plan
-    settings: Settings
+    settings: RunConfig
     model: ModelRef
     model_dir: Path
     data_dir: Path
@@ -65,7 +66,7 @@ class Start:
         return cls(
             **{name: values[name] for name in ("secret", "attempt", "key", "reward")},
             plan=Plan.from_json(json.dumps(values["plan"])),
-            settings=Settings.model_validate(values["settings"]),
+            settings=RunConfig.model_validate(values["settings"]),
             model=ModelRef.from_dict(values["model"]),
             model_dir=Path(values["model_dir"]),
             data_dir=Path(values["data_dir"]),
@@ -154,7 +155,7 @@ def prepare_start(
         attempt=attempt,
         key=_key(settings),
         plan=planned.plan,
-        settings=pipeline.resolve_auto(settings, model.spec, info.total_steps),
+        settings=settings.with_checkpoint_interval(info.total_steps),
         model=model,
         model_dir=model_dir.resolve(),
         data_dir=data_dir.resolve(),
@@ -162,7 +163,7 @@ def prepare_start(
     )
 
 
-def _fetch_reward(settings: Settings, folder: Path, *, cache: Path | None) -> str | None:
+def _fetch_reward(settings: RunConfig, folder: Path, *, cache: Path | None) -> str | None:
     """What scores answers, where all nodes find it: a copy of a function's file, a reward model's folder."""
     shown = settings.rl.reward
     if settings.task != "grpo" or shown is None:

@@ -13,7 +13,7 @@ import pytest
 from decorators.storage import MetaflowStorage
 from estimator import models
 from flows import finetune_artifacts
-from launchers import pipeline, settings
+from launchers import pipeline, run_config, settings
 from launchers.store.bundles import MANIFEST, Manifest, get_bundle
 
 
@@ -79,7 +79,7 @@ def test_images_that_a_file_names_reach_the_tasks_with_it(tmp_path: Path, store:
     (mine / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     chosen = settings.build({"model": "tiny-sdxl", "dataset": str(mine / "rows.jsonl")})
     model = models.resolve("tiny-sdxl", online=False)
-    chosen = pipeline.resolve_auto(chosen, model.spec)
+    chosen = run_config.apply_defaults(chosen, model.spec)
     _, staged = finetune_artifacts.stage(chosen, model)
     finetune_artifacts.carry(model, staged)
     shutil.rmtree(mine)

@@ -14,11 +14,11 @@ from decorators.backends import destination
 from estimator import calibration
 from estimator.errors import Change, UserError
 from estimator.hardware.cluster import Cluster
-from estimator.models import find
 from flows import finetune_artifacts, finetune_launch
 from flows.finetune_launch import Backend
-from launchers import pipeline, settings
+from launchers import settings
 from tests.estimator.planning.test_clusters import nodes_of
+from tests.lab.configs import config
 
 PARAMETERS = {"model": "tiny-llama", "global_batch_size": 8}
 Usage = namedtuple("Usage", "total used free")
@@ -219,7 +219,7 @@ def test_a_spot_run_goes_to_spot_nodes_alone_and_makes_checkpoints_as_often_as_i
     assert made.prediction.price_kind == "spot"
     assert found.steps is not None
     for given, every in (({}, found.steps), ({"checkpoint_every": 7}, 7)):
-        decided = pipeline.resolve_auto(settings.build({**ON_CLUSTER, **given}), find("llama-8b"), 1000, made)
+        decided = config({**ON_CLUSTER, **given}, "llama-8b").with_checkpoint_interval(1000, made)
         assert decided.checkpoint_every == every
     assert not finetune_launch.plan_from_parameters({**PARAMETERS, "spot": True}, "local").request.spot
 

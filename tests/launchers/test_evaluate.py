@@ -30,6 +30,7 @@ from launchers.evaluate import (
 )
 from launchers.held_out import Score
 from launchers.models import tiny_llama
+from tests.lab.configs import config
 from tests.launchers.engines.loop import runs
 
 ROOT = Path(__file__).parents[2]
@@ -100,6 +101,7 @@ def request(base: Path, finetuned: Path, data: Path, work: Path) -> EvaluationRe
         model_dir=finetuned,
         data_dir=data,
         work_dir=work,
+        settings=config(),
         generations=2,
         max_new_tokens=4,
         device="cpu",

@@ -18,8 +18,9 @@ from estimator import Target, render
 from estimator.errors import UserError
 from estimator.models import find
 from estimator.models.diffusion import TINY, positions_of
-from launchers import pipeline, settings
+from launchers import pipeline, run_config, settings
 from launchers.dataset import sources
+from tests.lab.configs import config
 from tests.launchers.test_pipeline import HERE
 
 TINY_RUN: dict[str, Any] = {"model": TINY}
@@ -41,7 +42,7 @@ def test_task_dataset_engine_and_length_follow_from_the_model() -> None:
 
 def test_a_resolution_and_the_learning_rate_of_lora_are_taken() -> None:
     values = {"model": "stable-diffusion-xl", "method": "lora", "images": {"resolution": 512}}
-    chosen = pipeline.resolve_auto(settings.build(values), find("sdxl"))
+    chosen = config(values, "sdxl")
     assert (chosen.seq_len, chosen.optimizer.lr) == (positions_of(512), 1e-4)
 
 
@@ -121,8 +122,9 @@ def test_transparency_and_cmyk_are_made_rgb(tmp_path: Path, capsys: pytest.Captu
     image(tmp_path / "a.png", "RGBA")
     image(tmp_path / "b.jpg", "CMYK")
     written(tmp_path, {"file_name": "a.png", "text": "one"}, {"file_name": "b.jpg", "text": "two"})
-    values = TINY_RUN | {"dataset": str(tmp_path), "task": "text-to-image", "seq_len": positions_of(64)}
-    found = list(pipeline.read_samples(settings.build(values), tmp_path))
+    values = TINY_RUN | {"dataset": str(tmp_path), "task": "text-to-image"}
+    chosen = run_config.apply_defaults(settings.build(values), find(TINY))
+    found = list(pipeline.read_samples(chosen, tmp_path))
     assert len(found) == 2
     assert "2 images were changed" in capsys.readouterr().err
 

@@ -12,36 +12,38 @@ from estimator.job import Job, Machine
 from estimator.models import find
 from estimator.plan import GIB
 from estimator.planning.support import with_engine
-from estimator.setup import DEFAULT_SEQ_LEN
+from estimator.setup import DEFAULT_SEQ_LEN, TINY_SEQ_LEN
 from launchers import checks, engines, pipeline, settings
 from launchers.sections import DEFAULT_ANSWERS, Evaluation
 from launchers.spelling import SET
+from tests.lab.configs import config
 
 MACHINE = Machine(cpu_cores=4, ram_bytes=16 * GIB, disk_free_bytes=100 * GIB)
+TINY = find("tiny-llama")
 HERE = Target(kind="local", machine=MACHINE)
 
 
 def test_what_is_automatic_is_decided_from_model_and_method() -> None:
-    lora = pipeline.resolve_auto(settings.build({"method": "lora"}), find("llama-8b"), steps=200)
+    lora = config({"method": "lora"}, "llama-8b").with_checkpoint_interval(200)
     assert (lora.optimizer.lr, lora.seq_len, lora.checkpoint_every) == (2e-4, DEFAULT_SEQ_LEN, 20)
     for method in ("adapter-v1", "adapter-v2"):
-        adapter = pipeline.resolve_auto(settings.build({"method": method}), find("llama-8b"))
-        assert (adapter.optimizer.lr, adapter.engine) == (1e-3, "deepspeed"), "litgpt's; gates begin at 0"
-    given = settings.build(
-        {
-            "engine": "torchtune",
-            "checkpoint_every": 7,
-            "optimizer": {"lr": 1.0},
-            "seq_len": 64,
-            "dataset": "org/name",
-        }
-    )
-    assert pipeline.resolve_auto(given, find("llama-8b"), steps=200) == given
+        assert config({"method": method}, "llama-8b").optimizer.lr == 1e-3, "litgpt's; gates begin at 0"
+        job = pipeline.build_job(settings.build({"method": method}), find("llama-8b"), None)
+        assert job.engine == "deepspeed"
+    given = {
+        "engine": "torchtune",
+        "checkpoint_every": 7,
+        "optimizer": {"lr": 1.0},
+        "seq_len": 64,
+        "dataset": "org/name",
+    }
+    decided = config(given, "llama-8b").with_checkpoint_interval(200)
+    assert decided.model_dump() == settings.build(given).model_dump()
 
 
 def test_support_tickets_are_evaluated_by_their_test_split_and_other_data_as_the_settings_say() -> None:
     def evaluation(**values: object) -> Evaluation:
-        return pipeline.resolve_auto(settings.build(values), find("tiny-llama")).evaluation
+        return config(values).evaluation
 
     assert (evaluation().dataset, evaluation().answers) == ("support-tickets#test", 150)
     assert evaluation(task="dpo").dataset == "support-tickets#test"
@@ -56,7 +58,7 @@ def test_support_tickets_are_evaluated_by_their_test_split_and_other_data_as_the
 
 @pytest.mark.parametrize("task", ["sft", "pretrain", "dpo", "kto"])
 def test_both_splits_of_the_default_dataset_are_rows_of_the_task(tmp_path: Path, task: str) -> None:
-    chosen = pipeline.resolve_auto(settings.build({"task": task}), find("tiny-llama"))
+    chosen = config({"task": task})
     train, held_out = pipeline.read_data(chosen, tmp_path)
     assert len(train) > 10 * len(held_out) > 1000
     assert type(train[0]) is type(held_out[0])
@@ -78,7 +80,6 @@ def test_the_engine_left_open_is_one_that_can_train_every_model_and_method_where
         first = next((name for name, reason in reasons.items() if reason is None), None)
         job = pipeline.build_job(chosen, spec, None)
         assert with_engine(job).engine == (first or "torchtune"), (spec.name, reasons)
-        assert pipeline.resolve_auto(chosen, spec).engine == (first or "torchtune")
         able += first is not None
     assert able > 10
 
@@ -99,9 +100,8 @@ def test_new_tokens_are_trained_with_the_embeddings_that_they_need() -> None:
         {"method": "lora", "new_tokens": ["<a>", "<b>"], "lora": {"modules_to_save": ["norms"]}}
     )
     spec = find("llama-8b")
-    resolved = pipeline.resolve_auto(wanted, spec)
-    job = pipeline.build_job(resolved, spec, None)
-    assert resolved.engine == "deepspeed"
+    job = pipeline.build_job(wanted, spec, None)
+    assert job.engine == "deepspeed"
     assert (job.model.vocab, job.model.parameters) == (spec.vocab + 2, spec.parameters + 2 * 2 * spec.hidden)
     assert job.trained_modules == ("norms", "embed_tokens", "lm_head")
     assert "new_tokens" in (engines.get("torchtune").unsupported(wanted, spec) or "")
@@ -121,7 +121,7 @@ def test_a_method_left_open_is_decided_with_the_plan_and_its_engine_and_learning
 
 @pytest.mark.parametrize("steps", [1, 5, 99, 1000])
 def test_checkpoints_come_about_ten_times_but_not_at_every_step(steps: int) -> None:
-    every = pipeline.resolve_auto(settings.build({}), find("tiny-llama"), steps).checkpoint_every
+    every = config().with_checkpoint_interval(steps).checkpoint_every
     assert every >= min(10, steps)
     assert steps // every <= 10
 
@@ -129,7 +129,7 @@ def test_checkpoints_come_about_ten_times_but_not_at_every_step(steps: int) -> N
 def test_a_run_is_planned_with_the_model_looked_up_and_all_that_is_automatic_decided() -> None:
     run = pipeline.plan_run(settings.build({"resources": {"nodes": 2}}), HERE)
     assert (run.model.name, run.model.spec) == ("tiny-llama", find("tiny-llama"))
-    assert (run.settings.seq_len, run.settings.optimizer.lr) == (pipeline.TINY_SEQ_LEN, 7e-4)
+    assert (run.settings.seq_len, run.settings.optimizer.lr) == (TINY_SEQ_LEN, 7e-4)
     assert (run.plan.layout.nodes, run.plan.layout.device) == (2, "cpu")
 
 
@@ -150,7 +150,7 @@ def test_what_can_not_work_is_refused_before_anything_is_planned(tmp_path: Path,
     (tmp_path / "empty").mkdir()
     for values, words in (
         ({"engine": "deepspeed", "compile": True}, "torchtune"),
-        ({"seq_len": 10**6}, "takes at most"),
+        ({"seq_len": 10**6}, "longer than the 2048 tokens"),
         ({"model": "no-such-model"}, "no-such-model"),
         ({"model": str(tmp_path / "empty")}, "config.json"),
         ({"evaluation": {"dataset": str(tmp_path / "gone.jsonl")}}, "There is no dataset"),
@@ -202,11 +202,11 @@ def test_a_deployment_started_for_another_job_is_refused() -> None:
 
 def test_steps_are_known_where_the_data_is_at_hand(dataset: Path) -> None:
     given = {"dataset": str(dataset), "global_batch_size": 8, "evaluation": {"fraction": 0.1}}
-    once = pipeline.count_steps(settings.build(given))
+    once = pipeline.count_steps(settings.build(given), TINY)
     assert once == 54 // 8
-    assert pipeline.count_steps(settings.build({**given, "epochs": 3})) == 3 * 54 // 8
-    assert pipeline.count_steps(settings.build({**given, "epochs": 3, "max_steps": 5})) == 5
-    assert pipeline.count_steps(settings.build({"dataset": "owner/rows"})) is None
+    assert pipeline.count_steps(settings.build({**given, "epochs": 3}), TINY) == 3 * 54 // 8
+    assert pipeline.count_steps(settings.build({**given, "epochs": 3, "max_steps": 5}), TINY) == 5
+    assert pipeline.count_steps(settings.build({"dataset": "owner/rows"}), TINY) is None
 
 
 @pytest.mark.parametrize(
@@ -229,9 +229,11 @@ def test_a_run_that_ends_in_its_warm_up_is_told(
 
 def test_steps_of_a_budget_are_planned_with_full_sequences() -> None:
     given = {"dataset": "owner/rows", "tokens": "20k", "global_batch_size": 16, "seq_len": 256}
-    assert pipeline.count_steps(settings.build(given)) == 5
-    assert pipeline.count_steps(settings.build({**given, "task": "orpo"})) == 3, "a pair is two sequences"
-    assert pipeline.count_steps(settings.build({**given, "tokens": 4096})) == 1
+    assert pipeline.count_steps(settings.build(given), TINY) == 5
+    assert pipeline.count_steps(settings.build({**given, "task": "orpo"}), TINY) == 3, (
+        "a pair is two sequences"
+    )
+    assert pipeline.count_steps(settings.build({**given, "tokens": 4096}), TINY) == 1
 
 
 def test_all_local_datasets_of_a_mixture_are_checked_and_counted(dataset: Path, tmp_path: Path) -> None:
@@ -239,23 +241,23 @@ def test_all_local_datasets_of_a_mixture_are_checked_and_counted(dataset: Path, 
     other.write_text('{"text": "plain"}\n' * 10)
     given = {"dataset": str(dataset), "global_batch_size": 8, "evaluation": {"fraction": 0}}
     mixed = settings.build({**given, "mixture": {str(other): 2}})
-    assert pipeline.count_steps(mixed) == (60 + 20) // 8
+    assert pipeline.count_steps(mixed, TINY) == (60 + 20) // 8
     samples, _ = pipeline.read_data(mixed, tmp_path / "data")
     assert [row.source for row in samples] == [0] * 60 + [1] * 10
-    assert pipeline.count_steps(settings.build({**given, "mixture": {"owner/rows": 1}})) is None
+    assert pipeline.count_steps(settings.build({**given, "mixture": {"owner/rows": 1}}), TINY) is None
     own = mixed.model_copy(update={"evaluation": settings.Evaluation(dataset=str(other))})
     assert len(pipeline.read_data(own, tmp_path / "data")[1] or ()) == 10
     assert pipeline.read_data(mixed, tmp_path / "data")[1] is None, "nothing of an earlier attempt"
     other.write_text("{broken")
     with pytest.raises(UserError, match=r"other\.jsonl, line 1"):
-        pipeline.count_steps(mixed)
+        pipeline.count_steps(mixed, TINY)
 
 
 def test_plain_text_is_read_for_pretraining_alone(dataset: Path, tmp_path: Path) -> None:
     book = tmp_path / "book.txt"
     book.write_text("Once upon a time.")
     chosen = settings.build({"task": "pretrain", "dataset": str(book)})
-    assert pipeline.count_steps(chosen) is None
+    assert pipeline.count_steps(chosen, TINY) is None
     [row] = pipeline.read_samples(chosen, book)
     assert row.text == "Once upon a time."  # type: ignore[union-attr]
     for task in ("sft", "dpo"):
@@ -276,7 +278,7 @@ def test_the_built_in_dataset_is_plain_text_for_pretraining(tmp_path: Path) -> N
 def test_every_engine_that_learns_from_rows_learns_plain_text(engine: str) -> None:
     chosen = settings.build({"task": "pretrain", "engine": engine, "model": "llama-8b"})
     assert engines.get(engine).unsupported(chosen, find("llama-8b")) is None
-    job = pipeline.build_job(pipeline.resolve_auto(chosen, find("llama-8b")), find("llama-8b"), None)
+    job = pipeline.build_job(chosen, find("llama-8b"), None)
     assert (job.task, job.engine) == ("pretrain", engine)
 
 
@@ -336,7 +338,7 @@ def test_a_plan_of_grpo_counts_prompts_by_groups_and_draws_with_trl(tmp_path: Pa
     }
     run = pipeline.plan_run(settings.build(values), HERE, calibrated=False)
     assert (run.plan.engine, run.plan.layout.sharding, run.settings.engine) == ("trl", "none", "trl")
-    assert pipeline.count_steps(run.settings) == 20 // (32 // 8)
+    assert pipeline.count_steps(run.settings, TINY) == 20 // (32 // 8)
     assert any(line.startswith("grpo: a process draws") for line in run.plan.why)
     few = settings.build(values | {"global_batch_size": 256})
     with pytest.raises(UserError, match="takes 32 prompts, and there are 20"):

@@ -85,7 +85,6 @@ def test_what_was_used_builds_the_same_settings_again() -> None:
         ({}, ["optimizer.lr"], "no `=`", "--set optimizer.lr=2e-5"),
         ({}, ["seed.x=1"], "seed", ""),
         ({}, ["lora.targets=[q_proj"], "--set lora.targets=[q_proj: the value can't be read", "quotes"),
-        ({"global_batch_size": 8, "micro_batch_size": 3}, [], "can't be divided", ""),
         ({}, ["tokens=5x"], "tokens = '5x': should be a number of tokens, such as 20000, 300M or 1B", ""),
         ({"tokens": "1M", "max_steps": 3}, [], "tokens and max_steps both say how long", ""),
         ({"task": "grpo", "rl": {"group_size": 1}}, [], "rl.group_size = 1: should be 2 or more", ""),

@@ -26,7 +26,6 @@ from torch.distributed.checkpoint.state_dict import (
 from estimator.errors import UserError
 from launchers.engines.loop import generators, quantised
 from launchers.engines.loop.moving_average import MovingAverage
-from launchers.engines.loop.optimizer import peak_lr
 from launchers.engines.tensors_only import load_distributed
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv, checkpoint_part_done
@@ -92,7 +91,7 @@ def restore(network: nn.Module, steps: Optimizers, average: MovingAverage | None
     set_model_state_dict(network, state["model"], options=StateDictOptions(strict=False))
     set_optimizer_state_dict(network, steps, state["optimizer"], options=_FLAT)
     for group in (group for each in steps for group in each.param_groups):
-        rate = peak_lr(job.settings)  # the schedule is a share of it
+        rate = job.settings.optimizer.lr  # the schedule is a share of it
         group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], torch.Tensor) else rate
 
 

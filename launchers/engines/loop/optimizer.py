@@ -11,7 +11,6 @@ from torch.optim.lr_scheduler import LambdaLR
 from estimator.planning.support import BITSANDBYTES
 from launchers.engines._schedule import lr_factor
 from launchers.gang.job import TrainJob
-from launchers.settings import Settings
 
 Named = Iterable[tuple[str, torch.nn.Parameter]]
 
@@ -27,7 +26,7 @@ def build(job: TrainJob, named: Named) -> list[torch.optim.Optimizer]:
     """
     settings, named = job.settings.optimizer, list(named)
     parameters = [parameter for _, parameter in named]
-    rate: dict[str, Any] = {"lr": peak_lr(job.settings), "weight_decay": settings.weight_decay}
+    rate: dict[str, Any] = {"lr": job.settings.optimizer.lr, "weight_decay": settings.weight_decay}
     if settings.name == "sgd":
         return [torch.optim.SGD(parameters, momentum=0.9, **rate)]
     if settings.name == "adafactor":
@@ -55,18 +54,12 @@ def _adamw(job: TrainJob, parameters: list[torch.nn.Parameter]) -> torch.optim.O
     settings = job.settings.optimizer
     return torch.optim.AdamW(
         parameters,
-        lr=peak_lr(job.settings),
+        lr=job.settings.optimizer.lr,
         betas=settings.betas,
         eps=settings.eps,
         weight_decay=settings.weight_decay,
         fused=True,
     )
-
-
-def peak_lr(settings: Settings) -> float:
-    if settings.optimizer.lr == "auto":
-        raise ValueError("optimizer.lr is still auto: it has to be resolved before the job is written.")
-    return settings.optimizer.lr
 
 
 def schedule(job: TrainJob, done: int = 0) -> Callable[[torch.optim.Optimizer], LambdaLR]:

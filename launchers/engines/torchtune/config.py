@@ -18,7 +18,7 @@ from launchers.dataset.prepared import Prepared
 from launchers.engines import generic_targets
 from launchers.engines.torchtune.support import ATTENTION, unsupported
 from launchers.gang.job import TrainJob
-from launchers.settings import Settings
+from launchers.run_config import RunConfig
 
 _PARTS = "launchers.engines.torchtune.parts"
 _MODELS = "torchtune.models"
@@ -50,7 +50,7 @@ def recipe_config(job: TrainJob) -> dict[str, Any]:
         "shuffle": False,
         "device": layout.device,
         "dtype": layout.precision,
-        "model": model_component(spec, settings, layout),
+        "model": model_component(spec, settings),
         # A pad id beyond the model's vocabulary can't be embedded; what padding holds doesn't matter.
         "tokenizer": {
             "_component_": f"{_PARTS}.PadOnly",
@@ -105,8 +105,6 @@ def _misfit(job: TrainJob, spec: ModelSpec, data: Prepared) -> str | None:
         )
     if data.info.total_steps < job.total_steps:
         return f"the data was prepared for {data.info.total_steps} steps, the job has {job.total_steps}"
-    if data.info.seq_len > layout.seq_len:
-        return f"the data was prepared for sequences of {data.info.seq_len}, the plan has {layout.seq_len}"
     return unsupported_shards(spec, layout.world_size) if job.settings.method == "qlora" else None
 
 
@@ -118,7 +116,7 @@ def _incomplete(config_json: dict[str, Any], spec: ModelSpec) -> str | None:
     return f"the model's config.json has no {missing[0]}, which torchtune reads" if missing else None
 
 
-def model_component(spec: ModelSpec, settings: Settings, layout: Layout) -> dict[str, Any]:
+def model_component(spec: ModelSpec, settings: RunConfig) -> dict[str, Any]:
     """The builder and its arguments. Rotary tables are only made as long as the sequences are."""
     module, extra = _builder(spec)
     adapters = settings.method != "full"
@@ -130,7 +128,7 @@ def model_component(spec: ModelSpec, settings: Settings, layout: Layout) -> dict
         "num_kv_heads": spec.kv_heads,
         "embed_dim": spec.hidden,
         "intermediate_dim": spec.ffn,
-        "max_seq_len": layout.seq_len,
+        "max_seq_len": settings.seq_len,
         "attn_dropout": 0.0,
         "norm_eps": spec.norm_eps,
         "rope_base": spec.rope_theta,
@@ -157,7 +155,7 @@ def _builder(spec: ModelSpec) -> tuple[str, dict[str, Any]]:
     return "llama3", {}
 
 
-def _adapters(settings: Settings) -> dict[str, Any]:
+def _adapters(settings: RunConfig) -> dict[str, Any]:
     lora, targets = settings.lora, generic_targets(settings)
     return {
         "lora_attn_modules": [tune for hf, tune in ATTENTION.items() if hf in targets],
@@ -170,10 +168,8 @@ def _adapters(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _optimizer(settings: Settings, layout: Layout) -> dict[str, Any]:
+def _optimizer(settings: RunConfig, layout: Layout) -> dict[str, Any]:
     chosen = settings.optimizer
-    if chosen.lr == "auto":
-        raise ValueError("optimizer.lr is still auto: it should be resolved before training")
     common: dict[str, Any] = {"lr": chosen.lr, "weight_decay": chosen.weight_decay}
     if chosen.name == "sgd":
         return {"_component_": "torch.optim.SGD", **common, "momentum": 0.9}
@@ -183,7 +179,7 @@ def _optimizer(settings: Settings, layout: Layout) -> dict[str, Any]:
     return {"_component_": "torch.optim.AdamW", **common, "fused": layout.device == "cuda"}
 
 
-def _loss(settings: Settings) -> dict[str, Any]:
+def _loss(settings: RunConfig) -> dict[str, Any]:
     if not settings.trains_on_pairs:
         return {"_component_": "torchtune.modules.loss.CEWithChunkedOutputLoss"}
     return {
@@ -193,7 +189,7 @@ def _loss(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _schedule(settings: Settings) -> dict[str, Any]:
+def _schedule(settings: RunConfig) -> dict[str, Any]:
     return {"_component_": f"{_PARTS}.schedule", **settings.schedule.model_dump()}
 
 

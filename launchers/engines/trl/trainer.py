@@ -99,7 +99,7 @@ class _Trainer(GRPOTrainer):  # type: ignore[misc,unused-ignore]
 
     def __init__(self, job: TrainJob, env: RankEnv, reporter: RankReporter, device: torch.device) -> None:
         self._job = job
-        self._room = (job.settings.seq_len or 0) - _answer_tokens(job)  # tokens of a prompt
+        self._room = job.settings.seq_len - _answer_tokens(job)  # tokens of a prompt
         tokenizer = render.load_tokenizer(job.model_dir, job.settings)
         tokenizer.padding_side = "left"
         if tokenizer.pad_token_id is None:
@@ -161,7 +161,7 @@ def _schedule(job: TrainJob, steps: Any) -> Any:
 
 
 def _answer_tokens(job: TrainJob) -> int:
-    return job.settings.rl.answer_tokens(job.settings.seq_len or 0)
+    return job.settings.rl.answer_tokens(job.settings.seq_len)
 
 
 def _dtype(job: TrainJob) -> torch.dtype:
@@ -178,7 +178,7 @@ def _config(job: TrainJob) -> GRPOConfig:
         "max_steps": job.total_steps,
         "per_device_train_batch_size": layout.micro_batch_size,
         "gradient_accumulation_steps": layout.accumulation,
-        "learning_rate": optimizer.peak_lr(settings),
+        "learning_rate": settings.optimizer.lr,
         "max_grad_norm": settings.clip_grad_norm or 0.0,
         "gradient_checkpointing": layout.activation_checkpointing,
         "bf16": layout.precision != "fp32",

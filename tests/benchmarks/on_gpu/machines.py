@@ -32,7 +32,7 @@ def job_of(case: Case, scale: Scale) -> Job:
     """What the launchers make of the case's settings, with the table's model."""
     spec = models.find(case.model)
     settings = cases.settings_of(case, scale, Path(case.model), Path("rows.jsonl"))
-    return pipeline.build_job(pipeline.resolve_auto(settings, spec), spec, settings.max_steps)
+    return pipeline.build_job(settings, spec, settings.max_steps)
 
 
 def plan_of(case: Case, scale: Scale, place: Machine) -> Plan:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from estimator.models import hf_files
-from launchers import engines, pipeline
+from launchers import engines, run_config
 from launchers.dataset import render
 from launchers.dataset.batches import collate, collate_pairs, mismatched_rows, summed_log_probabilities
 from launchers.dataset.prepared import Prepared, Row
@@ -25,6 +25,7 @@ from launchers.engines.reward_head import as_trained
 from launchers.evaluate import load_model
 from launchers.gang.job import TrainJob
 from launchers.models import causal
+from launchers.run_config import RunConfig
 from launchers.settings import Settings
 from tests.launchers.engines import ranks
 from tests.launchers.engines.loop import runs
@@ -279,7 +280,7 @@ def _pad_id(model_dir: Path) -> int:
     return render.pad_id_of(render.load_tokenizer(model_dir, Settings()))
 
 
-def _settings(cell: Cell, folder: Path) -> Settings:
+def _settings(cell: Cell, folder: Path) -> RunConfig:
     """With tiny-llama's learning rate for the method, and every step like the others."""
     values: dict[str, Any] = METHODS[cell.method] | {"engine": cell.engine, "seq_len": 128, "task": cell.task}
     of_task: dict[str, dict[str, Any]] = {
@@ -289,7 +290,7 @@ def _settings(cell: Cell, folder: Path) -> Settings:
     values |= of_task.get(cell.task, {})
     chosen = Settings.model_validate(values | {"schedule": {"name": "constant", "warmup_steps": 0}})
     spec = hf_files.read_directory(folder / "model", "tiny-llama")
-    return pipeline.resolve_auto(chosen, spec)
+    return run_config.resolve(chosen, spec, method=cell.method, engine=cell.engine)
 
 
 def _on_nodes(job: TrainJob, folder: Path, nodes: int) -> Iterator[TrainJob]:

@@ -20,7 +20,7 @@ import pytest
 from estimator.models import resolve
 from estimator.plan import Device, Layout, MemoryEstimate, Plan, Prediction, Request
 from launchers.gang.job import TrainJob
-from launchers.settings import build
+from tests.lab.configs import config
 
 ROOT = Path(__file__).resolve().parents[3]
 ENGINES = "tests.launchers.gang.engines"
@@ -78,7 +78,7 @@ def make_job(
     hang = orders.pop("hang_timeout_s", 300)
     return TrainJob(
         plan=make_plan(nodes, processes, device),
-        settings=build(
+        settings=config(
             {
                 "engine_options": orders,
                 "resources": {"hang_timeout_s": hang},

@@ -19,8 +19,8 @@ from launchers.dataset import prepared
 from launchers.dataset.measured import MAX_ROWS
 from launchers.gang.job import TrainJob
 from launchers.report import telemetry
-from launchers.settings import Settings
 from launchers.store.bundles import LocalStorage
+from tests.lab.configs import config
 from tests.launchers.engines import ranks
 
 VOCAB = 256
@@ -192,8 +192,8 @@ def make_job(
         optimizer="adamw",
         offload=options.pop("offload", "none"),
     )
-    values = {"engine": engine, "optimizer": {"lr": 1e-2}, "schedule": {"warmup_steps": 2}}
-    chosen = Settings.model_validate(values | (settings or {}))
+    values = {"engine": engine, "seq_len": 128, "optimizer": {"lr": 1e-2}, "schedule": {"warmup_steps": 2}}
+    chosen = config(values | (settings or {}))
     plan = plan_of(layout, engine, chosen.method)
     return TrainJob(
         plan=plan,

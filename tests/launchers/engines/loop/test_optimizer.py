@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 import torch
 
 from launchers.engines.loop import optimizer
-from launchers.settings import Settings
 from tests.launchers.engines.loop import runs
 
 
@@ -25,12 +23,6 @@ def test_the_schedule_is_that_of_the_job_and_its_steps() -> None:
         stepped.step()
         schedule.step()
     assert rates == [0.0, 0.5, 1.0, 0.875]
-
-
-def test_a_learning_rate_that_was_not_resolved_is_a_programming_error() -> None:
-    with pytest.raises(ValueError, match="auto"):
-        optimizer.peak_lr(Settings())
-    assert math.isclose(optimizer.peak_lr(Settings.model_validate({"optimizer": {"lr": 1e-2}})), 1e-2)
 
 
 def test_muon_takes_the_blocks_matrices_and_adamw_the_rest() -> None:

@@ -13,7 +13,7 @@ from launchers.dataset import prepared
 from launchers.gang.job import TrainJob
 from launchers.models import tiny_llama
 from launchers.report import telemetry
-from launchers.settings import Settings
+from tests.lab.configs import config
 from tests.launchers.engines.loop import runs as loop_runs
 
 SEQ_LEN = 64
@@ -76,9 +76,9 @@ def make_job(
     layout: dict[str, Any] | None = None,
     checkpoint_every: int = 0,
 ) -> TrainJob:
-    values = {"optimizer": {"lr": 3e-3}, "schedule": {"warmup_steps": 2}}
+    values = {"seq_len": SEQ_LEN, "optimizer": {"lr": 3e-3}, "schedule": {"warmup_steps": 2}}
     values |= {"checkpoint_every": checkpoint_every}
-    chosen = Settings.model_validate(values | (settings or {}))
+    chosen = config(values | (settings or {}))
     return TrainJob(
         plan=make_plan(chosen.method, **({"processes_per_node": world} | (layout or {}))),
         settings=chosen,

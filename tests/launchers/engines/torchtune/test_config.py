@@ -177,11 +177,6 @@ def test_data_prepared_for_fewer_steps_is_refused(tmp_path: Path, model: Path, d
         torchtune_config.recipe_config(job)
 
 
-def test_data_prepared_for_longer_sequences_is_refused(tmp_path: Path, model: Path, data: Path) -> None:
-    with pytest.raises(UserError, match="sequences of 64"):
-        config(tmp_path, model, data, layout={"seq_len": 32})
-
-
 def test_a_pad_id_beyond_the_vocabulary_is_not_embedded(tmp_path: Path, model: Path, data: Path) -> None:
     info = json.loads((data / "info.json").read_text())
     (data / "info.json").write_text(json.dumps(info | {"pad_id": 4096}))

@@ -10,7 +10,7 @@ from estimator import models
 from launchers.engines.torchtune import config as torchtune_config
 from launchers.engines.torchtune import support as torchtune_support
 from launchers.settings import Settings
-from tests.launchers.engines.torchtune import runs
+from tests.lab.configs import config
 from tests.optional import require_torchtune
 
 pytestmark = pytest.mark.slow
@@ -21,12 +21,12 @@ def build(name: str, **settings: Any) -> Any:
     require_torchtune()
     import torch
     from omegaconf import OmegaConf
-    from torchtune import config
+    from torchtune import config as torchtune
 
-    chosen = Settings.model_validate(settings)
-    component = torchtune_config.model_component(models.find(name), chosen, runs.make_plan().layout)
+    chosen = config(settings)
+    component = torchtune_config.model_component(models.find(name), chosen)
     with torch.device("meta"):
-        return config.instantiate(OmegaConf.create(component))
+        return torchtune.instantiate(OmegaConf.create(component))
 
 
 def count(model: Any, trained: bool | None = None) -> int:

@@ -11,7 +11,7 @@ import pytest
 
 from estimator.models import hf_config
 from launchers.engines.torchtune import config as torchtune_config
-from launchers.settings import Settings
+from tests.lab import configs
 from tests.launchers.engines.torchtune import runs
 from tests.optional import require_torchtune
 
@@ -61,9 +61,8 @@ def make_model(base: Path, method: str, dtype: torch.dtype, checkpointer: Any) -
     from torchtune.modules.peft import get_adapter_params, set_trainable_params
 
     spec = hf_config.to_spec(json.loads((base / "config.json").read_text()), "test")
-    settings = Settings.model_validate({"method": method, "lora": {"rank": RANK, "alpha": ALPHA}})
-    layout = runs.make_plan(method).layout
-    values = OmegaConf.create(torchtune_config.model_component(spec, settings, layout))
+    settings = configs.config({"method": method, "lora": {"rank": RANK, "alpha": ALPHA}})
+    values = OmegaConf.create(torchtune_config.model_component(spec, settings))
     torch.manual_seed(3)
     with training.set_default_dtype(dtype):
         model = config.instantiate(values)
