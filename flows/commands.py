@@ -124,10 +124,10 @@ def _apart(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return before, after
 
 
-def console_script() -> str:
-    """Return ``finetune`` where PATH has it, else the path of the script beside this Python."""
+def console_script(path: str | None = None) -> str:
+    """Return ``finetune`` where PATH (or ``path``) has it, else the path of the script beside this Python."""
     beside = Path(sys.executable).with_name("finetune")
-    if shutil.which("finetune") or not beside.is_file():
+    if shutil.which("finetune", path=path) or not beside.is_file():
         return "finetune"
     return os.path.relpath(beside) if beside.is_relative_to(Path.cwd()) else str(beside)
 

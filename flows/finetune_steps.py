@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from metaflow import Config, FlowSpec, Parameter, config_expr, current, retry, step
 
-from decorators._metaflow import user_errors
+from decorators._metaflow import shell_path, user_errors
 from decorators.backends import disruptions
 from decorators.gpu_profile import current_plan, current_profile, gpu_profile
 from decorators.storage import datastore
@@ -85,7 +85,7 @@ def task_folder(step_name: str) -> Iterator[Path]:
 
 def next_steps(train: str, model_path: str) -> list[str]:
     """Format what to do after a run, in three lines. ``train``: name of the training step."""
-    program = console_script()
+    program = console_script(shell_path())
     card = command_line(sys.argv[0], ["card", "view", train, "--id", "finetune"], program)
     page = Path(model_path) / PAGE
     usage = f"the Python lines in {page}" if page.is_file() else "decorators.fetch_model (docs/models.md)"
@@ -237,7 +237,7 @@ class FinetuneSteps(FlowSpec):
         lines += next_steps(train, self.model_path)
         if self.stage_errors:
             words = ["resume", self.failed_step, "--origin-run-id", current.run_id]
-            lines.append(f"Try again:      {command_line(sys.argv[0], words, console_script())}")
+            lines.append(f"Try again:      {command_line(sys.argv[0], words, console_script(shell_path()))}")
         print("\n".join(lines))
 
     def _prepare(self, kept: Sequence[Sample] | None = None) -> None:

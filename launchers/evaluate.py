@@ -30,7 +30,7 @@ from launchers.models import causal
 from launchers.run_config import RunConfig
 from launchers.settings import Settings
 
-SIGN_S = 5.0  # at most, between two lines that report the progress of an evaluation
+SIGN_S = 15.0  # at most, between two lines that report the progress of an evaluation
 EXAMPLES = 3  # answers that logs and cards show
 # Tokens, padding and answers included, of prompts that are answered together. On GPUs their KV cache takes
 # less memory than the logits of a batch of as many tokens, which the held-out loss needs anyway.
@@ -151,11 +151,12 @@ class EvaluationResult:
 
     @property
     def examples(self) -> tuple[Answer, ...]:
-        """The first answers, and the first wrong one of the finished model if those are right."""
+        """The first answers; if all of them are right, the first wrong one replaces the last."""
         first, others = self.answers[:EXAMPLES], self.answers[EXAMPLES:]
         if self.exact_match is None or not all(answer.finetuned_is_right for answer in first):
             return first
-        return (*first, *[answer for answer in others if not answer.finetuned_is_right][:1])
+        wrong = next((answer for answer in others if not answer.finetuned_is_right), None)
+        return first if wrong is None else (*first[:-1], wrong)
 
     def table(self) -> str:
         """The example answers for a terminal; empty if there are none."""

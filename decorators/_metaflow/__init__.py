@@ -96,7 +96,14 @@ from decorators._metaflow.pods import shape_pods
 from decorators._metaflow.resubmitting import leave_no_record, submit_again
 from decorators._metaflow.signals import end_with_jobs
 from decorators._metaflow.steps import Given, StepView, resumed_artifact
-from decorators._metaflow.users import ensure_python, ensure_user, flow_name, origin_run_id, run_id
+from decorators._metaflow.users import (
+    ensure_python,
+    ensure_user,
+    flow_name,
+    origin_run_id,
+    run_id,
+    shell_path,
+)
 
 __all__ = [
     "Backend",
@@ -144,6 +151,7 @@ __all__ = [
     "s3_client",
     "say",
     "shape_pods",
+    "shell_path",
     "standalone_page",
     "storage",
     "submit_again",

@@ -9,6 +9,8 @@ from pathlib import Path
 from metaflow.system_context import system_context
 from metaflow.util import get_username
 
+_SHELL_PATH = "FINETUNE_SHELL_PATH"
+
 
 def flow_name() -> str:
     return str(system_context.flow.name)
@@ -32,12 +34,18 @@ def ensure_user() -> None:
         os.environ["USERNAME"] = "local"
 
 
+def shell_path() -> str | None:
+    """Return the PATH of the shell that launched the run; None where this process has it unchanged."""
+    return os.environ.get(_SHELL_PATH)
+
+
 def ensure_python() -> None:
     """Let ``python`` be this interpreter for the run's tasks.
 
     Metaflow starts a local ``@parallel`` step's other nodes by that name, and a virtual environment that
     is used without being activated is not on the PATH.
     """
+    os.environ.setdefault(_SHELL_PATH, os.environ.get("PATH", ""))
     folder = str(Path(sys.executable).parent)
     folders = os.environ.get("PATH", "").split(os.pathsep)
     if folders[0] != folder:

@@ -179,7 +179,7 @@ def summary(info: PreparedInfo, dataset: str) -> str:
     lines = [
         f"{dataset}: {samples:,} {kinds[0]}, {info.tokens:,} tokens{'' if info.task == 'grpo' else counted}",
         f"tokens {kinds[1]}: min {info.shortest:,}, median {info.median:,}, 95 % up to {info.p95:,}, "
-        f"max {info.longest:,}",
+        f"max {info.longest:,} (limit {info.seq_len:,})",
     ]
     if info.truncated_rows:
         where = "before their last" if info.task == "grpo" else "at"
@@ -188,8 +188,6 @@ def summary(info: PreparedInfo, dataset: str) -> str:
         lines.append(
             f"split at {info.seq_len:,} tokens: {info.split_rows:,} documents, into {info.pieces:,} pieces"
         )
-    else:
-        lines.append(f"none is longer than {info.seq_len:,} tokens")
     if info.dropped_rows and info.task == "pretrain":
         lines.append(f"left out: {info.dropped_rows:,} documents of one token, which nothing predicts")
     elif info.dropped_rows:

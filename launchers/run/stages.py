@@ -8,7 +8,7 @@ error, and the run continues to hand over the model.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -115,6 +115,17 @@ def push(folder: Path, page: str, settings: RunConfig, *, model_dir: Path) -> st
         raise UserError(error.problem, f"To push the model later: {command}") from error
 
 
+def _joined(parts: Sequence[str], width: int = 80) -> list[str]:
+    """Put as many parts into one line as ``width`` columns take."""
+    lines: list[str] = []
+    for part in parts:
+        if lines and len(lines[-1]) + len(part) + 2 <= width:
+            lines[-1] += f"; {part}"
+        else:
+            lines.append(part)
+    return lines
+
+
 def closing_lines(
     facts: Facts,
     evaluation: EvaluationResult | None,
@@ -128,7 +139,7 @@ def closing_lines(
     ``url``: of the model on the Hub. ``errors``: by stage; None for a stage that succeeded.
     """
     lines = evaluation.table().splitlines() if evaluation else []
-    lines += [f"{name}: {value}" for name, value in facts]
+    lines += _joined([f"{name}: {value}" for name, value in facts])
     lines.append(f"model: {model_dir}")
     if command := gguf_command(model_dir):
         lines.append(f"GGUF: {command}")

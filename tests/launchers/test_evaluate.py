@@ -281,8 +281,8 @@ def test_answers_are_counted_only_where_there_is_one_right_answer(task: str) -> 
 def test_the_table_has_the_first_answers_and_one_that_is_wrong_if_those_are_right() -> None:
     right = tuple(answer(number) for number in range(1, 6))
     shown = EvaluationResult(base=None, finetuned=None, answers=(*right, answer(6, "no"), answer(7, "no")))
-    assert [each.question for each in shown.examples] == ["1?", "2?", "3?", "6?"]
-    assert [shown.table().count(verdict) for verdict in ("(right)", "(wrong)")] == [3, 1]
+    assert [each.question for each in shown.examples] == ["1?", "2?", "6?"]
+    assert [shown.table().count(verdict) for verdict in ("(right)", "(wrong)")] == [2, 1]
     assert len(EvaluationResult(base=None, finetuned=None, answers=right).examples) == 3
     early = EvaluationResult(base=None, finetuned=None, answers=(answer(6, "no"), *right))
     assert [each.question for each in early.examples] == ["6?", "1?", "2?"]

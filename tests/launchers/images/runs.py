@@ -13,11 +13,16 @@ from launchers.dataset import drawn_shapes
 from launchers.gang.job import TrainJob
 from launchers.images import pictures
 from launchers.models import tiny_sdxl
-from launchers.settings import Settings
+from launchers.settings import Settings, overlaid
 from launchers.store.bundles import LocalStorage
 from tests.launchers.engines.loop import runs
 
-TASK: dict[str, Any] = {"task": "text-to-image", "model": tiny_sdxl.NAME, "dataset": drawn_shapes.BUILT_IN}
+TASK: dict[str, Any] = {
+    "task": "text-to-image",
+    "model": tiny_sdxl.NAME,
+    "dataset": drawn_shapes.BUILT_IN,
+    "images": {"resolution": 64},
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +37,7 @@ class Prepared:
 
     def job(self, name: str, **options: Any) -> TrainJob:
         """A job of the FSDP2 engine with its latents; ``name``: of its work folder."""
-        settings = TASK | {"seed": 3} | options.pop("settings", {})
+        settings = overlaid(TASK | {"seed": 3}, options.pop("settings", {}))
         world, micro = options.pop("world", 1), options.pop("micro", 2)
         job = runs.make_job(
             self.folder / name,
@@ -64,7 +69,7 @@ def fetch_latents(job: TrainJob, folder: Path, address: NodeAddress | None = Non
 def prepared(folder: Path, *, images: int = 40, batch: int = 4, steps: int = 6) -> Prepared:
     """tiny-sdxl, and so many drawn shapes in steps of ``batch``."""
     read = list(pictures.read(drawn_shapes.write(folder / "shapes", images), min_side=32))
-    values = TASK | {"global_batch_size": batch, "max_steps": steps, "seq_len": 64, "epochs": 10}
+    values = TASK | {"global_batch_size": batch, "max_steps": steps, "epochs": 10}
     settings = Settings.model_validate(values)
     image_runs.prepare(read, None, settings, folder / "data")
     model = tiny_sdxl.make(folder / "model")

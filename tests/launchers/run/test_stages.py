@@ -50,8 +50,9 @@ def test_a_refused_upload_names_the_command_that_uploads_the_users_copy(
 
 def test_the_report_ends_with_the_stages_that_failed(tmp_path: Path) -> None:
     errors = {stages.EVALUATION: "exit status -9", stages.PUSH: None}
-    lines = stages.closing_lines([("steps", "8")], None, tmp_path, errors=errors)
-    assert lines[:2] == ["steps: 8", f"model: {tmp_path}"]
+    facts = [("steps", "8"), ("loss", "2"), ("memory", "x" * 80)]
+    lines = stages.closing_lines(facts, None, tmp_path, errors=errors)
+    assert lines[:3] == ["steps: 8; loss: 2", f"memory: {'x' * 80}", f"model: {tmp_path}"]
     warnings = [line for line in lines if line.startswith("Warning: ")]
     assert len(warnings) == 1
     assert "exit status -9" in warnings[0]
