@@ -26,7 +26,8 @@ from estimator.job import Job, Target
 from estimator.models import DiffusionSpec, ModelRef, ModelSource, ModelSpec, untried
 from estimator.plan import Plan
 from estimator.planning import planner
-from estimator.setup import DEFAULT_SEQ_LEN, IMAGE_TASK
+from estimator.setup import DEFAULT_SEQ_LEN
+from estimator.vocabulary import LAUNCHED_METHODS, METHODS, TASKS
 from launchers import checks, image_runs
 from launchers.dataset import mixture, preferences, prompts, rows, sources, stored, support_tickets, texts
 from launchers.dataset.measured import MAX_ROWS
@@ -51,26 +52,18 @@ TINY_SEQ_LEN = 256  # tiny-llama's own data is short; a plan for 2048 would fore
 # tiny-llama starts from random weights, so it wants far larger steps than a trained model. LLaMA-Adapters'
 # gates begin at 0: litgpt@26857050's finetune_adapter and finetune_adapter_v2 leave AdamW at torch's 1e-3,
 # with the batch of 16 that is the default here.
-_LOW_RANK = ("lora", "qlora", "dora")
-_LEARNING_RATES = {"full": 2e-5, **dict.fromkeys(_LOW_RANK, 2e-4), "adapter-v1": 1e-3, "adapter-v2": 1e-3}
-_TINY_LEARNING_RATES = {
-    "full": 7e-4,
-    **dict.fromkeys(_LOW_RANK, 5e-3),
-    "adapter-v1": 1e-1,
-    "adapter-v2": 2e-2,
-}
+_LOW_RANK: tuple[str, ...] = tuple(name for name in LAUNCHED_METHODS if METHODS[name].low_rank)
+_LLAMA_ADAPTERS: tuple[str, ...] = tuple(name for name in LAUNCHED_METHODS if METHODS[name].llama_adapter)
+_TINY_LLAMA_ADAPTER_RATES = {"adapter-v1": 1e-1, "adapter-v2": 2e-2}
+_LEARNING_RATES = {"full": 2e-5, **dict.fromkeys(_LOW_RANK, 2e-4), **dict.fromkeys(_LLAMA_ADAPTERS, 1e-3)}
+_TINY_LEARNING_RATES = {"full": 7e-4, **dict.fromkeys(_LOW_RANK, 5e-3), **_TINY_LLAMA_ADAPTER_RATES}
 # TRL 1.16's for DPO, CPO and ORPO; with adapters ten times as much, as its documentation advises.
-_PREFERENCE_RATES = {"full": 1e-6, **dict.fromkeys(_LOW_RANK, 1e-5), "adapter-v1": 1e-5, "adapter-v2": 1e-5}
+_PREFERENCE_RATES = {"full": 1e-6, **dict.fromkeys((*_LOW_RANK, *_LLAMA_ADAPTERS), 1e-5)}
 # TRL 1.16's RewardConfig, for adapters; for all weights a tenth of it
 _REWARD_RATES = {"full": 1e-5, **dict.fromkeys(_LOW_RANK, 1e-4)}
 # TRL 1.16's GRPOConfig, and Shao et al. 2024 (arXiv:2402.03300), section 4.2, for all weights
 _GRPO_RATES = {"full": 1e-6, **dict.fromkeys(_LOW_RANK, 1e-5)}
-_TINY_PREFERENCE_RATES = {
-    "full": 5e-4,
-    **dict.fromkeys(_LOW_RANK, 2e-3),
-    "adapter-v1": 1e-1,
-    "adapter-v2": 2e-2,
-}
+_TINY_PREFERENCE_RATES = {"full": 5e-4, **dict.fromkeys(_LOW_RANK, 2e-3), **_TINY_LLAMA_ADAPTER_RATES}
 
 ChoosePlan = Callable[[Job, Target, Calibration | None], Plan]
 
@@ -162,12 +155,12 @@ def resolve_auto(
     settings = settings.model_copy(update=changes)
     if settings.method == "auto":
         return settings
-    if settings.task == IMAGE_TASK:
+    if TASKS[settings.task].images:
         rates = image_runs.rates(spec)
-    elif settings.trains_on_pairs or settings.task == "kto":
+    elif TASKS[settings.task].preferences:
         usual = _REWARD_RATES if settings.task == "reward" else _PREFERENCE_RATES
         rates = _TINY_PREFERENCE_RATES if tiny else usual
-    elif settings.task == "grpo":
+    elif TASKS[settings.task].draws_answers:
         rates = _TINY_PREFERENCE_RATES if tiny else _GRPO_RATES
     else:
         rates = _TINY_LEARNING_RATES if tiny else _LEARNING_RATES
@@ -241,7 +234,7 @@ def count_steps(settings: Settings) -> int | None:
         return -(-settings.tokens // (sequences * (settings.seq_len or DEFAULT_SEQ_LEN)))
     if len(counts) < len(names) or settings.task == "pretrain":  # which is rows only when it is tokens
         return settings.max_steps
-    if settings.task == IMAGE_TASK:  # whose batches depend on the images' sizes: `prepare` counts them
+    if TASKS[settings.task].images:  # whose batches depend on the images' sizes: `prepare` counts them
         return settings.max_steps
     import numpy as np  # which the flow's other processes do without
 
@@ -322,7 +315,7 @@ def _evaluated_sequences(settings: Settings, steps: int | None) -> int:
 
 def _drawing(settings: Settings) -> dict[str, Any]:
     """What of a Job says how answers are drawn and compared in a step; nothing for other tasks."""
-    if settings.task != "grpo":
+    if not TASKS[settings.task].draws_answers:
         return {}
     return {
         "answer_len": settings.rl.answer_tokens(settings.seq_len or DEFAULT_SEQ_LEN),
@@ -400,28 +393,28 @@ def read_samples(settings: Settings, path: Path) -> Iterator[Sample]:
     """
     if settings.task == "pretrain":
         return texts.read(path)
-    if settings.task == IMAGE_TASK:
+    if TASKS[settings.task].images:
         return pictures.read(path, min_side=image_runs.least_side(settings))
     if texts.is_text_file(path):
         raise UserError(
             f"Dataset {path} is plain text, which task {settings.task} does not learn.",
             ("Give ", Change("task", "pretrain"), ", or JSONL."),
         )
-    if settings.task == "kto":
+    if TASKS[settings.task].judged:
         return preferences.read_judged(path)
-    if settings.task == "grpo":
+    if TASKS[settings.task].draws_answers:
         return prompts.read(path)
     return preferences.read(path) if settings.trains_on_pairs else rows.read(path)
 
 
 def _samples_of(settings: Settings, name: str, path: Path) -> Iterator[Sample]:
     """The rows of a dataset as the task takes them, if it is built in converted from its chats."""
-    if sources.kind_of(name) != "built-in" or settings.task == IMAGE_TASK:
+    if sources.kind_of(name) != "built-in" or TASKS[settings.task].images:
         return read_samples(settings, path)
     chats = rows.read(path)
     if settings.task == "pretrain":
         return texts.from_conversations(chats)
-    if settings.task == "kto":
+    if TASKS[settings.task].judged:
         return preferences.judged_from(preferences.from_conversations(chats))
     return preferences.from_conversations(chats) if settings.trains_on_pairs else chats
 
@@ -458,7 +451,7 @@ def tokenise(
     ``held_out``: rows of the user's own; None: some of the others are held out.
     ``model_dir`` needs the configuration and the tokenizer only.
     """
-    if settings.task == IMAGE_TASK:
+    if TASKS[settings.task].images:
         info = image_runs.prepare(samples, held_out, settings, folder)
         _tell_short_run(settings, info.total_steps)
         return info

@@ -13,7 +13,8 @@ from typing import Any
 from estimator.errors import UserError
 from estimator.models import ModelSpec, hf_config
 from estimator.plan import Layout
-from estimator.planning.support import BITSANDBYTES, MLP, unsupported_shards
+from estimator.planning.support import MLP, unsupported_shards
+from estimator.vocabulary import METHODS, OPTIMIZERS
 from launchers.dataset.prepared import Prepared
 from launchers.engines import generic_targets
 from launchers.engines.torchtune.support import ATTENTION, unsupported
@@ -26,9 +27,9 @@ _CHECKPOINTERS = {"qwen2": "launchers.engines.torchtune.qwen2.Qwen2Checkpointer"
 
 
 def recipe_name(job: TrainJob) -> str:
-    method = "full" if job.settings.method == "full" else "lora"
+    method = "lora" if job.plan.adapters else "full"
     where = "distributed" if job.plan.layout.world_size > 1 else "single_device"
-    kind = "dpo" if job.settings.task == "dpo" else "finetune"
+    kind = "dpo" if job.settings.trains_on_pairs else "finetune"
     return f"{method}_{kind}_{where}"
 
 
@@ -107,7 +108,7 @@ def _misfit(job: TrainJob, spec: ModelSpec, data: Prepared) -> str | None:
         return f"the data was prepared for {data.info.total_steps} steps, the job has {job.total_steps}"
     if data.info.seq_len > layout.seq_len:
         return f"the data was prepared for sequences of {data.info.seq_len}, the plan has {layout.seq_len}"
-    return unsupported_shards(spec, layout.world_size) if job.settings.method == "qlora" else None
+    return unsupported_shards(spec, layout.world_size) if METHODS[job.plan.method].quantized else None
 
 
 def _incomplete(config_json: dict[str, Any], spec: ModelSpec) -> str | None:
@@ -121,7 +122,7 @@ def _incomplete(config_json: dict[str, Any], spec: ModelSpec) -> str | None:
 def model_component(spec: ModelSpec, settings: Settings, layout: Layout) -> dict[str, Any]:
     """The builder and its arguments. Rotary tables are only made as long as the sequences are."""
     module, extra = _builder(spec)
-    adapters = settings.method != "full"
+    adapters = METHODS[settings.method].adapters
     values: dict[str, Any] = {
         "_component_": f"{_MODELS}.{module}.{'lora_' if adapters else ''}{module}",
         "vocab_size": spec.vocab,
@@ -166,7 +167,7 @@ def _adapters(settings: Settings) -> dict[str, Any]:
         "lora_rank": lora.rank,
         "lora_alpha": lora.alpha,
         "lora_dropout": lora.dropout,
-        "quantize_base": settings.method == "qlora",
+        "quantize_base": METHODS[settings.method].quantized,
     }
 
 
@@ -178,8 +179,8 @@ def _optimizer(settings: Settings, layout: Layout) -> dict[str, Any]:
     if chosen.name == "sgd":
         return {"_component_": "torch.optim.SGD", **common, "momentum": 0.9}
     common |= {"betas": list(chosen.betas), "eps": chosen.eps}
-    if chosen.name in BITSANDBYTES:
-        return {"_component_": f"bitsandbytes.optim.{BITSANDBYTES[chosen.name]}", **common}
+    if name := OPTIMIZERS[chosen.name].bitsandbytes:
+        return {"_component_": f"bitsandbytes.optim.{name}", **common}
     return {"_component_": "torch.optim.AdamW", **common, "fused": layout.device == "cuda"}
 
 
