@@ -38,5 +38,5 @@ def format_usd(amount: float | None) -> str:
 
 
 def format_list(names: Sequence[str], last: str = "and") -> str:
-    """Names as a phrase: "full, lora and qlora"."""
+    """Join names into a phrase: "full, lora and qlora"."""
     return f" {last} ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)

@@ -189,14 +189,14 @@ class Setup:
         return self.engine == "fsdp2" and for_its_policies and self.world_size == 1
 
     @property
-    def family_code(self) -> bool:
+    def runs_loop(self) -> bool:
         """Whether the loop of this package trains transformers 5's modules: ModelSpec.lora_parameters."""
-        return ENGINES[self.engine].family_code
+        return ENGINES[self.engine].runs_loop
 
     @property
     def copies_experts(self) -> bool:
         """Whether each forward pass adds adapters to a copy of a block's experts, as PEFT's do."""
-        return self.lora_experts and self.adapters and self.family_code
+        return self.lora_experts and self.adapters and self.runs_loop
 
     @property
     def idle_blocks(self) -> int:
@@ -221,7 +221,7 @@ class Setup:
             return "adapters-off" if self.adapters else "copy"
         if not task.compares:
             return "none"
-        if self.family_code:
+        if self.runs_loop:
             return "adapters-off" if METHODS[self.method].low_rank else "computed-before"
         return "adapters-off" if self.adapters else "copy"
 
@@ -269,7 +269,7 @@ class Setup:
         inner = tuple(target for target in self.lora_targets if target not in ("lm_head", "embed_tokens"))
         outer = len(self.lora_targets) - len(inner)
         total = model.lora_parameters(
-            rank, inner, family_code=self.family_code, magnitudes=self.method == "dora"
+            rank, inner, family_code=self.runs_loop, magnitudes=self.method == "dora"
         )
         if self.copies_experts:
             total += parameters.expert_lora(model, rank)
@@ -287,7 +287,7 @@ class Setup:
         They are copies, beside the frozen ones; of tied embeddings the loop makes one.
         """
         matrices = len({"embed_tokens", "lm_head"} & set(self.trained_modules))
-        if self.family_code and self.model.tied_embeddings:
+        if self.runs_loop and self.model.tied_embeddings:
             matrices = min(matrices, 1)
         total = matrices * self.model.vocab * self.model.hidden
         return total + ("norms" in self.trained_modules) * parameters.norms(self.model)

@@ -22,7 +22,7 @@ Optimizer = Literal[LaunchedOptimizer, "adamw4bit"]
 LaunchedEngine = Literal["torchtune", "deepspeed", "fsdp2", "trl"]
 PlannedEngine = Literal[LaunchedEngine, "torchtitan", "megatron"]
 RequestedEngine = Literal[PlannedEngine, "auto"]
-Engine = Literal[  # whose code has a memory and a speed of its own (data/implementations.csv)
+Engine = Literal[  # rows of data/implementations.csv
     "torchtune", "deepspeed", "fsdp2", "torchtitan", "litgpt", "transformers", "composer", "megatron"
 ]
 LaunchedPrecision = Literal["bf16", "bf16-mixed", "fp32"]
@@ -204,7 +204,7 @@ OPTIMIZERS: Mapping[str, OptimizerSpec] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardingSpec:
-    """What of a model's states a sharding divides over processes, and its usual name."""
+    """Model states that a sharding divides over processes, and its usual name."""
 
     title: str
     weights: bool = False
@@ -236,7 +236,7 @@ SHARDINGS: Mapping[str, ShardingSpec] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuantizationSpec:
-    """How the weights of a frozen base model are stored."""
+    """Storage format of the weights of a quantized base model."""
 
     description: str
     weight_bytes: float  # of a weight with its scales
@@ -253,7 +253,7 @@ QUANTIZATIONS: Mapping[str, QuantizationSpec] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineDefaults:
-    """What ``finetune estimate`` assumes of an engine where an option is left out.
+    """Defaults of an engine for the options of ``finetune estimate``.
 
     ``*_unsharded`` holds where one process has all the states, ``*_sharded`` where several divide them.
     """
@@ -301,8 +301,8 @@ class EngineSpec:
     offload: StateOffload = "none"  # what leaves the GPU where offload is requested
     streams: bool = False  # cuts one stream of tokens into pieces of seq_len: every batch is full
     parallel: bool = False  # has tensor, context, pipeline and expert parallelism
-    family_code: bool = False  # the loop of this package over transformers 5's modules
-    optimizer_in_backward: bool = False  # can use each gradient as soon as it is there
+    runs_loop: bool = False  # its folder is a sharding of launchers/engines/loop, over transformers models
+    optimizer_in_backward: bool = False  # applies the optimizer during the backward pass
     fp8: bool = False  # has float8 matrix products here
     compile: bool = False  # torch.compile works on its blocks
     traced_with: Literal["", "torchtune", "transformers"] = ""  # package whose modules exact mode builds
@@ -349,7 +349,7 @@ ENGINES: Mapping[str, EngineSpec] = {
         shardings=("zero0", "zero1", "zero2", "zero3"),
         sharding_options="zero",
         offload="optimizer",
-        family_code=True,
+        runs_loop=True,
         traced_with="transformers",
         traced_losses=("plain", "recomputed"),
         defaults=EngineDefaults(
@@ -368,7 +368,7 @@ ENGINES: Mapping[str, EngineSpec] = {
         shardings=("none", "shard_grad_op", "fsdp"),
         sharding_options="fsdp",
         offload="all",
-        family_code=True,
+        runs_loop=True,
         fp8=True,
         compile=True,
         defaults=EngineDefaults(sharding="fsdp", quantization="nf4-double", source="launchers/engines/fsdp2"),

@@ -148,7 +148,7 @@ def check_installed(engine: str, method: str = "full", *, liger: bool = False) -
             "pip install liger-kernel",
         )
     needed = engines.needs(engine).packages
-    if METHODS[method].quantized and ENGINES[engine].family_code:
+    if METHODS[method].quantized and ENGINES[engine].runs_loop:
         needed = (*needed, "bitsandbytes")
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:

@@ -27,7 +27,7 @@ _WHAT, _SPREAD, _BATCH, _MEMORY, _PLACE = (
 
 
 def one_of(values: Iterable[str], text: str) -> str:
-    """Help text that names the values of an option."""
+    """Format a help text that lists the values of an option."""
     return f"{text} {', '.join(values)}."
 
 

@@ -109,7 +109,7 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int) -> Setup:
 
 
 def engine_of(name: str) -> tuple[EngineSpec, EngineDefaults]:
-    """The engine of that name and its defaults; raises UserError, naming the known engines, for another."""
+    """Look up an engine and its defaults; raise UserError, naming the known engines, for another name."""
     spec = ENGINES.get(name)
     if spec is None or spec.defaults is None:
         raise UserError(f"--engine {name} is not known.", f"Choose one of {', '.join(get_args(Engine))}.")

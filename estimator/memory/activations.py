@@ -282,7 +282,7 @@ def _adapted(setup: Setup, target: str) -> int:
     model = setup.model
     if not model.experts or target not in _IN_MLP:
         return 1
-    if setup.family_code:
+    if setup.runs_loop:
         return 1 if model.shared_ffn or model.dense_layers else 0
     return model.experts_per_token
 

@@ -226,7 +226,7 @@ def dequantised_bytes(setup: Setup) -> int:
     bitsandbytes, MatMul4Bit; launchers/engines/loop/quantised.py, which does so with 8 bits, too. 0 where
     products are made of quantised weights.
     """
-    if setup.quantization == "none" or (setup.quantization == "int8" and not setup.family_code):
+    if setup.quantization == "none" or (setup.quantization == "int8" and not setup.runs_loop):
         return 0
     largest = shape_of(setup.model).largest_linear
     if setup.engine == "litgpt":

@@ -174,7 +174,7 @@ def scale_bytes(setup: Setup, part: Part) -> int:
     if setup.quantization == "none":
         return 0
     if setup.quantization == "int8":
-        rows = _linear_rows(setup) if setup.family_code else 0
+        rows = _linear_rows(setup) if setup.runs_loop else 0
         return INT8_SCALE_BYTES * rows * part.layers // setup.model.layers
     scale_size = NF4_SCALE_BYTES if setup.quantization == "nf4-double" else NF4_PLAIN_SCALE_BYTES
     return share(
@@ -184,7 +184,7 @@ def scale_bytes(setup: Setup, part: Part) -> int:
 
 def divides_scales(setup: Setup) -> bool:
     """Whether the scales of quantised weights are divided and gathered with them."""
-    return not setup.family_code
+    return not setup.runs_loop
 
 
 def _linear_rows(setup: Setup) -> int:

@@ -176,13 +176,13 @@ def _replicas(job: Job, nodes: int, world: int) -> list[int]:
 
 
 def _shardings(job: Job, world: int) -> tuple[Sharding, ...]:
-    """The engine's shardings of so many processes, or the one that the job asks for."""
-    all_of_them = ENGINES[job.engine].shardings
+    """List the shardings to try: the engine's for that many processes, or the one that the job requests."""
+    supported = ENGINES[job.engine].shardings
     if job.zero_stage is not None:
-        return (all_of_them[job.zero_stage],)
+        return (supported[job.zero_stage],)
     if ENGINES[job.engine].sharding_options == "zero" and job.offload == "cpu":
         return ("zero2",) if world == 1 else ("zero2", "zero3")
     if world == 1:
-        return all_of_them[:1]
-    asked: dict[str | None, tuple[Sharding, ...]] = {"full": ("fsdp",), "grad-op": ("shard_grad_op",)}
-    return asked.get(job.fsdp_sharding, all_of_them[1:])
+        return supported[:1]
+    requested: dict[str | None, tuple[Sharding, ...]] = {"full": ("fsdp",), "grad-op": ("shard_grad_op",)}
+    return requested.get(job.fsdp_sharding, supported[1:])

@@ -36,16 +36,16 @@ def unsupported(engine: str, model: ModelSpec, training: Training) -> str | None
         return images.unsupported(engine, model, training)
     if engine not in LAUNCHED_ENGINES:
         return None
-    if ENGINES[engine].family_code:
+    reason = None
+    if ENGINES[engine].runs_loop:
         reason = _loop(engine, model, training)
-    else:
-        own = _OF_ENGINES.get(engine)
-        reason = own(model, training) if own else None
-    return reason or _outside_of_its_table(engine, training)
+    elif engine in _LIMITS:
+        reason = _LIMITS[engine](model, training)
+    return reason or _not_in_record(engine, training)
 
 
-def _outside_of_its_table(engine: str, training: Training) -> str | None:
-    """Why an engine's record in estimator/vocabulary.py excludes a task, a method or an optimizer."""
+def _not_in_record(engine: str, training: Training) -> str | None:
+    """Reason that an engine's record in estimator/vocabulary.py rules out the training, or None."""
     spec = ENGINES[engine]
     for what, value, known in (
         ("task", training.task, spec.tasks),
@@ -277,11 +277,8 @@ def unsupported_processes(job: Job, processes: int) -> str | None:
     """Why a job of torchtune's can't be spread over that many processes; None where it can."""
     if job.engine != "torchtune":
         return None
-    reason = (
-        unsupported_shards(job.model, processes)
-        if job.method != "auto" and METHODS[job.method].quantized
-        else None
-    )
+    quantized = job.method != "auto" and METHODS[job.method].quantized
+    reason = unsupported_shards(job.model, processes) if quantized else None
     return reason or _undivided(job.optimizer, processes)
 
 
@@ -453,8 +450,8 @@ def _optimizer_of_loop(engine: str, training: Training) -> str | None:
     return None
 
 
-_OF_ENGINES: dict[str, Callable[[ModelSpec, Training], str | None]] = {
+_LIMITS: dict[str, Callable[[ModelSpec, Training], str | None]] = {
     "torchtune": _torchtune,
     "trl": grpo.unsupported,
 }
-"""What engines that don't run the loop can't train, beyond their records in estimator/vocabulary.py."""
+"""Limits of engines without the loop, beyond their records in estimator/vocabulary.py."""

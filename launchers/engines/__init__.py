@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Needs:
-    """What the processes of an engine import, and what installs it."""
+    """Packages and modules that an engine's processes import, and the extra that installs them."""
 
     packages: tuple[str, ...]  # beside the base install
     modules: tuple[str, ...]  # of this package; what a rank imports first
@@ -63,7 +63,7 @@ def get(name: str) -> Engine:
 
 
 def needs(name: str) -> Needs:
-    """What the processes of an engine import."""
+    """Look up what the processes of an engine import."""
     of_engine: Needs = import_module(f"launchers.engines.{name}.engine").NEEDS
     return of_engine
 
