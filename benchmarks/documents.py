@@ -20,6 +20,7 @@ from checklist.checks import CHECKS
 from checklist.measurements import PHASES
 from estimator import models
 from estimator.models import untried
+from estimator.vocabulary import LAUNCHED_ENGINES
 from flows import finetune_launch
 from launchers import engines, settings
 
@@ -136,7 +137,7 @@ def models_table() -> str:
     return "\n".join(lines)
 
 
-ANSWERING = [name for name in engines.ENGINES if name != "trl"]  # which learns task grpo alone
+ANSWERING = [name for name in LAUNCHED_ENGINES if name != "trl"]  # which learns task grpo alone
 COMBINATIONS = [(engine, method) for engine in ANSWERING for method in ("full", "lora", "qlora")]
 # What runs where is one column for engines that run the same loop and refuse the same
 COLUMNS = [

@@ -5,7 +5,8 @@ from __future__ import annotations
 from estimator import hardware, memory
 from estimator.models.diffusion import STABLE_DIFFUSION_XL, positions_of
 from estimator.plan import GIB
-from estimator.setup import IMAGE_TASK, Setup
+from estimator.setup import Setup
+from estimator.vocabulary import IMAGE_TASK
 
 CARDS = ("RTX 4090", "A100 SXM 40GB", "A100 SXM 80GB")  # of 24, 40 and 80 GB
 RUNS = (

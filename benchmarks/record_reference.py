@@ -5,6 +5,9 @@ from __future__ import annotations
 import ast
 import re
 from pathlib import Path
+from typing import get_args
+
+from estimator import vocabulary
 
 ROOT = Path(__file__).parents[1]
 RECORDS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -51,7 +54,10 @@ def _docstring(record: ast.ClassDef) -> str:
 
 
 def _type(field: ast.AnnAssign) -> str:
-    return ast.unparse(field.annotation).replace("|", "\\|")
+    """The annotation; a type of the vocabulary as its values."""
+    values = get_args(getattr(vocabulary, ast.unparse(field.annotation), None))
+    text = f"Literal[{', '.join(map(repr, values))}]" if values else ast.unparse(field.annotation)
+    return text.replace("|", "\\|")
 
 
 def _comment(record: ast.ClassDef, field: ast.AnnAssign, lines: list[str]) -> str:

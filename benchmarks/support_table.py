@@ -19,6 +19,7 @@ from functools import cache
 from pathlib import Path
 
 from estimator.models import hf_files
+from estimator.vocabulary import LAUNCHED_ENGINES
 from launchers import engines, settings
 from tests.launchers.engines import methods
 from tests.launchers.engines.loop import families as proofs
@@ -45,7 +46,7 @@ TASKS = tuple(dict.fromkeys(cell.task for cell in methods.TASK_CELLS))
 
 
 def of_families(
-    chosen_engines: Chosen = tuple(engines.ENGINES), chosen: Sequence[str] = tuple(proofs.FAMILIES)
+    chosen_engines: Chosen = LAUNCHED_ENGINES, chosen: Sequence[str] = tuple(proofs.FAMILIES)
 ) -> list[Row]:
     """Each engine of the loop with a tiny model of each family; a row stands for all of its shardings."""
     with tempfile.TemporaryDirectory() as folder:
@@ -74,12 +75,12 @@ def of_families(
         return rows + [_packing(engine, family, models[family]) for engine, family in asked]
 
 
-def of_methods(chosen_engines: Chosen = tuple(engines.ENGINES)) -> list[Row]:
+def of_methods(chosen_engines: Chosen = LAUNCHED_ENGINES) -> list[Row]:
     """Each engine by each method with tiny-llama, on one node and on two."""
     return _of_cells("methods", methods.CELLS, chosen_engines)
 
 
-def of_tasks(chosen_engines: Chosen = tuple(engines.ENGINES), chosen: Sequence[str] = TASKS) -> list[Row]:
+def of_tasks(chosen_engines: Chosen = LAUNCHED_ENGINES, chosen: Sequence[str] = TASKS) -> list[Row]:
     """Each engine by each task and some methods with tiny-llama, on one node and on two."""
     return _of_cells("tasks", [cell for cell in methods.TASK_CELLS if cell.task in chosen], chosen_engines)
 
@@ -131,7 +132,7 @@ def write(
     rows: Iterable[Row],
     *,
     part: str,
-    chosen_engines: Chosen = tuple(engines.ENGINES),
+    chosen_engines: Chosen = LAUNCHED_ENGINES,
     tasks: Sequence[str] | None = None,
 ) -> None:
     """Put ``rows`` in the place of those that the table has of ``part``, these engines and tasks (all)."""
@@ -153,10 +154,10 @@ def write(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--part", action="append", choices=list(PARTS), help="all of them by default")
-    parser.add_argument("--engine", action="append", choices=list(engines.ENGINES), help="all by default")
+    parser.add_argument("--engine", action="append", choices=LAUNCHED_ENGINES, help="all by default")
     parser.add_argument("--task", action="append", choices=TASKS, help="of part tasks; all by default")
     asked = parser.parse_args()
-    chosen = tuple(asked.engine or engines.ENGINES)
+    chosen = tuple(asked.engine or LAUNCHED_ENGINES)
     for part in asked.part or PARTS:
         tasks = asked.task if part == "tasks" else None
         rows = PARTS[part](chosen, *([tasks] if tasks else []))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 GIB = 2**30
 MIB = 2**20
@@ -34,3 +35,8 @@ def format_clock(seconds: float) -> str:
 def format_usd(amount: float | None) -> str:
     """Format an amount in US dollars, with cents; "unknown" for None."""
     return "unknown" if amount is None else f"${amount:,.2f}"
+
+
+def format_list(names: Sequence[str], last: str = "and") -> str:
+    """Join names into a phrase: "full, lora and qlora"."""
+    return f" {last} ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)

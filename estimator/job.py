@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 from estimator.errors import Change, UserError
 from estimator.models import PROJECTIONS, ModelSpec
-from estimator.setup import (
-    LLAMA_ADAPTERS,
-    PAIR_TASKS,
+from estimator.setup import check_start_layer
+from estimator.vocabulary import (
+    ENGINES,
+    METHODS,
+    PARALLEL_ENGINES,
+    TASKS,
     TRAINED_MODULES,
+    Capacity,
+    FsdpSharding,
+    LaunchedFp8,
+    LaunchedOptimizer,
+    LaunchedQuantization,
+    Offload,
+    Recompute,
+    RequestedDevice,
+    RequestedEngine,
+    RequestedMethod,
+    RequestedPrecision,
+    TargetKind,
     Task,
-    TrainedFp8,
-    TrainedOptimizer,
-    check_start_layer,
 )
 
-METHODS = ("full", "lora", "qlora", "dora", *LLAMA_ADAPTERS, "auto")
-PARALLEL_ENGINES = ("torchtitan", "megatron")  # with tensor, context, pipeline and expert parallelism
-ENGINES = ("torchtune", "deepspeed", "fsdp2", "trl", *PARALLEL_ENGINES, "auto")
-OPTIMIZERS = get_args(TrainedOptimizer)
-QUANTIZATIONS = ("nf4-double", "nf4", "int8")
-PRECISIONS = ("auto", "bf16", "bf16-mixed", "fp32")
-KINDS = ("local", "allocation", "kubernetes", "batch", "catalogue")
-DEVICES = ("auto", "cuda", "cpu")
-CAPACITIES = ("usual", "any")
 DEGREES = ("tensor_parallel", "context_parallel", "pipeline_parallel", "expert_parallel")
 
 
@@ -37,27 +40,27 @@ class Job:
     """
 
     model: ModelSpec
-    method: Literal["full", "lora", "qlora", "dora", "adapter-v1", "adapter-v2", "auto"] = "full"
-    engine: Literal["torchtune", "deepspeed", "fsdp2", "trl", "torchtitan", "megatron", "auto"] = "torchtune"
+    method: RequestedMethod = "full"
+    engine: RequestedEngine = "torchtune"
     task: Task = "sft"
     seq_len: int = 2048
     global_batch_size: int = 8  # sequences for each optimizer step, over all processes
     micro_batch_size: int | None = None  # sequences for each process and forward pass
-    optimizer: TrainedOptimizer = "adamw"
-    precision: Literal["auto", "bf16", "bf16-mixed", "fp32"] = "auto"
-    fp8: TrainedFp8 = "none"  # of the matrix products
+    optimizer: LaunchedOptimizer = "adamw"
+    precision: RequestedPrecision = "auto"
+    fp8: LaunchedFp8 = "none"  # of the matrix products
     average: bool = False  # a moving average of the trained weights is kept (images)
     activation_checkpointing: bool | None = None
-    recompute: Literal["full", "selective"] = "full"  # what checkpointing recomputes of a block
+    recompute: Recompute = "full"  # what checkpointing recomputes of a block
     recompute_every: int = 1  # of so many blocks one is recomputed
     lora_rank: int = 8
     lora_targets: tuple[str, ...] = PROJECTIONS
     lora_experts: bool = False  # adapters on the experts too
     rslora: bool = False  # adapters scaled by alpha / sqrt(rank); memory and speed are the same
-    quantization: Literal["nf4-double", "nf4", "int8"] = "nf4-double"  # of qlora's base
+    quantization: LaunchedQuantization = "nf4-double"  # of qlora's base
     adapter_prompt_length: int = 10  # LLaMA-Adapter's prompt vectors of each block
     adapter_start_layer: int = 2  # the first block that has them
-    trained_modules: tuple[str, ...] = ()  # of setup.TRAINED_MODULES, trained whole beside LoRA's adapters
+    trained_modules: tuple[str, ...] = ()  # of TRAINED_MODULES, trained whole beside LoRA's adapters
     new_tokens: int = 0  # rows of the model's embedding and head that it was not published with
     packing: bool = False
     longest_first: bool = True  # batches that vary in length begin with the longest
@@ -66,9 +69,9 @@ class Job:
     liger: bool = False  # Liger-Kernel's kernels in place of the model's own
     optimizer_in_backward: bool = False  # each gradient is used at once, so that none is kept to accumulate
     zero_stage: int | None = None
-    fsdp_sharding: Literal["full", "grad-op"] | None = None  # whether weights are resharded after their use
+    fsdp_sharding: FsdpSharding | None = None  # whether weights are resharded after their use
     replicas: int | None = None  # copies of the model under FSDP, each divided over as many processes
-    offload: Literal["none", "cpu"] = "none"
+    offload: Offload = "none"
     steps: int | None = None  # optimizer steps of the whole run; None: not known yet
     evaluated_sequences: int = 0  # held-out ones that go through the model while it trains, at most
     keep_checkpoints: int = 2
@@ -82,15 +85,15 @@ class Job:
     expert_parallel: int | None = None
 
     def __post_init__(self) -> None:
-        _one_of("method", self.method, METHODS)
+        _one_of("method", self.method, get_args(RequestedMethod))
         _one_of("task", self.task, get_args(Task))
-        _one_of("engine", self.engine, ENGINES)
-        _one_of("optimizer", self.optimizer, OPTIMIZERS)
-        _one_of("precision", self.precision, PRECISIONS)
-        _one_of("quantization", self.quantization, QUANTIZATIONS)
-        _one_of("offload", self.offload, ("none", "cpu"))
-        _one_of("fp8", self.fp8, get_args(TrainedFp8))
-        _one_of("recompute.what", self.recompute, ("full", "selective"))
+        _one_of("engine", self.engine, get_args(RequestedEngine))
+        _one_of("optimizer", self.optimizer, get_args(LaunchedOptimizer))
+        _one_of("precision", self.precision, get_args(RequestedPrecision))
+        _one_of("quantization", self.quantization, get_args(LaunchedQuantization))
+        _one_of("offload", self.offload, get_args(Offload))
+        _one_of("fp8", self.fp8, get_args(LaunchedFp8))
+        _one_of("recompute.what", self.recompute, get_args(Recompute))
         for name in (
             "seq_len",
             "global_batch_size",
@@ -141,12 +144,18 @@ class Job:
                 "torchtune keeps no fp32 master weights, so it has no bf16-mixed.",
                 ("Use ", Change("precision", "bf16"), ", or ", Change("engine", "deepspeed"), "."),
             )
-        if self.optimizer_in_backward and self.engine in ("deepspeed", "fsdp2", "megatron"):
+        if (
+            self.optimizer_in_backward
+            and self.engine != "auto"
+            and not ENGINES[self.engine].optimizer_in_backward
+        ):
             raise UserError(
                 (Change("optimizer.in_backward", True), f": {self.engine} has no such thing."),
-                ("Use ", Change("engine", "torchtune"), ", which has."),
+                ("Use ", Change("engine", "torchtune"), ", which has.")
+                if self.task in ENGINES["torchtune"].tasks
+                else "Leave it out.",
             )
-        if self.method in LLAMA_ADAPTERS:
+        if self.method != "auto" and METHODS[self.method].llama_adapter:
             check_start_layer(self.model, self.adapter_start_layer)
         if strangers := set(self.trained_modules) - set(TRAINED_MODULES):
             raise UserError(
@@ -165,9 +174,10 @@ class Job:
     def _check_sharding(self) -> None:
         """Refuse options of one engine's sharding with another engine."""
         zero, fsdp = self.zero_stage is not None, self.fsdp_sharding is not None or self.replicas is not None
-        offload = self.offload != "none"
-        if (zero and self.engine not in ("deepspeed", "auto")) or (
-            offload and self.engine not in ("deepspeed", "fsdp2", "auto")
+        engine = None if self.engine == "auto" else ENGINES[self.engine]
+        if engine and (
+            (zero and engine.sharding_options != "zero")
+            or (self.offload != "none" and engine.offload == "none")
         ):
             raise UserError(
                 (
@@ -178,7 +188,7 @@ class Job:
                 ),
                 ("Leave them out, or use ", Change("engine", "deepspeed"), "."),
             )
-        if fsdp and (zero or self.engine not in ("fsdp2", "auto")):
+        if fsdp and (zero or (engine and engine.sharding_options != "fsdp")):
             other = "ZeRO is asked for" if zero else f"the engine is {self.engine}"
             raise UserError(
                 (Change("fsdp.sharding"), " and ", Change("fsdp.replicas"), f" belong to FSDP2; {other}."),
@@ -229,17 +239,17 @@ class Job:
     @property
     def adapters(self) -> bool:
         """Whether adapters are trained and the base stays frozen."""
-        return self.method != "full"
+        return self.method == "auto" or METHODS[self.method].adapters
 
     @property
     def low_rank(self) -> bool:
         """Whether the adapters are LoRA's kind of matrices."""
-        return self.method not in ("full", *LLAMA_ADAPTERS)
+        return self.method == "auto" or METHODS[self.method].low_rank
 
     @property
     def tokens_per_step(self) -> int:
         """Tokens of all sequences of one optimizer step; a preference pair is two sequences."""
-        return self.global_batch_size * self.seq_len * (2 if self.task in PAIR_TASKS else 1)
+        return self.global_batch_size * self.seq_len * TASKS[self.task].sequences_per_row
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -259,20 +269,20 @@ class Target:
     On ``"local"`` the nodes share the one machine; an ``"allocation"`` (Slurm's, PBS's) has one for each.
     """
 
-    kind: Literal["local", "allocation", "kubernetes", "batch", "catalogue"] = "local"
+    kind: TargetKind = "local"
     machine: Machine | None = None
     nodes: int | None = None
     gpus: int | None = None  # for each node; on CPUs: processes for each node
     gpu: str | None = None
     instance_type: str | None = None
     cloud: str | None = None
-    device: Literal["auto", "cuda", "cpu"] = "auto"
-    capacity: Literal["usual", "any"] = "usual"  # usual: what is rarely to be had on demand comes last
+    device: RequestedDevice = "auto"
+    capacity: Capacity = "usual"  # usual: what is rarely to be had on demand comes last
 
     def __post_init__(self) -> None:
-        _one_of("target", self.kind, KINDS)
-        _one_of("device", self.device, DEVICES)
-        _one_of("capacity", self.capacity, CAPACITIES)
+        _one_of("target", self.kind, get_args(TargetKind))
+        _one_of("device", self.device, get_args(RequestedDevice))
+        _one_of("capacity", self.capacity, get_args(Capacity))
         for name in ("nodes", "gpus"):
             if getattr(self, name) is not None:
                 _at_least_one(name, getattr(self, name))

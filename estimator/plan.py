@@ -15,6 +15,20 @@ from typing import Any, Literal
 
 from estimator.formatting import GIB as GIB
 from estimator.formatting import MIB as MIB
+from estimator.vocabulary import (
+    LAUNCHED_ENGINES,
+    LAUNCHED_METHODS,
+    LAUNCHED_OPTIMIZERS,
+    METHODS,
+    TASKS,
+    Device,
+    LaunchedMethod,
+    LaunchedPrecision,
+    LaunchedSchedule,
+    Offload,
+    Sharding,
+    TargetKind,
+)
 
 SCHEMA_VERSION = 2
 
@@ -22,18 +36,9 @@ SCHEMA_VERSION = 2
 RUNTIME = "runtime"
 ALLOCATOR = "allocator"
 
-Device = Literal["cuda", "cpu"]
-Sharding = Literal["none", "ddp", "fsdp", "shard_grad_op", "zero0", "zero1", "zero2", "zero3"]
-Schedule = Literal["none", "afab", "1f1b", "interleaved", "zero-bubble"]
 Counter = Literal["device", "reserved", "allocated", "resident"]
 """Who counts the memory of a process: NVML, less what was in use before; torch.cuda.max_memory_reserved and
 max_memory_allocated; on a CPU the kernel."""
-
-# What launchers/settings.py lets a run ask for; anything else is planned only
-LAUNCHED_ENGINES = ("torchtune", "deepspeed", "fsdp2", "trl")
-LAUNCHED_METHODS = ("full", "lora", "qlora", "dora", "adapter-v1", "adapter-v2")
-LAUNCHED_OPTIMIZERS = ("adamw", "adamw8bit", "paged-adamw", "paged-adamw8bit", "adafactor", "muon", "sgd")
-LAUNCHED_TASKS = ("sft", "pretrain", "dpo", "orpo", "simpo", "kto", "reward", "grpo", "text-to-image")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,14 +164,14 @@ class Layout:
     accumulation: int  # forward passes for each optimizer step
     seq_len: int
     activation_checkpointing: bool
-    precision: Literal["bf16", "bf16-mixed", "fp32"]
+    precision: LaunchedPrecision
     optimizer: str
-    offload: Literal["none", "cpu"] = "none"
+    offload: Offload = "none"
     tensor_parallel: int = 1
     context_parallel: int = 1
     pipeline_parallel: int = 1
     virtual_stages: int = 1  # model chunks of each pipeline stage
-    schedule: Schedule = "none"
+    schedule: LaunchedSchedule = "none"
     expert_parallel: int = 1  # reuses the processes of the other kinds
     replicate: int = 1  # groups that each hold the sharded states once (HYBRID_SHARD)
     optimizer_in_backward: bool = False  # each gradient is used, and freed, as soon as it is there
@@ -309,9 +314,9 @@ class Plan:
 
     model: str
     parameters: int
-    method: Literal["full", "lora", "qlora", "dora", "adapter-v1", "adapter-v2"]
+    method: LaunchedMethod
     engine: str
-    target: Literal["local", "allocation", "kubernetes", "batch", "catalogue"]
+    target: TargetKind
     request: Request
     layout: Layout
     prediction: Prediction
@@ -326,13 +331,18 @@ class Plan:
     schema: int = field(default=SCHEMA_VERSION)
 
     @property
+    def adapters(self) -> bool:
+        """Whether adapters are trained and the base model is frozen."""
+        return METHODS[self.method].adapters
+
+    @property
     def planned_only(self) -> str | None:
         """Why this package can't run the plan, in one clause; None where it can."""
         for what, value, known in (
             ("engine", self.engine, LAUNCHED_ENGINES),
             ("method", self.method, LAUNCHED_METHODS),
             ("optimizer", self.layout.optimizer, LAUNCHED_OPTIMIZERS),
-            ("task", self.task, LAUNCHED_TASKS),
+            ("task", self.task, tuple(TASKS)),
         ):
             if value not in known:
                 return f"{what} {value} is planned only: this package runs {', '.join(known)}"

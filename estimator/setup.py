@@ -11,45 +11,29 @@ from typing import Literal, get_args
 
 from estimator.errors import Change, UserError
 from estimator.models import PROJECTIONS, ModelSpec, parameters
+from estimator.vocabulary import (
+    ENGINES,
+    METHODS,
+    SHARDINGS,
+    TASKS,
+    TRAINED_MODULES,
+    Checkpointing,
+    Device,
+    Engine,
+    Fp8,
+    LossKind,
+    Method,
+    Optimizer,
+    Precision,
+    Quantization,
+    Schedule,
+    Sharding,
+    StateOffload,
+    Task,
+)
 
-Engine = Literal[
-    "torchtune", "deepspeed", "fsdp2", "torchtitan", "litgpt", "transformers", "composer", "megatron"
-]
-# Those that this package runs on transformers 5's modules: see ModelSpec.lora_parameters
-FAMILY_CODE = ("deepspeed", "fsdp2")
-Method = Literal["full", "lora", "dora", "adapter-v1", "adapter-v2"]
-LLAMA_ADAPTERS = ("adapter-v1", "adapter-v2")
-TRAINED_MODULES = ("embed_tokens", "lm_head", "norms")  # beside adapters: PEFT's modules_to_save
 DEFAULT_SEQ_LEN = 2048  # tokens
 TINY_SEQ_LEN = 256  # tiny-llama's own data is short; a plan for 2048 would foretell memory it never needs
-Task = Literal["sft", "pretrain", "dpo", "orpo", "simpo", "kto", "reward", "grpo", "text-to-image"]
-IMAGE_TASK: Literal["text-to-image"] = "text-to-image"  # of pipelines that make images
-PAIR_TASKS = ("dpo", "orpo", "simpo", "reward")  # a sample is a chosen and a rejected answer
-Precision = Literal[
-    "fp32",  # everything in fp32
-    "bf16",  # everything in bf16, the optimizer's states too
-    "bf16-mixed",  # fp32 weights kept, bf16 copies made where they are gathered or used by the engine
-    "bf16-autocast",  # fp32 weights, gradients and states; torch.autocast casts around each product
-    "fp16-autocast",
-]
-TrainedFp8 = Literal["none", "tensorwise", "rowwise"]  # recipes that an engine of this package trains in
-Fp8 = Literal[TrainedFp8, "te", "mxfp8", "nvfp4", "msamp-o1", "msamp-o2", "msamp-o3"]
-Quantization = Literal["none", "nf4", "nf4-double", "int8"]
-TrainedOptimizer = Literal[
-    "adamw", "adamw8bit", "paged-adamw", "paged-adamw8bit", "adafactor", "muon", "sgd"
-]  # optimizers that an engine of this package steps
-Optimizer = Literal[TrainedOptimizer, "adamw4bit"]
-StateSharding = Literal["none", "ddp", "zero0", "zero1", "zero2", "zero3", "fsdp", "shard_grad_op"]
-Checkpointing = Literal["none", "selective", "full"]
-LossKind = Literal["plain", "kernel", "chunked", "fused", "recomputed"]
-Schedule = Literal[
-    "none",
-    "split",  # layers on one GPU after the other without a schedule: Hugging Face's device_map
-    "afab",
-    "1f1b",
-    "interleaved",
-    "zero-bubble",
-]
 
 
 def default_seq_len(model: ModelSpec) -> int:
@@ -89,7 +73,7 @@ class Setup:
     fused_optimizer: bool | None = None  # AdamW in one kernel, else in torch's foreach; None: as the engine
     optimizer_in_backward: bool = False  # each gradient is used and freed as soon as it is there
 
-    sharding: StateSharding = "none"
+    sharding: Sharding = "none"
     shard: int = 1  # processes that share one copy of the states (with context parallel: both together)
     replicate: int = 1  # such groups (DDP, HYBRID_SHARD)
     flat_parameters: bool = False  # FSDP1 instead of FSDP2, where the engine has both
@@ -101,7 +85,7 @@ class Setup:
     schedule: Schedule = "none"
     expert: int = 1
 
-    micro_batch_size: int = 1  # sequences (PAIR_TASKS: pairs) for each process and forward pass
+    micro_batch_size: int = 1  # sequences (of tasks with pairs: pairs) for each process and forward pass
     accumulation: int = 1  # forward passes for each optimizer step; with a pipeline: its micro batches
     seq_len: int = 2048  # tokens of the longest sequence
     fixed_length: bool = True  # packed or padded to seq_len; else batches vary in length
@@ -120,10 +104,10 @@ class Setup:
     loss: LossKind = "plain"
     loss_chunks: int = 8
     attention: Literal["flash", "math"] = "flash"  # math keeps seq_len x seq_len scores
-    offload: Literal["none", "optimizer", "all"] = "none"  # "all": weights too
+    offload: StateOffload = "none"
     offload_to: Literal["cpu", "nvme"] = "cpu"
 
-    device: Literal["cuda", "cpu"] = "cuda"
+    device: Device = "cuda"
     processes_per_node: int = 8
     keep_checkpoints: int = 2
     adapter_only: bool = False  # an adapter is handed over alone, not merged into its base
@@ -145,7 +129,7 @@ class Setup:
             )
         if self.prompts:
             check_start_layer(self.model, self.adapter_start_layer)
-        if self.quantization != "none" and self.method == "full":
+        if self.quantization != "none" and not self.adapters:
             raise UserError(
                 f"quantization {self.quantization} freezes the weights; full training changes them.",
                 "Use method lora.",
@@ -173,7 +157,7 @@ class Setup:
             raise UserError(
                 f"expert parallel {self.expert} does not divide the {model.experts} experts of {model.name}."
             )
-        if self.sharding in ("none", "ddp", "zero0") and self.shard > 1:
+        if self.shard > 1 and not SHARDINGS[self.sharding].divides:
             raise UserError(f"sharding {self.sharding!r} divides nothing over {self.shard} processes.")
 
     @property
@@ -194,12 +178,12 @@ class Setup:
     @property
     def adapters(self) -> bool:
         """Whether adapters are trained and the base stays frozen."""
-        return self.method != "full"
+        return METHODS[self.method].adapters
 
     @property
     def prompts(self) -> bool:
         """Whether the adapters are prompts in front of attention: LLaMA-Adapter, v1 and v2."""
-        return self.method in LLAMA_ADAPTERS
+        return METHODS[self.method].llama_adapter
 
     @property
     def sharded_alone(self) -> bool:
@@ -211,9 +195,14 @@ class Setup:
         return self.engine == "fsdp2" and for_its_policies and self.world_size == 1
 
     @property
+    def runs_loop(self) -> bool:
+        """Whether the loop of this package trains transformers 5's modules: ModelSpec.lora_parameters."""
+        return ENGINES[self.engine].runs_loop
+
+    @property
     def copies_experts(self) -> bool:
         """Whether each forward pass adds adapters to a copy of a block's experts, as PEFT's do."""
-        return self.lora_experts and self.adapters and self.engine in FAMILY_CODE
+        return self.lora_experts and self.adapters and self.runs_loop
 
     @property
     def idle_blocks(self) -> int:
@@ -223,7 +212,7 @@ class Setup:
     @property
     def trains_norms(self) -> bool:
         """Whether the norms' weights are trained: with all others, or beside adapters."""
-        return self.method in ("full", "adapter-v2") or "norms" in self.trained_modules
+        return not self.adapters or self.method == "adapter-v2" or "norms" in self.trained_modules
 
     @property
     def reference(self) -> Literal["none", "adapters-off", "computed-before", "copy"]:
@@ -233,18 +222,19 @@ class Setup:
         computes what the untrained model gives once before training (launchers/reference.py), also for
         LLaMA-Adapters; other engines hold a frozen copy of it.
         """
-        if self.task == "grpo" and self.compares:
+        task = TASKS[self.task]
+        if task.draws_answers and self.compares:
             return "adapters-off" if self.adapters else "copy"
-        if self.task not in ("dpo", "kto"):
+        if not task.compares:
             return "none"
-        if self.engine in FAMILY_CODE:
-            return "computed-before" if self.method == "full" or self.prompts else "adapters-off"
+        if self.runs_loop:
+            return "adapters-off" if METHODS[self.method].low_rank else "computed-before"
         return "adapters-off" if self.adapters else "copy"
 
     @property
     def sequences(self) -> int:
         """Sequences in one forward pass of one process; a preference pair is two sequences."""
-        return self.micro_batch_size * (2 if self.task in PAIR_TASKS else 1)
+        return self.micro_batch_size * TASKS[self.task].sequences_per_row
 
     @property
     def tokens(self) -> int:
@@ -254,7 +244,7 @@ class Setup:
     @property
     def zero_stage(self) -> int | None:
         """DeepSpeed's ZeRO stage; None where the engine is not DeepSpeed."""
-        return int(self.sharding[-1]) if self.sharding.startswith("zero") else None
+        return SHARDINGS[self.sharding].zero_stage
 
     @property
     def trainable_parameters(self) -> int:
@@ -285,7 +275,7 @@ class Setup:
         inner = tuple(target for target in self.lora_targets if target not in ("lm_head", "embed_tokens"))
         outer = len(self.lora_targets) - len(inner)
         total = model.lora_parameters(
-            rank, inner, family_code=self.engine in FAMILY_CODE, magnitudes=self.method == "dora"
+            rank, inner, family_code=self.runs_loop, magnitudes=self.method == "dora"
         )
         if self.copies_experts:
             total += parameters.expert_lora(model, rank)
@@ -303,7 +293,7 @@ class Setup:
         They are copies, beside the frozen ones; of tied embeddings the loop makes one.
         """
         matrices = len({"embed_tokens", "lm_head"} & set(self.trained_modules))
-        if self.engine in FAMILY_CODE and self.model.tied_embeddings:
+        if self.runs_loop and self.model.tied_embeddings:
             matrices = min(matrices, 1)
         total = matrices * self.model.vocab * self.model.hidden
         return total + ("norms" in self.trained_modules) * parameters.norms(self.model)
@@ -334,14 +324,14 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "precision": get_args(Precision),
     "fp8": get_args(Fp8),
     "optimizer": get_args(Optimizer),
-    "sharding": get_args(StateSharding),
+    "sharding": get_args(Sharding),
     "schedule": get_args(Schedule),
     "checkpointing": get_args(Checkpointing),
     "loss": get_args(LossKind),
     "attention": ("flash", "math"),
-    "offload": ("none", "optimizer", "all"),
+    "offload": get_args(StateOffload),
     "offload_to": ("cpu", "nvme"),
-    "device": ("cuda", "cpu"),
+    "device": get_args(Device),
 }
 _COUNTS = (
     "lora_rank",

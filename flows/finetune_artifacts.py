@@ -25,7 +25,7 @@ from estimator import models, remote
 from estimator.formatting import format_bytes
 from estimator.models import ModelRef, ModelSource
 from estimator.plan import Plan
-from estimator.setup import IMAGE_TASK
+from estimator.vocabulary import IMAGE_TASK
 from flows.commands import command_line
 from launchers import engines, model_card, pipeline
 from launchers.dataset import files, mixture, sources

@@ -14,7 +14,7 @@ from __future__ import annotations
 from metaflow import retry, step
 
 from decorators.gpu_profile import gpu_profile
-from estimator.setup import IMAGE_TASK
+from estimator.vocabulary import TASKS
 from flows import finetune_launch
 from flows.finetune_nodes import NodesSteps
 
@@ -28,7 +28,7 @@ class FinetuneFlow(NodesSteps):
         """Fetch the weights once for the cluster; tokenise the data once for all ranks."""
         self._prepare()
         self.topology = "many" if self.plan.layout.nodes > 1 else "one"
-        self.way = "encode" if self.used_settings.task == IMAGE_TASK else self.topology
+        self.way = "encode" if TASKS[self.used_settings.task].images else self.topology
         self.next({"encode": self.encode, "one": self.train, "many": self.fan_out}, condition="way")
 
     @gpu_profile(plan=finetune_launch.plan_from_parameters, request="encode")

@@ -9,9 +9,9 @@ import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from decorators._metaflow import command, compiles_only, main, resumed_artifact
+from decorators._metaflow import Backend, command, compiles_only, main, resumed_artifact
 from decorators.backends import cluster_name, destination
 from estimator import hardware, logs
 from estimator.calibration import Calibration
@@ -36,8 +36,6 @@ from launchers.spelling import SetOptions
 if TYPE_CHECKING:
     from estimator.hardware.cluster import Cluster
     from flows.checklist_gate import Checked
-
-Backend = Literal["local", "kubernetes", "batch"]
 
 # Where each flag of the flow goes in Settings. Anything else is reached by the YAML file and --set.
 FLAGS = {

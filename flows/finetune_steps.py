@@ -19,6 +19,7 @@ from decorators.backends import disruptions
 from decorators.gpu_profile import current_plan, current_profile, gpu_profile
 from decorators.storage import datastore
 from estimator.errors import spelled_as
+from estimator.vocabulary import TASKS
 from flows import finetune_artifacts, finetune_harness, finetune_launch, scorers
 from flows.commands import command_line, console_script
 from flows.finetune_node import encode_on_node, patience_s, train_on_node
@@ -248,7 +249,7 @@ class FinetuneSteps(FlowSpec):
         with task_folder("prepare") as work:
             print(f"fetching {self.base_model.name}", flush=True)
             self.model_reference = finetune_artifacts.fetch_weights_once(self.base_model, work)
-            if self.used_settings.task == "grpo":
+            if TASKS[self.used_settings.task].draws_answers:
                 self.reward_model = scorers.fetch_reward_model_once(
                     self.used_settings.rl.reward or "", "rl.reward", work
                 )
@@ -368,7 +369,7 @@ class FinetuneSteps(FlowSpec):
     def _reward(self, work: Path) -> str | None:
         """What scores the answers of task grpo, on this machine; None for other tasks."""
         settings = self.used_settings
-        if settings.task != "grpo":
+        if not TASKS[settings.task].draws_answers:
             return None
         return scorers.fetch_scorer(settings.rl.reward or "", self.reward_model, work)
 

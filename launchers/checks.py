@@ -18,20 +18,13 @@ from estimator.formatting import format_bytes
 from estimator.models import ModelSpec
 from estimator.plan import MIB, Plan
 from estimator.planning.support import engine_order
-from estimator.setup import FAMILY_CODE
+from estimator.vocabulary import ENGINES, LAUNCHED_ENGINES, METHODS, TASKS
 from launchers import engines
 from launchers.report import trackers
 from launchers.scoring.check import check_function
 from launchers.scoring.functions import scorer_of
 from launchers.scoring.reward_model import check_reward_model
 from launchers.settings import Settings
-
-PACKAGES = {  # what an engine's processes import, beside the base install
-    "torchtune": ("torch", "torchtune", "torchao", "accelerate", "transformers"),
-    "deepspeed": ("torch", "deepspeed", "accelerate", "peft", "transformers"),
-    "fsdp2": ("torch", "accelerate", "peft", "transformers"),
-    "trl": ("torch", "trl", "accelerate", "peft", "transformers"),
-}
 
 
 def able_engine(settings: Settings, spec: ModelSpec) -> str:
@@ -62,7 +55,7 @@ def check_supported(
     engine = able_engine(settings, spec) if settings.engine == "auto" else settings.engine
     reason = engines.get(engine).unsupported(settings, spec)
     if reason is not None:
-        clauses = {name: engines.get(name).unsupported(settings, spec) for name in engines.ENGINES}
+        clauses = {name: engines.get(name).unsupported(settings, spec) for name in LAUNCHED_ENGINES}
         able = next((name for name, clause in clauses.items() if clause is None), None)
         asked = [Change("model", settings.model), Change("method", settings.method), Change("engine", engine)]
         problem = (asked[0], " ", asked[1], " ", asked[2], f": {reason}.")
@@ -78,7 +71,7 @@ def _check_adapter_only(settings: Settings) -> None:
     if not settings.export.adapter_only:
         return
     alone = Change("export.adapter_only", value=True)
-    if settings.method == "full":
+    if settings.method != "auto" and not METHODS[settings.method].adapters:
         raise UserError(
             (alone, ": ", Change("method", "full"), " trains no adapter."),
             ("Use ", Change("method", "lora"), ", or leave it out."),
@@ -92,7 +85,7 @@ def _check_adapter_only(settings: Settings) -> None:
 
 def check_reward(settings: Settings, seq_len: int) -> None:
     """Raise UserError where nothing gives the answers of task grpo a reward, or not a finite number."""
-    if settings.task != "grpo":
+    if not TASKS[settings.task].draws_answers:
         return
     reward = settings.rl.reward
     if reward is None:
@@ -146,8 +139,8 @@ def check_installed(engine: str, method: str = "full", *, liger: bool = False) -
             (Change("liger", True), ": the package liger-kernel is not installed."),
             "pip install liger-kernel",
         )
-    needed = PACKAGES[engine]
-    if method == "qlora" and engine in FAMILY_CODE:
+    needed = engines.needs(engine).packages
+    if METHODS[method].quantized and ENGINES[engine].runs_loop:
         needed = (*needed, "bitsandbytes")
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:

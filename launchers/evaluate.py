@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from estimator.errors import UserError
 from estimator.formatting import format_clock
-from estimator.setup import IMAGE_TASK, PAIR_TASKS
+from estimator.vocabulary import IMAGE_TASK, METHODS, TASKS
 from launchers.cluster.processes import PARENT, die_with_parent, started, tail
 from launchers.dataset.measured import MAX_BATCH_TOKENS, MAX_ROWS
 from launchers.engines._hf_layout import ADAPTER_V2_CONFIG
@@ -175,22 +175,22 @@ class EvaluationResult:
     def text(self) -> str:
         """The scores of both models for a terminal."""
         lines = ["held-out loss: nothing was held out"]
-        preferences = self.task in (*PAIR_TASKS, "kto")
+        preferences = TASKS[self.task].preferences
         if self.base is not None and self.finetuned is not None and preferences:
-            what = "answers" if self.task == "kto" else "pairs"
-            right = "told right" if self.task == "kto" else "ranked right"
+            what = "answers" if TASKS[self.task].judged else "pairs"
+            right = "told right" if TASKS[self.task].judged else "ranked right"
             before, after = (score.metrics["accuracy"] for score in (self.base, self.finetuned))
             lines = [
                 f"held-out {what}: loss {self.base.loss:.4f} before, {self.finetuned.loss:.4f} after;"
                 f" {right} {before:.1%} -> {after:.1%} ({self.base.rows:,} {what})"
             ]
-        elif self.base is not None and self.finetuned is not None and self.task == "grpo":
+        elif self.base is not None and self.finetuned is not None and TASKS[self.task].draws_answers:
             before, after = (score.metrics["reward"] for score in (self.base, self.finetuned))
             lines = [
                 f"held-out prompts: mean reward {before:.4f} before, {after:.4f} after"
                 f" ({self.base.rows:,} prompts, an answer drawn to each)"
             ]
-        elif self.base is not None and self.finetuned is not None and self.task == IMAGE_TASK:
+        elif self.base is not None and self.finetuned is not None and TASKS[self.task].images:
             lines = [
                 f"held-out images: loss {self.base.loss:.4f} before, {self.finetuned.loss:.4f} after"
                 f" ({self.base.rows:,} images, each at four levels of noise)"
@@ -264,7 +264,7 @@ def _evaluate(request: EvaluationRequest) -> EvaluationResult:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     precision = precision_on(device) if request.precision == "auto" else request.precision
-    if request.settings.task == IMAGE_TASK:
+    if TASKS[request.settings.task].images:
         return _evaluate_images(request, device)
     held_out = request.data_dir / "heldout"
     data = Prepared(held_out) if (held_out / "info.json").is_file() else None
@@ -364,7 +364,7 @@ def load_model(
             from peft import PeftModel
 
         network = causal.load(base, **options)
-        if settings is not None and settings.method == "qlora":
+        if settings is not None and METHODS[settings.method].quantized:
             from launchers.engines.loop import quantised
 
             quantised.round_layers(network, settings.lora.quantization)

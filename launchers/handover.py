@@ -9,7 +9,7 @@ import json
 import shlex
 from pathlib import Path
 
-from estimator.setup import IMAGE_TASK
+from estimator.vocabulary import METHODS, TASKS
 from launchers import engines, gguf
 from launchers.dataset.asking import ANSWER, QUESTION, Asking
 from launchers.engines import _pipeline_layout
@@ -27,7 +27,7 @@ def collect(job: TrainJob, destination: Path) -> None:
     """The engine's result under ``destination``, with all that its user needs to ask it."""
     engines.get(job.plan.engine).collect(job, destination)
     folder, settings = engines.result_of(destination), job.settings
-    if settings.task == IMAGE_TASK:
+    if TASKS[settings.task].images:
         (folder / PAGE).write_text(_image_page(job))
         return
     asking = Asking.read(job.data_dir)
@@ -155,7 +155,7 @@ def _loading(settings: RunConfig, method: str, base: str) -> list[str]:
     if settings.new_tokens:
         after.append("base.resize_token_embeddings(max(len(tokenizer), base.config.vocab_size))")
     quantised = []
-    if method == "qlora":
+    if METHODS[method].quantized:
         names, options = [*names, "BitsAndBytesConfig"], f"{options}, quantization_config=nf4"
         double = settings.lora.quantization == "nf4-double"
         quantised = [

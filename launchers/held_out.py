@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from estimator.vocabulary import TASKS
 from launchers.dataset.measured import MAX_BATCH_TOKENS, batches_by_length
 from launchers.run_config import RunConfig
 
@@ -71,11 +72,11 @@ def scorer_of(
 
     ``tokenizer_dir``: of the model whose answers are drawn; ``reward``: what scores them, on this machine.
     """
-    if settings.task == "grpo":
+    if TASKS[settings.task].draws_answers:
         if tokenizer_dir is None or reward is None:
             raise ValueError("answers of grpo are measured by their rewards, and nothing gives them any")
         return _Drawn(settings, data, max_rows, tokenizer_dir, reward)
-    if settings.task == "kto":
+    if TASKS[settings.task].judged:
         return _Judged(settings, data, max_rows)
     if settings.task == "reward":
         return _Rewards(settings, data, max_rows)

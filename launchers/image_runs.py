@@ -10,9 +10,8 @@ from typing import cast
 from estimator.errors import Change, UserError
 from estimator.models import DiffusionSpec, ModelSpec
 from estimator.models.diffusion import TINY, positions_of
-from estimator.plan import LAUNCHED_METHODS
 from estimator.planning.images import task_for
-from estimator.setup import IMAGE_TASK
+from estimator.vocabulary import IMAGE_TASK, LAUNCHED_METHODS, TASKS
 from launchers import clip_score
 from launchers.dataset import mixture, sources
 from launchers.dataset.picture import Picture
@@ -58,7 +57,7 @@ def rates(spec: ModelSpec) -> dict[str, float]:
 
 def check(settings: Settings) -> None:
     """Raise UserError where packages are missing, or for what isn't done with images."""
-    if settings.task != IMAGE_TASK:
+    if not TASKS[settings.task].images:
         return
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:

@@ -13,7 +13,7 @@ import yaml
 from estimator.formatting import format_bytes, format_clock
 from estimator.models import ModelRef
 from estimator.plan import MemoryEstimate, Plan
-from estimator.setup import IMAGE_TASK
+from estimator.vocabulary import IMAGE_TASK, TASKS
 from launchers import engines, handover, hub_push
 from launchers.dataset import mixture
 from launchers.evaluate import EXACT_MATCH, EvaluationResult
@@ -59,12 +59,12 @@ def closing_facts(
     if evaluation is not None and evaluation.base is not None and evaluation.finetuned is not None:
         before, after = evaluation.base.loss, evaluation.finetuned.loss
         what = "held-out loss"
-        if evaluation.task == "grpo":
+        if TASKS[evaluation.task].draws_answers:
             what, before, after = "held-out reward", -before, -after
         rows.append((what, f"{before:.4f} before, {after:.4f} after"))
         if "accuracy" in evaluation.finetuned.metrics:
             before, after = evaluation.base.metrics["accuracy"], evaluation.finetuned.metrics["accuracy"]
-            what = "answers told" if evaluation.task == "kto" else "pairs ranked"
+            what = "answers told" if TASKS[evaluation.task].judged else "pairs ranked"
             rows.append((f"held-out {what} right", f"{before:.1%} before, {after:.1%} after"))
     if evaluation is not None and evaluation.exact_match is not None:
         rows.append((EXACT_MATCH, evaluation.exact_match.text()))
@@ -85,7 +85,7 @@ def _memory(estimate: MemoryEstimate, peak: MemoryPeak | None) -> tuple[str, str
 
 
 def _speed(plan: Plan, summary: Summary) -> tuple[str, str]:
-    if plan.task == IMAGE_TASK:  # no speed of such models was published that one could be predicted by
+    if TASKS[plan.task].images:  # no speed of such models was published that one could be predicted by
         return "images/s", f"predicted unknown, measured {summary.samples_per_second:,.2f}"
     predicted = _number(plan.prediction.tokens_per_second)
     return "tokens/s", f"predicted {predicted}, measured {summary.tokens_per_second:,.0f}"
@@ -153,7 +153,7 @@ def model_page(
     """
     whole = settings.merges(plan.method)
     library = "transformers" if whole or plan.method == "adapter-v2" else "peft"
-    images = settings.task == IMAGE_TASK
+    images = TASKS[settings.task].images
     library = "diffusers" if images else library
     head: dict[str, object] = {"library_name": library, "tags": ["metaflow-finetune", plan.method]}
     if model.hub_id is not None:

@@ -26,7 +26,7 @@ from estimator.job import Job, Target
 from estimator.models import DiffusionSpec, ModelRef, ModelSource, ModelSpec, untried
 from estimator.plan import Plan
 from estimator.planning import planner
-from estimator.setup import IMAGE_TASK
+from estimator.vocabulary import TASKS
 from launchers import checks, image_runs, run_config
 from launchers.dataset import mixture, preferences, prompts, rows, sources, stored, texts
 from launchers.dataset.measured import MAX_ROWS
@@ -149,7 +149,7 @@ def count_steps(settings: Settings, spec: ModelSpec) -> int | None:
         return -(-settings.tokens // (sequences * settings.sequence_length(spec)))
     if len(counts) < len(names) or settings.task == "pretrain":  # which is rows only when it is tokens
         return settings.max_steps
-    if settings.task == IMAGE_TASK:  # whose batches depend on the images' sizes: `prepare` counts them
+    if TASKS[settings.task].images:  # whose batches depend on the images' sizes: `prepare` counts them
         return settings.max_steps
     import numpy as np  # which the flow's other processes do without
 
@@ -233,7 +233,7 @@ def _evaluated_sequences(settings: Settings, steps: int | None) -> int:
 
 def _drawing(settings: Settings, seq_len: int) -> dict[str, Any]:
     """What of a Job says how answers are drawn and compared in a step; nothing for other tasks."""
-    if settings.task != "grpo":
+    if not TASKS[settings.task].draws_answers:
         return {}
     return {
         "answer_len": settings.rl.answer_tokens(seq_len),
@@ -311,28 +311,28 @@ def read_samples(settings: Settings, path: Path) -> Iterator[Sample]:
     """
     if settings.task == "pretrain":
         return texts.read(path)
-    if settings.task == IMAGE_TASK:
+    if TASKS[settings.task].images:
         return pictures.read(path, min_side=image_runs.least_side(settings))
     if texts.is_text_file(path):
         raise UserError(
             f"Dataset {path} is plain text, which task {settings.task} does not learn.",
             ("Give ", Change("task", "pretrain"), ", or JSONL."),
         )
-    if settings.task == "kto":
+    if TASKS[settings.task].judged:
         return preferences.read_judged(path)
-    if settings.task == "grpo":
+    if TASKS[settings.task].draws_answers:
         return prompts.read(path)
     return preferences.read(path) if settings.trains_on_pairs else rows.read(path)
 
 
 def _samples_of(settings: Settings, name: str, path: Path) -> Iterator[Sample]:
     """The rows of a dataset as the task takes them, if it is built in converted from its chats."""
-    if sources.kind_of(name) != "built-in" or settings.task == IMAGE_TASK:
+    if sources.kind_of(name) != "built-in" or TASKS[settings.task].images:
         return read_samples(settings, path)
     chats = rows.read(path)
     if settings.task == "pretrain":
         return texts.from_conversations(chats)
-    if settings.task == "kto":
+    if TASKS[settings.task].judged:
         return preferences.judged_from(preferences.from_conversations(chats))
     return preferences.from_conversations(chats) if settings.trains_on_pairs else chats
 
@@ -369,7 +369,7 @@ def tokenise(
     ``held_out``: rows of the user's own; None: some of the others are held out.
     ``model_dir`` needs the configuration and the tokenizer only.
     """
-    if settings.task == IMAGE_TASK:
+    if TASKS[settings.task].images:
         info = image_runs.prepare(samples, held_out, settings, folder)
         _tell_short_run(settings, info.total_steps)
         return info

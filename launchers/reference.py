@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from estimator.vocabulary import METHODS, TASKS
 from launchers import parts
 from launchers.cluster.endpoint import NodeAddress
 from launchers.cluster.processes import PARENT, die_with_parent
@@ -27,9 +28,7 @@ from launchers.gang.job import TrainJob
 from launchers.imports import collector_paused
 from launchers.store.bundles import Storage
 
-JUDGED = "kto"  # the task whose rows are single answers
 PART = 256  # items that are computed and stored at once
-SWITCHED_OFF = ("lora", "qlora", "dora")  # methods whose adapters can be
 # float32: of pairs [rows, 2], the chosen and the rejected answer; of judged answers [rows + positions, 1],
 # each row's, then those to other prompts in the order of training (batches.mismatched_rows)
 FILE = "reference.npy"
@@ -37,7 +36,7 @@ FILE = "reference.npy"
 
 def is_needed(job: TrainJob) -> bool:
     """Whether a job compares with a model that it doesn't hold."""
-    return job.settings.task in ("dpo", JUDGED) and job.plan.method not in SWITCHED_OFF
+    return TASKS[job.settings.task].compares and not METHODS[job.plan.method].low_rank
 
 
 def fetch(
@@ -55,13 +54,13 @@ def fetch(
     data = Prepared(job.data_dir)
     count = min(len(data), max_rows or sys.maxsize)
     if max_rows is None:
-        count = len(_Compared(data, judged=job.settings.task == JUDGED))
+        count = len(_Compared(data, judged=TASKS[job.settings.task].judged))
     of_all = _parts(job, count)
     work = work / of_all.fingerprint  # a run before this one may have left parts of other rows in ``work``
     request = {
         "model_dir": str(job.model_dir),
         "data_dir": str(job.data_dir),
-        "judged": job.settings.task == JUDGED,
+        "judged": TASKS[job.settings.task].judged,
         "device": job.plan.layout.device,
     }
     on_cpu, limit_s = job.plan.layout.device == "cpu", job.settings.resources.hang_timeout_s

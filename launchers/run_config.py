@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from estimator.models import DiffusionSpec, ModelSpec
 from estimator.plan import Plan
-from estimator.setup import IMAGE_TASK
+from estimator.vocabulary import LAUNCHED_METHODS, METHODS, TASKS, LaunchedEngine, LaunchedMethod
 from launchers import image_runs
 from launchers.dataset import sources, support_tickets
 from launchers.models import weights
@@ -16,26 +14,18 @@ from launchers.settings import Settings
 # tiny-llama starts from random weights, so it wants far larger steps than a trained model. LLaMA-Adapters'
 # gates begin at 0: litgpt@26857050's finetune_adapter and finetune_adapter_v2 leave AdamW at torch's 1e-3,
 # with the batch of 16 that is the default here.
-_LOW_RANK = ("lora", "qlora", "dora")
-_LEARNING_RATES = {"full": 2e-5, **dict.fromkeys(_LOW_RANK, 2e-4), "adapter-v1": 1e-3, "adapter-v2": 1e-3}
-_TINY_LEARNING_RATES = {
-    "full": 7e-4,
-    **dict.fromkeys(_LOW_RANK, 5e-3),
-    "adapter-v1": 1e-1,
-    "adapter-v2": 2e-2,
-}
+_LOW_RANK: tuple[str, ...] = tuple(name for name in LAUNCHED_METHODS if METHODS[name].low_rank)
+_LLAMA_ADAPTERS: tuple[str, ...] = tuple(name for name in LAUNCHED_METHODS if METHODS[name].llama_adapter)
+_TINY_LLAMA_ADAPTER_RATES = {"adapter-v1": 1e-1, "adapter-v2": 2e-2}
+_LEARNING_RATES = {"full": 2e-5, **dict.fromkeys(_LOW_RANK, 2e-4), **dict.fromkeys(_LLAMA_ADAPTERS, 1e-3)}
+_TINY_LEARNING_RATES = {"full": 7e-4, **dict.fromkeys(_LOW_RANK, 5e-3), **_TINY_LLAMA_ADAPTER_RATES}
 # TRL 1.16's for DPO, CPO and ORPO; with adapters ten times as much, as its documentation advises.
-_PREFERENCE_RATES = {"full": 1e-6, **dict.fromkeys(_LOW_RANK, 1e-5), "adapter-v1": 1e-5, "adapter-v2": 1e-5}
+_PREFERENCE_RATES = {"full": 1e-6, **dict.fromkeys((*_LOW_RANK, *_LLAMA_ADAPTERS), 1e-5)}
 # TRL 1.16's RewardConfig, for adapters; for all weights a tenth of it
 _REWARD_RATES = {"full": 1e-5, **dict.fromkeys(_LOW_RANK, 1e-4)}
 # TRL 1.16's GRPOConfig, and Shao et al. 2024 (arXiv:2402.03300), section 4.2, for all weights
 _GRPO_RATES = {"full": 1e-6, **dict.fromkeys(_LOW_RANK, 1e-5)}
-_TINY_PREFERENCE_RATES = {
-    "full": 5e-4,
-    **dict.fromkeys(_LOW_RANK, 2e-3),
-    "adapter-v1": 1e-1,
-    "adapter-v2": 2e-2,
-}
+_TINY_PREFERENCE_RATES = {"full": 5e-4, **dict.fromkeys(_LOW_RANK, 2e-3), **_TINY_LLAMA_ADAPTER_RATES}
 
 
 class RunOptimizer(Optimizer):
@@ -51,8 +41,8 @@ class RunConfig(Settings):
     from the plan alone: the same fields here keep what the user asked for.
     """
 
-    method: Literal["full", "lora", "qlora", "dora", "adapter-v1", "adapter-v2"]
-    engine: Literal["torchtune", "deepspeed", "fsdp2", "trl"]
+    method: LaunchedMethod
+    engine: LaunchedEngine
     seq_len: Positive
     """Longest sequence in tokens. Of images: positions of the latents of one of ``images.resolution``."""
     optimizer: RunOptimizer
@@ -118,11 +108,12 @@ def resolve(settings: Settings, spec: ModelSpec, *, method: str, engine: str) ->
 def _learning_rates(settings: Settings, spec: ModelSpec) -> dict[str, float]:
     """Learning rates by method, where none is given."""
     tiny = spec.name == weights.TINY
-    if settings.task == IMAGE_TASK:
+    task = TASKS[settings.task]
+    if task.images:
         return image_runs.rates(spec)
-    if settings.trains_on_pairs or settings.task == "kto":
+    if task.preferences:
         usual = _REWARD_RATES if settings.task == "reward" else _PREFERENCE_RATES
         return _TINY_PREFERENCE_RATES if tiny else usual
-    if settings.task == "grpo":
+    if task.draws_answers:
         return _TINY_PREFERENCE_RATES if tiny else _GRPO_RATES
     return _TINY_LEARNING_RATES if tiny else _LEARNING_RATES

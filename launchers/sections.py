@@ -16,8 +16,18 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
-from estimator import token_counts
-from estimator.setup import TrainedOptimizer, drawn_answer
+from estimator import token_counts, vocabulary
+from estimator.setup import drawn_answer
+from estimator.vocabulary import (
+    METHODS,
+    Capacity,
+    FsdpSharding,
+    LaunchedOptimizer,
+    LaunchedQuantization,
+    Offload,
+    RequestedDevice,
+    TrainedModule,
+)
 
 Auto = Literal["auto"]
 Positive = Annotated[int, Field(ge=1)]
@@ -92,7 +102,7 @@ class Section(BaseModel):
 
 
 class Optimizer(Section):
-    name: TrainedOptimizer = "adamw"
+    name: LaunchedOptimizer = "adamw"
     """AdamW, with states in 8 bits or in memory that the host lends (bitsandbytes); Adafactor; Muon for
     matrices and AdamW for the rest; or plain SGD with momentum 0.9."""
     lr: PositiveFloat | Auto = "auto"
@@ -143,9 +153,9 @@ class Lora(Section):
     the blocks, whatever the model's family calls it, without routers and experts."""
     experts: bool = False
     """Apply LoRA to experts too (method lora, engine fsdp2). The adapter is exported without merging."""
-    quantization: Literal["nf4-double", "nf4", "int8"] = "nf4-double"
+    quantization: LaunchedQuantization = "nf4-double"
     """Quantization of the frozen base model of qlora: NF4 with 8-bit or 32-bit scales, or int8."""
-    modules_to_save: tuple[Literal["embed_tokens", "lm_head", "norms"], ...] = ()
+    modules_to_save: tuple[TrainedModule, ...] = ()
     """Modules trained in full next to the adapters: embedding, head, norms over the hidden size. Tied
     embedding and head stay tied."""
 
@@ -173,7 +183,7 @@ class Adapter(Section):
 class Zero(Section):
     stage: Literal[0, 1, 2, 3] | Auto = "auto"
     """DeepSpeed's ZeRO stage. auto: the lowest that fits."""
-    offload: Literal["none", "cpu"] = "none"
+    offload: Offload = "none"
     """Where DeepSpeed keeps the optimizer's states."""
     config: str | None = None
     """A DeepSpeed JSON file of your own. It is read with the settings and becomes part of them: batch sizes,
@@ -181,30 +191,22 @@ class Zero(Section):
 
 
 class Fsdp(Section):
-    sharding: Literal["full", "grad-op"] | Auto = "auto"
+    sharding: FsdpSharding | Auto = "auto"
     """full: FSDP2 gathers each block's weights when they are used. grad-op: they stay gathered from the
     forward pass to the end of the backward pass. auto: the faster that fits."""
     replicas: Positive | Auto = "auto"
     """Copies of the model, each divided over an equal part of the GPUs. As many as GPUs: each holds all, as
     with DDP. auto: one, or one for each node."""
-    offload: Literal["none", "cpu"] = "none"
+    offload: Offload = "none"
     """cpu: keep weights, gradients and optimizer states in host memory, and update them there."""
 
 
 class Recompute(Section):
-    what: Literal["full", "selective"] = "full"
+    what: vocabulary.Recompute = "full"
     """full: recompute whole blocks. selective: keep the results of attention and of every second matrix
     product (deepspeed, fsdp2)."""
     every: Positive = 1
     """Recompute one of every N blocks (deepspeed, fsdp2)."""
-
-
-WEIGHED = {  # what of Preference the losses of a task have
-    "dpo": ("beta", "label_smoothing"),
-    "orpo": ("beta",),
-    "simpo": ("beta", "margin", "label_smoothing"),
-    "kto": ("beta",),
-}
 
 
 class Preference(Section):
@@ -304,7 +306,7 @@ class Rl(Section):
         """``beta``, with ``auto`` decided. 0.04: Shao et al. 2024 (arXiv:2402.03300), section 4.2."""
         if self.beta != "auto":
             return self.beta
-        return 0.0 if method == "full" else 0.04
+        return 0.04 if METHODS[method].adapters else 0.0
 
     def answer_tokens(self, seq_len: int) -> int:
         """The longest answer in tokens."""
@@ -438,14 +440,14 @@ class Resources(Section):
     """Cloud provider to plan for (aws, gcp, azure, lambda)."""
     from_catalogue: bool = False
     """Plan for the instance types of the catalogue, without querying Kubernetes or AWS Batch."""
-    capacity: Literal["usual", "any"] = "usual"
+    capacity: Capacity = "usual"
     """Rank instance types with poor on-demand availability last (usual), or treat all alike (any)."""
     spot: bool = False
     """Use spot instances on Kubernetes or AWS Batch, at spot prices."""
     interruption_rate: PositiveFloat | None = None
     """Spot interruptions per node and hour, such as 0.05. Empty: the value of the catalogue for the instance
     type, or unknown."""
-    device: Literal["auto", "cuda", "cpu"] = "auto"
+    device: RequestedDevice = "auto"
     """Training device. auto: GPUs if there are any; CPUs only for models up to 0.5 billion parameters."""
     queue: str | None = None
     """AWS Batch job queue, or Kueue LocalQueue on Kubernetes. Empty: by GPU model from `queues`, else the

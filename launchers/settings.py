@@ -18,15 +18,26 @@ from pydantic.fields import FieldInfo
 
 from estimator.changes import meant_by
 from estimator.errors import UserError
+from estimator.formatting import format_list
 from estimator.models import DiffusionSpec, ModelSpec
 from estimator.models.diffusion import positions_of
 from estimator.names import did_you_mean
-from estimator.setup import IMAGE_TASK, LLAMA_ADAPTERS, PAIR_TASKS, TrainedFp8, default_seq_len
+from estimator.setup import default_seq_len
+from estimator.vocabulary import (
+    AUTOMATIC_METHODS,
+    LAUNCHED_METHODS,
+    METHODS,
+    TASKS,
+    LaunchedEngine,
+    LaunchedFp8,
+    RequestedMethod,
+    RequestedPrecision,
+    Task,
+)
 from launchers import deepspeed_file
 from launchers.handover_sections import Export, Harness
 from launchers.image_sections import Images
 from launchers.sections import (
-    WEIGHED,
     Adapter,
     Auto,
     Evaluation,
@@ -52,23 +63,25 @@ from launchers.sections import (
 
 SCHEMA_FILE = Path(__file__).with_name("settings.schema.json")
 
+_METHODS_HELP = (
+    "Training method. "
+    + " ".join(f"{name}: {METHODS[name].description}." for name in LAUNCHED_METHODS)
+    + f" auto: the first of {format_list(AUTOMATIC_METHODS)} that fits."
+)
+
 
 class Settings(Section):
     """Every knob of a run. Unknown names are refused."""
 
     model: str = Field(default="tiny-llama", min_length=1)
     """A name of the model table, a Hugging Face id, s3://bucket/path or a local directory."""
-    method: Literal["full", "lora", "qlora", "dora", "adapter-v1", "adapter-v2", "auto"] = "full"
-    """Training method. full: all weights. lora: low-rank adapters. qlora: LoRA on a quantized base model.
-    dora: LoRA plus a magnitude per row (DoRA). adapter-v1: prompts in the attention of the upper blocks
-    (LLaMA-Adapter). adapter-v2: adds norms and a scale and bias per linear layer. auto: the first of full,
-    lora and qlora that fits."""
-    task: Literal["sft", "pretrain", "dpo", "orpo", "simpo", "kto", "reward", "grpo", "text-to-image"] = "sft"
+    method: RequestedMethod = Field(default="full", description=_METHODS_HELP)
+    task: Task = "sft"
     """Training task. sft: supervised fine-tuning on answers. pretrain: plain text. dpo, orpo, simpo:
     preferences from pairs of a better and a worse answer, dpo with a reference model, the others without.
     kto: preferences from single answers marked good or bad. reward: a reward model. grpo: reinforcement
     learning on sampled answers (`rl`). text-to-image: images from captions (`images`)."""
-    engine: Literal["torchtune", "deepspeed", "fsdp2", "trl"] | Auto = "auto"
+    engine: LaunchedEngine | Auto = "auto"
     """Training engine. auto: the first of torchtune, deepspeed and fsdp2 that supports the job; trl for
     task grpo."""
     dataset: str = Field(default="support-tickets", min_length=1)
@@ -117,9 +130,9 @@ class Settings(Section):
     """Sequences per optimizer step, summed over all GPUs."""
     micro_batch_size: Positive | None = None
     """Sequences per GPU and forward pass. Empty: the largest that fits."""
-    precision: Literal["auto", "bf16", "bf16-mixed", "fp32"] = "auto"
+    precision: RequestedPrecision = "auto"
     """auto: fp32 on CPUs; on GPUs bf16 with torchtune, bf16 with fp32 master weights with the others."""
-    fp8: TrainedFp8 = "none"
+    fp8: LaunchedFp8 = "none"
     """Matrix products in float8, with one scale per tensor or per row (fsdp2)."""
     activation_checkpointing: bool | Auto = "auto"
     """Recompute activations in the backward pass. auto: only where memory needs it."""
@@ -183,29 +196,32 @@ class Settings(Section):
     def unused(self) -> tuple[str, ...]:
         """What is set, by its dotted name, and has no part in the task."""
         found = ["train_on_prompt"] if self.train_on_prompt and self.task != "sft" else []
-        if self.neftune_alpha is not None and self.task not in ("sft", "pretrain"):
+        if self.neftune_alpha is not None and not TASKS[self.task].next_token:
             found.append("neftune_alpha")
-        weighed = WEIGHED.get(self.task, ())
+        weighed = TASKS[self.task].preference_settings
         for name, default in Preference():
             if getattr(self.preference, name) != default and name not in weighed:
                 found.append(f"preference.{name}")
-        if self.task != "grpo":
+        if not TASKS[self.task].draws_answers:
             found += [f"rl.{name}" for name, default in Rl() if getattr(self.rl, name) != default]
-        if self.task != IMAGE_TASK:
+        if not TASKS[self.task].images:
             found += [f"images.{name}" for name, each in Images() if getattr(self.images, name) != each]
         return tuple(found)
 
     @property
     def unused_by_method(self) -> tuple[str, ...]:
         """What is set of the sections of adapters, by its dotted name, and has no part in the method."""
-        found = []
-        if self.method in ("full", *LLAMA_ADAPTERS):
+        if self.method == "auto":
+            return tuple(self._set_of_adapters())
+        method, found = METHODS[self.method], []
+        if not method.low_rank:
             found = [f"lora.{name}" for name, default in Lora() if getattr(self.lora, name) != default]
-        elif self.method in ("lora", "dora") and self.lora.quantization != Lora().quantization:
+        elif not method.quantized and self.lora.quantization != Lora().quantization:
             found = ["lora.quantization"]
-        if self.method not in LLAMA_ADAPTERS:
-            found += [f"adapter.{name}" for name, each in Adapter() if getattr(self.adapter, name) != each]
-        return tuple(found)
+        return (*found, *(() if method.llama_adapter else self._set_of_adapters()))
+
+    def _set_of_adapters(self) -> list[str]:
+        return [f"adapter.{name}" for name, each in Adapter() if getattr(self.adapter, name) != each]
 
     def sequence_length(self, spec: ModelSpec) -> int:
         """Tokens of the longest sequence; of images, positions of the latents of a square one."""
@@ -216,19 +232,18 @@ class Settings(Section):
     @property
     def rows_per_step(self) -> int:
         """Rows of the data that an optimizer step takes: of grpo prompts, each with a group of answers."""
-        return self.global_batch_size // (self.rl.group_size if self.task == "grpo" else 1)
+        return self.global_batch_size // (self.rl.group_size if TASKS[self.task].draws_answers else 1)
 
     @property
     def trains_on_pairs(self) -> bool:
         """Whether a row of the data is a better and a worse answer to one prompt."""
-        return self.task in PAIR_TASKS
+        return TASKS[self.task].pairs
 
     def merges(self, method: str) -> bool:
         """Whether what ``method`` trains is handed over as a whole model, not as an adapter on its own."""
-        if method == "full":
-            return True
+        spec = METHODS[method]
         alone = self.export.adapter_only or (method == "lora" and self.lora.experts)
-        return not alone and method not in LLAMA_ADAPTERS
+        return not spec.adapters or (spec.low_rank and not alone)
 
     @property
     def trained_modules(self) -> tuple[str, ...]:
@@ -254,7 +269,7 @@ class Settings(Section):
         if self.tokens is not None and (self.max_steps is not None or self.epochs > 1):
             other = "epochs" if self.max_steps is None else "max_steps"
             raise ValueError(f"tokens and {other} both say how long to train: give one of them")
-        if self.task == "grpo" and self.global_batch_size % self.rl.group_size:
+        if TASKS[self.task].draws_answers and self.global_batch_size % self.rl.group_size:
             raise ValueError(
                 f"global_batch_size {self.global_batch_size} counts answers, and is no multiple of "
                 f"rl.group_size {self.rl.group_size}"
@@ -265,12 +280,12 @@ class Settings(Section):
         every = self.evaluation.every_steps
         if every is not None and self.max_steps is not None and every > self.max_steps:
             raise ValueError(f"evaluation.every_steps {every}: max_steps is {self.max_steps}")
-        if self.task == "grpo" and self.evaluation.in_training:
+        if TASKS[self.task].draws_answers and self.evaluation.in_training:
             raise ValueError(
                 "evaluation.every_steps: grpo is evaluated before and after the run alone; its mean reward "
                 "is in every step's line"
             )
-        if self.task == "grpo" and self.tokens is not None:
+        if TASKS[self.task].draws_answers and self.tokens is not None:
             raise ValueError("tokens: how many grpo draws is not known before; give max_steps or epochs")
         if self.group_by_length and self.packing:
             raise ValueError(

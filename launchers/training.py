@@ -9,7 +9,7 @@ from typing import Any
 
 from estimator.errors import UserError
 from estimator.plan import Plan
-from estimator.setup import IMAGE_TASK
+from estimator.vocabulary import TASKS
 from launchers import latents, reference
 from launchers.cluster.endpoint import NodeAddress
 from launchers.dataset.measured import MAX_ROWS
@@ -126,7 +126,7 @@ def train(
     state = state if state is not None else RunState()
     state.plan, state.total_steps = job.plan, job.total_steps
     # What is generated while training is counted by rank 0, not by the prepared prompts
-    state.tokens_of_steps = None if job.settings.task == "grpo" else tokens_of_steps(data)
+    state.tokens_of_steps = None if TASKS[job.settings.task].draws_answers else tokens_of_steps(data)
     reporter = _Reporter(job, attempt.run, state, _Traces(store, attempt.profile), on_event, address.node)
     # Checkpoints of other data or settings are not this job's: they lie under another name.
     fingerprint = data.info.fingerprint
@@ -179,7 +179,7 @@ def with_reference(job: TrainJob, address: NodeAddress, store: Storage, work: Pa
 
     Raises UserError and RankFailed as :func:`launchers.parts.fetch` does.
     """
-    learns_images = job.settings.task == IMAGE_TASK
+    learns_images = TASKS[job.settings.task].images
     if not learns_images and not reference.is_needed(job):
         return job
     fetch = latents.fetch if learns_images else reference.fetch

@@ -15,12 +15,13 @@ from estimator.job import Job, Machine, Target
 from estimator.models import ModelSpec
 from estimator.plan import Plan
 from estimator.planning import planner
+from estimator.vocabulary import LAUNCHED_ENGINES
 from launchers import engines, pipeline
 from launchers.settings import Settings, build
 
 Lengths = Literal["varying", "fixed"]
 METHODS = ("lora", "full", "qlora")  # in the order of their use
-ENGINES = tuple(name for name in engines.ENGINES if name != "trl")  # which draws answers as it trains
+ENGINES = tuple(name for name in LAUNCHED_ENGINES if name != "trl")  # which draws answers as it trains
 DISK_SHARE = 0.5  # of what is free: the weights of one model, in 16 bits; there may be others
 ROOM = 2**50  # bytes that no plan needs: with so much, everything is planned
 
@@ -122,7 +123,7 @@ def in_order(scale: Scale, machine: Machine, model: str | None = None) -> list[C
         Case(
             model=chosen[count, engine, method],
             method=method,  # type: ignore[arg-type]
-            engine=engine,  # type: ignore[arg-type]
+            engine=engine,
             processes=count,
             lengths=lengths,
             longest_first=first,

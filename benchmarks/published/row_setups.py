@@ -10,7 +10,8 @@ from benchmarks.published.cells import Cells
 from benchmarks.published.vocabulary import UnsupportedRow
 from estimator.hardware import Gpu
 from estimator.models import PROJECTIONS
-from estimator.setup import Checkpointing, Engine, Precision, Schedule, Setup, StateSharding
+from estimator.setup import Setup
+from estimator.vocabulary import Checkpointing, Engine, Precision, Schedule, Sharding
 
 # Each engine's default where a table leaves the cell blank: torchtitan's train configs select
 # ("selective"), torchtune's recipes recompute everything, Transformers and Megatron-Core nothing.
@@ -177,7 +178,7 @@ def _parallelism(cells: Cells, engine: Engine, micro_batch: int, gpu: Gpu | None
 
 def _data_parallel(
     cells: Cells, engine: Engine, model_parallel: int, context: int
-) -> tuple[int, StateSharding, int, int]:
+) -> tuple[int, Sharding, int, int]:
     """Return the number of GPUs, the sharding of states, and the degrees of sharding and replication."""
     gpus, stage = cells.whole("n_gpus"), cells.whole("zero_stage")
     shard, replicate = cells.whole("fsdp_shard"), cells.whole("dp_replicate") or 1
@@ -200,7 +201,7 @@ def _data_parallel(
             1 if distributed else rest,
         )
     gathered = stage in (1, 2) or re.search(r"reshard\w* ?= ?(False|never)", cells.text("notes"))
-    fsdp: StateSharding = "shard_grad_op" if gathered else "fsdp"
+    fsdp: Sharding = "shard_grad_op" if gathered else "fsdp"
     if shard is None:
         sharded = stage is not None and stage > 0 and rest > 1
         if sharded:
@@ -214,8 +215,8 @@ def _data_parallel(
     raise UnsupportedRow(f"fsdp_shard {shard} and the other degrees do not multiply to {world} GPUs")
 
 
-def _zero(stage: int | None) -> StateSharding:
-    stages: tuple[StateSharding, ...] = ("zero0", "zero1", "zero2", "zero3")
+def _zero(stage: int | None) -> Sharding:
+    stages: tuple[Sharding, ...] = ("zero0", "zero1", "zero2", "zero3")
     if stage is None or not 0 <= stage <= 3:
         raise UnsupportedRow("DeepSpeed's ZeRO stage is not stated")
     return stages[stage]

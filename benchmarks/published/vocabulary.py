@@ -10,7 +10,7 @@ import re
 from typing import Literal
 
 from estimator.models import ATTENTION_PROJECTIONS, PROJECTIONS
-from estimator.setup import Checkpointing, Engine, Fp8, LossKind, Method, Optimizer, Quantization, Task
+from estimator.vocabulary import Checkpointing, Engine, Fp8, LossKind, Method, Optimizer, Quantization, Task
 
 Kind = Literal["active", "allocated", "reserved", "process", "needed"]
 UNKNOWN_KIND = "active, allocated or reserved is not known"

@@ -8,7 +8,7 @@ from typing import Any
 
 from decorators.card.blocks import UNKNOWN, Block, Chart, Grid, Picture, Text, breaking
 from decorators.card.charts import PAIR_WIDTH, SCHEMA
-from estimator.setup import IMAGE_TASK
+from estimator.vocabulary import IMAGE_TASK, TASKS
 from launchers.evaluate import EXACT_MATCH, EvaluationResult
 from launchers.harness.result import HEADERS, HarnessResult
 from launchers.held_out import CalibrationBin, Score
@@ -91,7 +91,7 @@ def _shown(text: str) -> str:
 def _figures(result: EvaluationResult) -> Grid:
     both = (result.base, result.finetuned)
     rows = [("held-out loss", *(_figure(score, "loss") for score in both))]
-    if result.task == "grpo":  # its figures are all there is
+    if TASKS[result.task].draws_answers:  # its figures are all there is
         rows = []
     if result.finetuned is None:
         return Grid(headers=("", "before", "after"), rows=tuple(rows))

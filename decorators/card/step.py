@@ -19,7 +19,7 @@ from decorators.card.trial import trial_rows
 from decorators.card.window import window_blocks
 from estimator.formatting import format_clock
 from estimator.plan import Plan, Request
-from estimator.setup import IMAGE_TASK
+from estimator.vocabulary import TASKS
 from launchers.report.evaluations import best_of
 from launchers.report.metrics import dist_lines
 
@@ -143,7 +143,7 @@ def comparison(state: CardState) -> list[tuple[str, str, str]]:
             size(measured.host_peak_bytes),
         ),
         (
-            "latents' positions/s" if state.plan and state.plan.task == IMAGE_TASK else "tokens/s",
+            "latents' positions/s" if state.plan and TASKS[state.plan.task].images else "tokens/s",
             count(prediction.tokens_per_second) if prediction else UNKNOWN,
             count(measured.tokens_per_second),
         ),
@@ -262,7 +262,7 @@ def count(value: float | None) -> str:
 def _speed_curve(state: CardState) -> dict[str, Any]:
     plan, steps = state.plan, state.run.steps
     speeds, title = [(s.step, s.tokens_per_second) for s in steps], "tokens/s"
-    if plan is not None and plan.task == IMAGE_TASK:
+    if plan is not None and TASKS[plan.task].images:
         batch, title = plan.layout.global_batch_size, "images/s"
         speeds = [(s.step, batch / s.dt) for s in steps if s.dt > 0]
     return charts.line(speeds, title, from_zero=True, smooth=True)

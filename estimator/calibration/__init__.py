@@ -18,7 +18,8 @@ from pathlib import Path
 
 from estimator.calibration.finished import VARIABLE, Finished, Records, Store
 from estimator.plan import MemoryEstimate
-from estimator.setup import Engine, Setup
+from estimator.setup import Setup
+from estimator.vocabulary import Engine
 
 __all__ = [
     "VARIABLE",

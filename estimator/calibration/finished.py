@@ -27,7 +27,7 @@ class Finished:
     """
 
     engine: str
-    method: str  # "full", "lora", "qlora", "dora", "qdora"
+    method: str  # of estimator.vocabulary.METHODS
     gpu: str  # the GPU table's name, else the driver's; "cpu"
     model: str
     setup: str  # a line for people: processes, sharding, batch, length, precision

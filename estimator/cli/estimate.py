@@ -9,8 +9,8 @@ from typer import Option
 from estimator import calibration, hardware, memory
 from estimator.cli import output
 from estimator.cli.answer import Answer, catalogue, estimate_configuration
-from estimator.cli.defaults import defaults
 from estimator.cli.options import PlaceOptions, SetupOptions, expanded
+from estimator.cli.steps import engine_of
 from estimator.errors import UserError
 from estimator.formatting import format_bytes, format_duration, format_usd
 from estimator.models.diffusion import DiffusionSpec
@@ -101,7 +101,7 @@ def _print(answer: Answer, options: SetupOptions, traced: ExactEstimate | None) 
     facts.add_row("Step", _step(answer))
     by_default = _by_default(answer, options)
     if by_default:
-        facts.add_row("By default", f"{', '.join(by_default)} ({defaults(setup.engine).source})")
+        facts.add_row("By default", f"{', '.join(by_default)} ({engine_of(setup.engine)[1].source})")
     console.print(facts)
     console.print()
     _print_memory(console, answer, traced)

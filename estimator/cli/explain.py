@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from typer import Option
 
@@ -12,9 +12,10 @@ from estimator import chart_page, charts, models
 from estimator.charts import Bar, Chart
 from estimator.cli import output
 from estimator.cli.answer import Answer, catalogue, estimate_configuration
-from estimator.cli.options import METHODS, PlaceOptions, SetupOptions, expanded
+from estimator.cli.options import PlaceOptions, SetupOptions, expanded
 from estimator.errors import UserError
 from estimator.formatting import format_bytes
+from estimator.vocabulary import AUTOMATIC_METHODS, Checkpointing
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,8 +31,8 @@ OVER: dict[str, tuple[str, tuple[str, ...]]] = {
     "micro_batch_size": ("micro_batch_size", ("1", "2", "4", "8")),
     "seq_len": ("seq_len", ("1024", "2048", "4096", "8192")),
     "rank": ("lora_rank", ("8", "16", "64", "256")),
-    "checkpointing": ("checkpointing", ("none", "selective", "full")),
-    "method": ("method", METHODS[:3]),
+    "checkpointing": ("checkpointing", get_args(Checkpointing)),
+    "method": ("method", AUTOMATIC_METHODS),
     "engine": ("engine", ("torchtune", "deepspeed", "torchtitan", "transformers")),
     "sharding": ("sharding", ("ddp", "shard_grad_op", "fsdp")),
     "optimizer": ("optimizer", ("adamw", "adamw8bit", "adafactor", "sgd")),

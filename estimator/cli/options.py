@@ -6,19 +6,17 @@ import dataclasses
 import functools
 import inspect
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
 from typer import Option
 
-from estimator import setup as fields
-from estimator import token_counts
-from estimator.cli.defaults import ENGINES
+from estimator import token_counts, vocabulary
 from estimator.errors import UserError
+from estimator.setup import DEFAULT_SEQ_LEN
 
-METHODS = ("full", "lora", "qlora", "dora", "qdora", *fields.LLAMA_ADAPTERS)
 _WHAT, _SPREAD, _BATCH, _MEMORY, _PLACE = (
     "What is trained",
     "How it is spread",
@@ -28,13 +26,14 @@ _WHAT, _SPREAD, _BATCH, _MEMORY, _PLACE = (
 )
 
 
-def _one_of(values: tuple[str, ...], text: str = "") -> str:
-    return f"{text} {', '.join(values)}.".strip()
+def one_of(values: Iterable[str], text: str) -> str:
+    """Format a help text that lists the values of an option."""
+    return f"{text} {', '.join(values)}."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SetupOptions:
-    """The options that describe one training step. None: as the engine does by default (cli/defaults.py)."""
+    """The options that describe one training step. None: as the engine does by default (EngineDefaults)."""
 
     model: Annotated[
         str,
@@ -46,7 +45,7 @@ class SetupOptions:
         ),
     ]
     engine: Annotated[
-        str, Option(help=_one_of(tuple(ENGINES), "Training engine:"), rich_help_panel=_WHAT)
+        str, Option(help=one_of(get_args(vocabulary.Engine), "Training engine:"), rich_help_panel=_WHAT)
     ] = "torchtune"
     engine_version: Annotated[
         str,
@@ -54,9 +53,11 @@ class SetupOptions:
             help="Older engine version whose code differs, such as torchtitan 2024-05.", rich_help_panel=_WHAT
         ),
     ] = ""
-    method: Annotated[str, Option(help=_one_of(METHODS, "Training method:"), rich_help_panel=_WHAT)] = "full"
+    method: Annotated[
+        str, Option(help=one_of(tuple(vocabulary.METHODS), "Training method:"), rich_help_panel=_WHAT)
+    ] = "full"
     task: Annotated[
-        str, Option(help=_one_of(get_args(fields.Task), "Training task:"), rich_help_panel=_WHAT)
+        str, Option(help=one_of(get_args(vocabulary.Task), "Training task:"), rich_help_panel=_WHAT)
     ] = "sft"
     lora_rank: Annotated[
         int | None, Option("--lora-rank", "--rank", help="LoRA rank.", rich_help_panel=_WHAT)
@@ -96,14 +97,14 @@ class SetupOptions:
     trained_modules: Annotated[
         str | None,
         Option(
-            help="Modules trained in full next to adapters: embed_tokens, lm_head, norms.",
+            help=one_of(vocabulary.TRAINED_MODULES, "Modules trained in full next to adapters:"),
             rich_help_panel=_WHAT,
         ),
     ] = None
     quantization: Annotated[
         str | None,
         Option(
-            help=_one_of(get_args(fields.Quantization), "Quantization of the frozen base model:"),
+            help=one_of(get_args(vocabulary.Quantization), "Quantization of the frozen base model:"),
             rich_help_panel=_WHAT,
         ),
     ] = None
@@ -125,7 +126,7 @@ class SetupOptions:
     ] = False
     precision: Annotated[
         str | None,
-        Option(help=_one_of(get_args(fields.Precision), "Training precision:"), rich_help_panel=_WHAT),
+        Option(help=one_of(get_args(vocabulary.Precision), "Training precision:"), rich_help_panel=_WHAT),
     ] = None
     average: Annotated[
         bool,
@@ -142,11 +143,11 @@ class SetupOptions:
     fp8: Annotated[
         str,
         Option(
-            help=_one_of(get_args(fields.Fp8), "Scaling of float8 matrix products:"), rich_help_panel=_WHAT
+            help=one_of(get_args(vocabulary.Fp8), "Scaling of float8 matrix products:"), rich_help_panel=_WHAT
         ),
     ] = "none"
     optimizer: Annotated[
-        str, Option(help=_one_of(get_args(fields.Optimizer), "Optimizer:"), rich_help_panel=_WHAT)
+        str, Option(help=one_of(get_args(vocabulary.Optimizer), "Optimizer:"), rich_help_panel=_WHAT)
     ] = "adamw"
     fused_optimizer: Annotated[
         bool | None,
@@ -164,7 +165,7 @@ class SetupOptions:
     sharding: Annotated[
         str | None,
         Option(
-            help=_one_of(get_args(fields.StateSharding), "Sharding of the model states:"),
+            help=one_of(get_args(vocabulary.Sharding), "Sharding of the model states:"),
             rich_help_panel=_SPREAD,
         ),
     ] = None
@@ -193,7 +194,7 @@ class SetupOptions:
     ] = 1
     schedule: Annotated[
         str | None,
-        Option(help=_one_of(get_args(fields.Schedule), "Pipeline schedule:"), rich_help_panel=_SPREAD),
+        Option(help=one_of(get_args(vocabulary.Schedule), "Pipeline schedule:"), rich_help_panel=_SPREAD),
     ] = None
     ep: Annotated[int, Option(help="Degree of expert parallelism.", rich_help_panel=_SPREAD)] = 1
 
@@ -207,7 +208,7 @@ class SetupOptions:
     seq_len: Annotated[
         int | None,
         Option(
-            help=f"Length of the longest sequence in tokens. Default: {fields.DEFAULT_SEQ_LEN:,}.",
+            help=f"Length of the longest sequence in tokens. Default: {DEFAULT_SEQ_LEN:,}.",
             rich_help_panel=_BATCH,
         ),
     ] = None
@@ -255,7 +256,8 @@ class SetupOptions:
     checkpointing: Annotated[
         str | None,
         Option(
-            help=_one_of(get_args(fields.Checkpointing), "Activation checkpointing:"), rich_help_panel=_MEMORY
+            help=one_of(get_args(vocabulary.Checkpointing), "Activation checkpointing:"),
+            rich_help_panel=_MEMORY,
         ),
     ] = None
     recompute_every: Annotated[
@@ -270,7 +272,7 @@ class SetupOptions:
     ] = False
     loss: Annotated[
         str | None,
-        Option(help=_one_of(get_args(fields.LossKind), "Loss implementation:"), rich_help_panel=_MEMORY),
+        Option(help=one_of(get_args(vocabulary.LossKind), "Loss implementation:"), rich_help_panel=_MEMORY),
     ] = None
     loss_chunks: Annotated[
         int | None, Option(help="Number of chunks of the chunked loss.", rich_help_panel=_MEMORY)
@@ -290,7 +292,11 @@ class SetupOptions:
         ),
     ] = False
     offload: Annotated[
-        str, Option(help="Offload to host memory or disk: none, optimizer, all.", rich_help_panel=_MEMORY)
+        str,
+        Option(
+            help=one_of(get_args(vocabulary.StateOffload), "Offload to host memory or disk:"),
+            rich_help_panel=_MEMORY,
+        ),
     ] = "none"
     offload_to: Annotated[
         str, Option(help="Where offloaded states are stored: cpu, nvme.", rich_help_panel=_MEMORY)
@@ -298,7 +304,9 @@ class SetupOptions:
     keep_checkpoints: Annotated[
         int, Option(help="Number of checkpoints kept on disk.", rich_help_panel=_MEMORY)
     ] = 2
-    device: Annotated[str, Option(help="Training device: cuda, cpu.", rich_help_panel=_PLACE)] = "cuda"
+    device: Annotated[
+        str, Option(help=one_of(get_args(vocabulary.Device), "Training device:"), rich_help_panel=_PLACE)
+    ] = "cuda"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,14 +5,27 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, get_args
 
 from typer import Option
 
 from estimator.cli import output
-from estimator.cli.options import expanded, tokens_of
+from estimator.cli.options import expanded, one_of, tokens_of
 from estimator.errors import UserError
+from estimator.formatting import format_list
 from estimator.setup import DEFAULT_SEQ_LEN
+from estimator.vocabulary import (
+    AUTOMATIC_METHODS,
+    LAUNCHED_ENGINES,
+    LAUNCHED_METHODS,
+    LAUNCHED_OPTIMIZERS,
+    METHODS,
+    PARALLEL_ENGINES,
+    TASKS,
+    TRAINED_MODULES,
+    LaunchedQuantization,
+    RequestedPrecision,
+)
 
 if TYPE_CHECKING:
     from estimator.hardware.cluster import Cluster
@@ -42,23 +55,24 @@ class JobOptions:
     method: Annotated[
         str,
         Option(
-            help="Training method: full, lora, qlora, dora, adapter-v1, adapter-v2. auto: the first of full, "
-            "lora and qlora that fits.",
+            help=f"{one_of(LAUNCHED_METHODS, 'Training method:')} auto: the first of "
+            f"{format_list(AUTOMATIC_METHODS)} that fits.",
             rich_help_panel=_WHAT,
         ),
     ] = "auto"
     engine: Annotated[
         str,
         Option(
-            help="Training engine: torchtune, deepspeed, fsdp2, trl (task grpo); torchtitan and megatron for "
-            "planning only. auto: the first of the first four that supports the job.",
+            help=f"{one_of(LAUNCHED_ENGINES, 'Training engine:').removesuffix('.')} (task grpo); "
+            f"{format_list(PARALLEL_ENGINES)} for planning only. auto: the first of the first "
+            "four that supports the job.",
             rich_help_panel=_WHAT,
         ),
     ] = "auto"
     task: Annotated[
         str,
         Option(
-            help="Training task: sft, pretrain, dpo, orpo, simpo, kto, reward, grpo, text-to-image.",
+            help=one_of(TASKS, "Training task:"),
             rich_help_panel=_WHAT,
         ),
     ] = "sft"
@@ -99,15 +113,13 @@ class JobOptions:
     quantization: Annotated[
         str | None,
         Option(
-            help="Quantization of the frozen base model of qlora: nf4-double, nf4, int8.",
+            help=one_of(get_args(LaunchedQuantization), "Quantization of the frozen base model of qlora:"),
             rich_help_panel=_WHAT,
         ),
     ] = None
     trained_modules: Annotated[
         str,
-        Option(
-            help="Modules trained in full next to LoRA: embed_tokens, lm_head, norms.", rich_help_panel=_WHAT
-        ),
+        Option(help=one_of(TRAINED_MODULES, "Modules trained in full next to LoRA:"), rich_help_panel=_WHAT),
     ] = ""
     adapter_prompt_length: Annotated[
         int, Option(help="LLaMA-Adapter: number of prompt vectors per block.", rich_help_panel=_WHAT)
@@ -117,13 +129,11 @@ class JobOptions:
     ] = 2
     optimizer: Annotated[
         str,
-        Option(
-            help="Optimizer: adamw, adamw8bit, paged-adamw, adafactor, sgd, muon, ...", rich_help_panel=_WHAT
-        ),
+        Option(help=one_of(LAUNCHED_OPTIMIZERS, "Optimizer:"), rich_help_panel=_WHAT),
     ] = "adamw"
 
     precision: Annotated[
-        str, Option(help="Training precision: auto, bf16, bf16-mixed, fp32.", rich_help_panel=_HOW)
+        str, Option(help=one_of(get_args(RequestedPrecision), "Training precision:"), rich_help_panel=_HOW)
     ] = "auto"
     micro_batch_size: Annotated[
         int | None, Option(help="Sequences per GPU and forward pass.", rich_help_panel=_HOW)
@@ -373,7 +383,11 @@ def _job(job_options: JobOptions) -> Job:
 
 
 def _quantization(job_options: JobOptions) -> str:
-    if job_options.quantization and job_options.method not in ("qlora", "auto"):
+    if (
+        job_options.quantization
+        and job_options.method in METHODS
+        and not METHODS[job_options.method].quantized
+    ):
         raise UserError(
             f"--quantization {job_options.quantization} needs method qlora, not {job_options.method}.",
             "Use --method qlora, or leave --quantization out.",

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
-from estimator.cli.defaults import EngineDefaults, defaults
-from estimator.cli.options import METHODS, SetupOptions
+from estimator.cli.options import SetupOptions
 from estimator.errors import UserError
 from estimator.memory import implementations
 from estimator.models.diffusion import DiffusionSpec
@@ -14,6 +13,16 @@ from estimator.models.spec import ModelSpec
 from estimator.planning import images
 from estimator.planning.engines import dense_mask
 from estimator.setup import Setup, drawn_answer
+from estimator.vocabulary import (
+    ENGINES,
+    LAUNCHED_ENGINES,
+    METHODS,
+    SHARDINGS,
+    TASKS,
+    Engine,
+    EngineDefaults,
+    EngineSpec,
+)
 
 
 def setup_from(options: SetupOptions, model: ModelSpec, gpus: int) -> Setup:
@@ -23,12 +32,14 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int) -> Setup:
     """
     if isinstance(model, DiffusionSpec) and options.engine == "torchtune":  # the default
         options = replace(options, engine=images.ENGINE)
-    engine = defaults(options.engine)
+    spec, engine = engine_of(options.engine)
     method, quantization = _method(options, engine)
+    launched_here = options.engine in LAUNCHED_ENGINES
     shard, replicate, sharding = _data_parallel(options, engine, gpus)
     sharded = shard > 1
-    precision = "fp32" if options.device == "cpu" else engine.precision_of(sharded=sharded)
+    precision = "fp32" if options.device == "cpu" else spec.precision_of(sharded=sharded)
     seq_len = images.length_of(model, options.seq_len, options.resolution)
+    draws = options.task in TASKS and TASKS[options.task].draws_answers  # Setup refuses other names
     packed = engine.fixed_length if options.packed is None else options.packed
     setup = Setup(
         model=model,
@@ -67,16 +78,14 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int) -> Setup:
         micro_batch_size=options.micro_batch_size,
         # A pipeline with fewer micro batches than stages is never full
         accumulation=_or(options.accumulation, max(options.pp, 1)),
-        answer_len=drawn_answer(seq_len) if options.task == "grpo" else 0,
+        answer_len=drawn_answer(seq_len) if draws else 0,
         reward_parameters=options.reward_parameters,
-        compares=options.task == "grpo" and method != "full",
+        compares=draws and METHODS[method].adapters,
         seq_len=seq_len,
         fixed_length=packed,
-        longest_first=_or(options.longest_first, engine.launched_here and not packed),
+        longest_first=_or(options.longest_first, launched_here and not packed),
         longest_once=options.longest_once,
-        expandable_segments=_or(
-            options.expandable_segments, engine.launched_here and options.device == "cuda"
-        ),
+        expandable_segments=_or(options.expandable_segments, launched_here and options.device == "cuda"),
         document_mask=_or(
             options.document_mask,
             packed and engine.document_mask and dense_mask(options.engine, options.device),
@@ -85,7 +94,7 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int) -> Setup:
         recompute_every=options.recompute_every,
         activation_offload=options.activation_offload,
         compile=options.compile,
-        loss=options.loss or engine.loss,  # type: ignore[arg-type]
+        loss=options.loss or spec.loss,  # type: ignore[arg-type]
         loss_chunks=_or(options.loss_chunks, engine.chunks_of(seq_len)),
         attention=options.attention,  # type: ignore[arg-type]
         offload=options.offload,  # type: ignore[arg-type]
@@ -97,6 +106,14 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int) -> Setup:
     if setup.adapters:
         _ = setup.adapter_parameters  # refuses targets that the model lacks
     return setup
+
+
+def engine_of(name: str) -> tuple[EngineSpec, EngineDefaults]:
+    """Look up an engine and its defaults; raise UserError, naming the known engines, for another name."""
+    spec = ENGINES.get(name)
+    if spec is None or spec.defaults is None:
+        raise UserError(f"--engine {name} is not known.", f"Choose one of {', '.join(get_args(Engine))}.")
+    return spec, spec.defaults
 
 
 def _or(value: Any, otherwise: Any) -> Any:
@@ -123,14 +140,15 @@ def _method(options: SetupOptions, engine: EngineDefaults) -> tuple[str, str]:
     """Method and quantization: qlora and qdora are adapters on a quantised base."""
     if options.method not in METHODS:
         raise UserError(f"--method {options.method} is not known.", f"Choose one of {', '.join(METHODS)}.")
-    if not options.method.startswith("q"):
-        return options.method, options.quantization or "none"
+    method = METHODS[options.method]
+    if not method.quantized:
+        return method.base, options.quantization or "none"
     if options.quantization == "none":
         raise UserError(
             f"--method {options.method} has a quantised base, and --quantization none asks for none.",
-            f"Use --method {options.method[1:]}, or leave --quantization out.",
+            f"Use --method {method.base}, or leave --quantization out.",
         )
-    return options.method[1:], options.quantization or engine.quantization
+    return method.base, options.quantization or engine.quantization
 
 
 def _targets(options: SetupOptions, engine: EngineDefaults, model: ModelSpec) -> tuple[str, ...]:
@@ -178,7 +196,7 @@ def _data_parallel(options: SetupOptions, engine: EngineDefaults, gpus: int) -> 
             )
     data = world // (options.tp * options.pp)
     sharding = options.sharding or (engine.sharding if data > 1 else "none")
-    if sharding in ("none", "ddp", "zero0"):
+    if sharding in SHARDINGS and not SHARDINGS[sharding].divides:
         shard, replicate = options.shard or 1, options.dp_replicate or data // (options.shard or 1)
     else:
         shard = options.shard or data // (options.dp_replicate or 1)

@@ -16,19 +16,15 @@ from estimator.errors import UserError
 from estimator.exact.result import ExactEstimate, Moment
 from estimator.models import ModelSpec
 from estimator.setup import Setup
+from estimator.vocabulary import ENGINES
 
 WORKER = ["-m", "estimator.exact.worker"]
-NEEDED = {  # package -> engines that are traced with it
-    "torch": ("torchtune", "torchtitan", "deepspeed", "transformers"),
-    "torchtune": ("torchtune", "torchtitan"),
-    "transformers": ("deepspeed", "transformers"),
-}
 
 
 def trace(setups: Sequence[Setup], time_limit_s: float) -> list[ExactEstimate]:
     """Trace all setups in one child process; UserError where it fails or takes over ``time_limit_s``."""
-    for package, engines in NEEDED.items():
-        if any(setup.engine in engines for setup in setups) and find_spec(package) is None:
+    for package in ("torch", *sorted({ENGINES[setup.engine].traced_with for setup in setups})):
+        if find_spec(package) is None:
             raise UserError(f"exact mode needs {package}: pip install 'metaflow-finetune[train]'")
     request = json.dumps([asdict(setup) for setup in setups])
     with subprocess.Popen(

@@ -24,9 +24,9 @@ from torch.distributed.tensor.parallel import (
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from estimator.exact.built import BuiltModel
-from estimator.exact.support import FSDP
 from estimator.exact.tracker import Part, StepTracker
 from estimator.setup import Setup
+from estimator.vocabulary import SHARDINGS
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ def fake_processes(setup: Setup) -> Iterator[Meshes | None]:
 
     Yields its meshes; None where the step runs on one process alone.
     """
-    if not (setup.sharding in FSDP or setup.tensor > 1):
+    if not (SHARDINGS[setup.sharding].fsdp or setup.tensor > 1):
         yield None
         return
     shape = (setup.replicate, setup.shard, setup.tensor)

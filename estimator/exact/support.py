@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from estimator.errors import UserError
 from estimator.setup import Setup
+from estimator.vocabulary import ENGINES, SHARDINGS, TASKS
 
 TORCHTUNE_FAMILIES = ("llama", "mistral", "qwen2")
-ENGINES = ("torchtune", "torchtitan", "deepspeed", "transformers")
-FSDP = ("fsdp", "shard_grad_op")  # the second leaves the weights gathered between forward and backward
 
 
 def check(setup: Setup) -> None:
@@ -22,13 +21,14 @@ def check(setup: Setup) -> None:
 def untraceable(setup: Setup) -> str | None:
     """Why a training step can't be traced, in one clause; None where it can be."""
     model = setup.model
-    if setup.engine not in ENGINES:
-        return f"it knows the models of {', '.join(ENGINES)}, not of {setup.engine}"
+    if not ENGINES[setup.engine].traced_with:
+        traced = [name for name, spec in ENGINES.items() if spec.traced_with]
+        return f"it knows the models of {', '.join(traced)}, not of {setup.engine}"
     if torchtune_modules(setup) and (model.family not in TORCHTUNE_FAMILIES or model.experts):
         return f"{setup.engine}'s {model.family} models are not built here"
     if not model.causal:
         return "encoders have no next-token loss"
-    if setup.task not in ("sft", "pretrain"):
+    if not TASKS[setup.task].next_token:
         return f"its step is next-token training, not {setup.task}"
     for name, value in (("context", setup.context), ("pipeline", setup.pipeline), ("expert", setup.expert)):
         if value > 1:
@@ -60,12 +60,7 @@ def untraceable(setup: Setup) -> str | None:
 
 
 def _untraceable_parts(setup: Setup) -> str | None:
-    allowed = {
-        "torchtune": ("plain", "chunked"),
-        "torchtitan": ("plain",),
-        "deepspeed": ("plain", "recomputed"),
-        "transformers": ("plain", "recomputed"),
-    }[setup.engine]
+    allowed = ENGINES[setup.engine].traced_losses
     if setup.loss not in allowed:
         return f"{setup.engine} has the loss {' or '.join(allowed)} here, not {setup.loss}"
     if setup.checkpointing == "selective" and setup.engine != "torchtitan":
@@ -86,11 +81,11 @@ def _untraceable_parts(setup: Setup) -> str | None:
         return "DoRA over 4-bit weights computes norms of weights that are not there"
     if setup.optimizer_in_backward and setup.world_size > 1:
         return "an optimizer in the backward pass is torchtune's on one device"
-    if setup.sharding in FSDP and setup.quantization != "none" and not torchtune_modules(setup):
+    if SHARDINGS[setup.sharding].fsdp and setup.quantization != "none" and not torchtune_modules(setup):
         return "4-bit weights are sharded by torchtune only"
     return None
 
 
 def torchtune_modules(setup: Setup) -> bool:
     """Whether the model is built of torchtune's modules; else by transformers."""
-    return setup.engine in ("torchtune", "torchtitan")
+    return ENGINES[setup.engine].traced_with == "torchtune"

@@ -13,11 +13,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from estimator.exact import kernels, sharding, torchtune_models, transformers_models, zero
 from estimator.exact.built import BuiltModel
-from estimator.exact.support import FSDP, torchtune_modules
+from estimator.exact.support import torchtune_modules
 from estimator.exact.tracker import Part, StepTracker
 from estimator.memory import implementations
 from estimator.memory.states import divides_scales
 from estimator.setup import Setup
+from estimator.vocabulary import SHARDINGS
 
 PACKAGES = {True: ("torch", "torchtune", "torchao"), False: ("torch", "transformers", "peft")}
 AUTOCAST = {"bf16-autocast": torch.bfloat16, "fp16-autocast": torch.float16}
@@ -53,7 +54,7 @@ def trace(setup: Setup) -> dict[str, Any]:
 
 
 def _build(setup: Setup) -> BuiltModel:
-    fp32_weights = setup.precision in ("fp32", "bf16-autocast", "fp16-autocast")
+    fp32_weights = setup.precision == "fp32" or setup.precision in AUTOCAST
     # FSDP2 with mixed precision shards fp32 weights; DeepSpeed's module is in bf16 and its copies are apart
     in_fp32 = fp32_weights or (setup.precision == "bf16-mixed" and setup.zero_stage is None)
     before = torch.get_default_dtype()
@@ -80,15 +81,15 @@ def _lay_out(setup: Setup, built: BuiltModel, meshes: sharding.Meshes | None) ->
         torchtune_models.compile_blocks(setup, built)
     if setup.checkpointing != "none" and torchtune_modules(setup):
         torchtune_models.checkpoint_blocks(setup, built)
-    if meshes is not None and setup.sharding in FSDP:
+    if meshes is not None and SHARDINGS[setup.sharding].fsdp:
         sharding.shard(setup, built, meshes)
 
 
 def _not_modelled(setup: Setup) -> list[str]:
     clauses = ["the CUDA context, NCCL's buffers and the allocator's fragmentation"]
-    if setup.sharding in FSDP or setup.tensor > 1:
+    if SHARDINGS[setup.sharding].fsdp or setup.tensor > 1:
         clauses.append("buffers that a second CUDA stream frees late")
-    if setup.replicate > 1 and setup.sharding not in FSDP:
+    if setup.replicate > 1 and not SHARDINGS[setup.sharding].fsdp:
         clauses.append("buckets of gradients that replicas exchange")
     if setup.zero_stage is not None:
         clauses.append("DeepSpeed's buckets and gathered weights; its states are computed, not traced")
@@ -172,7 +173,7 @@ class Step:
         idle = self.setup.idle_blocks  # their results have no gradient
         for number, block in enumerate(built.blocks[idle:], idle):
             block.register_forward_hook(self._block_done(number))
-        if self.setup.sharding not in FSDP:
+        if not SHARDINGS[self.setup.sharding].fsdp:
             for parameter in built.trained:
                 parameter.register_post_accumulate_grad_hook(self._gradient_done)  # type: ignore[no-untyped-call]
 

@@ -6,10 +6,11 @@ They are computed from the traced model's own parameter counts.
 from __future__ import annotations
 
 from estimator.setup import Setup
+from estimator.vocabulary import OPTIMIZERS
 
 TRACED_OPTIMIZERS = ("adamw", "sgd")
+MOMENTS = {name: OPTIMIZERS[name].moments for name in TRACED_OPTIMIZERS}
 WEIGHTS = ("weights", "adapters")  # the scales of quantised ones are whole in each process
-MOMENTS = {"adamw": 2, "sgd": 1}
 
 
 def optimizer_traced(setup: Setup) -> bool:

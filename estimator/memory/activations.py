@@ -12,7 +12,7 @@ from estimator.memory.shape import shape_of
 from estimator.memory.states import computing
 from estimator.models import ModelSpec
 from estimator.models.architectures import family_of
-from estimator.setup import FAMILY_CODE, Setup
+from estimator.setup import Setup
 
 # What torch.compile's partitioner keeps of a block: 16 B for each of h and q together, 6 f. Traced with
 # AOTAutograd (torch 2.13): Llama 3.2 3B 32h, Llama 3 8B 37h, the same for LoRA.
@@ -282,7 +282,7 @@ def _adapted(setup: Setup, target: str) -> int:
     model = setup.model
     if not model.experts or target not in _IN_MLP:
         return 1
-    if setup.engine in FAMILY_CODE:
+    if setup.runs_loop:
         return 1 if model.shared_ffn or model.dense_layers else 0
     return model.experts_per_token
 

@@ -24,7 +24,8 @@ from estimator.memory.states import (
     state_bytes,
     trained_parameters,
 )
-from estimator.setup import FAMILY_CODE, Setup
+from estimator.setup import Setup
+from estimator.vocabulary import SHARDINGS
 
 # DeepSpeed: launchers/engines/deepspeed/config.py sets the bucket (keep them equal); the rest are the
 # defaults of runtime/zero/config.py in DeepSpeed 0.19.
@@ -67,7 +68,7 @@ def buffers(setup: Setup, part: Part) -> Buffers:
         return _deepspeed(setup, stage, part)
     size = gradient_size(setup)
     trained = trained_parameters(setup, part)
-    if setup.sharding in ("fsdp", "shard_grad_op") and setup.shard > 1:
+    if SHARDINGS[setup.sharding].fsdp and setup.shard > 1:
         return _fsdp(setup, part, trained)
     if setup.sharded_alone:
         return _fsdp_alone(setup, part, trained)
@@ -225,7 +226,7 @@ def dequantised_bytes(setup: Setup) -> int:
     bitsandbytes, MatMul4Bit; launchers/engines/loop/quantised.py, which does so with 8 bits, too. 0 where
     products are made of quantised weights.
     """
-    if setup.quantization == "none" or (setup.quantization == "int8" and setup.engine not in FAMILY_CODE):
+    if setup.quantization == "none" or (setup.quantization == "int8" and not setup.runs_loop):
         return 0
     largest = shape_of(setup.model).largest_linear
     if setup.engine == "litgpt":

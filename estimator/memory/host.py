@@ -13,8 +13,9 @@ from estimator.memory.states import (
     share,
     states,
 )
-from estimator.plan import GIB, LAUNCHED_ENGINES
-from estimator.setup import IMAGE_TASK, Setup
+from estimator.plan import GIB
+from estimator.setup import Setup
+from estimator.vocabulary import LAUNCHED_ENGINES, TASKS
 
 # CUDA context of one process 0.47-0.92 GiB, and 1.5 GiB more at NCCL's first collective: measured on A100s
 # in stas00/ml-engineering, training/performance. Outside PyTorch's allocator.
@@ -47,7 +48,7 @@ def runtime_bytes(setup: Setup) -> int:
     """
     if setup.device == "cpu":
         runtime = CPU_RUNTIME_OF_TORCHTUNE_BYTES if setup.engine == "torchtune" else CPU_RUNTIME_BYTES
-        if setup.task == IMAGE_TASK:
+        if TASKS[setup.task].images:
             runtime = CPU_RUNTIME_OF_IMAGES_BYTES
         return runtime + (GLOO_BYTES if setup.world_size > 1 else 0)
     return CUDA_CONTEXT_BYTES + (NCCL_BYTES if setup.world_size > 1 else nccl_alone_bytes(setup))

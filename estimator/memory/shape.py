@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from estimator.models import DiffusionSpec, ModelSpec, parameters
-from estimator.setup import FAMILY_CODE, Setup
+from estimator.setup import Setup
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def _blocks(m: ModelSpec) -> int:
 def adapter_parameters(setup: Setup) -> int:
     """``Setup.adapter_parameters``, counted once for each rank and choice of targets."""
     counts = shape_of(setup.model).adapters
-    family_code = setup.engine in FAMILY_CODE
+    family_code = setup.runs_loop
     prompts = (setup.adapter_prompt_length, setup.adapter_start_layer, setup.engine) if setup.prompts else ()
     key = (setup.lora_rank, setup.lora_targets, setup.method, setup.lora_experts, family_code, prompts)
     count = counts.get(key)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from estimator.memory import implementations
 from estimator.memory.shape import Part, adapter_parameters, part_of, shape_of, stages
 from estimator.models import parameters
-from estimator.setup import FAMILY_CODE, Setup
+from estimator.setup import Setup
+from estimator.vocabulary import OPTIMIZERS, SHARDINGS
 
 # NF4: 4 bits a weight and a scale for each block of 64 weights, in fp32, or in 8 bits with an fp32 scale for
 # each 256 of those where they are quantised again. Dettmers et al. 2023, QLoRA (arXiv:2305.14314), section 3.
@@ -13,11 +14,6 @@ NF4_WEIGHT_BYTES = 0.5
 NF4_PLAIN_SCALE_BYTES = 4 / 64
 NF4_SCALE_BYTES = 1 / 64 + 4 / (64 * 256)
 INT8_SCALE_BYTES = 4
-
-# bitsandbytes 0.4x: 8-bit states, an fp32 scale for each 256 (optim/optimizer.py); torchao 0.15: 4-bit
-# states, one for each 128 (optim/subclass_4bit.py). Both keep two states.
-EIGHT_BIT_STATES = 2 * (1 + 4 / 256)
-FOUR_BIT_STATES = 2 * (0.5 + 4 / 128)
 
 # MS-AMP's levels as Accelerate tabulates them (docs/source/usage_guides/low_precision_training.md): bytes of
 # weight, master weight, gradient, optimizer states.
@@ -117,19 +113,15 @@ def _moments(setup: Setup, size: int) -> float:
     instantiate_bnb_optimizer). Adafactor: a row and a column for each matrix (Shazeer and Stern 2018,
     arXiv:1804.04235, section 4). Muon: one moment for matrices, AdamW for the rest (Keller Jordan 2024).
     """
-    if setup.optimizer.startswith("paged") or (setup.engine == "litgpt" and setup.quantization != "none"):
+    optimizer = OPTIMIZERS[setup.optimizer]
+    if optimizer.paged or (setup.engine == "litgpt" and setup.quantization != "none"):
         return 0.0
-    if setup.optimizer == "adamw":
-        return 2.0 * size
-    if setup.optimizer == "muon":
+    if optimizer.factored:
+        return 2 * 4 / setup.model.hidden
+    if optimizer.orthogonalized:
         outside = 0.0 if setup.adapters else setup.model.embedding_parameters / setup.model.parameters
         return (1 + outside) * size
-    return {
-        "adamw8bit": EIGHT_BIT_STATES,
-        "adamw4bit": FOUR_BIT_STATES,
-        "adafactor": 2 * 4 / setup.model.hidden,
-        "sgd": 1.0 * size,
-    }[setup.optimizer]
+    return optimizer.state_bytes or float(optimizer.moments * size)
 
 
 def trained_parameters(setup: Setup, part: Part) -> int:
@@ -182,7 +174,7 @@ def scale_bytes(setup: Setup, part: Part) -> int:
     if setup.quantization == "none":
         return 0
     if setup.quantization == "int8":
-        rows = _linear_rows(setup) if setup.engine in FAMILY_CODE else 0
+        rows = _linear_rows(setup) if setup.runs_loop else 0
         return INT8_SCALE_BYTES * rows * part.layers // setup.model.layers
     scale_size = NF4_SCALE_BYTES if setup.quantization == "nf4-double" else NF4_PLAIN_SCALE_BYTES
     return share(
@@ -192,7 +184,7 @@ def scale_bytes(setup: Setup, part: Part) -> int:
 
 def divides_scales(setup: Setup) -> bool:
     """Whether the scales of quantised weights are divided and gathered with them."""
-    return setup.engine not in FAMILY_CODE
+    return not setup.runs_loop
 
 
 def _linear_rows(setup: Setup) -> int:
@@ -265,7 +257,7 @@ def partial_gradient_bytes(setup: Setup, part: Part) -> int:
 def unreduced(setup: Setup) -> bool:
     """Whether whole gradients pile up over a pipeline's micro batches."""
     many = setup.pipeline > 1 and setup.accumulation > 1
-    return many and setup.sharding in ("fsdp", "shard_grad_op") and setup.shard > 1
+    return many and SHARDINGS[setup.sharding].fsdp and setup.shard > 1
 
 
 def flat(setup: Setup) -> bool:
@@ -275,7 +267,7 @@ def flat(setup: Setup) -> bool:
 
 def fsdp1(setup: Setup) -> bool:
     """Whether FSDP1 divides the states."""
-    wraps = setup.sharding in ("fsdp", "shard_grad_op") and setup.shard > 1
+    wraps = SHARDINGS[setup.sharding].fsdp and setup.shard > 1
     return wraps and (setup.flat_parameters or implementations.of(setup).flat_gradients)
 
 
@@ -292,14 +284,13 @@ def gradient_size(setup: Setup) -> int:
 
 def divisor(setup: Setup, what: str) -> int:
     """By how many processes "weights", "gradients" or "optimizer" are divided."""
-    shared = {
-        "weights": ("fsdp", "zero3"),
-        "gradients": ("fsdp", "zero2", "zero3", "shard_grad_op"),
-        "optimizer": ("fsdp", "zero1", "zero2", "zero3", "shard_grad_op"),
+    sharding = SHARDINGS[setup.sharding]
+    divided = {
+        "weights": sharding.weights,
+        "gradients": sharding.gradients,
+        "optimizer": sharding.optimizer,
     }[what]
-    if what == "weights" and setup.sharding == "shard_grad_op":
-        return setup.shard  # between steps; gathered from the forward pass to the end of the backward pass
-    return setup.shard if setup.sharding in shared else 1
+    return setup.shard if divided else 1
 
 
 def shared(setup: Setup, part: Part, total: int, what: str) -> int:

@@ -9,12 +9,18 @@ from typing import Any, Literal, get_args
 from estimator import hardware, models, token_counts
 from estimator.changes import FINETUNE
 from estimator.errors import UserError
-from estimator.job import CAPACITIES, METHODS, OPTIMIZERS, PARALLEL_ENGINES, PRECISIONS
 from estimator.models import diffusion
 from estimator.planning.goals import PREFERENCES
-from estimator.setup import Task
+from estimator.vocabulary import (
+    LAUNCHED_OPTIMIZERS,
+    PLANNED_ENGINES,
+    Capacity,
+    Offload,
+    RequestedMethod,
+    RequestedPrecision,
+    Task,
+)
 
-ENGINES = ("auto", "torchtune", "deepspeed", "fsdp2", "trl", *PARALLEL_ENGINES)
 GIVEN = ("on", "off")
 _MANY = "any; several with commas"
 
@@ -47,7 +53,7 @@ GROUPS: Mapping[str, tuple[Field, ...]] = {
         Field("model", "Model", "text", (*models.names(), *diffusion.MODELS), "llama-8b"),
         Field("config", "Or a config.json", "document", (), "Paste that of a model in Hugging Face's layout"),
         Field("task", "Task", "choice", get_args(Task), "sft"),
-        Field("method", "Method", "choice", METHODS, "auto"),
+        Field("method", "Method", "choice", get_args(RequestedMethod), "auto"),
         Field("seq_len", "Sequence length", "whole", (), "2048 tokens"),
         Field("resolution", "Resolution, of images", "whole", (), "as published"),
         Field("global_batch_size", "Batch of a step", "whole", (), "16 sequences"),
@@ -62,7 +68,7 @@ GROUPS: Mapping[str, tuple[Field, ...]] = {
         Field("nodes", "Machines", "whole", (), "as planned"),
         Field("gpus", "GPUs of each", "whole", (), "as planned"),
         Field("max_gpus", "GPUs in all, at most", "whole", (), "no limit"),
-        Field("capacity", "What can rarely be had", "choice", CAPACITIES, "usual: it comes last"),
+        Field("capacity", "What can rarely be had", "choice", get_args(Capacity), "usual: it comes last"),
         Field("spot", "Spot machines", "flag"),
         Field("cluster", "Your cluster", "document", (), f"Paste what `{KUBECTL}` prints; it stays here"),
     ),
@@ -73,12 +79,12 @@ GROUPS: Mapping[str, tuple[Field, ...]] = {
         Field("prefer", "What decides", "choice", PREFERENCES, "price"),
     ),
     "How": (
-        Field("engine", "Engine", "choice", ENGINES, "auto"),
-        Field("precision", "Precision", "choice", PRECISIONS, "auto"),
-        Field("optimizer", "Optimizer", "choice", OPTIMIZERS, "adamw"),
+        Field("engine", "Engine", "choice", ("auto", *PLANNED_ENGINES), "auto"),
+        Field("precision", "Precision", "choice", get_args(RequestedPrecision), "auto"),
+        Field("optimizer", "Optimizer", "choice", LAUNCHED_OPTIMIZERS, "adamw"),
         Field("micro_batch_size", "Batch of a pass", "whole", (), "as planned"),
         Field("activation_checkpointing", "Checkpointing", "choice", GIVEN, "as planned"),
-        Field("offload", "Offload", "choice", ("none", "cpu"), "none"),
+        Field("offload", "Offload", "choice", get_args(Offload), "none"),
         Field("packing", "Packing", "flag"),
     ),
 }

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from estimator.errors import CannotFit, UserError
 from estimator.job import Job, Target
-from estimator.plan import LAUNCHED_ENGINES, Plan
+from estimator.plan import Plan
 from estimator.planning import reasons
 from estimator.planning.assembly import assemble
 from estimator.planning.capacity import why_rare
@@ -27,6 +27,7 @@ from estimator.planning.ranking import (
 )
 from estimator.planning.search import Candidate, Evidence, Miss, Search, precision_of, shape
 from estimator.planning.support import unsupported_job, with_engine
+from estimator.vocabulary import LAUNCHED_ENGINES, METHODS
 
 MOST_REJECTIONS = 10
 _log = logging.getLogger(__name__)
@@ -237,7 +238,7 @@ def best_or_none(job: Job, target: Target, goals: Goals | None = None) -> Plan |
 
 def as_qlora(job: Job) -> Job | None:
     """The same job with QLoRA, on its engine or else on one that can do it; None where none here can."""
-    if job.method == "qlora" or job.model.experts:
+    if METHODS[job.method].quantized or job.model.experts:
         return None
     quantised = replace(job, method="qlora")
     if job.engine not in LAUNCHED_ENGINES or unsupported_job(quantised) is None:

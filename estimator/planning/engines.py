@@ -1,31 +1,12 @@
-"""What each engine implies where a Job and a Layout leave it open. To add an engine, add a row here."""
+"""The training step (Setup) that an engine runs for a Job in a Layout."""
 
 from __future__ import annotations
-
-from typing import Literal
 
 from estimator.job import Job
 from estimator.plan import Layout
 from estimator.planning import liger
-from estimator.setup import IMAGE_TASK, LossKind, Precision, Setup, StateSharding, drawn_answer
-
-# launchers/engines/torchtune/config.py uses the chunked loss; launchers/dataset/batches.py recomputes it.
-# TRL 1.16 has one tile of the logits at a time (kernels/chunked_logprob.py).
-# torchtitan computes the whole cross-entropy by default (components/loss.py); Megatron-LM does so over the
-# vocabulary's shards (core/tensor_parallel/cross_entropy.py).
-LOSSES: dict[str, LossKind] = {
-    "torchtune": "chunked",
-    "deepspeed": "recomputed",
-    "fsdp2": "recomputed",
-    "trl": "fused",
-    "torchtitan": "plain",
-    "megatron": "plain",
-}
-
-
-# They cut one stream of tokens into pieces of seq_len: every batch is full (torchtitan,
-# hf_datasets/text_datasets.py; Megatron-LM, core/datasets/gpt_dataset.py)
-STREAMS = ("torchtitan", "megatron")
+from estimator.setup import Setup, drawn_answer
+from estimator.vocabulary import ENGINES, METHODS, SHARDINGS, TASKS, Precision, StateOffload
 
 
 def dense_mask(engine: str, device: str) -> bool:
@@ -33,19 +14,17 @@ def dense_mask(engine: str, device: str) -> bool:
 
     torchtune has flex attention's sparse one on GPUs since Turing (torchtune 0.6.1, utils/_import_guard.py).
     """
-    return engine not in STREAMS and not (engine == "torchtune" and device == "cuda")
+    return not ENGINES[engine].streams and not (engine == "torchtune" and device == "cuda")
 
 
-def _offloaded(job: Job, layout: Layout) -> Literal["none", "optimizer", "all"]:
+def _offloaded(job: Job, layout: Layout) -> StateOffload:
     """What leaves the GPU: DeepSpeed's optimizer states, or all that FSDP2 divides."""
-    if layout.offload != "cpu":
-        return "none"
-    return "all" if job.engine == "fsdp2" else "optimizer"
+    return ENGINES[job.engine].offload if layout.offload == "cpu" else "none"
 
 
 def _answer_len(job: Job) -> int:
     """Tokens of the answers that a step draws; 0: none."""
-    if job.task != "grpo":
+    if not TASKS[job.task].draws_answers:
         return 0
     return drawn_answer(job.seq_len) if job.answer_len is None else job.answer_len
 
@@ -59,17 +38,17 @@ def _precision(job: Job, layout: Layout) -> Precision:
 
 def setup_of(job: Job, layout: Layout) -> Setup:
     """The training step that a job's engine runs in a layout."""
-    sharding: StateSharding = layout.sharding
-    shared = layout.sharding not in ("none", "ddp", "zero0")
-    fixed_length = job.packing or job.engine in STREAMS or job.task == IMAGE_TASK
+    engine, task, method = ENGINES[job.engine], TASKS[job.task], METHODS[job.method]
+    shared = SHARDINGS[layout.sharding].divides
+    fixed_length = job.packing or engine.streams or task.images
     # With context parallel the states are shared over its processes as well
     processes = layout.world_size // (layout.tensor_parallel * layout.pipeline_parallel)
     return Setup(
         model=job.model,
-        engine="transformers" if job.engine == "trl" else job.engine,  # type: ignore[arg-type]  # not "auto"
-        method="lora" if job.method == "qlora" else job.method,  # type: ignore[arg-type]
+        engine=engine.code,
+        method=method.base,
         task=job.task,
-        quantization=job.quantization if job.method == "qlora" else "none",
+        quantization=job.quantization if method.quantized else "none",
         lora_rank=job.lora_rank,
         lora_targets=job.lora_targets,
         lora_experts=job.lora_experts and job.low_rank,
@@ -78,7 +57,7 @@ def setup_of(job: Job, layout: Layout) -> Setup:
         adapter_start_layer=job.adapter_start_layer,
         precision=_precision(job, layout),
         optimizer=job.optimizer,
-        sharding=sharding,
+        sharding=layout.sharding,
         shard=processes // layout.replicate if shared else 1,
         replicate=layout.replicate if shared else processes,
         tensor=layout.tensor_parallel,
@@ -100,7 +79,7 @@ def setup_of(job: Job, layout: Layout) -> Setup:
         average=job.average,
         compile=job.compile,
         engine_version=liger.VERSION if job.liger else "",
-        loss="fused" if job.liger else LOSSES[job.engine],
+        loss="fused" if job.liger else engine.loss,
         optimizer_in_backward=layout.optimizer_in_backward,
         offload=_offloaded(job, layout),
         device=layout.device,
@@ -108,6 +87,6 @@ def setup_of(job: Job, layout: Layout) -> Setup:
         keep_checkpoints=job.keep_checkpoints,
         adapter_only=job.adapter_only and job.adapters,
         answer_len=_answer_len(job),
-        compares=job.task == "grpo" and (job.adapters if job.compares is None else job.compares),
+        compares=task.draws_answers and (job.adapters if job.compares is None else job.compares),
         reward_parameters=job.reward_parameters,
     )

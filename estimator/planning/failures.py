@@ -12,22 +12,21 @@ from dataclasses import dataclass, replace
 from estimator.changes import Suggestion
 from estimator.errors import CannotFit, Change, UserError
 from estimator.formatting import format_duration, format_usd
-from estimator.job import METHODS, Job, Target
+from estimator.job import Job, Target
 from estimator.plan import Plan
 from estimator.planning.clusters import Survey, as_qlora, best_or_none, build_plan
 from estimator.planning.goals import Goals
 from estimator.planning.ranking import Rejection
 from estimator.planning.search import Candidate, title
 from estimator.planning.support import unsupported_job
-from estimator.setup import TrainedOptimizer
+from estimator.vocabulary import ENGINES, METHODS, LaunchedOptimizer
 
 SHORTEST_SEQUENCE = 256  # shorter ones train on little more than a prompt
 MOST_SUGGESTIONS = 5
 # They train as well as 32-bit ones (Dettmers et al. 2021, arXiv:2110.02861); paged ones wait for the host's
 # link
-STATES_IN_8_BITS: TrainedOptimizer = "adamw8bit"
-PAGED_STATES: TrainedOptimizer = "paged-adamw8bit"
-WITH_OPTIMIZER_IN_BACKWARD = ("torchtune", "torchtitan")
+STATES_IN_8_BITS: LaunchedOptimizer = "adamw8bit"
+PAGED_STATES: LaunchedOptimizer = "paged-adamw8bit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class Failure:
 def of_error(job: Job, error: CannotFit) -> Failure:
     """Of a method that this machine can't run; the leanest method says best what it takes."""
     rejection = Rejection(what=job.method, reason=error.problem.removesuffix("."), kind="method")
-    return Failure(rejection, (0, -float(METHODS.index(job.method))), lambda: error)
+    return Failure(rejection, (0, -float(list(METHODS).index(job.method))), lambda: error)
 
 
 def of_survey(seen: Survey) -> Failure:
@@ -213,7 +212,7 @@ def with_lean_states(job: Job, fits: Callable[[Job], bool]) -> Iterator[Suggesti
     8-bit states, by the job's engine or by FSDP2 in bf16; and each gradient used as soon as it is there, as
     torchtune's recipes do, which leaves nothing to accumulate: there with the largest batch that fits.
     """
-    if job.method != "full" or job.optimizer != "adamw":
+    if job.adapters or job.optimizer != "adamw":
         return
     lean = replace(job, optimizer=STATES_IN_8_BITS)
     changes = [Change("optimizer.name", STATES_IN_8_BITS)]
@@ -223,7 +222,7 @@ def with_lean_states(job: Job, fits: Callable[[Job], bool]) -> Iterator[Suggesti
     if unsupported_job(lean) is None and fits(lean):
         yield tuple(changes)
         return
-    if job.engine not in WITH_OPTIMIZER_IN_BACKWARD or job.micro_batch_size is not None:
+    if not ENGINES[job.engine].optimizer_in_backward or job.micro_batch_size is not None:
         return
     lean = replace(job, optimizer=PAGED_STATES, optimizer_in_backward=True)
     if unsupported_job(lean) is not None or not fits(replace(lean, global_batch_size=1)):
@@ -244,7 +243,7 @@ def _leaner(job: Job) -> Iterator[tuple[Suggestion, Callable[[Job], Job]]]:
         yield (checkpointing,), lambda job: replace(job, activation_checkpointing=True)
     if (job.micro_batch_size or 1) > 1:
         yield (Change("micro_batch_size", 1),), lambda job: replace(job, micro_batch_size=1)
-    if job.method == "full":
+    if not job.adapters:
         yield _LORA, lambda job: replace(job, method="lora")
     quantised = as_qlora(job)
     if quantised is not None:
@@ -264,7 +263,7 @@ def _differences(job: Job, quantised: Job) -> Iterator[Change]:
     if job.replicas is not None:
         yield Change("fsdp.replicas")
     if job.offload != "none":
-        yield Change("fsdp.offload" if job.engine == "fsdp2" else "zero.offload")
+        yield Change(f"{ENGINES[job.engine].sharding_options}.offload")
 
 
 def _shorter(job: Job, fits: Callable[[Job], bool]) -> int | None:

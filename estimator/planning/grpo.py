@@ -5,16 +5,14 @@ from __future__ import annotations
 from estimator.models import ModelSpec
 from estimator.models.architectures import family_of
 from estimator.planning.training import Training
-from estimator.setup import LLAMA_ADAPTERS
+from estimator.vocabulary import ENGINES, METHODS, TASKS
 
 ELSEWHERE = "task grpo draws answers in every step, which engine trl does"
-# The rest are in several groups or in bits, which transformers' Trainer was not tried with here
-OPTIMIZERS = ("adamw", "adafactor", "sgd")
 
 
 def unsupported(model: ModelSpec, training: Training) -> str | None:
     """Why TRL 1.16 can't do it here, as one clause, or None."""
-    if training.task != "grpo":
+    if not TASKS[training.task].draws_answers:
         return f"task {training.task}: engine trl learns grpo alone here"
     if training.lora_experts and not model.experts:
         return f"lora.experts: {model.name} has no experts"
@@ -40,9 +38,9 @@ def _training(training: Training) -> str | None:
         return "grpo has a whole copy of the model on each GPU here (DDP), so nothing is divided"
     if training.packing:
         return "packing: the answers of grpo are drawn in the step, a sequence each"
-    if training.method == "qlora":
+    if METHODS[training.method].quantized:
         return "grpo with method qlora: a base in 4 bits would be made whole again for every token drawn"
-    if training.method in LLAMA_ADAPTERS:
+    if METHODS[training.method].llama_adapter:
         return f"grpo with method {training.method}: LLaMA-Adapters' prompts are not drawn with here"
     if training.trained_modules or training.new_tokens:
         what = "new_tokens" if training.new_tokens else "lora.modules_to_save"
@@ -55,8 +53,8 @@ def _training(training: Training) -> str | None:
         return "compile: answers are drawn token by token, in shapes that change"
     if training.part_recomputed:
         return "TRL recomputes whole blocks, and all of them"
-    if training.optimizer not in OPTIMIZERS:
-        return f"optimizer {training.optimizer}: grpo steps {', '.join(OPTIMIZERS)} here"
+    if training.optimizer not in ENGINES["trl"].optimizers:
+        return f"optimizer {training.optimizer}: grpo steps {', '.join(ENGINES['trl'].optimizers)} here"
     if training.optimizer_in_backward:
         return "optimizer.in_backward: TRL steps after the whole backward pass; torchtune can"
     return None

@@ -8,11 +8,10 @@ from estimator.models import PROJECTIONS, DiffusionSpec, ModelSpec
 from estimator.models.diffusion import positions_of
 from estimator.models.unet import ADAPTED
 from estimator.planning.training import Training
-from estimator.setup import IMAGE_TASK, default_seq_len
+from estimator.setup import default_seq_len
+from estimator.vocabulary import ENGINES, IMAGE_TASK, LAUNCHED_ENGINES, TASKS
 
-ENGINE = "fsdp2"
-METHODS = ("full", "lora")
-OPTIMIZERS = ("adamw", "adamw8bit", "adafactor", "sgd")
+ENGINE = next(name for name in LAUNCHED_ENGINES if IMAGE_TASK in ENGINES[name].tasks)
 
 
 def task_for(model: ModelSpec, task: str) -> str:
@@ -44,10 +43,11 @@ def unsupported(engine: str, model: ModelSpec, training: Training) -> str | None
     """Why an engine can't train a pipeline that makes images, or a language model to make some; or None."""
     if not isinstance(model, DiffusionSpec):
         return f"task {IMAGE_TASK} trains pipelines such as stable-diffusion-xl, and {model.name} is none"
-    if training.task != IMAGE_TASK:
+    if not TASKS[training.task].images:
         return f"task {training.task} is of language models, and {model.name} makes images"
-    if training.method not in METHODS:
-        return f"method {training.method}: {model.name} is trained by {' or '.join(METHODS)} here"
+    methods = TASKS[IMAGE_TASK].methods
+    if training.method not in methods:
+        return f"method {training.method}: {model.name} is trained by {' or '.join(methods)} here"
     if (reason := _training(model, training)) is not None:
         return reason
     return None if engine == ENGINE else f"{model.name} is trained by {ENGINE} here"
@@ -79,9 +79,9 @@ def _training(model: ModelSpec, training: Training) -> str | None:
 
 
 def _optimizer(training: Training) -> str | None:
-    name = training.optimizer
-    if name not in OPTIMIZERS:
-        return f"optimizer {name}: a UNet is stepped by {', '.join(OPTIMIZERS)} here"
+    name, optimizers = training.optimizer, TASKS[IMAGE_TASK].optimizers
+    if name not in optimizers:
+        return f"optimizer {name}: a UNet is stepped by {', '.join(optimizers)} here"
     if name == "adafactor" and training.processes > 1:
         return f"optimizer {name}: torch 2.13's squares norms in place, which weights divided by FSDP2 can't"
     return None

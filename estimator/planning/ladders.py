@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from estimator.job import Job
-from estimator.plan import Device, Layout
+from estimator.plan import Layout
 from estimator.planning.parallelism import Spread, spreads
+from estimator.vocabulary import Device, LaunchedPrecision
 
 LARGEST_MICRO_BATCH = 64
 # Pipelines take small micro batches, as more of them idle less; Megatron-LM's examples have 1 or 2
@@ -27,7 +27,7 @@ class Ladder:
 class Ladders:
     """The layouts of one job in one precision. Each is made once, when it is first needed."""
 
-    def __init__(self, job: Job, precision: Literal["bf16", "bf16-mixed", "fp32"], device: Device) -> None:
+    def __init__(self, job: Job, precision: LaunchedPrecision, device: Device) -> None:
         self.job, self.precision, self.device = job, precision, device
         self._made: dict[tuple[int, int], list[Ladder]] = {}
         self._sizes: dict[Ladder, list[int]] = {}

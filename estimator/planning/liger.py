@@ -6,7 +6,7 @@ from estimator.errors import Change, UserError
 from estimator.job import Job
 from estimator.models import ModelSpec
 from estimator.planning.training import Training
-from estimator.setup import LLAMA_ADAPTERS
+from estimator.vocabulary import METHODS, TASKS
 
 VERSION = "liger"  # of the engines' rows in data/implementations.csv
 
@@ -17,7 +17,7 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 def unsupported(model: ModelSpec, training: Training) -> str | None:
     """Why a job of the loop's can't have the kernels, as one clause; None where it can."""
-    if training.task not in ("sft", "pretrain"):
+    if not TASKS[training.task].next_token:
         return f"liger: its loss without logits is that of the next token, and {training.task} needs logits"
     if model.family not in FAMILIES:
         return f"liger: its kernels are used here for {', '.join(FAMILIES)} models, not for {model.family}"
@@ -26,9 +26,9 @@ def unsupported(model: ModelSpec, training: Training) -> str | None:
     if training.compile or training.fp8 != "none":
         what = "compile" if training.compile else f"fp8 {training.fp8}"
         return f"liger with {what}: both change how the blocks compute"
-    if training.method in LLAMA_ADAPTERS:
+    if METHODS[training.method].llama_adapter:
         return f"liger with method {training.method}: LLaMA-Adapters change what the blocks run"
-    if training.trained_modules and training.method != "full":
+    if training.trained_modules and METHODS[training.method].adapters:
         return "liger with modules trained beside adapters: its loss reads the head's weight itself"
     return None
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import product
 
-from estimator.job import PARALLEL_ENGINES, Job, divides_heads, divides_sequence, divisors
-from estimator.plan import Schedule, Sharding
+from estimator.job import Job, divides_heads, divides_sequence, divisors
 from estimator.planning.support import unsupported_processes
+from estimator.vocabulary import ENGINES, PARALLEL_ENGINES, LaunchedSchedule, Sharding
 
 # Deeper pipelines and wider expert groups than these are in no configuration that Megatron-LM or torchtitan
 # publish (405B: 8 stages; DeepSeek-V3: 16 stages, 64 experts over 8 nodes); they bound the search.
@@ -42,7 +42,7 @@ class Spread:
         return self.tensor * self.context * self.pipeline
 
     @property
-    def schedule(self) -> Schedule:
+    def schedule(self) -> LaunchedSchedule:
         """The pipeline's schedule."""
         if self.pipeline == 1:
             return "none"
@@ -86,13 +86,13 @@ def spreads(job: Job, nodes: int, per_node: int) -> list[Spread]:
 
 def unshared(job: Job) -> Sharding:
     """The sharding of a single process, which holds all the states."""
-    return "zero0" if job.engine == "deepspeed" else "none"
+    return ENGINES[job.engine].shardings[0]
 
 
 def _variants(job: Job, nodes: int, world: int, tensor: int, context: int, pipeline: int) -> list[Spread]:
     """Expert parallel, replicas and virtual stages on top of a product."""
     sharing = world // (tensor * pipeline)  # processes that share one copy of the states
-    sharding: Sharding = "none" if sharing == 1 else "fsdp" if job.engine == "torchtitan" else "zero1"
+    sharding = ENGINES[job.engine].shardings[min(sharing - 1, 1)]
     replicas = [1]
     if sharding == "fsdp" and nodes > 1 and sharing % nodes == 0 and sharing > nodes:
         replicas.append(nodes)  # HYBRID_SHARD: shard inside a node, replicate over nodes
@@ -168,7 +168,7 @@ def _replicas(job: Job, nodes: int, world: int) -> list[int]:
 
     As many as processes are data parallelism without division, as DDP has it.
     """
-    if job.engine != "fsdp2":
+    if ENGINES[job.engine].sharding_options != "fsdp":
         return [1]
     if job.replicas:
         return [job.replicas] if world % job.replicas == 0 else []
@@ -176,16 +176,13 @@ def _replicas(job: Job, nodes: int, world: int) -> list[int]:
 
 
 def _shardings(job: Job, world: int) -> tuple[Sharding, ...]:
-    if job.engine == "torchtune":
-        return ("fsdp",) if world > 1 else ("none",)
-    if job.engine == "trl":
-        return ("ddp",) if world > 1 else ("none",)
-    if job.engine == "fsdp2":
-        kinds: dict[str | None, tuple[Sharding, ...]] = {"full": ("fsdp",), "grad-op": ("shard_grad_op",)}
-        return kinds.get(job.fsdp_sharding, ("shard_grad_op", "fsdp")) if world > 1 else ("none",)
-    stages: tuple[Sharding, ...] = ("zero0", "zero1", "zero2", "zero3")
+    """List the shardings to try: the engine's for that many processes, or the one that the job requests."""
+    supported = ENGINES[job.engine].shardings
     if job.zero_stage is not None:
-        return (stages[job.zero_stage],)
-    if job.offload == "cpu":
+        return (supported[job.zero_stage],)
+    if ENGINES[job.engine].sharding_options == "zero" and job.offload == "cpu":
         return ("zero2",) if world == 1 else ("zero2", "zero3")
-    return ("zero0",) if world == 1 else stages[1:]
+    if world == 1:
+        return supported[:1]
+    requested: dict[str | None, tuple[Sharding, ...]] = {"full": ("fsdp",), "grad-op": ("shard_grad_op",)}
+    return requested.get(job.fsdp_sharding, supported[1:])

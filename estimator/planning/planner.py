@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from estimator import hardware
 from estimator.errors import CannotFit, Change, UserError
-from estimator.job import PARALLEL_ENGINES, Job, Target
+from estimator.job import Job, Target
 from estimator.plan import Plan
 from estimator.planning.clusters import rank_plans, survey_places
 from estimator.planning.failures import Failure, of_error, of_survey
@@ -30,6 +30,7 @@ from estimator.planning.places import LARGEST_MODEL_ON_CPU
 from estimator.planning.ranking import Ranking, Rejection
 from estimator.planning.search import Evidence, divides, indivisible
 from estimator.planning.support import unsupported_job, unsupported_processes, with_engine
+from estimator.vocabulary import AUTOMATIC_METHODS, METHODS, PARALLEL_ENGINES
 
 if TYPE_CHECKING:
     from estimator.calibration import Calibration
@@ -37,10 +38,6 @@ if TYPE_CHECKING:
     from estimator.throughput import MeasuredBandwidth
 
 __all__ = ["LARGEST_MODEL_ON_CPU", "CannotFit", "Ranking", "Rejection", "describe", "plan", "plans"]
-
-# Method "auto": the first of these of which a plan meets the goals. Each trains less of the model than the
-# one before, or on coarser weights.
-METHODS = ("full", "lora", "qlora")
 
 
 def plan(
@@ -154,10 +151,13 @@ def _jobs(job: Job, rejections: list[Rejection]) -> list[Job]:
     """
     if job.method != "auto":
         return [with_engine(job)]
-    jobs = [with_engine(replace(job, method=method)) for method in METHODS]  # type: ignore[arg-type]
+    jobs = [with_engine(replace(job, method=method)) for method in AUTOMATIC_METHODS]
     reasons = [unsupported_job(each) for each in jobs]
     if all(reasons):
-        reasons = [None, None, "experts are not quantised here" if job.model.experts else None]
+        reasons = [
+            "experts are not quantised here" if METHODS[each.method].quantized and job.model.experts else None
+            for each in jobs
+        ]
     rejections += [
         Rejection(what=each.method, reason=reason, kind="method")
         for each, reason in zip(jobs, reasons, strict=True)
@@ -169,9 +169,10 @@ def _jobs(job: Job, rejections: list[Rejection]) -> list[Job]:
 def _explained(ranking: Ranking, rejections: list[Rejection]) -> Ranking:
     """The ranking of method "auto", with the reason for the method."""
     method = ranking.best.method
-    before = [line for line in rejections if METHODS.index(line.what.split()[0]) < METHODS.index(method)]
+    skipped = AUTOMATIC_METHODS[: AUTOMATIC_METHODS.index(method)]
+    before = [line for line in rejections if line.what.split()[0] in skipped]
     reason = "".join(f"; {line}" for line in before)
-    why = f"method {method}: the first of {', '.join(METHODS)} that will do{reason}"
+    why = f"method {method}: the first of {', '.join(AUTOMATIC_METHODS)} that will do{reason}"
     plans = tuple(replace(plan, why=(why, *plan.why)) for plan in ranking.plans)
     return replace(ranking, plans=plans, rejected=(*before, *ranking.rejected))
 

@@ -11,7 +11,7 @@ from estimator.memory import latents
 from estimator.memory.generation import drawn_batch, kv_cache_bytes
 from estimator.memory.states import computing
 from estimator.models import DiffusionSpec
-from estimator.plan import LAUNCHED_ENGINES, Layout
+from estimator.plan import Layout
 from estimator.planning.capacity import why_rare
 from estimator.planning.engines import setup_of
 from estimator.planning.goals import Goals
@@ -19,7 +19,7 @@ from estimator.planning.ladders import LARGEST_MICRO_BATCH
 from estimator.planning.ranking import compared
 from estimator.planning.search import INDISTINCT, Candidate, Search
 from estimator.planning.support import untried_line
-from estimator.setup import IMAGE_TASK, PAIR_TASKS
+from estimator.vocabulary import ENGINES, LAUNCHED_ENGINES, METHODS, QUANTIZATIONS, TASKS
 
 
 def of_layout(search: Search, candidate: Candidate) -> list[str]:
@@ -47,32 +47,23 @@ def _precision(job: Job, layout: Layout) -> str:
         return "precision bf16, weights and optimizer too, as torchtune's recipes do"
     if job.engine == "trl" and job.adapters:
         return "precision bf16 of the frozen base, adapters in fp32, as PEFT has them under autocast"
-    names = {"deepspeed": "DeepSpeed", "trl": "autocast", "fsdp2": "FSDP2", "megatron": "Megatron"}
-    engine = names.get(job.engine, job.engine)
+    engine = "autocast" if job.engine == "trl" else ENGINES[job.engine].title
     return f"precision bf16 with fp32 master weights, as {engine} does"
-
-
-_BESIDE_SFT = {  # what makes a step dearer than one of as many rows
-    "dpo": "two answers a row",
-    "orpo": "two answers a row",
-    "simpo": "two answers a row",
-    "reward": "two answers a row, no output layer",
-    "kto": "another forward pass, on answers to other prompts",
-}
 
 
 def _task(search: Search, candidate: Candidate) -> list[str]:
     """What the task costs beside SFT of as many rows on the same machines."""
     job, layout = search.job, candidate.layout
-    if job.task == "grpo":
+    task = TASKS[job.task]
+    if task.draws_answers:
         return [_drawing(search, candidate)]
     if isinstance(job.model, DiffusionSpec):
         return [_latents(job.model, candidate)]
-    if job.task not in _BESIDE_SFT:
+    reason = task.extra_cost
+    if not reason:
         return []
-    reason = _BESIDE_SFT[job.task]
-    if job.task in ("dpo", "kto"):
-        what = "forward pass" if job.task == "dpo" else "forward passes on both"
+    if task.compares:
+        what = "forward pass" if task.pairs else "forward passes on both"
         passes = {"adapters-off": f", and the reference's {what}", "copy": ", and the reference's model"}
         once = f", the reference's {what} once before training"
         reason += passes.get(setup_of(job, layout).reference, once)
@@ -80,7 +71,7 @@ def _task(search: Search, candidate: Candidate) -> list[str]:
     own = candidate.speed.tokens_per_second
     if plain is None or own is None:
         return [f"{job.task}: {reason}; how much slower that is than sft is unknown here"]
-    ratio = (2 if job.task in PAIR_TASKS else 1) * plain / own
+    ratio = task.sequences_per_row * plain / own
     return [f"{job.task}: {ratio:.1f} times the time and the price of sft on as many rows: {reason}"]
 
 
@@ -110,15 +101,10 @@ def _drawing(search: Search, candidate: Candidate) -> str:
     return line if parts is None else f"{line}; {parts.generation / parts.total:.0%} of the step's time"
 
 
-_BASES = {
-    "nf4-double": "4 bits a weight (NF4), their scales in 8",
-    "nf4": "4 bits a weight (NF4), their scales in 32",
-    "int8": "8 bits a weight, a scale for each row",
-}
-
-
 def _base(job: Job) -> list[str]:
-    return [f"frozen base in {job.quantization}: {_BASES[job.quantization]}"] * (job.method == "qlora")
+    if not METHODS[job.method].quantized:
+        return []
+    return [f"frozen base in {job.quantization}: {QUANTIZATIONS[job.quantization].description}"]
 
 
 def _sharding(job: Job, layout: Layout) -> str:
@@ -230,7 +216,7 @@ def _checkpointing(search: Search, candidate: Candidate) -> str:
 def _varying_lengths(job: Job, candidate: Candidate) -> list[str]:
     """What keeps batches of many lengths from reserving ever more memory, in a line, where that matters."""
     cuda = candidate.layout.device == "cuda" and (candidate.gpu is None or candidate.gpu.vendor == "nvidia")
-    if job.packing or job.task == IMAGE_TASK or not cuda or job.engine not in LAUNCHED_ENGINES:
+    if job.packing or TASKS[job.task].images or not cuda or job.engine not in LAUNCHED_ENGINES:
         return []
     measures = ["the longest comes first"] if job.longest_first else []
     measures += ["freed memory is used again (expandable segments)"] if job.expandable_segments else []

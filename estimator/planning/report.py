@@ -10,7 +10,7 @@ from estimator.errors import CannotFit, UserError
 from estimator.formatting import MIB, format_bytes, format_duration, format_usd
 from estimator.models.diffusion import side_of
 from estimator.plan import Layout, LearningRate, Plan, Prediction, Request
-from estimator.setup import IMAGE_TASK
+from estimator.vocabulary import SHARDINGS, TASKS
 
 LABEL = 12  # width of the left column
 BAR = 24  # width of the longest memory bar
@@ -104,7 +104,7 @@ def _request(plan: Plan) -> str:
 def _steps(plan: Plan, prepare: Request, evaluate: Request) -> str:
     """What the steps before and after training ask for; images are encoded on a node of the run's."""
     texts, steps = [], [("prepare", prepare), ("evaluate", evaluate)]
-    if plan.task == IMAGE_TASK:
+    if TASKS[plan.task].images:
         steps.insert(1, ("encode", plan.request))
     for name, request in steps:
         gpus = f"{request.gpus_per_node}x {request.gpu}" if request.gpus_per_node else "no GPU"
@@ -119,7 +119,7 @@ def _layout(plan: Plan) -> str:
     parts = [
         f"{layout.world_size} process(es) on {layout.device}, {layout_words(layout)}",
         f"batch {layout.global_batch_size} = {factors}",
-        f"{side} x {side} pixels" if plan.task == IMAGE_TASK else f"{layout.seq_len} tokens",
+        f"{side} x {side} pixels" if TASKS[plan.task].images else f"{layout.seq_len} tokens",
         layout.precision,
         layout.optimizer,
         f"checkpointing {'on' if layout.activation_checkpointing else 'off'}",
@@ -149,9 +149,7 @@ def layout_words(layout: Layout) -> str:
 
 
 def _sharding(name: str) -> str:
-    if name.startswith("zero"):
-        return f"ZeRO-{name[-1]}"
-    return {"none": "not sharded", "ddp": "DDP", "fsdp": "FSDP", "shard_grad_op": "FSDP grad-op"}[name]
+    return SHARDINGS[name].title
 
 
 def _memory(plan: Plan, width: int, *, brief: bool) -> list[str]:

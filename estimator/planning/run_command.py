@@ -13,7 +13,7 @@ from estimator.hardware.cluster_taints import opening
 from estimator.models import PROJECTIONS
 from estimator.models.diffusion import side_of
 from estimator.planning.obstacles import taints_of
-from estimator.setup import IMAGE_TASK, LLAMA_ADAPTERS
+from estimator.vocabulary import ENGINES, IMAGE_TASK, METHODS, TASKS
 
 if TYPE_CHECKING:
     from estimator.hardware.cluster import Cluster
@@ -64,7 +64,7 @@ def _machine(plan: Plan) -> tuple[str, str]:
 
 
 def _flags(job: Job) -> Iterator[tuple[str, str]]:
-    if job.task == IMAGE_TASK:
+    if TASKS[job.task].images:
         yield "resolution", str(side_of(job.seq_len))
     else:
         yield "seq-len", str(job.seq_len)
@@ -82,7 +82,7 @@ def _flags(job: Job) -> Iterator[tuple[str, str]]:
 
 def _settings(plan: Plan, job: Job) -> Iterator[tuple[str, str]]:
     """What the flow takes by ``--set`` only, where it isn't its default."""
-    if job.task == "grpo":
+    if TASKS[job.task].draws_answers:
         yield "rl.reward", "my_rewards.py:reward"
     if job.optimizer != "adamw":
         yield "optimizer.name", job.optimizer
@@ -100,12 +100,13 @@ def _settings(plan: Plan, job: Job) -> Iterator[tuple[str, str]]:
         yield "compile", "true"
     if job.liger:
         yield "liger", "true"
-    if plan.method in LLAMA_ADAPTERS:
+    method = METHODS[plan.method]
+    if method.llama_adapter:
         if job.adapter_prompt_length != 10:
             yield "adapter.prompt_length", str(job.adapter_prompt_length)
         if job.adapter_start_layer != 2:
             yield "adapter.start_layer", str(job.adapter_start_layer)
-    low_rank = plan.method not in ("full", *LLAMA_ADAPTERS)
+    low_rank = method.low_rank
     if low_rank and job.lora_rank != 8:
         yield "lora.rank", str(job.lora_rank)
     targets = set(job.lora_targets)
@@ -114,7 +115,7 @@ def _settings(plan: Plan, job: Job) -> Iterator[tuple[str, str]]:
         yield "lora.targets", "all-linear" if everything else f"[{', '.join(job.lora_targets)}]"
     if low_rank and job.lora_experts:
         yield "lora.experts", "true"
-    if plan.method != "full" and job.adapter_only:
+    if method.adapters and job.adapter_only:
         yield "export.adapter_only", "true"
     if low_rank and job.trained_modules:
         yield "lora.modules_to_save", f"[{', '.join(job.trained_modules)}]"
@@ -125,4 +126,4 @@ def _settings(plan: Plan, job: Job) -> Iterator[tuple[str, str]]:
     if job.replicas is not None:
         yield "fsdp.replicas", str(job.replicas)
     if job.offload != "none":
-        yield "fsdp.offload" if job.engine == "fsdp2" else "zero.offload", job.offload
+        yield f"{ENGINES[plan.engine].sharding_options}.offload", job.offload

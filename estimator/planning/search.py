@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from estimator import memory, throughput
 from estimator.errors import UserError
 from estimator.formatting import format_bytes
 from estimator.hardware import Gpu
 from estimator.job import Job, nearest_multiple
-from estimator.plan import Device, Interruptions, Layout, MemoryEstimate, StartUp
+from estimator.plan import Interruptions, Layout, MemoryEstimate, StartUp
 from estimator.planning.engines import setup_of
 from estimator.planning.interruptions import foresee, wall_hours
 from estimator.planning.ladders import Ladder, Ladders
 from estimator.planning.parallelism import Spread, spreads, unshared
 from estimator.planning.places import Place
 from estimator.planning.start_up import start_up
-from estimator.setup import Setup, Task
+from estimator.setup import Setup
+from estimator.vocabulary import ENGINES, SHARDINGS, Device, LaunchedPrecision, Task
 
 if TYPE_CHECKING:
     from estimator.calibration import Calibration
@@ -145,7 +146,7 @@ class Search:
     def __init__(
         self,
         job: Job,
-        precision: Literal["bf16", "bf16-mixed", "fp32"],
+        precision: LaunchedPrecision,
         device: Device,
         evidence: Evidence | None = None,
     ) -> None:
@@ -397,17 +398,19 @@ def complexity(layout: Layout) -> tuple[int, bool]:
     divided = (
         layout.tensor_parallel * layout.context_parallel * layout.pipeline_parallel * layout.expert_parallel
     )
-    shared = {"none": 0, "ddp": 1, "zero0": 1 if layout.world_size > 1 else 0}.get(layout.sharding, 2)
+    copies = int(layout.sharding != "none" and layout.world_size > 1)
+    shared = 2 if SHARDINGS[layout.sharding].divides else copies
     return 3 if divided > 1 else shared, layout.offload != "none"
 
 
-def precision_of(job: Job, device: Device, gpu: Gpu | None) -> Literal["bf16", "bf16-mixed", "fp32"]:
+def precision_of(job: Job, device: Device, gpu: Gpu | None) -> LaunchedPrecision:
     """The precision of the layout: the user's, or what the device and the engine do well."""
     if job.precision == "fp32":
         return "fp32"
     if job.precision == "auto" and (device == "cpu" or (gpu is not None and not gpu.bf16)):
         return "fp32"
-    pure = job.engine == "torchtune" or (job.engine in ("fsdp2", "trl") and job.precision == "bf16")
+    precisions = ENGINES[job.engine].precisions
+    pure = precisions[0] == "bf16" or (job.precision == "bf16" and "bf16" in precisions)
     return "bf16" if pure else "bf16-mixed"
 
 

@@ -6,7 +6,7 @@ so that a plan and the run of it agree. Engines that are planned only have no re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from estimator.errors import Change, UserError
@@ -14,11 +14,10 @@ from estimator.hardware import Gpu
 from estimator.job import Job
 from estimator.models import DiffusionSpec, ModelSpec, untried
 from estimator.models.architectures import family_of
-from estimator.plan import LAUNCHED_ENGINES
 from estimator.planning import grpo, images, liger, trained_parts
 from estimator.planning.grpo import ELSEWHERE
 from estimator.planning.training import Training
-from estimator.setup import IMAGE_TASK, LLAMA_ADAPTERS, PAIR_TASKS
+from estimator.vocabulary import ENGINES, LAUNCHED_ENGINES, METHODS, OPTIMIZERS, TASKS, LaunchedEngine
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = frozenset({"gate_proj", "up_proj", "down_proj"})
@@ -26,12 +25,6 @@ MLP = frozenset({"gate_proj", "up_proj", "down_proj"})
 NF4_MULTIPLE = 64 * 256
 # Fixed in torchtune/models/llama3_1/_position_embeddings.py: low and high frequency factor, original length.
 LLAMA3_ROPE = (1.0, 4.0, 8192)
-# The optimizers that are bitsandbytes', by the names of its classes
-BITSANDBYTES = {
-    "adamw8bit": "AdamW8bit",
-    "paged-adamw": "PagedAdamW",
-    "paged-adamw8bit": "PagedAdamW8bit",
-}
 # Minimum compute capability for each float8 recipe of torchao, from the checks of torch._scaled_mm, whose
 # rowwise kernels require Hopper
 FP8_CAPABILITY = {"tensorwise": (8, 9), "rowwise": (9, 0)}
@@ -39,13 +32,29 @@ FP8_CAPABILITY = {"tensorwise": (8, 9), "rowwise": (9, 0)}
 
 def unsupported(engine: str, model: ModelSpec, training: Training) -> str | None:
     """Why an engine can't do it, as one clause; None where it can, or where it is planned only."""
-    if isinstance(model, DiffusionSpec) or training.task == IMAGE_TASK:
+    if isinstance(model, DiffusionSpec) or TASKS[training.task].images:
         return images.unsupported(engine, model, training)
-    if engine == "torchtune":
-        return _torchtune_model(model) or _torchtune_training(model, training)
-    if engine == "trl":
-        return grpo.unsupported(model, training)
-    return _loop(engine, model, training) if engine in ("deepspeed", "fsdp2") else None
+    if engine not in LAUNCHED_ENGINES:
+        return None
+    reason = None
+    if ENGINES[engine].runs_loop:
+        reason = _loop(engine, model, training)
+    elif engine in _LIMITS:
+        reason = _LIMITS[engine](model, training)
+    return reason or _not_in_record(engine, training)
+
+
+def _not_in_record(engine: str, training: Training) -> str | None:
+    """Reason that an engine's record in estimator/vocabulary.py rules out the training, or None."""
+    spec = ENGINES[engine]
+    for what, value, known in (
+        ("task", training.task, spec.tasks),
+        ("method", training.method, spec.methods),
+        ("optimizer", training.optimizer, spec.optimizers),
+    ):
+        if value not in known:
+            return f"{what} {value}: engine {engine} has {', '.join(known)} here"
+    return None
 
 
 def unsupported_job(job: Job, processes: int = 1) -> str | None:
@@ -87,11 +96,12 @@ def with_engine(job: Job) -> Job:
     training = _training(job, 1)
     able = (name for name in engine_order(job.task) if unsupported(name, job.model, training) is None)
     # ZeRO's options belong to DeepSpeed, whatever else is asked for
-    first = "deepspeed" if training.zero else "fsdp2" if training.fsdp else LAUNCHED_ENGINES[0]
-    return replace(job, engine=next(able, first))  # type: ignore[arg-type]
+    section = "zero" if training.zero else "fsdp" if training.fsdp else "none"
+    first = next(name for name in LAUNCHED_ENGINES if ENGINES[name].sharding_options == section)
+    return replace(job, engine=next(able, first))
 
 
-def engine_order(task: str) -> Sequence[str]:
+def engine_order(task: str) -> Sequence[LaunchedEngine]:
     """Engines in the order that ``auto`` tries them: torchtune takes DPO's log-probabilities in the model's
     type, the loop in fp32.
     """
@@ -121,6 +131,10 @@ def _training(job: Job, processes: int) -> Training:
         zero=job.zero_stage is not None or (job.offload != "none" and job.engine != "fsdp2"),
         fsdp=job.fsdp_sharding is not None or job.replicas is not None,
     )
+
+
+def _torchtune(model: ModelSpec, training: Training) -> str | None:
+    return _torchtune_model(model) or _torchtune_training(model, training)
 
 
 def _torchtune_model(model: ModelSpec) -> str | None:
@@ -177,11 +191,12 @@ def _torchtune_rope(model: ModelSpec) -> str | None:
 
 
 def _torchtune_training(model: ModelSpec, training: Training) -> str | None:
-    if training.task == "grpo":
+    torchtune, method = ENGINES["torchtune"], METHODS[training.method]
+    if TASKS[training.task].draws_answers:
         return ELSEWHERE
-    if training.task == "dpo" and training.method not in ("lora", "qlora"):
+    if training.task == "dpo" and (not method.low_rank or training.method not in torchtune.methods):
         return "task dpo: torchtune 0.6.1's recipe for whole models keeps a second one in memory"
-    if training.task not in ("sft", "pretrain", "dpo"):
+    if training.task not in torchtune.tasks:
         return f"task {training.task}: of preferences the torchtune recipes learn DPO's alone"
     if training.task == "dpo" and training.packing:
         return _pairs_apart(training)
@@ -197,20 +212,20 @@ def _torchtune_training(model: ModelSpec, training: Training) -> str | None:
             f"{model.sliding_window} is shorter than seq_len {training.seq_len}"
         )
     if training.fp8 != "none":
-        return f"fp8 {training.fp8}: here it is fsdp2's"
+        return _fp8_elsewhere(training)
     if training.liger:
         return "liger: its kernels are for transformers' models, and torchtune has its own"
     if reason := _optimizer_of_torchtune(training):
         return reason
     if training.part_recomputed:
         return "torchtune recomputes whole blocks here, and all of them"
-    if training.precision == "bf16-mixed":
+    if training.precision not in ("auto", *torchtune.precisions):
         return "torchtune 0.6.1 trains in bf16 or in fp32, not in bf16 with fp32 master weights"
-    if training.method == "full":
+    if not method.adapters:
         return None
     if training.method == "dora":
         return "dora: torchtune 0.6.1's DoRA layers are neither loaded nor merged here"
-    if training.method in LLAMA_ADAPTERS:
+    if method.llama_adapter:
         return f"{training.method}: torchtune 0.6.1 has no LLaMA-Adapter"
     if training.trained_modules:
         return "lora.modules_to_save: torchtune 0.6.1's recipes train adapters and nothing beside them"
@@ -223,7 +238,7 @@ def _torchtune_training(model: ModelSpec, training: Training) -> str | None:
         return "torchtune 0.6.1's LoRA needs one of q_proj, k_proj, v_proj, o_proj among lora.targets"
     if targets & MLP and not targets >= MLP:
         return "torchtune 0.6.1 puts LoRA on gate_proj, up_proj and down_proj together or on none of them"
-    if training.method != "qlora":
+    if not method.quantized:
         return None
     if training.quantization != "nf4-double":
         return f"torchtune 0.6.1 keeps qlora's base in nf4-double alone, not in {training.quantization}"
@@ -233,22 +248,27 @@ def _torchtune_training(model: ModelSpec, training: Training) -> str | None:
 def _optimizer_of_torchtune(training: Training) -> str | None:
     """Why the recipes can't step that optimizer: in the backward pass, or after it."""
     name = training.optimizer
-    if training.optimizer_in_backward and training.method != "full":
+    if training.optimizer_in_backward and METHODS[training.method].adapters:
         return (
             f"optimizer.in_backward: torchtune 0.6.1's recipes of {training.method} step after the whole "
             "backward pass"
         )
     if name in ("adamw", "sgd"):
         return None
-    if name not in BITSANDBYTES:
+    if not OPTIMIZERS[name].bitsandbytes:
         return f"optimizer {name}: the torchtune recipes here step AdamW or SGD"
     if not training.optimizer_in_backward:
         return f"optimizer {name}: with torchtune it goes with optimizer.in_backward"
     return _undivided(name, training.processes)
 
 
+def _fp8_elsewhere(training: Training) -> str:
+    able = " and ".join(name for name in LAUNCHED_ENGINES if ENGINES[name].fp8)
+    return f"fp8 {training.fp8}: here it is {able}'s"
+
+
 def _undivided(optimizer: str, processes: int) -> str | None:
-    if optimizer not in BITSANDBYTES or processes == 1:
+    if not OPTIMIZERS[optimizer].bitsandbytes or processes == 1:
         return None
     return f"optimizer {optimizer} is bitsandbytes', which can't step what FSDP2 divides"
 
@@ -257,7 +277,8 @@ def unsupported_processes(job: Job, processes: int) -> str | None:
     """Why a job of torchtune's can't be spread over that many processes; None where it can."""
     if job.engine != "torchtune":
         return None
-    reason = unsupported_shards(job.model, processes) if job.method == "qlora" else None
+    quantized = job.method != "auto" and METHODS[job.method].quantized
+    reason = unsupported_shards(job.model, processes) if quantized else None
     return reason or _undivided(job.optimizer, processes)
 
 
@@ -275,9 +296,10 @@ def unsupported_shards(model: ModelSpec, processes: int) -> str | None:
 
 def _loop(engine: str, model: ModelSpec, training: Training) -> str | None:
     """What the loop over transformers models, or the engine's sharding under it, can't train."""
-    if engine == "fsdp2" and training.zero:
+    spec, method = ENGINES[engine], METHODS[training.method]
+    if training.zero and spec.sharding_options != "zero":
         return "ZeRO is DeepSpeed's"
-    if engine == "deepspeed" and training.fsdp:
+    if training.fsdp and spec.sharding_options != "fsdp":
         return "FSDP2's options belong to engine fsdp2"
     if (reason := _loop_model(engine, model) or _task_of_loop(model, training)) is not None:
         return reason
@@ -286,15 +308,15 @@ def _loop(engine: str, model: ModelSpec, training: Training) -> str | None:
             f"packing: in transformers' {model.family} code a document may see those before it in its row "
             f"({seen}), and {model.name} is such a model"
         )
-    if training.method == "qlora" and model.experts:
+    if method.quantized and model.experts:
         return (
             "qlora: transformers 5 keeps experts in one tensor, which stays in 16 bits, and they are most of "
             f"{model.name}"
         )
     if training.fp8 != "none":
-        if engine != "fsdp2":
-            return f"fp8 {training.fp8}: here it is fsdp2's"
-        if training.method == "qlora":
+        if not spec.fp8:
+            return _fp8_elsewhere(training)
+        if method.quantized:
             return f"fp8 {training.fp8}: qlora's base is packed, and made whole in 16 bits for its products"
         if model.experts:
             return (
@@ -304,31 +326,32 @@ def _loop(engine: str, model: ModelSpec, training: Training) -> str | None:
         return reason
     if training.liger and (reason := liger.unsupported(model, training)):
         return reason
-    if training.compile and engine != "fsdp2":
+    if training.compile and not spec.compile:
         return "compile: ZeRO's hooks run inside of the blocks that would be compiled"
     if training.new_tokens and (reason := trained_parts.new_tokens(model, training.method)):
         return reason
-    if training.method in LLAMA_ADAPTERS:
+    if method.llama_adapter:
         if training.compile or training.fp8 != "none":
             what = "compile" if training.compile else f"fp8 {training.fp8}"
             return f"{what}: LLaMA-Adapters change what a block and its linear layers run, and are left out"
         return trained_parts.llama_adapter(model, training.method)
-    if training.trained_modules and training.method != "full":
+    if training.trained_modules and method.adapters:
         reason = trained_parts.whole_modules(model)
     return reason or _experts(engine, model, training)
 
 
 def _task_of_loop(model: ModelSpec, training: Training) -> str | None:
     """Why a task can't be trained that way."""
-    if training.task == "grpo":
+    task = TASKS[training.task]
+    if task.draws_answers:
         return ELSEWHERE
-    if training.task not in (*PAIR_TASKS, "kto"):
+    if not task.preferences:
         return None
     if training.packing:
         return _pairs_apart(training)
     if training.task != "reward":
         return None
-    if training.method in LLAMA_ADAPTERS:
+    if METHODS[training.method].llama_adapter:
         return f"task reward with method {training.method}: no head is trained beside LLaMA-Adapters"
     if not family_of(model.family).scores_texts:
         return f"task reward: transformers has no sequence classification for {model.family} models"
@@ -338,7 +361,7 @@ def _task_of_loop(model: ModelSpec, training: Training) -> str | None:
 
 
 def _pairs_apart(training: Training) -> str:
-    what = "an answer that is judged" if training.task == "kto" else "a pair of answers"
+    what = "an answer that is judged" if TASKS[training.task].judged else "a pair of answers"
     return f"packing: a row of {training.task} is {what}, and not put into one sequence with others"
 
 
@@ -375,7 +398,7 @@ def _experts(engine: str, model: ModelSpec, training: Training) -> str | None:
 
     ZeRO-3 leaves a tensor with no shape that PEFT 0.18 could read, and the plan decides on the stage.
     """
-    if training.method == "full" or not training.lora_experts:
+    if not METHODS[training.method].adapters or not training.lora_experts:
         return _experts_alone(model, training)
     if (reason := _no_experts(model)) is not None:
         return reason
@@ -397,7 +420,11 @@ def _no_experts(model: ModelSpec) -> str | None:
 
 def _experts_alone(model: ModelSpec, training: Training) -> str | None:
     """transformers 5 keeps all experts of a block in one tensor, which PEFT's LoRA has no layer for."""
-    if training.method == "full" or not model.experts or set(training.lora_targets) & set(model.all_linear):
+    if (
+        not METHODS[training.method].adapters
+        or not model.experts
+        or set(training.lora_targets) & set(model.all_linear)
+    ):
         return None
     return (
         "lora.targets names experts only, which are no linear layers in transformers 5; "
@@ -410,14 +437,21 @@ def _optimizer_of_loop(engine: str, training: Training) -> str | None:
     name = training.optimizer
     if training.optimizer_in_backward:
         return f"optimizer.in_backward: {engine} steps after the whole backward pass; torchtune can"
-    if engine == "deepspeed" and name in ("adafactor", "muon"):
-        return f"optimizer {name} needs whole matrices, and ZeRO hands out flat pieces of them"
-    if engine == "deepspeed":
+    if ENGINES[engine].sharding_options == "zero":
+        if OPTIMIZERS[name].needs_matrices:
+            return f"optimizer {name} needs whole matrices, and ZeRO hands out flat pieces of them"
         return None
-    if name.startswith("paged"):
+    if OPTIMIZERS[name].paged:
         return f"optimizer {name} is bitsandbytes', which can't step what FSDP2 divides"
     if name == "adafactor" and training.processes > 1:
         return f"optimizer {name}: torch 2.13's squares norms in place, which weights divided by FSDP2 can't"
     if name == "adafactor" and training.precision not in ("bf16", "fp32"):
         return f"optimizer {name} can't step FSDP2's fp32 copies of the weights; precision bf16 has none"
     return None
+
+
+_LIMITS: dict[str, Callable[[ModelSpec, Training], str | None]] = {
+    "torchtune": _torchtune,
+    "trl": grpo.unsupported,
+}
+"""Limits of engines without the loop, beyond their records in estimator/vocabulary.py."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from estimator.models import ModelSpec
-from estimator.setup import LLAMA_ADAPTERS
+from estimator.vocabulary import METHODS
 
 # PEFT 0.18, tuners/adaption_prompt/config.py (and GPT-2); those that launchers/engines/loop/adapter_v2.py's
 # attention over prompts was tried on.
@@ -37,7 +37,7 @@ def whole_modules(model: ModelSpec) -> str | None:
 
 def new_tokens(model: ModelSpec, method: str) -> str | None:
     """Why tokens can't be added to a model, as a clause; None: they can."""
-    if method in LLAMA_ADAPTERS:
+    if METHODS[method].llama_adapter:
         return f"new_tokens: {method} trains neither embeddings nor head"
     if model.family in WHOLE_FAMILIES:
         return None

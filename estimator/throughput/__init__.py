@@ -34,24 +34,13 @@ from estimator.throughput.efficiency import (
 )
 from estimator.throughput.flops import Work, model_flops_per_token, weights_of, work
 from estimator.throughput.generation import GenerationSpeed, generation_speed
+from estimator.vocabulary import OPTIMIZERS, SHARDINGS
 
 __all__ = ["KernelTimes", "MeasuredBandwidth", "Parts", "Speed", "cost", "flops_per_token", "speed"]
 
 _NETWORK = "the network between the nodes"
 flops_per_token = model_flops_per_token
 
-# Bytes of device memory that one optimizer step reads and writes for each trained parameter in fp32, from
-# what each keeps: AdamW reads weight, gradient and two moments and writes three of them.
-OPTIMIZER_BYTES = {
-    "adamw": 28.0,
-    "adamw8bit": 16.0,
-    "adamw4bit": 15.0,
-    "paged-adamw": 28.0,
-    "paged-adamw8bit": 16.0,
-    "adafactor": 20.0,
-    "sgd": 12.0,
-    "muon": 20.0,
-}
 # Parameters a second that AdamW updates on one host. At least 3.4e9: torchtune README @30b8519e8, 70B full on
 # 8 A100 with the optimizer on the host, 32,768 tokens in 20.9 s with all the rest. At least 1.3e9: 3.1e9 in
 # 2.4 s with all the rest (microsoft/DeepSpeed#7474).
@@ -287,13 +276,13 @@ def launch_seconds(setup: Setup, load: Work, table: Efficiency) -> float:
 def optimizer_seconds(setup: Setup, load: Work, gpu: Gpu, table: Efficiency) -> float:
     """Seconds of one optimizer step of one process."""
     among = setup.tensor * setup.pipeline
-    if setup.sharding not in ("none", "ddp", "zero0"):
+    if SHARDINGS[setup.sharding].divides:
         among *= setup.shard
     parameters = load.trained / among
     if setup.offload != "none":
         # The node's processes share its cores; gradients go there and weights come back
         return parameters * setup.processes_per_node / HOST_ADAM + parameters * 4 / host_link(gpu)
-    size = OPTIMIZER_BYTES[setup.optimizer] * (0.5 if setup.precision == "bf16" else 1.0)
+    size = OPTIMIZERS[setup.optimizer].traffic_bytes * (0.5 if setup.precision == "bf16" else 1.0)
     moved = parameters * size + load.copied_once
     seconds = moved * table.of("optimizer") / ((gpu.bandwidth_gbps or 1.0) * 1e9)
     return seconds + _paged_bytes(setup, gpu, parameters) / host_link(gpu)

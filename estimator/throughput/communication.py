@@ -12,7 +12,8 @@ from functools import lru_cache
 from estimator.errors import UserError
 from estimator.hardware.catalogue import Gpu
 from estimator.setup import Setup
-from estimator.throughput.flops import QUANTISED_BYTES, weights_of, work
+from estimator.throughput.flops import weights_of, work
+from estimator.vocabulary import QUANTIZATIONS
 
 # Share of a link's rate that collectives reach on large messages: 8x A100 NVLink 232 of 300 GB/s (Azure
 # nccl-tests), PCIe without NVLink about 15 of 31 GB/s (NVSentinel), EFA and InfiniBand 73-80 % of the
@@ -158,7 +159,7 @@ def volumes(setup: Setup) -> Volumes:
     stored = weights * size
     if setup.quantization != "none":
         packed = count.linear * weights / count.all
-        stored = (weights - packed) * size + packed * QUANTISED_BYTES[setup.quantization]
+        stored = (weights - packed) * size + packed * QUANTIZATIONS[setup.quantization].weight_bytes
     trained = work(setup).trained * (weights / count.all) * size
     tokens = float(setup.tokens)
     repeats = 1 if setup.checkpointing == "full" else 0

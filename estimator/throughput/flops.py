@@ -12,6 +12,7 @@ from functools import lru_cache
 from estimator.models import parameters
 from estimator.models.spec import ModelSpec
 from estimator.setup import Setup
+from estimator.vocabulary import QUANTIZATIONS, TASKS
 
 # Backward over forward. A product's backward is two products. FlashAttention's is five products for the
 # forward's two, as it recomputes the scores: Dao 2023, FlashAttention-2 (arXiv:2307.08691), section 3.1.2.
@@ -33,7 +34,6 @@ ROUTED_BYTES = 12  # a token's copies to and from its experts
 LOGIT_BYTES = 34  # forward and backward: logits, fp32 copy, log-softmax, its gradient, and back to bf16
 LOGIT_AGAIN_BYTES = 14  # fp32 copy and log-softmax once more, in the backward pass (dataset/batches.py)
 FUSED_LOGIT_BYTES = 10
-QUANTISED_BYTES = {"nf4": 0.5625, "nf4-double": 0.516, "int8": 1.0}  # a weight with its scales
 # torchao unpacks NF4 by operators of torch, one after the other (0.15, dtypes/nf4tensor.py,
 # get_original_weight): for the two weights of each byte shifted, masked and made 64-bit indices (22), looked
 # up (20), scales repeated and multiplied (16), and put side by side (8)
@@ -146,7 +146,7 @@ def work(setup: Setup) -> Work:
     copied = weights.one_expert * model.experts if setup.copies_experts else 0.0
     repeat_products, repeat_attention, repeat_rest = _recomputation(setup)
     reference = 1.0 if setup.reference in ("adapters-off", "copy") else 0.0  # its forward pass
-    if setup.task == "kto":
+    if TASKS[setup.task].judged:
         reference += 1 + reference  # and both models' on other answers to the same prompts
     reached = 1 - setup.idle_blocks / model.layers  # share of the layers that have a backward pass
     backward = reached * PRODUCT_BACKWARD / 2 if setup.adapters else PRODUCT_BACKWARD
@@ -191,7 +191,7 @@ def _unpacked_bytes(setup: Setup) -> float:
     """Bytes read and written to unpack one weight: by one kernel, or by torchao's operators."""
     if setup.engine == "torchtune" and not setup.compile:
         return TORCHAO_EAGER_BYTES
-    return QUANTISED_BYTES[setup.quantization] + 2
+    return QUANTIZATIONS[setup.quantization].weight_bytes + 2
 
 
 def _wrapped(setup: Setup) -> bool:
@@ -213,7 +213,7 @@ def _copied(setup: Setup) -> float:
     in_16_bits = weights.all - (weights.linear if setup.quantization != "none" else 0)
     copied = 2.0 * in_16_bits * (kept + 2)
     if setup.quantization != "none":
-        copied += 2 * 2 * weights.linear * QUANTISED_BYTES[setup.quantization]
+        copied += 2 * 2 * weights.linear * QUANTIZATIONS[setup.quantization].weight_bytes
     reduced = 2 + 4 + REDUCED_COPY + ADDED * (setup.accumulation - 1) / setup.accumulation
     return copied + trained * reduced
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib import import_module
 
+from estimator.vocabulary import LAUNCHED_ENGINES
 from flows.doctor.line import Line
 
 # Seconds. Imports of torch and what is built on it read thousands of files, slowly from a network disk.
@@ -33,16 +34,13 @@ def _probe(section: str, name: str, function: str, limit_s: float, *arguments: s
     return Probe(name=name, section=section, function=where, limit_s=limit_s, arguments=arguments)
 
 
-# Engines by name, and not from launchers.engines: nothing here imports more than the command line needs
+# Nothing here imports more than the command line needs
 PROBES = (
     _probe("Installed", "packages", "installed:packages", QUICK_S),
     _probe("Installed", "extras", "installed:extras", QUICK_S),
     _probe("Machine", "GPU", "machine:gpus", QUICK_S),
     _probe("Machine", "torch", "machine:torch", IMPORTS_S),
-    *(
-        _probe("Engines", name, "engines:engine", IMPORTS_S, name)
-        for name in ("torchtune", "deepspeed", "fsdp2", "trl")
-    ),
+    *(_probe("Engines", name, "engines:engine", IMPORTS_S, name) for name in LAUNCHED_ENGINES),
     _probe("Metaflow", "profile", "configuration:profile", QUICK_S),
     _probe("Metaflow", "datastore", "configuration:datastore", ASKS_S),
     _probe("Metaflow", "metadata", "configuration:metadata", QUICK_S),

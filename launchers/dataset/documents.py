@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from estimator.errors import UserError, spelled_as
+from estimator.vocabulary import TASKS
 from launchers.cluster.processes import PARENT, die_with_parent, started, tail
 from launchers.dataset import prompts, render, texts
 from launchers.dataset.preferences import Judged, Pair, Sample, asked_of
@@ -252,7 +253,7 @@ def _borders(sizes: NDArray[np.number]) -> list[int]:
 
 def chunk_of(rows: Sequence[Sample], tokenizer: Any, settings: Settings, seq_len: int) -> Chunk:
     """Rows as documents."""
-    if settings.task == "grpo":
+    if TASKS[settings.task].draws_answers:
         return _chunk_of_prompts(rows, tokenizer, seq_len)
     samples = list(rows)
     splits = settings.task == "pretrain"
@@ -321,7 +322,7 @@ def _rendered(
             conversations += (sample.chosen, sample.rejected)
         else:
             conversations.append(asked_of(sample))
-    alone = pairs or settings.task == "kto"  # one answer of each conversation is weighed
+    alone = pairs or TASKS[settings.task].judged  # one answer of each conversation is weighed
     prompt_counts = settings.train_on_prompt and not alone
     documents = render.tokenise(conversations, tokenizer, train_on_prompt=prompt_counts, last_turn_only=alone)
     for sample in samples:

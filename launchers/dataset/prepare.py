@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from estimator.errors import Change, UserError
-from estimator.setup import PAIR_TASKS
+from estimator.vocabulary import TASKS
 from launchers.dataset import prepared, prompts, render, texts
 from launchers.dataset.asking import Asking
 from launchers.dataset.documents import Documents, Packing, tokenise
@@ -80,7 +80,7 @@ def _split_text(rows: Sequence[Sample], settings: Settings) -> tuple[Selected, S
 
 def check_batch(rows: int, what: str, settings: Settings) -> None:
     """Raise UserError where there is less to train on than one batch. ``what``: the name of the rows."""
-    if settings.task == "grpo" and rows < settings.rows_per_step:
+    if TASKS[settings.task].draws_answers and rows < settings.rows_per_step:
         raise UserError(
             f"A step of global_batch_size {settings.global_batch_size} answers, rl.group_size "
             f"{settings.rl.group_size} to each prompt, takes {settings.rows_per_step} prompts, and there are "
@@ -111,7 +111,7 @@ def prepare(
     """
     model = _Model(model_dir, settings)
     _clear(folder)
-    if settings.task == "grpo":  # the rest is for the answer
+    if TASKS[settings.task].draws_answers:  # the rest is for the answer
         seq_len -= settings.rl.answer_tokens(seq_len)
     with _tokenised(train, model, settings, seq_len, folder / "documents") as documents:
         if not len(documents):
@@ -124,7 +124,7 @@ def prepare(
         order = _order(_Lengths.of(documents, packing), settings)
         if held_out:
             _prepare_held_out(held_out, model, settings, seq_len, folder)
-        if settings.task == "grpo":
+        if TASKS[settings.task].draws_answers:
             _write_prompts(folder, train, model)
         chats = settings.task != "pretrain" and _are_chats(train)
         asking = Asking.of(model.tokenizer, task=settings.task, chats=chats)
@@ -149,9 +149,9 @@ def sample_view(data: Prepared, tokenizer: Any, row: int = 0) -> str:
     lines = ["⟦between these⟧: read by the model, not counted in the loss. The rest is what it learns."]
     start = 0
     for number, length in enumerate(sample.lengths.tolist()):
-        if data.info.task == "kto":
+        if TASKS[data.info.task].judged:
             lines.append(f"--- a {'good' if sample.desirable else 'bad'} answer, {length} tokens ---")
-        elif data.info.task in PAIR_TASKS:
+        elif TASKS[data.info.task].pairs:
             lines.append(f"--- {('chosen', 'rejected')[number]}, {length} tokens ---")
         elif len(sample.lengths) > 1:
             lines.append(
@@ -167,11 +167,11 @@ def sample_view(data: Prepared, tokenizer: Any, row: int = 0) -> str:
 def summary(info: PreparedInfo, dataset: str) -> str:
     """What the dataset came to, in a few lines."""
     kinds = ("rows", "a row")
-    if info.task in PAIR_TASKS:
+    if TASKS[info.task].pairs:
         kinds = ("pairs", "an answer with its prompt")
     elif info.task == "pretrain":
         kinds = ("documents", "a document")
-    elif info.task == "grpo":
+    elif TASKS[info.task].draws_answers:
         kinds = ("prompts", "a prompt")
     samples = info.documents - info.pieces + info.split_rows
     share = info.truncated_rows / max(samples + info.dropped_rows, 1)
@@ -182,7 +182,7 @@ def summary(info: PreparedInfo, dataset: str) -> str:
         f"max {info.longest:,} (limit {info.seq_len:,})",
     ]
     if info.truncated_rows:
-        where = "before their last" if info.task == "grpo" else "at"
+        where = "before their last" if TASKS[info.task].draws_answers else "at"
         lines.append(f"cut {where} {info.seq_len:,} tokens: {info.truncated_rows:,} rows ({share:.1%})")
     elif info.split_rows:
         lines.append(
@@ -267,7 +267,7 @@ def _prepare_held_out(
             drawn = random_stream(settings.seed, "held-out pieces").permutation(len(packing))
             packing = packing.in_order(drawn)
         order = np.arange(len(packing), dtype=np.int32)
-        if settings.task == "grpo":
+        if TASKS[settings.task].draws_answers:
             _write_prompts(folder / "heldout", held_out, model)
         _write(documents, packing, order, model, seq_len, one_by_one, folder / "heldout")
 
@@ -422,11 +422,11 @@ def _begun_fingerprint(
     digest = hashlib.sha256(
         f"{seq_len} {settings.global_batch_size} {settings.packing} {model.pad_id}".encode()
     )
-    if settings.task == "kto":
+    if TASKS[settings.task].judged:
         digest.update(desirable.tobytes())
     if settings.trains_on_pairs:
         digest.update(b"pairs")
-    if settings.task == "grpo":
+    if TASKS[settings.task].draws_answers:
         digest.update(f"answers {settings.rl.group_size}".encode())
     if settings.new_tokens:
         digest.update(repr(settings.new_tokens).encode())

@@ -1,11 +1,12 @@
 """The training engines, each in its own folder behind one small interface.
 
-To add one: write a folder ``launchers/engines/NAME`` with a class that satisfies :class:`Engine`, and add
-its line to ``ENGINES``.
+To add one: write a folder ``launchers/engines/NAME`` whose ``engine.py`` has ``ENGINE``, an :class:`Engine`,
+and ``NEEDS``; and add its record to ``ENGINES`` of estimator/vocabulary.py, by which it is planned.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -18,12 +19,15 @@ if TYPE_CHECKING:
     from launchers.gang.job import TrainJob
     from launchers.settings import Settings
 
-ENGINES = {
-    "torchtune": "launchers.engines.torchtune.engine:Torchtune",
-    "deepspeed": "launchers.engines.deepspeed.engine:DeepSpeed",
-    "fsdp2": "launchers.engines.fsdp2.engine:Fsdp2",
-    "trl": "launchers.engines.trl.engine:Trl",
-}
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Needs:
+    """Packages and modules that an engine's processes import, and the extra that installs them."""
+
+    packages: tuple[str, ...]  # beside the base install
+    modules: tuple[str, ...]  # of this package; what a rank imports first
+    distribution: str  # whose version is the engine's
+    extra: str  # of metaflow-finetune, with the engine alone
 
 
 class Engine(Protocol):
@@ -54,9 +58,14 @@ def result_of(folder: Path) -> Path:
 
 
 def get(name: str) -> Engine:
-    module, _, attribute = ENGINES[name].partition(":")
-    engine: Engine = getattr(import_module(module), attribute)()
+    engine: Engine = import_module(f"launchers.engines.{name}.engine").ENGINE
     return engine
+
+
+def needs(name: str) -> Needs:
+    """Look up what the processes of an engine import."""
+    of_engine: Needs = import_module(f"launchers.engines.{name}.engine").NEEDS
+    return of_engine
 
 
 def generic_targets(settings: Settings) -> tuple[str, ...]:

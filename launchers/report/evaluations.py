@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from estimator.vocabulary import TASKS
 from launchers.sections import Evaluation
 
 
@@ -30,7 +31,7 @@ class HeldOutLoss:
     def figures(self, task: str) -> dict[str, float]:
         """Everything that is known, flat, for a tracker; of tokens their perplexity too."""
         values = {"eval/loss": self.loss} | {f"eval/{name}": value for name, value in self.metrics.items()}
-        if task in ("sft", "pretrain"):
+        if TASKS[task].next_token:
             values["eval/perplexity"] = math.exp(self.loss) if self.loss < 700 else math.inf
         return values
 

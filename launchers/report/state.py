@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any
 
 from estimator.plan import Plan
-from estimator.setup import IMAGE_TASK
+from estimator.vocabulary import TASKS
 from launchers.report.evaluations import HeldOutLoss, best_of
 from launchers.report.metrics import Metrics, median, typical
 from launchers.report.peak import MemoryPeak, largest_process
@@ -285,7 +285,7 @@ class RunState:
             else None,
             eta_seconds=self._eta_after(measured.step, dt),
             task=measured.metrics or {},
-            of_images=plan is not None and plan.task == IMAGE_TASK,
+            of_images=plan is not None and TASKS[plan.task].images,
         )
 
     def _eta_after(self, step: int, dt: float | None = None) -> float | None:

@@ -19,6 +19,7 @@ from estimator.job import Machine, Target
 from estimator.models import ModelRef
 from estimator.plan import Plan
 from estimator.planning.report import render
+from estimator.vocabulary import TASKS
 from launchers import checks, hub_push, pipeline
 from launchers.engines.reward_head import as_trained
 from launchers.harness import tasks
@@ -166,7 +167,7 @@ def prepare_start(
 def _fetch_reward(settings: RunConfig, folder: Path, *, cache: Path | None) -> str | None:
     """What scores answers, where all nodes find it: a copy of a function's file, a reward model's folder."""
     shown = settings.rl.reward
-    if settings.task != "grpo" or shown is None:
+    if not TASKS[settings.task].draws_answers or shown is None:
         return None
     scorer = scorer_of(shown)
     if scorer.file is not None:

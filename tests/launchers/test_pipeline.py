@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,9 @@ from estimator.models import find
 from estimator.plan import GIB
 from estimator.planning.support import with_engine
 from estimator.setup import DEFAULT_SEQ_LEN, TINY_SEQ_LEN
+from estimator.vocabulary import LAUNCHED_ENGINES
 from launchers import checks, engines, pipeline, settings
+from launchers.engines.deepspeed import engine as deepspeed
 from launchers.sections import DEFAULT_ANSWERS, Evaluation
 from launchers.spelling import SET
 from tests.lab.configs import config
@@ -75,7 +78,7 @@ def test_the_engine_left_open_is_one_that_can_train_every_model_and_method_where
         chosen = settings.build({"method": method, "seq_len": min(2048, spec.max_seq_len)})
         reasons = {
             name: engines.get(name).unsupported(chosen.model_copy(update={"engine": name}), spec)
-            for name in engines.ENGINES
+            for name in LAUNCHED_ENGINES
         }
         first = next((name for name, reason in reasons.items() if reason is None), None)
         job = pipeline.build_job(chosen, spec, None)
@@ -174,7 +177,8 @@ def test_advice_is_spelled_as_the_front_door_that_was_used_takes_it() -> None:
 def test_an_engine_whose_packages_are_missing_is_refused_with_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(checks.PACKAGES, "deepspeed", ("torch", "not_there"))
+    needs = dataclasses.replace(deepspeed.NEEDS, packages=("torch", "not_there"))
+    monkeypatch.setattr(deepspeed, "NEEDS", needs)
     checks.check_installed("torchtune")
     with pytest.raises(UserError, match="not_there is not installed"):
         checks.check_installed("deepspeed")
@@ -274,7 +278,7 @@ def test_the_built_in_dataset_is_plain_text_for_pretraining(tmp_path: Path) -> N
     assert all(row.text for row in samples)  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("engine", [name for name in engines.ENGINES if name != "trl"])
+@pytest.mark.parametrize("engine", [name for name in LAUNCHED_ENGINES if name != "trl"])
 def test_every_engine_that_learns_from_rows_learns_plain_text(engine: str) -> None:
     chosen = settings.build({"task": "pretrain", "engine": engine, "model": "llama-8b"})
     assert engines.get(engine).unsupported(chosen, find("llama-8b")) is None

@@ -58,7 +58,7 @@ def save(engine: Any, job: TrainJob, env: RankEnv, step: int) -> None:
     folder = job.checkpoint_dir(step)
     (folder / TAG).mkdir(parents=True, exist_ok=True)  # DeepSpeed makes it on rank 0's node only
     engine.save_checkpoint(
-        str(folder), tag=TAG, save_latest=False, exclude_frozen_parameters=job.plan.method != "full"
+        str(folder), tag=TAG, save_latest=False, exclude_frozen_parameters=job.plan.adapters
     )
     generators.save(folder, env)
     if env.rank == 0:
@@ -152,7 +152,7 @@ def restore(engine: Any, job: TrainJob, env: RankEnv, converted: Path | None) ->
     assert job.resume_dir is not None  # noqa: S101 - the caller has looked
     folder, tag = (job.resume_dir, TAG) if converted is None else (converted, UNIVERSAL_TAG)
     with tensors_only(job.resume_dir, plain_classes()):
-        loaded, _ = engine.load_checkpoint(str(folder), tag=tag, load_module_strict=job.plan.method == "full")
+        loaded, _ = engine.load_checkpoint(str(folder), tag=tag, load_module_strict=not job.plan.adapters)
     if loaded is None:
         raise UserError(
             f"{folder}: DeepSpeed found no checkpoint in it.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from estimator.planning import support
-from launchers.engines import training_of
+from launchers.engines import Needs, training_of
 from launchers.engines.loop.engine import LoopEngine
 from launchers.gang.job import TrainJob
 from launchers.imports import collector_paused
@@ -32,3 +32,12 @@ class DeepSpeed(LoopEngine):
             from launchers.engines.loop.train import train
 
         train(job, Zero())
+
+
+ENGINE = DeepSpeed()
+NEEDS = Needs(
+    packages=("torch", "deepspeed", "accelerate", "peft", "transformers"),
+    modules=("launchers.engines.deepspeed.sharding", "launchers.engines.loop.train"),
+    distribution="deepspeed",
+    extra="deepspeed",
+)

@@ -123,7 +123,7 @@ class ZeroModel:
         if config.zero_stage(job) != 3:
             return None
         state: dict[str, Any] | None = self._engine._zero3_consolidated_16bit_state_dict(
-            exclude_frozen_parameters=job.plan.method != "full"
+            exclude_frozen_parameters=job.plan.adapters
         )
         return state
 

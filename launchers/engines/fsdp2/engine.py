@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from estimator.planning import support
-from launchers.engines import training_of
+from launchers.engines import Needs, training_of
 from launchers.engines.loop.engine import LoopEngine
 from launchers.gang.job import TrainJob
 from launchers.imports import collector_paused
@@ -27,3 +27,12 @@ class Fsdp2(LoopEngine):
             from launchers.engines.loop.train import train
 
         train(job, FullyShard())
+
+
+ENGINE = Fsdp2()
+NEEDS = Needs(
+    packages=("torch", "accelerate", "peft", "transformers"),
+    modules=("launchers.engines.fsdp2.sharding", "launchers.engines.loop.train"),
+    distribution="torch",
+    extra="fsdp2",
+)

@@ -109,10 +109,10 @@ class FsdpModel:
         if not _is_divided(job):
             return None
         options = StateDictOptions(
-            full_state_dict=True, cpu_offload=True, ignore_frozen_params=job.plan.method != "full"
+            full_state_dict=True, cpu_offload=True, ignore_frozen_params=job.plan.adapters
         )
         state = get_model_state_dict(self.module, options=options)
-        if job.plan.method != "full":
+        if job.plan.adapters:
             return state  # PEFT asks for all names
         every = {name for name, _ in self.module.named_parameters(remove_duplicate=False)}
         tied = every - {name for name, _ in self.module.named_parameters()}  # second names of what is there
@@ -141,7 +141,7 @@ def _load(job: TrainJob, env: RankEnv, device: torch.device) -> Any:
 
 def _storage_dtype(job: TrainJob) -> torch.dtype:
     """The type of the weights of the base: fp32 where they are trained beside their 16-bit copies."""
-    mixed = job.plan.layout.precision == "bf16-mixed" and job.plan.method == "full"
+    mixed = job.plan.layout.precision == "bf16-mixed" and not job.plan.adapters
     return torch.float32 if mixed else model.dtype_of(job)
 
 

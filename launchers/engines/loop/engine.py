@@ -6,7 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
-from estimator.setup import IMAGE_TASK
+from estimator.vocabulary import TASKS
 from launchers.engines import _hf_layout, _pipeline_layout
 from launchers.gang.job import TrainJob
 
@@ -15,7 +15,7 @@ class LoopEngine:
     """``collect`` of launchers.engines.Engine, for what the loop leaves (export.py)."""
 
     def collect(self, job: TrainJob, destination: Path) -> None:
-        if job.settings.task == IMAGE_TASK:
+        if TASKS[job.settings.task].images:
             _pipeline_layout.lay_out(job.output_dir, job.model_dir, destination)
             return
         model, adapter = job.output_dir / "model", job.output_dir / "adapter"

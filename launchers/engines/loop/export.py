@@ -55,7 +55,7 @@ def save(model: TrainedModel, job: TrainJob, env: RankEnv) -> None:
         unet_export.save(model, job, state)
         return
     shutil.rmtree(job.output_dir, ignore_errors=True)
-    if job.plan.method == "full":
+    if not job.plan.adapters:
         model.module.save_pretrained(job.output_dir / "model", state_dict=state)
         return
     adapter = job.output_dir / "adapter"

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from estimator.setup import IMAGE_TASK
+from estimator.vocabulary import TASKS
 from launchers.dataset.batches import MicroBatch, collate, collate_pairs
 from launchers.dataset.measured import MAX_BATCH_TOKENS, MAX_ROWS, batches_by_length
 from launchers.dataset.prepared import Prepared
@@ -85,7 +85,7 @@ class TextRows:
 
 def held_out_of(job: TrainJob, env: RankEnv) -> HeldOut:
     """A job's held-out rows."""
-    if job.settings.task == IMAGE_TASK:
+    if TASKS[job.settings.task].images:
         from launchers.engines.loop.held_out_images import HeldOutImages  # which needs diffusers
 
         return HeldOutImages(job, env)

@@ -9,7 +9,7 @@ import torch
 from estimator.errors import UserError
 from estimator.models import LATENT_PROJECTIONS, PROJECTIONS
 from estimator.models.architectures import own_names
-from estimator.setup import IMAGE_TASK, LLAMA_ADAPTERS
+from estimator.vocabulary import METHODS, TASKS
 from launchers.engines.loop import liger, quantised, unet, whole_modules
 from launchers.engines.loop.families import blocks, expert_tensors
 from launchers.engines.loop.recompute import recompute
@@ -30,7 +30,7 @@ def pretrained(job: TrainJob, *, dtype: torch.dtype, device: torch.device, **opt
 
     A base that is to be quantised is so on ``device``, a matrix at a time, wherever the model is put.
     """
-    if job.settings.task == IMAGE_TASK:
+    if TASKS[job.settings.task].images:
         return unet.load(job, dtype)
     if kind := quantised.kind_of(job):
         with collector_paused():
@@ -42,7 +42,7 @@ def pretrained(job: TrainJob, *, dtype: torch.dtype, device: torch.device, **opt
 
 def unloaded(job: TrainJob, *, dtype: torch.dtype) -> Any:
     """The job's model without its weights, where modules are made; its buffers are made from the config."""
-    if job.settings.task == IMAGE_TASK:
+    if TASKS[job.settings.task].images:
         return unet.build(job, dtype)
     return causal.build(job.model_dir, dtype=dtype)
 
@@ -54,7 +54,7 @@ def made_trainable(model: Any, job: TrainJob, *, adapters_in_fp32: bool = False)
     """
     if job.settings.liger:
         liger.put_in(model)
-    if job.plan.method != "full":
+    if job.plan.adapters:
         torch.manual_seed(job.settings.seed)
         model = _with_adapters(model, job)
         for parameter in model.parameters():
@@ -68,7 +68,8 @@ def made_trainable(model: Any, job: TrainJob, *, adapters_in_fp32: bool = False)
 def _with_adapters(model: Any, job: TrainJob) -> Any:
     if unet.is_unet(model):
         return unet.add_adapters(model, job)
-    return _with_prompts(model, job) if job.plan.method in LLAMA_ADAPTERS else _with_low_rank(model, job)
+    prompts = METHODS[job.plan.method].llama_adapter
+    return _with_prompts(model, job) if prompts else _with_low_rank(model, job)
 
 
 def _with_prompts(model: Any, job: TrainJob) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from estimator.planning.support import BITSANDBYTES
+from estimator.vocabulary import OPTIMIZERS
 from launchers.engines._schedule import lr_factor
 from launchers.gang.job import TrainJob
 
@@ -35,10 +35,10 @@ def build(job: TrainJob, named: Named) -> list[torch.optim.Optimizer]:
         from torchao.optim import AdamW8bit
 
         return [AdamW8bit(parameters, betas=settings.betas, eps=settings.eps, **rate)]
-    if settings.name in BITSANDBYTES:
+    if OPTIMIZERS[settings.name].bitsandbytes:
         import bitsandbytes
 
-        kind = getattr(bitsandbytes.optim, BITSANDBYTES[settings.name])
+        kind = getattr(bitsandbytes.optim, OPTIMIZERS[settings.name].bitsandbytes)
         return [kind(parameters, betas=settings.betas, eps=settings.eps, **rate)]
     if settings.name != "muon":
         return [_adamw(job, parameters)]

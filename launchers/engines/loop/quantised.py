@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from math import prod
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
+from estimator.vocabulary import METHODS, LaunchedQuantization
 from launchers.engines import _merge
 from launchers.engines.reward_head import HEAD
 from launchers.gang.job import TrainJob
 
-Kind = Literal["nf4", "nf4-double", "int8"]
 Scales = dict[str, torch.Tensor]
 Change = Callable[[str, torch.Tensor], torch.Tensor]
 
@@ -30,12 +30,12 @@ LARGEST_INT8 = 127
 _NAMES = ("absmax", "absmax2")
 
 
-def kind_of(job: TrainJob) -> Kind | None:
+def kind_of(job: TrainJob) -> LaunchedQuantization | None:
     """How the job's base is kept; None where it isn't quantised."""
-    return job.settings.lora.quantization if job.plan.method == "qlora" else None
+    return job.settings.lora.quantization if METHODS[job.plan.method].quantized else None
 
 
-def packed(weight: torch.Tensor, kind: Kind) -> tuple[torch.Tensor, Scales]:
+def packed(weight: torch.Tensor, kind: LaunchedQuantization) -> tuple[torch.Tensor, Scales]:
     """A matrix in 4 or 8 bits, as words of its own type in one column, and its scales, as bytes.
 
     As words of a type that networks are made of, they can be divided, gathered and moved like any weight;
@@ -59,7 +59,7 @@ def packed(weight: torch.Tensor, kind: Kind) -> tuple[torch.Tensor, Scales]:
 
 
 def unpacked(
-    words: torch.Tensor, scales: Mapping[str, torch.Tensor], kind: Kind, shape: torch.Size
+    words: torch.Tensor, scales: Mapping[str, torch.Tensor], kind: LaunchedQuantization, shape: torch.Size
 ) -> torch.Tensor:
     """What :func:`packed` has made of a matrix of that shape, in the words' type."""
     count = prod(shape)
@@ -118,7 +118,7 @@ class QuantisedLinear(nn.Linear):
     absmax: torch.Tensor
     absmax2: torch.Tensor
 
-    def __init__(self, like: nn.Linear, kind: Kind) -> None:
+    def __init__(self, like: nn.Linear, kind: LaunchedQuantization) -> None:
         """A layer of the same shape and type on the same device, without values; its scales are real."""
         nn.Module.__init__(self)
         self.in_features, self.out_features, self.kind = like.in_features, like.out_features, kind
@@ -145,7 +145,7 @@ class QuantisedLinear(nn.Linear):
         return result if self.bias is None else result + self.bias
 
 
-def _scale_bytes(rows: int, count: int, kind: Kind) -> dict[str, int]:
+def _scale_bytes(rows: int, count: int, kind: LaunchedQuantization) -> dict[str, int]:
     """Bytes of the scales of a matrix of so many rows and values, by the buffer's name."""
     if kind == "int8":
         return {"absmax": 4 * rows}
@@ -168,13 +168,13 @@ class _Product(torch.autograd.Function):
         return gradient @ ctx.layer.whole(), None
 
 
-def replace_layers(network: Any, kind: Kind) -> None:
+def replace_layers(network: Any, kind: LaunchedQuantization) -> None:
     """Put a :class:`QuantisedLinear` in the place of each linear layer but the head, of whatever kind."""
     for name, layer in _quantised_layers(network):
         network.set_submodule(name, QuantisedLinear(layer, kind))
 
 
-def round_layers(network: Any, kind: Kind) -> None:
+def round_layers(network: Any, kind: LaunchedQuantization) -> None:
     """Give each of those layers the weight that an adapter is trained beside, whole and in its own type."""
     for _, layer in _quantised_layers(network):
         words, scales = packed(layer.weight.detach(), kind)

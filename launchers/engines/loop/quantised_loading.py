@@ -14,7 +14,8 @@ from transformers.core_model_loading import ConversionOps
 from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from launchers.engines.loop.quantised import Kind, QuantisedLinear, Scales, packed, replace_layers
+from estimator.vocabulary import LaunchedQuantization
+from launchers.engines.loop.quantised import QuantisedLinear, Scales, packed, replace_layers
 
 METHOD = "metaflow-finetune"
 
@@ -23,7 +24,7 @@ METHOD = "metaflow-finetune"
 class LoopQuantization(QuantizationConfigMixin):  # type: ignore[misc,unused-ignore]
     """What ``from_pretrained(quantization_config=...)`` takes: the kind, and the device that quantises."""
 
-    def __init__(self, kind: Kind, device: torch.device) -> None:
+    def __init__(self, kind: LaunchedQuantization, device: torch.device) -> None:
         super().__init__(quant_method=METHOD)
         self.kind, self.device = kind, device
 

@@ -37,7 +37,7 @@ def recompute(blocks: Iterable[nn.Module], job: TrainJob) -> None:
     settings = job.settings.recompute
     options: dict[str, Any] = {"use_reentrant": False}
     if settings.what == "selective":
-        rank = job.settings.lora.rank if job.plan.method != "full" else 0
+        rank = job.settings.lora.rank if job.plan.adapters else 0
         options["context_fn"] = partial(_keep_some, rank)
     for number, block in enumerate(blocks, 1):
         if number % settings.every == 0:

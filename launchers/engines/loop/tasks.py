@@ -17,7 +17,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from estimator.plan import Layout
-from estimator.setup import IMAGE_TASK
+from estimator.vocabulary import IMAGE_TASK, TASKS
 from launchers.dataset.batches import (
     MicroBatch,
     counted_labels,
@@ -263,7 +263,7 @@ def task_of(settings: Settings, reference: Path | None = None) -> Task:
 
     ``reference``: what was computed before training, where the task needs it (TrainJob.reference).
     """
-    if settings.task == IMAGE_TASK:
+    if TASKS[settings.task].images:
         from launchers.engines.loop.images import TextToImage  # needs diffusers
 
         if reference is None:
@@ -274,7 +274,7 @@ def task_of(settings: Settings, reference: Path | None = None) -> Task:
 
 def text_task_of(settings: Settings, reference: Path | None = None) -> TextTask:
     """The same of a task on rows of tokens."""
-    if settings.task == "kto":
+    if TASKS[settings.task].judged:
         return Kto(settings, reference)
     if settings.task == "reward":
         return Reward(None)

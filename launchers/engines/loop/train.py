@@ -34,7 +34,7 @@ def train(job: TrainJob, sharding: Sharding) -> None:
     )
     reporter.phase("load")
     model = sharding.load(job, env, device)
-    merges = job.plan.method != "full" and job.settings.merges(job.plan.method)
+    merges = job.plan.adapters and job.settings.merges(job.plan.method)
     if merges and env.rank == 0 and not unet.is_unet(model.module):
         export.check_mergeable(model.module, job)
     data, task = Prepared(job.data_dir), task_of(job.settings, job.reference)

@@ -29,7 +29,7 @@ def save(model: TrainedModel, job: TrainJob, state: dict[str, Any] | None) -> No
     """
     shutil.rmtree(job.output_dir, ignore_errors=True)
     whole = job.output_dir / "model" / _pipeline_layout.UNET
-    if job.plan.method == "full":
+    if not job.plan.adapters:
         whole.mkdir(parents=True)
         trained = model.module.state_dict() if state is None else state
         save_file(_on_cpu(trained), whole / _pipeline_layout.WEIGHTS, metadata={"format": "pt"})

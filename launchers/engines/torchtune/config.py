@@ -13,7 +13,8 @@ from typing import Any
 from estimator.errors import UserError
 from estimator.models import ModelSpec, hf_config
 from estimator.plan import Layout
-from estimator.planning.support import BITSANDBYTES, MLP, unsupported_shards
+from estimator.planning.support import MLP, unsupported_shards
+from estimator.vocabulary import METHODS, OPTIMIZERS
 from launchers.dataset.prepared import Prepared
 from launchers.engines import generic_targets
 from launchers.engines.torchtune.support import ATTENTION, unsupported
@@ -26,9 +27,9 @@ _CHECKPOINTERS = {"qwen2": "launchers.engines.torchtune.qwen2.Qwen2Checkpointer"
 
 
 def recipe_name(job: TrainJob) -> str:
-    method = "full" if job.settings.method == "full" else "lora"
+    method = "lora" if job.plan.adapters else "full"
     where = "distributed" if job.plan.layout.world_size > 1 else "single_device"
-    kind = "dpo" if job.settings.task == "dpo" else "finetune"
+    kind = "dpo" if job.settings.trains_on_pairs else "finetune"
     return f"{method}_{kind}_{where}"
 
 
@@ -105,7 +106,7 @@ def _misfit(job: TrainJob, spec: ModelSpec, data: Prepared) -> str | None:
         )
     if data.info.total_steps < job.total_steps:
         return f"the data was prepared for {data.info.total_steps} steps, the job has {job.total_steps}"
-    return unsupported_shards(spec, layout.world_size) if job.settings.method == "qlora" else None
+    return unsupported_shards(spec, layout.world_size) if METHODS[job.plan.method].quantized else None
 
 
 def _incomplete(config_json: dict[str, Any], spec: ModelSpec) -> str | None:
@@ -119,7 +120,7 @@ def _incomplete(config_json: dict[str, Any], spec: ModelSpec) -> str | None:
 def model_component(spec: ModelSpec, settings: RunConfig) -> dict[str, Any]:
     """The builder and its arguments. Rotary tables are only made as long as the sequences are."""
     module, extra = _builder(spec)
-    adapters = settings.method != "full"
+    adapters = METHODS[settings.method].adapters
     values: dict[str, Any] = {
         "_component_": f"{_MODELS}.{module}.{'lora_' if adapters else ''}{module}",
         "vocab_size": spec.vocab,
@@ -164,7 +165,7 @@ def _adapters(settings: RunConfig) -> dict[str, Any]:
         "lora_rank": lora.rank,
         "lora_alpha": lora.alpha,
         "lora_dropout": lora.dropout,
-        "quantize_base": settings.method == "qlora",
+        "quantize_base": METHODS[settings.method].quantized,
     }
 
 
@@ -174,8 +175,8 @@ def _optimizer(settings: RunConfig, layout: Layout) -> dict[str, Any]:
     if chosen.name == "sgd":
         return {"_component_": "torch.optim.SGD", **common, "momentum": 0.9}
     common |= {"betas": list(chosen.betas), "eps": chosen.eps}
-    if chosen.name in BITSANDBYTES:
-        return {"_component_": f"bitsandbytes.optim.{BITSANDBYTES[chosen.name]}", **common}
+    if name := OPTIMIZERS[chosen.name].bitsandbytes:
+        return {"_component_": f"bitsandbytes.optim.{name}", **common}
     return {"_component_": "torch.optim.AdamW", **common, "fused": layout.device == "cuda"}
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import yaml
 
 from estimator.models import ModelSpec
-from launchers.engines import _hf_layout
+from launchers.engines import Needs, _hf_layout
 from launchers.engines.torchtune import config as torchtune_config
 from launchers.engines.torchtune import support as torchtune_support
 from launchers.gang.job import TrainJob
@@ -49,7 +49,7 @@ class Torchtune:
         reporter.close()
 
     def collect(self, job: TrainJob, destination: Path) -> None:
-        saved, adapters = job.output_dir / _FINAL, job.settings.method != "full"
+        saved, adapters = job.output_dir / _FINAL, job.plan.adapters
         merged = job.output_dir / "model" if adapters else saved
         if job.settings.merges(job.plan.method):
             weights = sorted(path for path in merged.glob("*.safetensors"))
@@ -63,3 +63,12 @@ class Torchtune:
             )
             if not job.settings.merges(job.plan.method):
                 _hf_layout.lay_out_tokenizer(job.model_dir, destination / "adapter")
+
+
+ENGINE = Torchtune()
+NEEDS = Needs(
+    packages=("torch", "torchtune", "torchao", "accelerate", "transformers"),
+    modules=("launchers.engines.torchtune.recipe",),
+    distribution="torchtune",
+    extra="torchtune",
+)

@@ -258,7 +258,7 @@ class Steps(_Recipe):
     def save_checkpoint(self, epoch: int) -> None:
         if not self._evaluator.is_exported(self.global_step):
             return
-        if self._job.settings.method == "full":
+        if not self._job.plan.adapters:
             super().save_checkpoint(epoch)
             return
         modules = get_lora_module_names(

@@ -6,7 +6,8 @@ import os
 from typing import TYPE_CHECKING
 
 from estimator.planning import support
-from launchers.engines import training_of
+from estimator.vocabulary import TASKS
+from launchers.engines import Needs, training_of
 from launchers.engines.loop.engine import LoopEngine
 from launchers.gang.job import TrainJob
 from launchers.imports import collector_paused
@@ -32,7 +33,7 @@ class Trl(LoopEngine):
     """The Engine for TRL; see launchers.engines.Engine."""
 
     def unsupported(self, settings: Settings, spec: ModelSpec) -> str | None:
-        if settings.task == "grpo":
+        if TASKS[settings.task].draws_answers:
             for key in sorted(settings.engine_options):
                 if key in _PLANNED:
                     return f"engine_options.{key} can't be set by hand: it follows from other settings"
@@ -47,3 +48,12 @@ class Trl(LoopEngine):
             from launchers.engines.trl.trainer import train
 
         train(job)
+
+
+ENGINE = Trl()
+NEEDS = Needs(
+    packages=("torch", "trl", "accelerate", "peft", "transformers"),
+    modules=("launchers.engines.trl.trainer",),
+    distribution="trl",
+    extra="rl",
+)

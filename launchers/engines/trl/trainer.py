@@ -60,7 +60,7 @@ def train(job: TrainJob) -> None:
     generators.seed(job.settings.seed)  # adapters begin alike on all ranks
     logging.getLogger("transformers").setLevel(logging.ERROR)
     trainer = _Trainer(job, env, reporter, device)
-    if job.plan.method != "full" and job.settings.merges(job.plan.method) and env.rank == 0:
+    if job.plan.adapters and job.settings.merges(job.plan.method) and env.rank == 0:
         export.check_mergeable(trainer.trained, job)
     reporter.phase("train", job.start_step)
     if job.start_step < job.total_steps:
@@ -114,7 +114,7 @@ class _Trainer(GRPOTrainer):  # type: ignore[misc,unused-ignore]
             reward_funcs=_reward_function(job, asked, device),
             train_dataset=Dataset.from_dict({"prompt": [asked[row].text for row in order], "row": order}),
             processing_class=tokenizer,
-            peft_config=None if job.plan.method == "full" else low_rank_config(model, job),
+            peft_config=None if not job.plan.adapters else low_rank_config(model, job),
             callbacks=[_Listener(job, env, reporter, Waiting(device))],
         )
         self.remove_callback(PrinterCallback)
@@ -167,7 +167,7 @@ def _answer_tokens(job: TrainJob) -> int:
 def _dtype(job: TrainJob) -> torch.dtype:
     """Of the weights: trained ones are kept in fp32 under autocast, a frozen base in 16 bits."""
     precision = job.plan.layout.precision
-    whole = precision == "fp32" or (precision == "bf16-mixed" and job.plan.method == "full")
+    whole = precision == "fp32" or (precision == "bf16-mixed" and not job.plan.adapters)
     return torch.float32 if whole else torch.bfloat16
 
 

@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT))  # as a script
 
-from estimator.cli.defaults import ENGINES  # noqa: E402
+from estimator.vocabulary import ENGINES  # noqa: E402
 
 PAGE = ROOT / "docs" / "command-line.md"
 _EXAMPLE = re.compile(r"^```console\n\$ (finetune .*)\n((?:.*\n)*?)```$", re.MULTILINE)
@@ -48,12 +48,15 @@ def defaults_table() -> str:
         "| Engine | precision | sharding | loss | checkpointing | sequences | LoRA on |",
         "|---|---|---|---|---|---|---|",
     ]
-    for name, row in ENGINES.items():
+    for name, engine in ENGINES.items():
+        row = engine.defaults
+        if row is None:
+            continue
         cells = (
             f"`{name}`",
-            _both(row.precision_of(sharded=False), row.precision),
+            _both(engine.precision_of(sharded=False), engine.precision_of(sharded=True)),
             row.sharding,
-            row.loss,
+            engine.loss,
             _both(row.checkpointing, row.checkpointing_of(sharded=True)),
             "packed" if row.fixed_length else "varying",
             ", ".join(row.lora_targets) if row.lora_targets else "all linear layers",

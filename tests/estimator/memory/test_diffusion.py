@@ -11,7 +11,8 @@ from estimator.memory import latents
 from estimator.memory.diffusion import AVERAGE, ENCODERS
 from estimator.models.diffusion import STABLE_DIFFUSION_XL, positions_of
 from estimator.plan import GIB
-from estimator.setup import IMAGE_TASK, Setup
+from estimator.setup import Setup
+from estimator.vocabulary import IMAGE_TASK
 
 PARAMETERS = STABLE_DIFFUSION_XL.parameters
 FULL = Setup(

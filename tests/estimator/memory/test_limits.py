@@ -30,7 +30,8 @@ from estimator.memory.residuals import VARYING, class_of
 from estimator.memory.shape import part_of
 from estimator.models import find
 from estimator.plan import GIB
-from estimator.setup import IMAGE_TASK, Setup
+from estimator.setup import Setup
+from estimator.vocabulary import IMAGE_TASK
 from tests.estimator.memory.llama_step import LLAMA, step
 
 V, H, L, F = LLAMA.vocab, LLAMA.hidden, LLAMA.layers, LLAMA.ffn

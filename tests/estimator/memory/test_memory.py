@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from estimator import memory
 from estimator.job import Job
 from estimator.models import find
-from estimator.plan import Layout, Sharding
+from estimator.plan import Layout
 from estimator.planning.engines import setup_of
+from estimator.vocabulary import Sharding
 
 
 def layout_of(**changes: Any) -> Layout:

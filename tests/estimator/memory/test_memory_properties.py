@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from estimator import memory, models, setup
+from estimator import memory, models, vocabulary
 from estimator.errors import UserError
 from estimator.memory.shape import part_of
 from estimator.memory.states import divides_scales, partial_gradient_bytes, scale_bytes
@@ -34,20 +34,20 @@ def setups(draw: st.DrawFn) -> Setup:
     def pick(kind: Any) -> Any:
         return draw(st.sampled_from(get_args(kind)))
 
-    sharding = pick(setup.StateSharding)
+    sharding = pick(vocabulary.Sharding)
     alone = sharding in ("none", "ddp", "zero0")
     pipeline = draw(st.sampled_from([1, 1, 2, 4]))
     values: dict[str, Any] = {
         "model": draw(st.sampled_from(MODELS)),
-        "engine": pick(setup.Engine),
-        "method": pick(setup.Method),
-        "task": pick(setup.Task),
+        "engine": pick(vocabulary.Engine),
+        "method": pick(vocabulary.Method),
+        "task": pick(vocabulary.Task),
         "lora_rank": draw(st.integers(1, 256)),
-        "quantization": pick(setup.Quantization),
+        "quantization": pick(vocabulary.Quantization),
         "upcast_frozen": draw(st.booleans()),
-        "precision": pick(setup.Precision),
-        "fp8": pick(setup.Fp8),
-        "optimizer": pick(setup.Optimizer),
+        "precision": pick(vocabulary.Precision),
+        "fp8": pick(vocabulary.Fp8),
+        "optimizer": pick(vocabulary.Optimizer),
         "optimizer_in_backward": draw(st.booleans()),
         "sharding": sharding,
         "shard": 1 if alone else draw(st.sampled_from([1, 2, 8, 64])),
@@ -58,7 +58,7 @@ def setups(draw: st.DrawFn) -> Setup:
         "context": draw(st.sampled_from([1, 1, 2])),
         "pipeline": pipeline,
         "virtual_stages": draw(st.sampled_from([1, 2])) if pipeline > 1 else 1,
-        "schedule": "none" if pipeline == 1 else draw(st.sampled_from(get_args(setup.Schedule)[1:])),
+        "schedule": "none" if pipeline == 1 else draw(st.sampled_from(get_args(vocabulary.Schedule)[1:])),
         "expert": draw(st.sampled_from([1, 1, 2, 4])),
         "micro_batch_size": draw(st.integers(1, 16)),
         "accumulation": draw(st.integers(1, 8)),
@@ -66,10 +66,10 @@ def setups(draw: st.DrawFn) -> Setup:
         "fixed_length": draw(st.booleans()),
         "longest_once": draw(st.booleans()),
         "document_mask": draw(st.booleans()),
-        "checkpointing": pick(setup.Checkpointing),
+        "checkpointing": pick(vocabulary.Checkpointing),
         "activation_offload": draw(st.booleans()),
         "compile": draw(st.booleans()),
-        "loss": pick(setup.LossKind),
+        "loss": pick(vocabulary.LossKind),
         "loss_chunks": draw(st.integers(1, 16)),
         "attention": draw(st.sampled_from(["flash", "math"])),
         "offload": draw(st.sampled_from(["none", "optimizer", "all"])),
@@ -155,7 +155,7 @@ def test_more_processes_that_share_the_states_never_hold_more_of_them(
     assert sum(memory.states(more).values()) <= sum(memory.states(few).values())
 
 
-@pytest.mark.parametrize("engine", get_args(setup.Engine))
+@pytest.mark.parametrize("engine", get_args(vocabulary.Engine))
 def test_each_engine_has_a_row_of_how_its_blocks_keep_tensors(engine: str) -> None:
     from estimator.memory import implementations
 

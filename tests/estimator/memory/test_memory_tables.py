@@ -13,7 +13,8 @@ from benchmarks.estimators import nanotron_bytes
 from estimator import hardware, memory
 from estimator.models import PROJECTIONS, find
 from estimator.plan import GIB, MIB
-from estimator.setup import Precision, Setup
+from estimator.setup import Setup
+from estimator.vocabulary import Precision
 
 # Beside its weights, Transformers of that time kept a causal mask of 8,192 x 8,192 fp32 values in Llama 3;
 # AutoModel, which the tool loads, has no output head.

@@ -9,13 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from estimator import Job, Target, UserError, memory
-from estimator.job import PARALLEL_ENGINES, divides_heads
+from estimator.job import divides_heads
 from estimator.models import find
 from estimator.planning.engines import setup_of
 from estimator.planning.goals import Goals
 from estimator.planning.parallelism import spreads
 from estimator.planning.planner import plan, plans
 from estimator.planning.search import Search
+from estimator.vocabulary import PARALLEL_ENGINES
 
 ANY = Target(kind="catalogue")
 MODELS = ("llama-8b", "llama-70b", "mixtral-8x7b", "qwen3-30b-a3b", "tiny-llama")

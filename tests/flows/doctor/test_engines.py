@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from importlib.metadata import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from flows.doctor.engines import EXTRAS, MODULES
+from estimator.vocabulary import LAUNCHED_ENGINES
 from flows.doctor.probes import PROBES
-from launchers.engines import ENGINES
+from launchers import engines
 from tests.flows.doctor.conftest import Asker
 
 
 def test_each_engine_has_its_probe_its_modules_and_its_extra() -> None:
-    assert [probe.name for probe in PROBES if probe.section == "Engines"] == list(ENGINES)
-    assert MODULES.keys() == EXTRAS.keys() == ENGINES.keys()
+    assert [probe.name for probe in PROBES if probe.section == "Engines"] == list(LAUNCHED_ENGINES)
+    for name in LAUNCHED_ENGINES:
+        assert all(find_spec(module) for module in engines.needs(name).modules)
+        assert engines.needs(name).extra in metadata("metaflow-finetune").get_all("Provides-Extra", [])
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from estimator.models import hf_files
+from estimator.vocabulary import LAUNCHED_ENGINES
 from launchers import engines, run_config
 from launchers.dataset import render
 from launchers.dataset.batches import collate, collate_pairs, mismatched_rows, summed_log_probabilities
@@ -54,7 +55,7 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 SHARDINGS = {"torchtune": ("none", "fsdp"), "deepspeed": ("zero0", "zero3"), "fsdp2": ("none", "fsdp")}
 """Of one process, and of one on each of two nodes."""
-ENGINES = tuple(engine for engine in engines.ENGINES if engine != "trl")  # it learns task grpo alone
+ENGINES = tuple(engine for engine in LAUNCHED_ENGINES if engine != "trl")  # it learns task grpo alone
 NODES = (1, 2)
 TASKS = ("pretrain", "dpo", "orpo", "simpo", "kto", "reward")  # beside sft and grpo
 TASK_METHODS = ("full", "lora", "qlora nf4-double")

@@ -11,6 +11,7 @@ import pytest
 
 from estimator import models
 from estimator.models import hf_config
+from estimator.vocabulary import LAUNCHED_ENGINES
 from launchers import engines
 from launchers.dataset import prepare
 from launchers.dataset.prepared import Prepared
@@ -133,7 +134,7 @@ def test_what_changes_nothing_of_a_model_is_taken(engine: str, fields: dict[str,
     assert engines.get(engine).unsupported(Settings(seq_len=256), small(**fields)) is None
 
 
-@pytest.mark.parametrize("engine", sorted(set(engines.ENGINES) - {"fsdp2"}))
+@pytest.mark.parametrize("engine", sorted(set(LAUNCHED_ENGINES) - {"fsdp2"}))
 def test_a_model_that_makes_images_is_fsdp2_s(engine: str) -> None:
     spec, settings = models.find("stable-diffusion-xl"), Settings(task="text-to-image")
     assert engines.get("fsdp2").unsupported(settings, spec) is None

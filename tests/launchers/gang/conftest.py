@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from estimator.models import resolve
-from estimator.plan import Device, Layout, MemoryEstimate, Plan, Prediction, Request
+from estimator.plan import Layout, MemoryEstimate, Plan, Prediction, Request
+from estimator.vocabulary import Device
 from launchers.gang.job import TrainJob
 from tests.lab.configs import config
 

@@ -12,13 +12,14 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
+from estimator.vocabulary import LaunchedQuantization
 from launchers import engines
 from launchers.engines.loop import quantised
-from launchers.engines.loop.quantised import Kind, QuantisedLinear, packed, unpacked
+from launchers.engines.loop.quantised import QuantisedLinear, packed, unpacked
 from launchers.gang.job import TrainJob
 from tests.launchers.engines.loop import runs
 
-KINDS: tuple[Kind, ...] = get_args(Kind)
+KINDS: tuple[LaunchedQuantization, ...] = get_args(LaunchedQuantization)
 STEPS = 6
 CLOSE = 2e-6  # relative; the order of a sum of fp32 differs between layouts
 
@@ -27,7 +28,7 @@ def matrix(rows: int, columns: int, dtype: torch.dtype = torch.float32) -> torch
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(0)).to(dtype)
 
 
-def layer_of(weight: torch.Tensor, kind: Kind) -> QuantisedLinear:
+def layer_of(weight: torch.Tensor, kind: LaunchedQuantization) -> QuantisedLinear:
     like = nn.Linear(weight.shape[1], weight.shape[0], bias=False, dtype=weight.dtype)
     layer = QuantisedLinear(like, kind)
     words, scales = packed(weight, kind)
@@ -41,7 +42,7 @@ def layer_of(weight: torch.Tensor, kind: Kind) -> QuantisedLinear:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["nf4", "nf4-double"])
-def test_4_bits_are_those_of_bitsandbytes(kind: Kind, dtype: torch.dtype) -> None:
+def test_4_bits_are_those_of_bitsandbytes(kind: LaunchedQuantization, dtype: torch.dtype) -> None:
     from bitsandbytes import functional
 
     weight = matrix(96, 160, dtype)
@@ -67,7 +68,7 @@ def test_8_bits_are_off_by_half_a_step_of_their_row(dtype: torch.dtype) -> None:
 @torch.compiler.set_stance("force_eager")  # bitsandbytes compiles what unpacks odd shapes
 @pytest.mark.parametrize("shape", [(3, 5), (64, 66)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_matrix_of_any_shape_is_packed(kind: Kind, shape: tuple[int, int]) -> None:
+def test_a_matrix_of_any_shape_is_packed(kind: LaunchedQuantization, shape: tuple[int, int]) -> None:
     weight = matrix(*shape)
     found = layer_of(weight, kind).whole()
     assert found.shape == weight.shape
@@ -75,14 +76,16 @@ def test_a_matrix_of_any_shape_is_packed(kind: Kind, shape: tuple[int, int]) -> 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_row_of_zeros_stays_one(kind: Kind) -> None:
+def test_a_row_of_zeros_stays_one(kind: LaunchedQuantization) -> None:
     weight = matrix(4, 64)
     weight[1] = 0
     assert torch.equal(layer_of(weight, kind).whole()[1], torch.zeros(64))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_outputs_and_gradients_are_those_of_a_linear_layer_with_the_unpacked_weight(kind: Kind) -> None:
+def test_outputs_and_gradients_are_those_of_a_linear_layer_with_the_unpacked_weight(
+    kind: LaunchedQuantization,
+) -> None:
     layer = layer_of(matrix(48, 32), kind)
     plain = nn.Linear(32, 48, bias=False)
     plain.weight.data = layer.whole()
@@ -96,7 +99,7 @@ def test_outputs_and_gradients_are_those_of_a_linear_layer_with_the_unpacked_wei
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_scales_are_not_cast_with_a_network_and_are_in_no_state_dict(kind: Kind) -> None:
+def test_scales_are_not_cast_with_a_network_and_are_in_no_state_dict(kind: LaunchedQuantization) -> None:
     layer = layer_of(matrix(48, 64, torch.bfloat16), kind)
     before = layer.whole()
     network = nn.Sequential(layer).to(torch.bfloat16).bfloat16()
@@ -105,14 +108,16 @@ def test_scales_are_not_cast_with_a_network_and_are_in_no_state_dict(kind: Kind)
 
 
 @pytest.mark.parametrize(("kind", "bytes_each"), [("nf4", 0.5625), ("nf4-double", 0.516), ("int8", 1.016)])
-def test_a_weight_takes_the_bytes_that_its_kind_promises(kind: Kind, bytes_each: float) -> None:
+def test_a_weight_takes_the_bytes_that_its_kind_promises(
+    kind: LaunchedQuantization, bytes_each: float
+) -> None:
     layer = layer_of(matrix(256, 256), kind)
     held = sum(tensor.nbytes for tensor in (*layer.parameters(), *layer.buffers()))
     assert held / 256**2 == pytest.approx(bytes_each, rel=2e-3)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_product_keeps_no_weight_that_was_gathered_for_it(kind: Kind) -> None:
+def test_the_product_keeps_no_weight_that_was_gathered_for_it(kind: LaunchedQuantization) -> None:
     """As ZeRO-3 does it: the parameter's values are given away, and gathered anew for the gradient."""
     layer = layer_of(matrix(48, 64), kind)
     inputs, gathered = matrix(3, 64).requires_grad_(), layer.weight.data
@@ -125,7 +130,12 @@ def test_the_product_keeps_no_weight_that_was_gathered_for_it(kind: Kind) -> Non
 
 
 def qlora(
-    work: Path, model: Path, data: Path, sharding: str, kind: Kind = "nf4-double", **options: Any
+    work: Path,
+    model: Path,
+    data: Path,
+    sharding: str,
+    kind: LaunchedQuantization = "nf4-double",
+    **options: Any,
 ) -> TrainJob:
     settings = {"method": "qlora", "lora": {"quantization": kind}}
     engine = "deepspeed" if sharding.startswith("zero") else "fsdp2"
@@ -151,7 +161,7 @@ def losses(job: TrainJob) -> list[float]:
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_zero_and_fsdp2_train_alike(
-    tmp_path: Path, model: Path, data: Path, kind: Kind, precision: str
+    tmp_path: Path, model: Path, data: Path, kind: LaunchedQuantization, precision: str
 ) -> None:
     found = []
     for sharding in ("zero2", "zero3", "fsdp"):
@@ -217,7 +227,7 @@ def logits(network: Any) -> torch.Tensor:
 @pytest.mark.parametrize("sharding", ["zero2", "zero3", "fsdp"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_merged_model_answers_as_the_quantised_base_with_its_adapter(
-    tmp_path: Path, model: Path, data: Path, kind: Kind, sharding: str
+    tmp_path: Path, model: Path, data: Path, kind: LaunchedQuantization, sharding: str
 ) -> None:
     """The base as transformers' BitsAndBytesConfig quantises it, too, but for its 8 bits' rounding."""
     from peft import PeftModel

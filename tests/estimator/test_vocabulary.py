@@ -1,0 +1,138 @@
+"""Tables are complete, records agree with what engines refuse, and no other module lists the names."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from estimator import models, vocabulary
+from estimator.planning.support import unsupported
+from estimator.planning.training import Training
+from estimator.vocabulary import (
+    AUTOMATIC_METHODS,
+    ENGINES,
+    LAUNCHED_ENGINES,
+    LAUNCHED_METHODS,
+    LAUNCHED_OPTIMIZERS,
+    METHODS,
+    OPTIMIZERS,
+    SHARDINGS,
+    TASKS,
+)
+
+ROOT = Path(__file__).parents[2]
+PRODUCT = ("estimator", "launchers", "decorators", "checklist", "flows", "metaflow_extensions", "infra")
+KINDS = {
+    "method": set(METHODS),
+    "task": set(TASKS),
+    "optimizer": set(OPTIMIZERS),
+    "engine": set(ENGINES),
+    "sharding": set(SHARDINGS),
+    "precision": set(get_args(vocabulary.Precision)),
+    "quantization": set(get_args(vocabulary.Quantization)),
+    "checkpointing": set(get_args(vocabulary.Checkpointing)),
+    "loss": set(get_args(vocabulary.LossKind)),
+    "schedule": set(get_args(vocabulary.Schedule)),
+    "target": set(get_args(vocabulary.TargetKind)),
+}
+ALLOWED = {
+    ("estimator/cli/explain.py", "engine"): "bars that --over draws where no values are given",
+    ("estimator/cli/explain.py", "sharding"): "the same",
+    ("estimator/cli/explain.py", "optimizer"): "the same",
+    ("estimator/cli/explain.py", "precision"): "the same",
+    ("estimator/cli/explain.py", "loss"): "the same",
+    ("estimator/planning/report.py", "target"): "a phrase for each place",
+    ("estimator/throughput/flops.py", "checkpointing"): "bytes of a published formula for each",
+    ("decorators/_metaflow/commands.py", "target"): "names of Metaflow's decorators",
+}
+FEW = 3
+
+
+def test_each_type_has_its_table_in_the_same_order() -> None:
+    assert [name for name in METHODS if name in LAUNCHED_METHODS] == list(LAUNCHED_METHODS)
+    assert tuple(TASKS) == get_args(vocabulary.Task)
+    assert tuple(OPTIMIZERS) == get_args(vocabulary.Optimizer)
+    assert tuple(SHARDINGS) == get_args(vocabulary.Sharding)
+    assert tuple(name for name in ENGINES if ENGINES[name].defaults) == get_args(vocabulary.Engine)
+    assert set(ENGINES) == {*get_args(vocabulary.Engine), *vocabulary.PLANNED_ENGINES}
+
+
+def test_a_method_without_quantization_is_its_own_base() -> None:
+    assert {spec.base for spec in METHODS.values()} == set(get_args(vocabulary.Method))
+    assert all(METHODS[name].base == name for name in METHODS if not METHODS[name].quantized)
+    assert AUTOMATIC_METHODS == ("full", "lora", "qlora")
+
+
+@pytest.mark.parametrize("engine", LAUNCHED_ENGINES)
+def test_an_engine_trains_what_its_record_says(engine: str) -> None:
+    """Every task, method and optimizer of the record is accepted with some settings, and no other."""
+    spec = ENGINES[engine]
+    accepted = [
+        (task, method, optimizer)
+        for model, task, method, optimizer, in_backward in product(
+            (models.find("llama-8b"), models.resolve("stable-diffusion-xl").spec),
+            TASKS,
+            LAUNCHED_METHODS,
+            LAUNCHED_OPTIMIZERS,
+            (False, True),
+        )
+        if unsupported(
+            engine,
+            model,
+            Training(
+                task=task,
+                method=method,
+                optimizer=optimizer,
+                optimizer_in_backward=in_backward,
+                precision="bf16",
+                seq_len=2048,
+            ),
+        )
+        is None
+    ]
+    for names, of_record in zip(
+        zip(*accepted, strict=True), (spec.tasks, spec.methods, spec.optimizers), strict=True
+    ):
+        assert set(names) == set(of_record)
+
+
+def test_no_other_module_lists_the_names_of_a_kind() -> None:
+    found = {
+        (str(file.relative_to(ROOT)), kind)
+        for package in PRODUCT
+        for file in sorted((ROOT / package).rglob("*.py"))
+        if file != ROOT / "estimator" / "vocabulary.py"
+        for kind in _listed_kinds(ast.parse(file.read_text()))
+    }
+    assert found == set(ALLOWED), "derive it from estimator/vocabulary.py"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        'METHODS = ("full", "lora", "qlora")',
+        'Method = Literal["full", "lora", "qlora"]',
+        'RATES = {"full": 1, "lora": 2, "qlora": 3}',
+        'if method in {"full", "lora", "qlora"}: pass',
+    ],
+)
+def test_a_list_of_names_is_noticed(code: str) -> None:
+    assert list(_listed_kinds(ast.parse(code))) == ["method"]
+
+
+def _listed_kinds(tree: ast.AST) -> Iterator[str]:
+    """The kinds of which a tuple, list, set, Literal or dictionary has several names."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Tuple | ast.List | ast.Set):
+            members: list[ast.expr | None] = [*node.elts]
+        elif isinstance(node, ast.Dict):
+            members = node.keys
+        else:
+            continue
+        names = {each.value for each in members if isinstance(each, ast.Constant)}
+        yield from (kind for kind, known in KINDS.items() if len(names & known) >= FEW)
