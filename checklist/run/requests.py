@@ -125,7 +125,7 @@ class Requests:
     def _note(self, event: Event, outcome: Outcome, pending: set[int], died: dict[int, _Gone]) -> bool:
         """Take in what a supervisor has said; whether somebody has failed."""
         if event.lost is not None:
-            gone = pending.intersection(event.peer.ranks)
+            gone = pending.intersection(event.peer.request.ranks)
             died.update(dict.fromkeys(gone, _Gone(event.lost, "lost")))
             return bool(gone)
         message = event.message
@@ -264,7 +264,7 @@ class Requests:
                 if message.now is None:
                     continue
                 trip = time.time() - message.at
-                for rank in event.peer.ranks:
+                for rank in event.peer.request.ranks:
                     waiting.discard(rank)
                     if rank not in best or trip / 2 < best[rank][1]:
                         best[rank] = (message.now - message.at - trip / 2, trip / 2)
@@ -292,9 +292,9 @@ class Requests:
         except queue.Empty:
             return None
         if event.lost is not None:
-            note = f"Node {event.peer.node} ({event.peer.host}) was lost: {event.lost}."
-            self.notes.append(note)
-            for rank in set(event.peer.ranks) - self._asked:
+            request = event.peer.request
+            self.notes.append(f"Node {request.node} ({request.host}) was lost: {event.lost}.")
+            for rank in set(request.ranks) - self._asked:
                 self._hang(rank, IDLE, None, 0.0, "lost", [], event.lost)
             self.lost(event)
         elif isinstance(event.message, Ended) and event.message.rank not in self._asked:
