@@ -19,24 +19,26 @@ So one that comes back is refused, in one line; the step's next attempt takes it
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field, TypeAdapter
 
-from launchers.cluster.greeting import BadMessage, Message
+from estimator.errors import UserError
+from launchers.cluster.channel import Connection, Unreachable, connect
+from launchers.cluster.endpoint import NodeAddress, Secret
+from launchers.cluster.greeting import Message, Refused
+from launchers.cluster.rendezvous import NodeRequest, describe_loss
 from launchers.gang.failures import Failure
 from launchers.report.telemetry import Pace
 
 _LONGEST_TRACEBACK = 1 << 18  # characters of it, its end, that are told to other nodes
 
 
-class Claim(Message):
-    """Which node a caller is."""
+class GangRequest(NodeRequest):
+    """Join request of a node that continues after ``start_step``."""
 
-    node: int = Field(ge=0)
-    nodes: int = Field(ge=1)
-    host: str
     start_step: int = Field(ge=0)
 
 
@@ -195,6 +197,46 @@ def short(failure: Failure) -> Failure:
     return replace(failure, traceback=failure.traceback[-_LONGEST_TRACEBACK:])
 
 
+def call_node_0(
+    address: NodeAddress,
+    request: NodeRequest,
+    messages: TypeAdapter[Any],
+    *,
+    limit_s: float,
+    silence_s: float,
+    renew: Callable[[], Secret | None] = lambda: None,
+) -> Connection[Any]:
+    """Connect to node 0. Raises NodeLost if it can't be reached, UserError if it refuses this node."""
+    try:
+        return connect(address.endpoint, request, messages, limit_s=limit_s, silence_s=silence_s, renew=renew)
+    except Refused as error:
+        raise UserError(f"Node 0 refused this node: {error}.") from None
+    except Unreachable as error:
+        why = f"it could not be reached within {limit_s:g} s ({error})"
+        raise lost(0, address.main_host, why).error() from None
+
+
+def unexpected(request: NodeRequest) -> str:
+    """Reason to refuse a node that the gang does not wait for."""
+    return f"node {request.node} of {request.nodes} is not expected (any more)"
+
+
+def absent(nodes: list[int], limit_s: float, *, joined: int, of: int) -> Failure:
+    """Failure of nodes that did not join in time."""
+    return Failure(
+        kind="node",
+        node=nodes[0],
+        host="?",
+        at=time.time(),
+        message=f"node {some(nodes)} did not come within {limit_s:g} s ({joined} of {of} were there)",
+    )
+
+
+def some(nodes: list[int]) -> str:
+    """Format node numbers; of more than eight, the first eight and the count of the rest."""
+    return ", ".join(map(str, nodes[:8])) + (f" and {len(nodes) - 8} more" if len(nodes) > 8 else "")
+
+
 def lost(node: int, host: str, why: str) -> Failure:
     return Failure(
         kind="node",
@@ -206,8 +248,5 @@ def lost(node: int, host: str, why: str) -> Failure:
 
 
 def why_lost(error: Exception, lost_after: float) -> str:
-    if isinstance(error, TimeoutError):
-        return f"it has said nothing for {lost_after:g} s"
-    if isinstance(error, BadMessage):
-        return f"what it sends is {error}"
-    return "its connection broke without a goodbye (its task was killed, or the machine went away)"
+    broken = "its connection broke without a goodbye (its task was killed, or the machine went away)"
+    return describe_loss(error, lost_after, sender="it", broken=broken)

@@ -18,11 +18,11 @@ from launchers.gang.control import (
     MESSAGES,
     Beat,
     Bye,
-    Claim,
     Done,
     End,
     Failed,
     GangMessage,
+    GangRequest,
     Go,
     Last,
     Leave,
@@ -31,8 +31,11 @@ from launchers.gang.control import (
     Stopped,
     Timeouts,
     Verdict,
+    absent,
     lost,
     short,
+    some,
+    unexpected,
     why_lost,
 )
 from launchers.gang.failures import Failure, root_cause
@@ -93,10 +96,10 @@ class Hub:
         self._last: int | None = None
         self._verdict: Verdict | None = None
         self._closed = False
-        self._listener: Listener[Claim] | None = None
+        self._listener: Listener[GangRequest] | None = None
         self._heartbeat: Heartbeat | None = None
         if address.nodes > 1:
-            self._listener = Listener(address.endpoint, Claim, self._serve, callers=address.nodes)
+            self._listener = Listener(address.endpoint, GangRequest, self._serve, callers=address.nodes)
             self._heartbeat = Heartbeat(lambda: self._tell(Beat()))
 
     # -- Control ---------------------------------------------------------------------------------------
@@ -110,7 +113,8 @@ class Hub:
                 if not (missing := self._missing()):
                     break
                 if waited.for_one_s >= self._address.patience_s:
-                    self._note(self._late(missing))
+                    joined, address = len(self._hosts), self._address
+                    self._note(absent(missing, address.patience_s, joined=joined, of=address.nodes))
                 elif waited.is_to_be_told():
                     _log.warning("%s", self._awaited(missing, waited))
             failure = root_cause(self._failures) if self._failures else None
@@ -220,7 +224,7 @@ class Hub:
 
     # -- threads ---------------------------------------------------------------------------------------
 
-    def _serve(self, guest: Guest[Claim]) -> None:
+    def _serve(self, guest: Guest[GangRequest]) -> None:
         """Hear one node out, in a thread of its own."""
         node = guest.claim.node
         member = self._take_in(guest)
@@ -237,14 +241,14 @@ class Hub:
             self._left.add(node)
         member.close()
 
-    def _take_in(self, guest: Guest[Claim]) -> Connection[GangMessage] | None:
+    def _take_in(self, guest: Guest[GangRequest]) -> Connection[GangMessage] | None:
         """Take a node in; None when it is not expected."""
         claim = guest.claim
         node, nodes = claim.node, self._address.nodes
         with self._joined:
             if claim.nodes != nodes or not 0 < node < nodes or node in self._hosts:
                 _log.info("Rendezvous: refused node %d of %d (%s)", node, claim.nodes, claim.host)
-                guest.refuse(f"node {node} of {claim.nodes} is not expected (any more)")
+                guest.refuse(unexpected(claim))
                 return None
             try:
                 member = guest.accept(MESSAGES, silence_s=self._timeouts.lost_after)
@@ -313,16 +317,6 @@ class Hub:
             f"{waited.minutes} min; the wait ends {address.patience_s / 60:g} min after the last that came"
         )
 
-    def _late(self, missing: list[int]) -> Failure:
-        return Failure(
-            kind="node",
-            node=missing[0],
-            host="?",
-            at=time.time(),
-            message=f"node {some(missing)} did not come within {self._address.patience_s:g} s "
-            f"({len(self._hosts)} of {self._address.nodes} were there)",
-        )
-
     def _disagree(self, node: int, host: str, step: int) -> Failure:
         return Failure(
             kind="task",
@@ -331,11 +325,6 @@ class Hub:
             at=time.time(),
             message=f"node {node} ({host}) would go on from step {step}, node 0 from step {self._start_step}",
         )
-
-
-def some(nodes: list[int]) -> str:
-    """Their numbers, of many the first ones."""
-    return ", ".join(map(str, nodes[:8])) + (f" and {len(nodes) - 8} more" if len(nodes) > 8 else "")
 
 
 def free_port(address: NodeAddress) -> int:

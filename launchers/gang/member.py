@@ -7,19 +7,17 @@ import socket
 import threading
 import time
 
-from estimator.errors import UserError
-from launchers.cluster.channel import Connection, Heartbeat, Unreachable, connect
+from launchers.cluster.channel import Connection, Heartbeat
 from launchers.cluster.endpoint import NodeAddress
-from launchers.cluster.greeting import Refused
 from launchers.gang.control import (
     MESSAGES,
     Beat,
     Bye,
-    Claim,
     Done,
     End,
     Failed,
     GangMessage,
+    GangRequest,
     Go,
     Last,
     Leave,
@@ -28,6 +26,7 @@ from launchers.gang.control import (
     Stopped,
     Timeouts,
     Verdict,
+    call_node_0,
     lost,
     short,
     why_lost,
@@ -61,7 +60,13 @@ class Member:
     # -- Control ---------------------------------------------------------------------------------------
 
     def join(self) -> int:
-        self._connection = self._call()
+        own = self._address
+        request = GangRequest(
+            node=own.node, nodes=own.nodes, host=socket.gethostname(), start_step=self._start_step
+        )
+        self._connection = call_node_0(
+            own, request, MESSAGES, limit_s=own.patience_s, silence_s=self._timeouts.lost_after
+        )
         _log.info("Rendezvous: connected to node 0 at %s", self._address.main_host)
         threading.Thread(target=self._listen, args=(self._connection,), name="gang-hub", daemon=True).start()
         self._heartbeat = Heartbeat(lambda: self._tell(Beat()))
@@ -139,18 +144,6 @@ class Member:
             self._connection.close()
 
     # ---------------------------------------------------------------------------------------------------
-
-    def _call(self) -> Connection[GangMessage]:
-        """Find node 0. Raises NodeLost where it can't be reached, UserError where it refuses this node."""
-        me, limit_s = self._address, self._address.patience_s
-        claim = Claim(node=me.node, nodes=me.nodes, host=socket.gethostname(), start_step=self._start_step)
-        try:
-            return connect(me.endpoint, claim, MESSAGES, limit_s=limit_s, silence_s=self._timeouts.lost_after)
-        except Refused as error:
-            raise UserError(f"Node 0 refused this node: {error}.") from None
-        except Unreachable as error:
-            why = f"it could not be reached within {limit_s:g} s ({error})"
-            raise lost(0, me.main_host, why).error() from None
 
     def _listen(self, connection: Connection[GangMessage]) -> None:
         try:
