@@ -1,6 +1,6 @@
 """What the nodes' tasks tell each other: who is there, who has failed and why, when all are done.
 
-Over a channel (launchers.cluster.channel) that still works when a collective hangs. Node 0 (:class:`Hub`)
+Over a channel (launchers.cluster.rendezvous) that still works when a collective hangs. Node 0 (:class:`Hub`)
 listens, the others (:class:`Member`) connect and claim to be a node::
 
     hub -> member   go {port}                             all nodes are there; torch's port
@@ -29,7 +29,7 @@ from estimator.errors import UserError
 from launchers.cluster.channel import Connection, Unreachable, connect
 from launchers.cluster.endpoint import NodeAddress, Secret
 from launchers.cluster.greeting import Message, Refused
-from launchers.cluster.rendezvous import NodeRequest, describe_loss
+from launchers.cluster.rendezvous import Beat, Goodbye, NodeRequest, describe_loss
 from launchers.gang.failures import Failure
 from launchers.report.telemetry import Pace
 
@@ -40,12 +40,6 @@ class GangRequest(NodeRequest):
     """Join request of a node that continues after ``start_step``."""
 
     start_step: int = Field(ge=0)
-
-
-class Beat(Message):
-    """A node's sign of life; silence for ``Timeouts.lost_after`` counts as its loss."""
-
-    kind: Literal["beat"] = "beat"
 
 
 class Go(Message):
@@ -104,12 +98,6 @@ class Last(Message):
     step: int = Field(ge=0)
 
 
-class Bye(Message):
-    """A node leaves on purpose, so that its closed connection does not count as its loss."""
-
-    kind: Literal["bye"] = "bye"
-
-
 class End(Message):
     """Node 0 to all: how the gang has ended; no failure: well."""
 
@@ -117,7 +105,7 @@ class End(Message):
     failure: Failure | None
 
 
-GangMessage = Beat | Go | Failed | PartStored | Paced | Done | Leave | Stopped | Last | Bye | End
+GangMessage = Beat | Go | Failed | PartStored | Paced | Done | Leave | Stopped | Last | Goodbye | End
 MESSAGES: TypeAdapter[Any] = TypeAdapter(Annotated[GangMessage, Field(discriminator="kind")])
 
 

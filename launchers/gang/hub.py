@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import secrets
 import socket
@@ -11,13 +10,11 @@ import time
 from collections import defaultdict
 
 from estimator.errors import UserError
-from launchers.cluster.channel import Connection, Heartbeat
 from launchers.cluster.endpoint import NodeAddress
-from launchers.cluster.listener import Guest, Listener, bind
+from launchers.cluster.listener import bind
+from launchers.cluster.rendezvous import Goodbye, Peer, Server
 from launchers.gang.control import (
     MESSAGES,
-    Beat,
-    Bye,
     Done,
     End,
     Failed,
@@ -82,9 +79,7 @@ class Hub:
         self._timeouts = timeouts
         self._lock = threading.Lock()
         self._joined = threading.Condition(self._lock)
-        self._members: dict[int, Connection[GangMessage]] = {}
         self._hosts: dict[int, str] = {0: socket.gethostname()}
-        self._left: set[int] = set()
         self._failures: list[Failure] = []
         self._first_failure: float | None = None  # monotonic
         self._done: set[int] = set()
@@ -95,12 +90,20 @@ class Hub:
         self._first_stopped = 0.0  # monotonic
         self._last: int | None = None
         self._verdict: Verdict | None = None
-        self._closed = False
-        self._listener: Listener[GangRequest] | None = None
-        self._heartbeat: Heartbeat | None = None
+        # Lock order: the server's lock first, so that no call of it is made with self._lock held.
+        self._server = Server(
+            address.endpoint,
+            GangRequest,
+            MESSAGES,
+            callers=address.nodes,
+            silence_s=timeouts.lost_after,
+            refuse=self._refuse,
+            joined=self._note_joined,
+            received=self._note_message,
+            lost=self._note_lost,
+        )
         if address.nodes > 1:
-            self._listener = Listener(address.endpoint, GangRequest, self._serve, callers=address.nodes)
-            self._heartbeat = Heartbeat(lambda: self._tell(Beat()))
+            self._server.open()
 
     # -- Control ---------------------------------------------------------------------------------------
 
@@ -120,11 +123,11 @@ class Hub:
             failure = root_cause(self._failures) if self._failures else None
             self._verdict = Verdict(failure) if failure else None
         if failure is not None:
-            self._tell(End(failure=short(failure)))
+            self._server.send(End(failure=short(failure)))
             raise failure.error()
         port = free_port(self._address)
         _log.info("Rendezvous complete: %d nodes, port %d", self._address.nodes, port)
-        self._tell(Go(port=port))
+        self._server.send(Go(port=port))
         return port
 
     def fail(self, failure: Failure) -> None:
@@ -151,7 +154,7 @@ class Hub:
     def leave(self, failure: Failure) -> None:
         with self._lock:
             self._leaving = leaving = self._leaving or failure
-        self._tell(Leave(failure=leaving))
+        self._server.send(Leave(failure=leaving))
 
     def leaving(self) -> Failure | None:
         with self._lock:
@@ -173,7 +176,7 @@ class Hub:
                 self._last = farthest + 1  # the others can't have ended that one (launchers.gang.leaving)
             last = self._last
         if last is not None:
-            self._tell(Last(step=last))
+            self._server.send(Last(step=last))
         return last
 
     def verdict(self) -> Verdict | None:
@@ -191,7 +194,7 @@ class Hub:
                 self._verdict = Verdict(None)
             verdict = self._verdict
         if verdict is not None:
-            self._tell(End(failure=short(verdict.failure) if verdict.failure else None))
+            self._server.send(End(failure=short(verdict.failure) if verdict.failure else None))
         return verdict
 
     def whole_steps(self) -> list[int]:
@@ -207,71 +210,41 @@ class Hub:
             return not uncommitted and self._done >= set(range(1, self._address.nodes))
 
     def parts_missing(self) -> bool:
+        others = bool(self._server.peers())
         with self._lock:
-            return bool(self._parts) and bool(set(self._members) - self._left)
+            return others and bool(self._parts)
 
     def close(self) -> None:
+        self._server.close(Goodbye())
+
+    # -- callbacks of the server ------------------------------------------------------------------------
+
+    def _refuse(self, request: GangRequest) -> str | None:
         with self._lock:
-            self._closed = True
-            members = list(self._members.values())
-        if self._heartbeat is not None:
-            self._heartbeat.stop()
-        for member in members:
-            member.send(Bye())
-            member.close()
-        if self._listener is not None:
-            self._listener.close()
+            if 0 < request.node < self._address.nodes == request.nodes and request.node not in self._hosts:
+                return None
+        _log.info("Rendezvous: refused node %d of %d (%s)", request.node, request.nodes, request.host)
+        return unexpected(request)
 
-    # -- threads ---------------------------------------------------------------------------------------
-
-    def _serve(self, guest: Guest[GangRequest]) -> None:
-        """Hear one node out, in a thread of its own."""
-        node = guest.claim.node
-        member = self._take_in(guest)
-        if member is None:
-            return
-        try:
-            while not isinstance(message := member.receive(), Bye):
-                self._note_message(node, message)
-        except (OSError, ValueError) as error:
-            with self._lock:
-                if not self._closed:
-                    self._note(lost(node, self._hosts[node], why_lost(error, self._timeouts.lost_after)))
-        with self._lock:
-            self._left.add(node)
-        member.close()
-
-    def _take_in(self, guest: Guest[GangRequest]) -> Connection[GangMessage] | None:
-        """Take a node in; None when it is not expected."""
-        claim = guest.claim
-        node, nodes = claim.node, self._address.nodes
+    def _note_joined(self, peer: Peer[GangRequest]) -> None:
+        node, host, step = peer.request.node, peer.request.host, peer.request.start_step
         with self._joined:
-            if claim.nodes != nodes or not 0 < node < nodes or node in self._hosts:
-                _log.info("Rendezvous: refused node %d of %d (%s)", node, claim.nodes, claim.host)
-                guest.refuse(unexpected(claim))
-                return None
-            try:
-                member = guest.accept(MESSAGES, silence_s=self._timeouts.lost_after)
-            except OSError:  # it has gone, and tries again
-                return None
-            agrees = claim.start_step == self._start_step
-            if agrees:
-                self._hosts[node] = claim.host
-                self._members[node] = member
-                _log.info("Rendezvous: node %d joined from %s", node, claim.host)
+            if step == self._start_step:
+                self._hosts[node] = host
+                _log.info("Rendezvous: node %d joined from %s", node, host)
                 self._joined.notify_all()
-            else:  # they restored different checkpoints
-                self._note(self._disagree(node, claim.host, claim.start_step))
-                member.send(End(failure=self._failures[-1]))
-        if agrees:
-            return member
-        member.finish()
-        with contextlib.suppress(OSError, ValueError), contextlib.closing(member):
-            while not isinstance(member.receive(), Bye):
-                continue  # until it has read why
-        return None
+                return
+            failure = self._disagree(node, host, step)  # they restored different checkpoints
+            self._note(failure)
+        peer.connection.send(End(failure=failure))
 
-    def _note_message(self, node: int, message: GangMessage) -> None:
+    def _note_lost(self, peer: Peer[GangRequest], error: Exception) -> None:
+        why = why_lost(error, self._timeouts.lost_after)
+        with self._lock:
+            self._note(lost(peer.request.node, peer.request.host, why))
+
+    def _note_message(self, peer: Peer[GangRequest], message: GangMessage) -> None:
+        node = peer.request.node
         with self._lock:
             if isinstance(message, Failed):
                 self._note(message.failure)
@@ -299,12 +272,6 @@ class Hub:
         """Note how far a node's ranks have come; the caller holds the lock."""
         self._stopped[node] = message
         self._first_stopped = self._first_stopped or time.monotonic()
-
-    def _tell(self, message: GangMessage) -> None:
-        with self._lock:
-            members = [member for node, member in self._members.items() if node not in self._left]
-        for member in members:
-            member.send(message)
 
     def _missing(self) -> list[int]:
         """The nodes that have not come; the caller holds the lock."""

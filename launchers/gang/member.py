@@ -7,12 +7,10 @@ import socket
 import threading
 import time
 
-from launchers.cluster.channel import Connection, Heartbeat
 from launchers.cluster.endpoint import NodeAddress
+from launchers.cluster.rendezvous import Client, Goodbye
 from launchers.gang.control import (
     MESSAGES,
-    Beat,
-    Bye,
     Done,
     End,
     Failed,
@@ -45,8 +43,7 @@ class Member:
         self._start_step = start_step
         self._timeouts = timeouts
         self._lock = threading.Lock()
-        self._connection: Connection[GangMessage] | None = None
-        self._heartbeat: Heartbeat | None = None
+        self._client: Client | None = None
         self._go = threading.Event()
         self._port = 0
         self._own: list[Failure] = []
@@ -64,12 +61,11 @@ class Member:
         request = GangRequest(
             node=own.node, nodes=own.nodes, host=socket.gethostname(), start_step=self._start_step
         )
-        self._connection = call_node_0(
+        connection = call_node_0(
             own, request, MESSAGES, limit_s=own.patience_s, silence_s=self._timeouts.lost_after
         )
         _log.info("Rendezvous: connected to node 0 at %s", self._address.main_host)
-        threading.Thread(target=self._listen, args=(self._connection,), name="gang-hub", daemon=True).start()
-        self._heartbeat = Heartbeat(lambda: self._tell(Beat()))
+        self._client = Client(connection, received=self._note_message, ended=self._note_end)
         # Node 0 ends the wait for all; this limit is for a node 0 that beats and does nothing else.
         deadline = time.monotonic() + self._address.nodes * self._address.patience_s
         while not self._go.wait(0.1):
@@ -137,22 +133,13 @@ class Member:
     def close(self) -> None:
         with self._lock:
             self._closed = True
-        if self._heartbeat is not None:
-            self._heartbeat.stop()
-        self._tell(Bye())
-        if self._connection is not None:
-            self._connection.close()
+        if self._client is not None:
+            self._client.close(Goodbye())
 
     # ---------------------------------------------------------------------------------------------------
 
-    def _listen(self, connection: Connection[GangMessage]) -> None:
-        try:
-            while not isinstance(message := connection.receive(), Bye):
-                self._note_message(message)
-        except (OSError, ValueError) as error:
-            why = why_lost(error, self._timeouts.lost_after)
-        else:
-            why = "it left"
+    def _note_end(self, error: Exception | None) -> None:
+        why = why_lost(error, self._timeouts.lost_after) if error else "it left"
         with self._lock:
             self._hub_gone = True
             if not self._closed and self._told is None:
@@ -180,5 +167,5 @@ class Member:
         self._failed_at = self._failed_at or time.monotonic()
 
     def _tell(self, message: GangMessage) -> None:
-        if self._connection is not None:
-            self._connection.send(message)
+        if self._client is not None:
+            self._client.send(message)
