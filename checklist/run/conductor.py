@@ -87,7 +87,7 @@ class Conductor(Session):
                 error=f"The checklist itself failed: {type(error).__name__}: {error}.",
                 advice="This is a mistake of ours: please report it.",
             )
-        self.hub.tell_all(end)
+        self.hub.send(end)
 
     def _give_signs(self) -> None:
         while not self._over.wait(SIGN_S):

@@ -156,45 +156,30 @@ class Event:
     lost: str | None = None
 
 
-class Hub:
+class Hub(Server[RanksRequest]):
     """Rank 0's end: admits supervisors and puts their messages into one queue."""
 
     def __init__(self, rendezvous: Rendezvous, limits: Limits) -> None:
-        self._rendezvous, self._limits = rendezvous, limits
+        self._world, self._lost_after_s = rendezvous.world, limits.lost_after
         self._refused: list[str] = []
         self.events: queue.Queue[Event] = queue.Queue()
-        self._server = Server(
+        super().__init__(
             rendezvous.endpoint,
             RanksRequest,
             MESSAGES,
             callers=rendezvous.world,
             silence_s=limits.lost_after,
             longest=_LONGEST,
-            refuse=self._refuse,
+            parting_s=_PARTING_S,
+            refuse=self._note_refusal,
             received=self._receive,
             lost=self._lose,
         )
-        self._server.open()
-
-    def peers(self) -> dict[int, Peer[RanksRequest]]:
-        """Connected supervisors, by rank."""
-        return self._server.peers()
-
-    def joined(self) -> dict[int, Peer[RanksRequest]]:
-        """All supervisors ever admitted, by rank, including those lost since."""
-        return self._server.joined()
+        self.open()
 
     def refused(self) -> list[str]:
         """Reasons for which callers that know the secret were refused."""
         return list(self._refused)
-
-    def tell_all(self, message: RunMessage) -> None:
-        """Send a message to every supervisor."""
-        self._server.send(message)
-
-    def close(self) -> None:
-        """End all connections once the supervisors have read their last message."""
-        self._server.close(wait_s=_PARTING_S)
 
     def _receive(self, peer: Peer[RanksRequest], message: RunMessage) -> None:
         if isinstance(message, FromWorker | Ended) and message.rank not in peer.request.ranks:
@@ -204,20 +189,20 @@ class Hub:
     def _lose(self, peer: Peer[RanksRequest], error: Exception) -> None:
         reason = describe_loss(
             error,
-            self._limits.lost_after,
+            self._lost_after_s,
             sender="its supervisor",
             broken="its control connection broke (its supervisor was killed, or the host went away)",
         )
         self.events.put(Event(peer=peer, lost=reason))
 
-    def _refuse(self, request: RanksRequest) -> str | None:
+    def _note_refusal(self, request: RanksRequest) -> str | None:
         reason = self._refusal(request)
         if reason is not None:
             self._refused.append(reason)
         return reason
 
     def _refusal(self, request: RanksRequest) -> str | None:
-        host, world = request.host, self._rendezvous.world
+        host, world = request.host, self._world
         if request.world != world:
             return f"{host} thinks that there are {request.world} ranks, rank 0 {world}"
         if not all(0 <= rank < world for rank in request.ranks):

@@ -182,7 +182,7 @@ class Requests:
             outcome.why = f"rank {_some(sorted(died))} was lost or died in {what}"
         elif outcome.why is None:
             outcome.why = f"{what} was ended after {waited_s:.1f} s: it waited for rank {_some(behind)}"
-        self._restart(outcome.unfinished)
+        self.restart(outcome.unfinished)
 
     def _hang(
         self,
@@ -208,17 +208,14 @@ class Requests:
             )
         )
 
-    def _restart(self, ranks: tuple[int, ...]) -> None:
+    def restart(self, ranks: tuple[int, ...]) -> None:
+        """Start new workers for those ranks."""
         for rank in ranks:
             self.sinks.pop(rank, None)
             self._dead.pop(rank, None)
             peer = self.hub.peers().get(rank)
             if peer is not None:
                 peer.connection.send(Restart(ranks=(rank,)))
-
-    def restart(self, ranks: tuple[int, ...]) -> None:
-        """Give those ranks fresh processes."""
-        self._restart(ranks)
 
     def _where(self, ranks: list[int]) -> dict[int, Position]:
         """What those ranks do, from their supervisors."""
@@ -253,7 +250,7 @@ class Requests:
         """By rank: its clock minus this host's, and how wrong that can be, from the shortest round trip."""
         best: dict[int, tuple[float, float]] = {}
         for number in range(_CLOCK_ROUNDS):
-            self.hub.tell_all(Clock(round=number, at=time.time()))
+            self.hub.send(Clock(round=number, at=time.time()))
             waiting = set(self.ranks)
             deadline = time.monotonic() + 1.0
             while waiting and time.monotonic() < deadline:

@@ -87,6 +87,8 @@ class Server(Generic[Request]):
     ----------
     silence_s:
         Seconds without a message after which a peer counts as lost.
+    parting_s:
+        Seconds that peers have to read their last messages and leave when the server closes.
     refuse:
         Returns the reason to refuse a caller, or None to admit it. Called with the lock held, like
         ``joined``: neither may wait for a thread that uses this server.
@@ -107,6 +109,7 @@ class Server(Generic[Request]):
         callers: int,
         silence_s: float,
         longest: int = LONGEST_MESSAGE,
+        parting_s: float = 0.0,
         refuse: Callable[[Request], str | None],
         joined: Callable[[Peer[Request]], None] = lambda _: None,
         received: Callable[[Peer[Request], Any], None],
@@ -114,6 +117,7 @@ class Server(Generic[Request]):
     ) -> None:
         self._endpoint, self._requests, self._messages = endpoint, requests, messages
         self._callers, self._silence_s, self._longest = callers, silence_s, longest
+        self._parting_s = parting_s
         self._refuse, self._on_join, self._on_message, self._on_loss = refuse, joined, received, lost
         self._lock = threading.RLock()
         self._peers: dict[int, Peer[Request]] = {}
@@ -147,8 +151,8 @@ class Server(Generic[Request]):
         if self._listener is not None:
             self._listener.close()
 
-    def close(self, last: BaseModel | None = None, *, wait_s: float = 0.0) -> None:
-        """Send a last message, give peers ``wait_s`` to read it and leave, and end all connections."""
+    def close(self, last: BaseModel | None = None) -> None:
+        """Send a last message, wait for peers to leave, and end all connections."""
         with self._lock:
             self._closed = True
         if self._heartbeat is not None:
@@ -159,7 +163,7 @@ class Server(Generic[Request]):
         peers = self._distinct()
         for peer in peers:
             peer.connection.finish()
-        deadline = time.monotonic() + wait_s
+        deadline = time.monotonic() + self._parting_s
         while self.peers() and time.monotonic() < deadline:
             time.sleep(0.01)
         for peer in peers:

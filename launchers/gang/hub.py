@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import secrets
 import socket
-import threading
 import time
 from collections import defaultdict
 
@@ -15,6 +14,7 @@ from launchers.cluster.listener import bind
 from launchers.cluster.rendezvous import Goodbye, Peer, Server
 from launchers.gang.control import (
     MESSAGES,
+    Control,
     Done,
     End,
     Failed,
@@ -25,6 +25,7 @@ from launchers.gang.control import (
     Leave,
     Paced,
     PartStored,
+    Report,
     Stopped,
     Timeouts,
     Verdict,
@@ -42,54 +43,18 @@ _TOLD_EVERY_S = 60.0
 _log = logging.getLogger(__name__)
 
 
-class _Waited:
-    """How long nodes have been waited for: in all, and since the last of them came."""
-
-    def __init__(self, there: int) -> None:
-        self._began = self._came = self._told = time.monotonic()
-        self._there = there
-
-    def look(self, there: int) -> None:
-        if there > self._there:
-            self._there, self._came = there, time.monotonic()
-
-    @property
-    def for_one_s(self) -> float:
-        return time.monotonic() - self._came
-
-    @property
-    def minutes(self) -> int:
-        return round((time.monotonic() - self._began) / 60)
-
-    def is_to_be_told(self) -> bool:
-        """Whether it is a minute since this was last so."""
-        now = time.monotonic()
-        if now - self._told < _TOLD_EVERY_S:
-            return False
-        self._told = now
-        return True
-
-
-class Hub:
+class Hub(Control):
     """Control for node 0. With one node there is no network at all."""
 
     def __init__(self, address: NodeAddress, timeouts: Timeouts, start_step: int = 0) -> None:
-        self._address = address
-        self._start_step = start_step
-        self._timeouts = timeouts
-        self._lock = threading.Lock()
-        self._joined = threading.Condition(self._lock)
+        super().__init__(address, timeouts, start_step)
         self._hosts: dict[int, str] = {0: socket.gethostname()}
-        self._failures: list[Failure] = []
-        self._first_failure: float | None = None  # monotonic
+        self._last_joined = 0.0  # monotonic
         self._done: set[int] = set()
         self._parts: dict[int, set[int]] = defaultdict(set)
         self._paces: list[Pace] = []
-        self._leaving: Failure | None = None
         self._stopped: dict[int, Stopped] = {}
         self._first_stopped = 0.0  # monotonic
-        self._last: int | None = None
-        self._verdict: Verdict | None = None
         # Lock order: the server's lock first, so that no call of it is made with self._lock held.
         self._server = Server(
             address.endpoint,
@@ -99,27 +64,32 @@ class Hub:
             silence_s=timeouts.lost_after,
             refuse=self._refuse,
             joined=self._note_joined,
-            received=self._note_message,
+            received=lambda peer, message: self._note_message(peer.request.node, message),
             lost=self._note_lost,
         )
         if address.nodes > 1:
             self._server.open()
 
-    # -- Control ---------------------------------------------------------------------------------------
-
     def join(self) -> int:
-        waited = _Waited(len(self._hosts))
-        with self._joined:
-            while self._missing() and not self._failures:
-                self._joined.wait(0.2)
-                waited.look(len(self._hosts))
-                if not (missing := self._missing()):
-                    break
-                if waited.for_one_s >= self._address.patience_s:
-                    joined, address = len(self._hosts), self._address
+        begin = logged = self._last_joined = time.monotonic()
+        address = self._address
+        with self._changed:
+            while (missing := self._missing()) and not self._failures:
+                now, joined = time.monotonic(), len(self._hosts)
+                if now - self._last_joined >= address.patience_s:
                     self._note(absent(missing, address.patience_s, joined=joined, of=address.nodes))
-                elif waited.is_to_be_told():
-                    _log.warning("%s", self._awaited(missing, waited))
+                elif now - logged >= _TOLD_EVERY_S:
+                    logged = now
+                    _log.warning(
+                        "waiting for node %s: %d of %d are there after %d min; "
+                        "the wait ends %g min after the last that came",
+                        some(missing),
+                        joined,
+                        address.nodes,
+                        round((now - begin) / 60),
+                        address.patience_s / 60,
+                    )
+                self._changed.wait(0.2)
             failure = root_cause(self._failures) if self._failures else None
             self._verdict = Verdict(failure) if failure else None
         if failure is not None:
@@ -130,39 +100,13 @@ class Hub:
         self._server.send(Go(port=port))
         return port
 
-    def fail(self, failure: Failure) -> None:
-        with self._lock:
-            self._note(failure)
-
-    def part_stored(self, step: int) -> None:
-        with self._lock:
-            self._parts[step].add(0)
-
-    def paced(self, paces: tuple[Pace, ...]) -> None:
-        with self._lock:
-            self._paces += paces
+    def report(self, message: Report) -> None:
+        self._note_message(0, message)
 
     def paces(self) -> tuple[Pace, ...]:
         with self._lock:
             told, self._paces = tuple(self._paces), []
         return told
-
-    def done(self) -> None:
-        with self._lock:
-            self._done.add(0)
-
-    def leave(self, failure: Failure) -> None:
-        with self._lock:
-            self._leaving = leaving = self._leaving or failure
-        self._server.send(Leave(failure=leaving))
-
-    def leaving(self) -> Failure | None:
-        with self._lock:
-            return self._leaving
-
-    def stopped(self, step: int, *, all_ranks: bool) -> None:
-        with self._lock:
-            self._note_stopped(0, Stopped(step=step, all=all_ranks))
 
     def last_step(self) -> int | None:
         with self._lock:
@@ -217,8 +161,6 @@ class Hub:
     def close(self) -> None:
         self._server.close(Goodbye())
 
-    # -- callbacks of the server ------------------------------------------------------------------------
-
     def _refuse(self, request: GangRequest) -> str | None:
         with self._lock:
             if 0 < request.node < self._address.nodes == request.nodes and request.node not in self._hosts:
@@ -228,11 +170,11 @@ class Hub:
 
     def _note_joined(self, peer: Peer[GangRequest]) -> None:
         node, host, step = peer.request.node, peer.request.host, peer.request.start_step
-        with self._joined:
+        with self._changed:
             if step == self._start_step:
-                self._hosts[node] = host
+                self._hosts[node], self._last_joined = host, time.monotonic()
                 _log.info("Rendezvous: node %d joined from %s", node, host)
-                self._joined.notify_all()
+                self._changed.notify_all()
                 return
             failure = self._disagree(node, host, step)  # they restored different checkpoints
             self._note(failure)
@@ -243,8 +185,7 @@ class Hub:
         with self._lock:
             self._note(lost(peer.request.node, peer.request.host, why))
 
-    def _note_message(self, peer: Peer[GangRequest], message: GangMessage) -> None:
-        node = peer.request.node
+    def _note_message(self, node: int, message: GangMessage) -> None:
         with self._lock:
             if isinstance(message, Failed):
                 self._note(message.failure)
@@ -255,43 +196,21 @@ class Hub:
             elif isinstance(message, Done):
                 self._done.add(node)
             elif isinstance(message, Stopped):
-                self._note_stopped(node, message)
+                self._stopped[node] = message
+                self._first_stopped = self._first_stopped or time.monotonic()
+            elif isinstance(message, Leave):
+                self._leaving = self._leaving or message.failure
+                message = Leave(failure=self._leaving)
         if isinstance(message, Leave):
-            self.leave(message.failure)
-
-    # -- shared ----------------------------------------------------------------------------------------
-
-    def _note(self, failure: Failure) -> None:
-        """Add a failure; the caller holds the lock."""
-        _log.info("Gang failure on node %d (%s): %s", failure.node, failure.kind, failure.message)
-        self._failures.append(failure)
-        self._first_failure = self._first_failure or time.monotonic()
-        self._joined.notify_all()
-
-    def _note_stopped(self, node: int, message: Stopped) -> None:
-        """Note how far a node's ranks have come; the caller holds the lock."""
-        self._stopped[node] = message
-        self._first_stopped = self._first_stopped or time.monotonic()
+            self._server.send(message)
 
     def _missing(self) -> list[int]:
         """The nodes that have not come; the caller holds the lock."""
         return sorted(set(range(self._address.nodes)) - set(self._hosts))
 
-    def _awaited(self, missing: list[int], waited: _Waited) -> str:
-        address = self._address
-        return (
-            f"waiting for node {some(missing)}: {len(self._hosts)} of {address.nodes} are there after "
-            f"{waited.minutes} min; the wait ends {address.patience_s / 60:g} min after the last that came"
-        )
-
     def _disagree(self, node: int, host: str, step: int) -> Failure:
-        return Failure(
-            kind="task",
-            node=node,
-            host=host,
-            at=time.time(),
-            message=f"node {node} ({host}) would go on from step {step}, node 0 from step {self._start_step}",
-        )
+        message = f"node {node} ({host}) would go on from step {step}, node 0 from step {self._start_step}"
+        return Failure(kind="task", node=node, host=host, at=time.time(), message=message)
 
 
 def free_port(address: NodeAddress) -> int:

@@ -110,7 +110,7 @@ def test_the_end_reaches_a_supervisor_that_is_still_talking_when_rank_0_leaves()
     talking = threading.Thread(target=talk, daemon=True)
     talking.start()
     try:
-        hub.tell_all(End(measurements={"x": "x" * 200_000}))
+        hub.send(End(measurements={"x": "x" * 200_000}))
         leaving = threading.Thread(target=hub.close, daemon=True)
         leaving.start()
         time.sleep(0.3)  # a reader that is late
