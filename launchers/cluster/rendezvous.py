@@ -81,7 +81,7 @@ class Peer(Generic[Request]):
 
 
 class Server(Generic[Request]):
-    """Server of a rendezvous: admits callers and receives from each in a thread of its own.
+    """Server of a rendezvous: admits callers and receives from each in a separate thread.
 
     Parameters
     ----------
