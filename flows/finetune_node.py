@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -28,7 +27,7 @@ from estimator.plan import Plan
 from flows import suspicions
 from flows.finetune_artifacts import fetch_bundle, fetch_model
 from launchers import handover
-from launchers.cluster.endpoint import NodeAddress, Secret
+from launchers.cluster.endpoint import NodeAddress, Secret, unused_port
 from launchers.cluster.processes import rank_log_tail
 from launchers.dataset.prepared import Prepared
 from launchers.engines.reward_head import as_trained
@@ -80,12 +79,7 @@ def choose_ports(*, local: bool) -> tuple[int, ...]:
     """Ports where the nodes' tasks may meet: free ones where they share this machine's network."""
     if not local:
         return CLUSTER_PORTS
-    ports = []
-    for _ in range(8):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            ports.append(probe.getsockname()[1])
-    return tuple(dict.fromkeys(ports))
+    return tuple(dict.fromkeys(unused_port() for _ in range(8)))
 
 
 def patience_s(settings: RunConfig) -> float:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from checklist.measurements import NO_TOOL
+from launchers.cluster.endpoint import unused_port
 
 TOOL = "fi_pingpong"
 _INSTALLED = "/opt/amazon/efa/bin"  # where the installer puts it, which not every shell's path has
@@ -50,7 +50,7 @@ def loopback(begin: Callable[[], None]) -> tuple[list[float], str | None]:
 
 def _attempt(tool: str) -> tuple[str, str]:
     """What the client has printed, and why it failed; empty: it didn't."""
-    port, environment = str(_free_port()), {**os.environ, **_OVER_EFA}
+    port, environment = str(unused_port()), {**os.environ, **_OVER_EFA}
     command = [tool, "-e", "rdm", "-p", "efa"]
     with subprocess.Popen(
         [*command, "-B", port], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -73,8 +73,3 @@ def _attempt(tool: str) -> tuple[str, str]:
         return client.stdout, ""
     lines = [line.strip() for line in (client.stderr or client.stdout).splitlines() if line.strip()]
     return client.stdout, f"{TOOL} ended with {client.returncode}" + (f": {lines[-1]}" if lines else "")
-
-
-def _free_port() -> int:
-    with socket.create_server(("localhost", 0)) as any_socket:
-        return int(any_socket.getsockname()[1])

@@ -87,7 +87,7 @@ class Conductor(Session):
                 error=f"The checklist itself failed: {type(error).__name__}: {error}.",
                 advice="This is a mistake of ours: please report it.",
             )
-        self.hub.tell_all(end)
+        self.hub.send(end)
 
     def _give_signs(self) -> None:
         while not self._over.wait(SIGN_S):
@@ -140,11 +140,12 @@ class Conductor(Session):
 
     def lost(self, event: Event) -> None:
         """Show what there is: with one node's pod a cluster may end all of them, this one within seconds."""
-        asked = tuple(rank for rank in event.peer.ranks if rank in self._asked)  # others are noted already
+        request = event.peer.request
+        asked = tuple(rank for rank in request.ranks if rank in self._asked)  # others are noted already
         hangs = [
             Hang(
                 rank=rank,
-                node=event.peer.node,
+                node=request.node,
                 phase=self.phase,
                 op=self._operation,
                 sequence=None,
@@ -154,7 +155,7 @@ class Conductor(Session):
             )
             for rank in asked
         ]
-        why = f"it had not ended when node {event.peer.node} ({event.peer.host}) was lost"
+        why = f"it had not ended when node {request.node} ({request.host}) was lost"
         self._show(why, hangs)
 
     def _show(self, why: str, hangs: list[Hang] | None = None) -> None:
@@ -181,9 +182,9 @@ class Conductor(Session):
             if self.stopped.wait(0.05):
                 return
         peers = self.hub.joined()
-        self.nodes = {rank: peer.node for rank, peer in peers.items()}
-        self.hosts = {peer.node: peer.host for peer in peers.values()}
-        self.callers = {peer.node: peer.address for peer in peers.values()}
+        self.nodes = {rank: peer.request.node for rank, peer in peers.items()}
+        self.hosts = {peer.request.node: peer.request.host for peer in peers.values()}
+        self.callers = {peer.request.node: peer.address for peer in peers.values()}
         missing = sorted(set(range(self.rendezvous.world)) - set(self.nodes))
         if missing:
             ranks, ports = ", ".join(map(str, missing[:20])), self.rendezvous.ports

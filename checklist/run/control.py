@@ -1,6 +1,6 @@
 """What supervisors and rank 0 tell each other: who is where in which operation, what was measured.
 
-Over a channel (launchers.cluster.channel) that is not the collectives' own network path, so that it still
+Over a channel (launchers.cluster.rendezvous) that is not the collectives' own network path, so that it still
 works when a collective hangs. Rank 0's supervisor listens (:class:`Hub`), every supervisor calls
 (:func:`join`), rank 0's too, and claims its ranks::
 
@@ -18,18 +18,16 @@ from __future__ import annotations
 
 import queue
 import socket
-import threading
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
 from checklist.run.rendezvous import PORT_OFFSET, Rendezvous
 from estimator.errors import UserError
-from launchers.cluster.channel import Connection, Heartbeat, Unreachable, connect
+from launchers.cluster.channel import Connection, Unreachable, connect
 from launchers.cluster.greeting import BadMessage, Message, Refused
-from launchers.cluster.listener import Guest, Listener
+from launchers.cluster.rendezvous import Beat, JoinRequest, Peer, Server, describe_loss
 
 BEAT_S = 0.5
 _PARTING_S = 5.0  # for supervisors to read their last message, over a slow link too
@@ -54,19 +52,16 @@ class Limits:
     run: float = 3600.0
 
 
-class Claim(Message):
-    """Which ranks a caller looks after."""
+class RanksRequest(JoinRequest):
+    """Join request of a supervisor."""
 
     ranks: tuple[int, ...] = Field(min_length=1)
     node: int = Field(ge=0)
     world: int = Field(ge=1)
-    host: str
 
-
-class Beat(Message):
-    """A supervisor's sign of life; silence for ``Limits.lost_after`` counts as its loss."""
-
-    kind: Literal["beat"] = "beat"
+    @property
+    def places(self) -> tuple[int, ...]:
+        return self.ranks
 
 
 class Do(Message):
@@ -153,139 +148,81 @@ MESSAGES: TypeAdapter[Any] = TypeAdapter(Annotated[RunMessage, Field(discriminat
 
 
 @dataclass(frozen=True, kw_only=True)
-class Peer:
-    """A supervisor as the hub knows it."""
-
-    ranks: tuple[int, ...]
-    node: int
-    host: str
-    address: str
-    """From where it has called."""
-    connection: Connection[RunMessage] = field(repr=False)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something that a supervisor has said, or its end (``lost``: why)."""
+    """Message of a supervisor, or the reason for which it was lost."""
 
-    peer: Peer
+    peer: Peer[RanksRequest]
     message: RunMessage | None = None
     lost: str | None = None
 
 
-class Hub:
-    """Rank 0's end: takes supervisors in and puts what they say into one queue."""
+class Hub(Server[RanksRequest]):
+    """Rank 0's end: admits supervisors and puts their messages into one queue."""
 
     def __init__(self, rendezvous: Rendezvous, limits: Limits) -> None:
-        self._rendezvous, self._limits = rendezvous, limits
-        self._lock = threading.Lock()
-        self._peers: dict[int, Peer] = {}  # by rank
-        self._joined: dict[int, Peer] = {}  # by rank: all that have ever been there
+        self._world, self._lost_after_s = rendezvous.world, limits.lost_after
         self._refused: list[str] = []
-        self._closed = False
         self.events: queue.Queue[Event] = queue.Queue()
-        self._listener = Listener(rendezvous.endpoint, Claim, self._serve, callers=rendezvous.world)
-        self._heartbeat = Heartbeat(lambda: self.tell_all(Beat()))
-
-    def peers(self) -> dict[int, Peer]:
-        """Who is there now, by rank."""
-        with self._lock:
-            return dict(self._peers)
-
-    def joined(self) -> dict[int, Peer]:
-        """Who has ever been there, by rank: also who was lost at once."""
-        with self._lock:
-            return dict(self._joined)
+        super().__init__(
+            rendezvous.endpoint,
+            RanksRequest,
+            MESSAGES,
+            callers=rendezvous.world,
+            silence_s=limits.lost_after,
+            longest=_LONGEST,
+            parting_s=_PARTING_S,
+            refuse=self._note_refusal,
+            received=self._receive,
+            lost=self._lose,
+        )
+        self.open()
 
     def refused(self) -> list[str]:
-        """Why others that know the secret were not taken in."""
-        with self._lock:
-            return list(self._refused)
+        """Reasons for which callers that know the secret were refused."""
+        return list(self._refused)
 
-    def tell_all(self, message: RunMessage) -> None:
-        """To every supervisor, once; to rank 0's own last, as it closes this hub when it hears of the end."""
-        peers = {id(peer): peer for peer in self.peers().values()}.values()
-        for peer in sorted(peers, key=lambda peer: 0 in peer.ranks):
-            peer.connection.send(message)
+    def _receive(self, peer: Peer[RanksRequest], message: RunMessage) -> None:
+        if isinstance(message, FromWorker | Ended) and message.rank not in peer.request.ranks:
+            raise BadMessage(f"a message of rank {message.rank}, which it has not")
+        self.events.put(Event(peer=peer, message=message))
 
-    def close(self) -> None:
-        """Ends every connection, but lets the supervisors first read what is still on its way to them."""
-        with self._lock:
-            self._closed = True
-        self._heartbeat.stop()
-        self._listener.close()
-        for peer in self.peers().values():
-            peer.connection.finish()
-        deadline = time.monotonic() + _PARTING_S
-        while self.peers() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        for peer in self.peers().values():
-            peer.connection.close()
+    def _lose(self, peer: Peer[RanksRequest], error: Exception) -> None:
+        reason = describe_loss(
+            error,
+            self._lost_after_s,
+            sender="its supervisor",
+            broken="its control connection broke (its supervisor was killed, or the host went away)",
+        )
+        self.events.put(Event(peer=peer, lost=reason))
 
-    def _serve(self, guest: Guest[Claim]) -> None:
-        """Hear one supervisor out, in a thread of its own."""
-        peer = self._take_in(guest)
-        if peer is None:
-            return
-        try:
-            while True:
-                message = peer.connection.receive()
-                if isinstance(message, FromWorker | Ended) and message.rank not in peer.ranks:
-                    raise BadMessage(f"a message of rank {message.rank}, which it has not")
-                if not isinstance(message, Beat):
-                    self.events.put(Event(peer=peer, message=message))
-        except (OSError, ValueError) as error:
-            with self._lock:
-                for rank in peer.ranks:
-                    self._peers.pop(rank, None)
-                closed = self._closed
-            if not closed:
-                self.events.put(Event(peer=peer, lost=_why_lost(error, self._limits.lost_after)))
-        peer.connection.close()
+    def _note_refusal(self, request: RanksRequest) -> str | None:
+        reason = self._refusal(request)
+        if reason is not None:
+            self._refused.append(reason)
+        return reason
 
-    def _take_in(self, guest: Guest[Claim]) -> Peer | None:
-        claim = guest.claim
-        with self._lock:
-            objection = self._objection(claim)
-            if objection is not None:
-                self._refused.append(objection)
-                guest.refuse(objection)
-                return None
-            try:
-                connection = guest.accept(MESSAGES, silence_s=self._limits.lost_after, longest=_LONGEST)
-            except OSError:  # it has gone, and tries again
-                return None
-            peer = Peer(
-                ranks=claim.ranks,
-                node=claim.node,
-                host=claim.host,
-                address=guest.address,
-                connection=connection,
-            )
-            self._peers.update(dict.fromkeys(claim.ranks, peer))
-            self._joined.update(dict.fromkeys(claim.ranks, peer))
-        return peer
-
-    def _objection(self, claim: Claim) -> str | None:
-        if claim.world != self._rendezvous.world:
-            return f"{claim.host} thinks that there are {claim.world} ranks, rank 0 {self._rendezvous.world}"
-        if not all(0 <= rank < claim.world for rank in claim.ranks):
-            return f"{claim.host} says that it has rank {max(claim.ranks)} of {claim.world}"
-        taken = sorted(set(claim.ranks) & set(self._peers))
+    def _refusal(self, request: RanksRequest) -> str | None:
+        host, world = request.host, self._world
+        if request.world != world:
+            return f"{host} thinks that there are {request.world} ranks, rank 0 {world}"
+        if not all(0 <= rank < world for rank in request.ranks):
+            return f"{host} says that it has rank {max(request.ranks)} of {world}"
+        peers = self.peers()
+        taken = sorted(set(request.ranks) & set(peers))
         if taken:
-            return f"{claim.host} says that it has rank {taken[0]}, and so does {self._peers[taken[0]].host}"
+            return f"{host} says that it has rank {taken[0]}, and so does {peers[taken[0]].request.host}"
         return None
 
 
 def join(rendezvous: Rendezvous, limits: Limits) -> Connection[RunMessage]:
     """A supervisor's end: find rank 0's hub. Raises UserError when it can't be reached, or says no."""
-    claim = Claim(
+    request = RanksRequest(
         ranks=rendezvous.ranks, node=rendezvous.node, world=rendezvous.world, host=socket.gethostname()
     )
     try:
         return connect(
             rendezvous.endpoint,
-            claim,
+            request,
             MESSAGES,
             limit_s=limits.rendezvous,
             silence_s=limits.lost_after,
@@ -333,11 +270,3 @@ def _answers(host: str, port: int, limit_s: float) -> bool:
     except OSError:
         return False
     return True
-
-
-def _why_lost(error: Exception, patience_s: float) -> str:
-    if isinstance(error, TimeoutError):
-        return f"its supervisor has said nothing for {patience_s:g} s"
-    if isinstance(error, BadMessage):
-        return f"what its supervisor sends is {error}"
-    return "its control connection broke (its supervisor was killed, or the host went away)"

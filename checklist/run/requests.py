@@ -125,7 +125,7 @@ class Requests:
     def _note(self, event: Event, outcome: Outcome, pending: set[int], died: dict[int, _Gone]) -> bool:
         """Take in what a supervisor has said; whether somebody has failed."""
         if event.lost is not None:
-            gone = pending.intersection(event.peer.ranks)
+            gone = pending.intersection(event.peer.request.ranks)
             died.update(dict.fromkeys(gone, _Gone(event.lost, "lost")))
             return bool(gone)
         message = event.message
@@ -182,7 +182,7 @@ class Requests:
             outcome.why = f"rank {_some(sorted(died))} was lost or died in {what}"
         elif outcome.why is None:
             outcome.why = f"{what} was ended after {waited_s:.1f} s: it waited for rank {_some(behind)}"
-        self._restart(outcome.unfinished)
+        self.restart(outcome.unfinished)
 
     def _hang(
         self,
@@ -208,17 +208,14 @@ class Requests:
             )
         )
 
-    def _restart(self, ranks: tuple[int, ...]) -> None:
+    def restart(self, ranks: tuple[int, ...]) -> None:
+        """Start new workers for those ranks."""
         for rank in ranks:
             self.sinks.pop(rank, None)
             self._dead.pop(rank, None)
             peer = self.hub.peers().get(rank)
             if peer is not None:
                 peer.connection.send(Restart(ranks=(rank,)))
-
-    def restart(self, ranks: tuple[int, ...]) -> None:
-        """Give those ranks fresh processes."""
-        self._restart(ranks)
 
     def _where(self, ranks: list[int]) -> dict[int, Position]:
         """What those ranks do, from their supervisors."""
@@ -253,7 +250,7 @@ class Requests:
         """By rank: its clock minus this host's, and how wrong that can be, from the shortest round trip."""
         best: dict[int, tuple[float, float]] = {}
         for number in range(_CLOCK_ROUNDS):
-            self.hub.tell_all(Clock(round=number, at=time.time()))
+            self.hub.send(Clock(round=number, at=time.time()))
             waiting = set(self.ranks)
             deadline = time.monotonic() + 1.0
             while waiting and time.monotonic() < deadline:
@@ -264,7 +261,7 @@ class Requests:
                 if message.now is None:
                     continue
                 trip = time.time() - message.at
-                for rank in event.peer.ranks:
+                for rank in event.peer.request.ranks:
                     waiting.discard(rank)
                     if rank not in best or trip / 2 < best[rank][1]:
                         best[rank] = (message.now - message.at - trip / 2, trip / 2)
@@ -292,9 +289,9 @@ class Requests:
         except queue.Empty:
             return None
         if event.lost is not None:
-            note = f"Node {event.peer.node} ({event.peer.host}) was lost: {event.lost}."
-            self.notes.append(note)
-            for rank in set(event.peer.ranks) - self._asked:
+            request = event.peer.request
+            self.notes.append(f"Node {request.node} ({request.host}) was lost: {event.lost}.")
+            for rank in set(request.ranks) - self._asked:
                 self._hang(rank, IDLE, None, 0.0, "lost", [], event.lost)
             self.lost(event)
         elif isinstance(event.message, Ended) and event.message.rank not in self._asked:

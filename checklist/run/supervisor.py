@@ -25,7 +25,6 @@ from checklist.run.conductor import Conductor
 from checklist.run.control import (
     BEAT_S,
     At,
-    Beat,
     Clock,
     Do,
     Hub,
@@ -40,6 +39,7 @@ from checklist.run.worker_process import WorkerProcess
 from estimator.errors import UserError
 from launchers.cluster.channel import Connection
 from launchers.cluster.processes import sigterm_raises
+from launchers.cluster.rendezvous import Beat, receive_all
 
 _END_S = 15.0  # for the last results to come, after the run's own limit
 
@@ -190,15 +190,13 @@ class _Supervisor:
             )
 
     def _listen(self) -> None:
-        try:
-            while True:
-                message = self._connection.receive()
-                if isinstance(message, Clock):  # answered here, at once
-                    self._connection.send(Clock(round=message.round, at=message.at, now=time.time()))
-                else:
-                    self._heard.put(message)
-        except (OSError, ValueError) as error:
-            self._heard.put(_Rank0Lost(str(error)))
+        self._heard.put(_Rank0Lost(str(receive_all(self._connection, self._receive))))
+
+    def _receive(self, message: RunMessage) -> None:
+        if isinstance(message, Clock):  # answered in this thread, at once
+            self._connection.send(Clock(round=message.round, at=message.at, now=time.time()))
+        else:
+            self._heard.put(message)
 
     def _close(self) -> None:
         for worker in self._workers.values():

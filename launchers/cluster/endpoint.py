@@ -5,9 +5,16 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+import socket
 from dataclasses import dataclass, field
 
 MAGIC = b"finetune-channel/1\n"  # the protocol of launchers.cluster.greeting
+
+
+def unused_port() -> int:
+    """Return a TCP port that nothing on this machine's loopback interface uses now."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 @dataclass(frozen=True)

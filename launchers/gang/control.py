@@ -1,6 +1,6 @@
 """What the nodes' tasks tell each other: who is there, who has failed and why, when all are done.
 
-Over a channel (launchers.cluster.channel) that still works when a collective hangs. Node 0 (:class:`Hub`)
+Over a channel (launchers.cluster.rendezvous) that still works when a collective hangs. Node 0 (:class:`Hub`)
 listens, the others (:class:`Member`) connect and claim to be a node::
 
     hub -> member   go {port}                             all nodes are there; torch's port
@@ -13,37 +13,37 @@ listens, the others (:class:`Member`) connect and claim to be a node::
 A member that is cut off is lost, and the run ends on all nodes: its collectives could not go on without it.
 So one that comes back is refused, in one line; the step's next attempt takes it in.
 
-``Hub`` and ``Member`` are used alike (:class:`Control`).
+``Hub`` and ``Member`` have the same interface (:class:`Control`).
 """
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
-from launchers.cluster.greeting import BadMessage, Message
+from estimator.errors import UserError
+from launchers.cluster.channel import Connection, Unreachable, connect
+from launchers.cluster.endpoint import NodeAddress, Secret
+from launchers.cluster.greeting import Message, Refused
+from launchers.cluster.rendezvous import Beat, Goodbye, NodeRequest, describe_loss
 from launchers.gang.failures import Failure
 from launchers.report.telemetry import Pace
 
 _LONGEST_TRACEBACK = 1 << 18  # characters of it, its end, that are told to other nodes
+_log = logging.getLogger(__name__)
 
 
-class Claim(Message):
-    """Which node a caller is."""
+class GangRequest(NodeRequest):
+    """Join request of a node that continues after ``start_step``."""
 
-    node: int = Field(ge=0)
-    nodes: int = Field(ge=1)
-    host: str
     start_step: int = Field(ge=0)
-
-
-class Beat(Message):
-    """A node's sign of life; silence for ``Timeouts.lost_after`` counts as its loss."""
-
-    kind: Literal["beat"] = "beat"
 
 
 class Go(Message):
@@ -102,12 +102,6 @@ class Last(Message):
     step: int = Field(ge=0)
 
 
-class Bye(Message):
-    """A node leaves on purpose, so that its closed connection does not count as its loss."""
-
-    kind: Literal["bye"] = "bye"
-
-
 class End(Message):
     """Node 0 to all: how the gang has ended; no failure: well."""
 
@@ -115,7 +109,8 @@ class End(Message):
     failure: Failure | None
 
 
-GangMessage = Beat | Go | Failed | PartStored | Paced | Done | Leave | Stopped | Last | Bye | End
+Report = Failed | PartStored | Paced | Done | Leave | Stopped
+GangMessage = Beat | Go | Report | Last | Goodbye | End
 MESSAGES: TypeAdapter[Any] = TypeAdapter(Annotated[GangMessage, Field(discriminator="kind")])
 
 
@@ -140,54 +135,66 @@ class Verdict:
     failure: Failure | None
 
 
-class Control(Protocol):
-    """What a node's task needs of the channel; all calls return at once, save :meth:`join`."""
+class Control(ABC):
+    """A node's end of the control channel; all calls except :meth:`join` return at once."""
 
+    def __init__(self, address: NodeAddress, timeouts: Timeouts, start_step: int = 0) -> None:
+        self._address, self._timeouts, self._start_step = address, timeouts, start_step
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._failures: list[Failure] = []
+        self._first_failure: float | None = None  # monotonic
+        self._leaving: Failure | None = None
+        self._last: int | None = None
+        self._verdict: Verdict | None = None
+
+    @abstractmethod
     def join(self) -> int:
         """Wait for all nodes; returns torch's port. Raises GangFailed, or UserError when refused."""
 
-    def fail(self, failure: Failure) -> None:
-        """Tell what has gone wrong on this node."""
+    @abstractmethod
+    def report(self, message: Report) -> None:
+        """Report an event of this node to node 0."""
 
-    def part_stored(self, step: int) -> None:
-        """Tell that this node's part of a checkpoint is in the store."""
+    @abstractmethod
+    def last_step(self) -> int | None:
+        """Return the step after which all ranks write a checkpoint and stop; None until it is chosen."""
 
-    def paced(self, paces: tuple[Pace, ...]) -> None:
-        """Tell how this node's ranks went through their steps."""
+    @abstractmethod
+    def verdict(self) -> Verdict | None:
+        """Return how the gang has ended; None until then."""
 
-    def paces(self) -> tuple[Pace, ...]:
-        """How the ranks of all nodes went, as it was told since the last call (on node 0)."""
-
-    def done(self) -> None:
-        """Tell that this node's ranks have finished and its checkpoints are stored."""
-
-    def leave(self, failure: Failure) -> None:
-        """Tell that this node has to go, and how the gang is to end once a checkpoint is stored."""
+    @abstractmethod
+    def close(self) -> None:
+        """Say goodbye, so that this node does not count as lost."""
 
     def leaving(self) -> Failure | None:
-        """How the gang is to end, as a node has to go; None: none has."""
+        """Return the failure with which the gang is to end because a node leaves; None if no node does."""
+        with self._lock:
+            return self._leaving
 
-    def stopped(self, step: int, *, all_ranks: bool) -> None:
-        """Tell that ranks of this node have stopped after a step, for the choice of the last."""
-
-    def last_step(self) -> int | None:
-        """The step after which all ranks write a checkpoint and stop; None while it isn't chosen."""
-
-    def verdict(self) -> Verdict | None:
-        """How the gang has ended; None while it has not."""
+    def paces(self) -> tuple[Pace, ...]:
+        """Return the paces of all nodes' ranks reported since the last call (node 0 only)."""
+        return ()
 
     def whole_steps(self) -> list[int]:
-        """Checkpoints all parts of which were stored since the last call (on node 0)."""
+        """Return the checkpoints of which the last part was stored since the last call (node 0 only)."""
+        return []
 
     def others_done(self) -> bool:
-        """Whether nothing is left to wait for but this node. Node 0 is the last to be done: before, it
-        commits the checkpoints."""
+        """Return whether all other nodes are done; node 0 is the last, as it commits the checkpoints."""
+        return True
 
     def parts_missing(self) -> bool:
-        """Whether another node may still store its part of a checkpoint that this one has (on node 0)."""
+        """Return whether another node may still store a part of a stored checkpoint (node 0 only)."""
+        return False
 
-    def close(self) -> None:
-        """Say goodbye. The others don't count this node as lost."""
+    def _note(self, failure: Failure) -> None:
+        """Add a failure; the caller holds the lock."""
+        _log.info("Gang failure on node %d (%s): %s", failure.node, failure.kind, failure.message)
+        self._failures.append(failure)
+        self._first_failure = self._first_failure or time.monotonic()
+        self._changed.notify_all()
 
 
 def short(failure: Failure) -> Failure:
@@ -195,19 +202,46 @@ def short(failure: Failure) -> Failure:
     return replace(failure, traceback=failure.traceback[-_LONGEST_TRACEBACK:])
 
 
+def call_node_0(
+    address: NodeAddress,
+    request: NodeRequest,
+    messages: TypeAdapter[Any],
+    *,
+    limit_s: float,
+    silence_s: float,
+    renew: Callable[[], Secret | None] = lambda: None,
+) -> Connection[Any]:
+    """Connect to node 0. Raises NodeLost if it can't be reached, UserError if it refuses this node."""
+    try:
+        return connect(address.endpoint, request, messages, limit_s=limit_s, silence_s=silence_s, renew=renew)
+    except Refused as error:
+        raise UserError(f"Node 0 refused this node: {error}.") from None
+    except Unreachable as error:
+        why = f"it could not be reached within {limit_s:g} s ({error})"
+        raise lost(0, address.main_host, why).error() from None
+
+
+def unexpected(request: NodeRequest) -> str:
+    """Reason to refuse a node that the gang does not wait for."""
+    return f"node {request.node} of {request.nodes} is not expected (any more)"
+
+
+def absent(nodes: list[int], limit_s: float, *, joined: int, of: int) -> Failure:
+    """Failure of nodes that did not join in time."""
+    message = f"node {some(nodes)} did not come within {limit_s:g} s ({joined} of {of} were there)"
+    return Failure(kind="node", node=nodes[0], host="?", at=time.time(), message=message)
+
+
+def some(nodes: list[int]) -> str:
+    """Format node numbers; of more than eight, the first eight and the count of the rest."""
+    return ", ".join(map(str, nodes[:8])) + (f" and {len(nodes) - 8} more" if len(nodes) > 8 else "")
+
+
 def lost(node: int, host: str, why: str) -> Failure:
-    return Failure(
-        kind="node",
-        node=node,
-        host=host,
-        at=time.time(),
-        message=f"node {node} ({host}) was lost: {why}",
-    )
+    message = f"node {node} ({host}) was lost: {why}"
+    return Failure(kind="node", node=node, host=host, at=time.time(), message=message)
 
 
 def why_lost(error: Exception, lost_after: float) -> str:
-    if isinstance(error, TimeoutError):
-        return f"it has said nothing for {lost_after:g} s"
-    if isinstance(error, BadMessage):
-        return f"what it sends is {error}"
-    return "its connection broke without a goodbye (its task was killed, or the machine went away)"
+    broken = "its connection broke without a goodbye (its task was killed, or the machine went away)"
+    return describe_loss(error, lost_after, sender="it", broken=broken)

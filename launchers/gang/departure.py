@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from launchers.cluster.processes import WaitingSignals
-from launchers.gang.control import Control
+from launchers.gang.control import Control, Failed, Leave, Stopped
 from launchers.gang.failures import Failure
 from launchers.gang.job import TrainJob
 from launchers.gang.leaving import folder_of, read_number, write_whole
@@ -60,7 +60,7 @@ class Departure:
             if self.possible and number in self._grace.signals and self._act_at_last is None:
                 deadline = time.monotonic() + self._grace.storing_s
                 self._act_at_last = (deadline, lambda: signals.act(number))
-                self._control.leave(self._to_go(number))
+                self._control.report(Leave(failure=self._to_go(number)))
             else:
                 signals.act(number)
         if (leaving := self._control.leaving()) is not None:
@@ -75,7 +75,7 @@ class Departure:
         steps = [step for rank in self._ranks if (step := self._stopped_after(rank)) is not None]
         if len(steps) > self._stopped:
             self._stopped = len(steps)
-            self._control.stopped(max(steps), all_ranks=len(steps) == len(self._ranks))
+            self._control.report(Stopped(step=max(steps), all=len(steps) == len(self._ranks)))
         last = self._control.last_step()
         if last is None:
             return
@@ -84,7 +84,8 @@ class Departure:
             self._is_chosen = True
         if last in self._uploads.committed:
             stored = f"{leaving.message}; all have stopped, and the checkpoint of step {last} is stored"
-            self._control.fail(replace(leaving, message=stored, at=time.time()))
+            failure = replace(leaving, message=stored, at=time.time())
+            self._control.report(Failed(failure=failure))
 
     def _stopped_after(self, rank: int) -> int | None:
         return read_number(self._folder / f"rank-{rank:05d}.json")

@@ -2,37 +2,38 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import secrets
 import socket
-import threading
 import time
 from collections import defaultdict
 
 from estimator.errors import UserError
-from launchers.cluster.channel import Connection, Heartbeat
 from launchers.cluster.endpoint import NodeAddress
-from launchers.cluster.listener import Guest, Listener, bind
+from launchers.cluster.listener import bind
+from launchers.cluster.rendezvous import Goodbye, Peer, Server
 from launchers.gang.control import (
     MESSAGES,
-    Beat,
-    Bye,
-    Claim,
+    Control,
     Done,
     End,
     Failed,
     GangMessage,
+    GangRequest,
     Go,
     Last,
     Leave,
     Paced,
     PartStored,
+    Report,
     Stopped,
     Timeouts,
     Verdict,
+    absent,
     lost,
     short,
+    some,
+    unexpected,
     why_lost,
 )
 from launchers.gang.failures import Failure, root_cause
@@ -42,120 +43,70 @@ _TOLD_EVERY_S = 60.0
 _log = logging.getLogger(__name__)
 
 
-class _Waited:
-    """How long nodes have been waited for: in all, and since the last of them came."""
-
-    def __init__(self, there: int) -> None:
-        self._began = self._came = self._told = time.monotonic()
-        self._there = there
-
-    def look(self, there: int) -> None:
-        if there > self._there:
-            self._there, self._came = there, time.monotonic()
-
-    @property
-    def for_one_s(self) -> float:
-        return time.monotonic() - self._came
-
-    @property
-    def minutes(self) -> int:
-        return round((time.monotonic() - self._began) / 60)
-
-    def is_to_be_told(self) -> bool:
-        """Whether it is a minute since this was last so."""
-        now = time.monotonic()
-        if now - self._told < _TOLD_EVERY_S:
-            return False
-        self._told = now
-        return True
-
-
-class Hub:
+class Hub(Control):
     """Control for node 0. With one node there is no network at all."""
 
     def __init__(self, address: NodeAddress, timeouts: Timeouts, start_step: int = 0) -> None:
-        self._address = address
-        self._start_step = start_step
-        self._timeouts = timeouts
-        self._lock = threading.Lock()
-        self._joined = threading.Condition(self._lock)
-        self._members: dict[int, Connection[GangMessage]] = {}
+        super().__init__(address, timeouts, start_step)
         self._hosts: dict[int, str] = {0: socket.gethostname()}
-        self._left: set[int] = set()
-        self._failures: list[Failure] = []
-        self._first_failure: float | None = None  # monotonic
+        self._last_joined = 0.0  # monotonic
         self._done: set[int] = set()
         self._parts: dict[int, set[int]] = defaultdict(set)
         self._paces: list[Pace] = []
-        self._leaving: Failure | None = None
         self._stopped: dict[int, Stopped] = {}
         self._first_stopped = 0.0  # monotonic
-        self._last: int | None = None
-        self._verdict: Verdict | None = None
-        self._closed = False
-        self._listener: Listener[Claim] | None = None
-        self._heartbeat: Heartbeat | None = None
+        # Lock order: the server's lock first, so that no call of it is made with self._lock held.
+        self._server = Server(
+            address.endpoint,
+            GangRequest,
+            MESSAGES,
+            callers=address.nodes,
+            silence_s=timeouts.lost_after,
+            refuse=self._refuse,
+            joined=self._note_joined,
+            received=lambda peer, message: self._note_message(peer.request.node, message),
+            lost=self._note_lost,
+        )
         if address.nodes > 1:
-            self._listener = Listener(address.endpoint, Claim, self._serve, callers=address.nodes)
-            self._heartbeat = Heartbeat(lambda: self._tell(Beat()))
-
-    # -- Control ---------------------------------------------------------------------------------------
+            self._server.open()
 
     def join(self) -> int:
-        waited = _Waited(len(self._hosts))
-        with self._joined:
-            while self._missing() and not self._failures:
-                self._joined.wait(0.2)
-                waited.look(len(self._hosts))
-                if not (missing := self._missing()):
-                    break
-                if waited.for_one_s >= self._address.patience_s:
-                    self._note(self._late(missing))
-                elif waited.is_to_be_told():
-                    _log.warning("%s", self._awaited(missing, waited))
+        begin = logged = self._last_joined = time.monotonic()
+        address = self._address
+        with self._changed:
+            while (missing := self._missing()) and not self._failures:
+                now, joined = time.monotonic(), len(self._hosts)
+                if now - self._last_joined >= address.patience_s:
+                    self._note(absent(missing, address.patience_s, joined=joined, of=address.nodes))
+                elif now - logged >= _TOLD_EVERY_S:
+                    logged = now
+                    _log.warning(
+                        "waiting for node %s: %d of %d are there after %d min; "
+                        "the wait ends %g min after the last that came",
+                        some(missing),
+                        joined,
+                        address.nodes,
+                        round((now - begin) / 60),
+                        address.patience_s / 60,
+                    )
+                self._changed.wait(0.2)
             failure = root_cause(self._failures) if self._failures else None
             self._verdict = Verdict(failure) if failure else None
         if failure is not None:
-            self._tell(End(failure=short(failure)))
+            self._server.send(End(failure=short(failure)))
             raise failure.error()
         port = free_port(self._address)
         _log.info("Rendezvous complete: %d nodes, port %d", self._address.nodes, port)
-        self._tell(Go(port=port))
+        self._server.send(Go(port=port))
         return port
 
-    def fail(self, failure: Failure) -> None:
-        with self._lock:
-            self._note(failure)
-
-    def part_stored(self, step: int) -> None:
-        with self._lock:
-            self._parts[step].add(0)
-
-    def paced(self, paces: tuple[Pace, ...]) -> None:
-        with self._lock:
-            self._paces += paces
+    def report(self, message: Report) -> None:
+        self._note_message(0, message)
 
     def paces(self) -> tuple[Pace, ...]:
         with self._lock:
             told, self._paces = tuple(self._paces), []
         return told
-
-    def done(self) -> None:
-        with self._lock:
-            self._done.add(0)
-
-    def leave(self, failure: Failure) -> None:
-        with self._lock:
-            self._leaving = leaving = self._leaving or failure
-        self._tell(Leave(failure=leaving))
-
-    def leaving(self) -> Failure | None:
-        with self._lock:
-            return self._leaving
-
-    def stopped(self, step: int, *, all_ranks: bool) -> None:
-        with self._lock:
-            self._note_stopped(0, Stopped(step=step, all=all_ranks))
 
     def last_step(self) -> int | None:
         with self._lock:
@@ -169,7 +120,7 @@ class Hub:
                 self._last = farthest + 1  # the others can't have ended that one (launchers.gang.leaving)
             last = self._last
         if last is not None:
-            self._tell(Last(step=last))
+            self._server.send(Last(step=last))
         return last
 
     def verdict(self) -> Verdict | None:
@@ -187,7 +138,7 @@ class Hub:
                 self._verdict = Verdict(None)
             verdict = self._verdict
         if verdict is not None:
-            self._tell(End(failure=short(verdict.failure) if verdict.failure else None))
+            self._server.send(End(failure=short(verdict.failure) if verdict.failure else None))
         return verdict
 
     def whole_steps(self) -> list[int]:
@@ -203,69 +154,36 @@ class Hub:
             return not uncommitted and self._done >= set(range(1, self._address.nodes))
 
     def parts_missing(self) -> bool:
+        others = bool(self._server.peers())
         with self._lock:
-            return bool(self._parts) and bool(set(self._members) - self._left)
+            return others and bool(self._parts)
 
     def close(self) -> None:
+        self._server.close(Goodbye())
+
+    def _refuse(self, request: GangRequest) -> str | None:
         with self._lock:
-            self._closed = True
-            members = list(self._members.values())
-        if self._heartbeat is not None:
-            self._heartbeat.stop()
-        for member in members:
-            member.send(Bye())
-            member.close()
-        if self._listener is not None:
-            self._listener.close()
+            if 0 < request.node < self._address.nodes == request.nodes and request.node not in self._hosts:
+                return None
+        _log.info("Rendezvous: refused node %d of %d (%s)", request.node, request.nodes, request.host)
+        return unexpected(request)
 
-    # -- threads ---------------------------------------------------------------------------------------
+    def _note_joined(self, peer: Peer[GangRequest]) -> None:
+        node, host, step = peer.request.node, peer.request.host, peer.request.start_step
+        with self._changed:
+            if step == self._start_step:
+                self._hosts[node], self._last_joined = host, time.monotonic()
+                _log.info("Rendezvous: node %d joined from %s", node, host)
+                self._changed.notify_all()
+                return
+            failure = self._disagree(node, host, step)  # they restored different checkpoints
+            self._note(failure)
+        peer.connection.send(End(failure=failure))
 
-    def _serve(self, guest: Guest[Claim]) -> None:
-        """Hear one node out, in a thread of its own."""
-        node = guest.claim.node
-        member = self._take_in(guest)
-        if member is None:
-            return
-        try:
-            while not isinstance(message := member.receive(), Bye):
-                self._note_message(node, message)
-        except (OSError, ValueError) as error:
-            with self._lock:
-                if not self._closed:
-                    self._note(lost(node, self._hosts[node], why_lost(error, self._timeouts.lost_after)))
+    def _note_lost(self, peer: Peer[GangRequest], error: Exception) -> None:
+        why = why_lost(error, self._timeouts.lost_after)
         with self._lock:
-            self._left.add(node)
-        member.close()
-
-    def _take_in(self, guest: Guest[Claim]) -> Connection[GangMessage] | None:
-        """Take a node in; None when it is not expected."""
-        claim = guest.claim
-        node, nodes = claim.node, self._address.nodes
-        with self._joined:
-            if claim.nodes != nodes or not 0 < node < nodes or node in self._hosts:
-                _log.info("Rendezvous: refused node %d of %d (%s)", node, claim.nodes, claim.host)
-                guest.refuse(f"node {node} of {claim.nodes} is not expected (any more)")
-                return None
-            try:
-                member = guest.accept(MESSAGES, silence_s=self._timeouts.lost_after)
-            except OSError:  # it has gone, and tries again
-                return None
-            agrees = claim.start_step == self._start_step
-            if agrees:
-                self._hosts[node] = claim.host
-                self._members[node] = member
-                _log.info("Rendezvous: node %d joined from %s", node, claim.host)
-                self._joined.notify_all()
-            else:  # they restored different checkpoints
-                self._note(self._disagree(node, claim.host, claim.start_step))
-                member.send(End(failure=self._failures[-1]))
-        if agrees:
-            return member
-        member.finish()
-        with contextlib.suppress(OSError, ValueError), contextlib.closing(member):
-            while not isinstance(member.receive(), Bye):
-                continue  # until it has read why
-        return None
+            self._note(lost(peer.request.node, peer.request.host, why))
 
     def _note_message(self, node: int, message: GangMessage) -> None:
         with self._lock:
@@ -278,64 +196,21 @@ class Hub:
             elif isinstance(message, Done):
                 self._done.add(node)
             elif isinstance(message, Stopped):
-                self._note_stopped(node, message)
+                self._stopped[node] = message
+                self._first_stopped = self._first_stopped or time.monotonic()
+            elif isinstance(message, Leave):
+                self._leaving = self._leaving or message.failure
+                message = Leave(failure=self._leaving)
         if isinstance(message, Leave):
-            self.leave(message.failure)
-
-    # -- shared ----------------------------------------------------------------------------------------
-
-    def _note(self, failure: Failure) -> None:
-        """Add a failure; the caller holds the lock."""
-        _log.info("Gang failure on node %d (%s): %s", failure.node, failure.kind, failure.message)
-        self._failures.append(failure)
-        self._first_failure = self._first_failure or time.monotonic()
-        self._joined.notify_all()
-
-    def _note_stopped(self, node: int, message: Stopped) -> None:
-        """Note how far a node's ranks have come; the caller holds the lock."""
-        self._stopped[node] = message
-        self._first_stopped = self._first_stopped or time.monotonic()
-
-    def _tell(self, message: GangMessage) -> None:
-        with self._lock:
-            members = [member for node, member in self._members.items() if node not in self._left]
-        for member in members:
-            member.send(message)
+            self._server.send(message)
 
     def _missing(self) -> list[int]:
         """The nodes that have not come; the caller holds the lock."""
         return sorted(set(range(self._address.nodes)) - set(self._hosts))
 
-    def _awaited(self, missing: list[int], waited: _Waited) -> str:
-        address = self._address
-        return (
-            f"waiting for node {some(missing)}: {len(self._hosts)} of {address.nodes} are there after "
-            f"{waited.minutes} min; the wait ends {address.patience_s / 60:g} min after the last that came"
-        )
-
-    def _late(self, missing: list[int]) -> Failure:
-        return Failure(
-            kind="node",
-            node=missing[0],
-            host="?",
-            at=time.time(),
-            message=f"node {some(missing)} did not come within {self._address.patience_s:g} s "
-            f"({len(self._hosts)} of {self._address.nodes} were there)",
-        )
-
     def _disagree(self, node: int, host: str, step: int) -> Failure:
-        return Failure(
-            kind="task",
-            node=node,
-            host=host,
-            at=time.time(),
-            message=f"node {node} ({host}) would go on from step {step}, node 0 from step {self._start_step}",
-        )
-
-
-def some(nodes: list[int]) -> str:
-    """Their numbers, of many the first ones."""
-    return ", ".join(map(str, nodes[:8])) + (f" and {len(nodes) - 8} more" if len(nodes) > 8 else "")
+        message = f"node {node} ({host}) would go on from step {step}, node 0 from step {self._start_step}"
+        return Failure(kind="task", node=node, host=host, at=time.time(), message=message)
 
 
 def free_port(address: NodeAddress) -> int:

@@ -7,64 +7,52 @@ import socket
 import threading
 import time
 
-from estimator.errors import UserError
-from launchers.cluster.channel import Connection, Heartbeat, Unreachable, connect
 from launchers.cluster.endpoint import NodeAddress
-from launchers.cluster.greeting import Refused
+from launchers.cluster.rendezvous import Client, Goodbye
 from launchers.gang.control import (
     MESSAGES,
-    Beat,
-    Bye,
-    Claim,
-    Done,
+    Control,
     End,
     Failed,
     GangMessage,
+    GangRequest,
     Go,
     Last,
     Leave,
-    Paced,
-    PartStored,
-    Stopped,
+    Report,
     Timeouts,
     Verdict,
+    call_node_0,
     lost,
     short,
     why_lost,
 )
-from launchers.gang.failures import Failure, root_cause
-from launchers.report.telemetry import Pace
+from launchers.gang.failures import root_cause
 
 _log = logging.getLogger(__name__)
 
 
-class Member:
+class Member(Control):
     """Control for the nodes from 1 on."""
 
     def __init__(self, address: NodeAddress, timeouts: Timeouts, start_step: int = 0) -> None:
-        self._address = address
-        self._start_step = start_step
-        self._timeouts = timeouts
-        self._lock = threading.Lock()
-        self._connection: Connection[GangMessage] | None = None
-        self._heartbeat: Heartbeat | None = None
+        super().__init__(address, timeouts, start_step)
+        self._client: Client | None = None
         self._go = threading.Event()
         self._port = 0
-        self._own: list[Failure] = []
-        self._failed_at: float | None = None  # monotonic
-        self._leaving: Failure | None = None
-        self._last: int | None = None
-        self._told: Verdict | None = None
         self._hub_gone = False
         self._closed = False
 
-    # -- Control ---------------------------------------------------------------------------------------
-
     def join(self) -> int:
-        self._connection = self._call()
+        own = self._address
+        request = GangRequest(
+            node=own.node, nodes=own.nodes, host=socket.gethostname(), start_step=self._start_step
+        )
+        connection = call_node_0(
+            own, request, MESSAGES, limit_s=own.patience_s, silence_s=self._timeouts.lost_after
+        )
         _log.info("Rendezvous: connected to node 0 at %s", self._address.main_host)
-        threading.Thread(target=self._listen, args=(self._connection,), name="gang-hub", daemon=True).start()
-        self._heartbeat = Heartbeat(lambda: self._tell(Beat()))
+        self._client = Client(connection, received=self._note_message, ended=self._note_end)
         # Node 0 ends the wait for all; this limit is for a node 0 that beats and does nothing else.
         deadline = time.monotonic() + self._address.nodes * self._address.patience_s
         while not self._go.wait(0.1):
@@ -75,32 +63,13 @@ class Member:
                 raise lost(0, self._address.main_host, "it never said go").error()
         return self._port
 
-    def fail(self, failure: Failure) -> None:
-        with self._lock:
-            self._note(failure)
-        self._tell(Failed(failure=short(failure)))
-
-    def part_stored(self, step: int) -> None:
-        self._tell(PartStored(step=step))
-
-    def paced(self, paces: tuple[Pace, ...]) -> None:
-        self._tell(Paced(paces=paces))
-
-    def paces(self) -> tuple[Pace, ...]:
-        return ()
-
-    def done(self) -> None:
-        self._tell(Done())
-
-    def leave(self, failure: Failure) -> None:
-        self._tell(Leave(failure=failure))
-
-    def leaving(self) -> Failure | None:
-        with self._lock:
-            return self._leaving
-
-    def stopped(self, step: int, *, all_ranks: bool) -> None:
-        self._tell(Stopped(step=step, all=all_ranks))
+    def report(self, message: Report) -> None:
+        if isinstance(message, Failed):
+            with self._lock:
+                self._note(message.failure)
+            message = Failed(failure=short(message.failure))
+        if self._client is not None:
+            self._client.send(message)
 
     def last_step(self) -> int | None:
         with self._lock:
@@ -108,61 +77,29 @@ class Member:
 
     def verdict(self) -> Verdict | None:
         with self._lock:
-            if self._told is not None:
-                return self._told
-            if self._failed_at is None:
+            if self._verdict is not None:
+                return self._verdict
+            if self._first_failure is None:
                 return None
             # Node 0 decides. Without it, this node's own failures settle it after a while.
             wait = self._timeouts.settle * (1.0 if self._hub_gone else 2.0) + (
                 0.0 if self._hub_gone else self._timeouts.lost_after
             )
-            if time.monotonic() - self._failed_at >= wait:
-                self._told = Verdict(root_cause(self._own))
-            return self._told
-
-    def whole_steps(self) -> list[int]:
-        return []
-
-    def others_done(self) -> bool:
-        return True
-
-    def parts_missing(self) -> bool:
-        return False
+            if time.monotonic() - self._first_failure >= wait:
+                self._verdict = Verdict(root_cause(self._failures))
+            return self._verdict
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
-        if self._heartbeat is not None:
-            self._heartbeat.stop()
-        self._tell(Bye())
-        if self._connection is not None:
-            self._connection.close()
+        if self._client is not None:
+            self._client.close(Goodbye())
 
-    # ---------------------------------------------------------------------------------------------------
-
-    def _call(self) -> Connection[GangMessage]:
-        """Find node 0. Raises NodeLost where it can't be reached, UserError where it refuses this node."""
-        me, limit_s = self._address, self._address.patience_s
-        claim = Claim(node=me.node, nodes=me.nodes, host=socket.gethostname(), start_step=self._start_step)
-        try:
-            return connect(me.endpoint, claim, MESSAGES, limit_s=limit_s, silence_s=self._timeouts.lost_after)
-        except Refused as error:
-            raise UserError(f"Node 0 refused this node: {error}.") from None
-        except Unreachable as error:
-            why = f"it could not be reached within {limit_s:g} s ({error})"
-            raise lost(0, me.main_host, why).error() from None
-
-    def _listen(self, connection: Connection[GangMessage]) -> None:
-        try:
-            while not isinstance(message := connection.receive(), Bye):
-                self._note_message(message)
-        except (OSError, ValueError) as error:
-            why = why_lost(error, self._timeouts.lost_after)
-        else:
-            why = "it left"
+    def _note_end(self, error: Exception | None) -> None:
+        why = why_lost(error, self._timeouts.lost_after) if error else "it left"
         with self._lock:
             self._hub_gone = True
-            if not self._closed and self._told is None:
+            if not self._closed and self._verdict is None:
                 self._note(lost(0, self._address.main_host, why))
 
     def _note_message(self, message: GangMessage) -> None:
@@ -172,20 +109,10 @@ class Member:
             self._go.set()
         elif isinstance(message, End):
             with self._lock:
-                self._told = self._told or Verdict(message.failure)
+                self._verdict = self._verdict or Verdict(message.failure)
         elif isinstance(message, Leave):
             with self._lock:
                 self._leaving = message.failure
         elif isinstance(message, Last):
             with self._lock:
                 self._last = message.step
-
-    def _note(self, failure: Failure) -> None:
-        """Add a failure of this node; the caller holds the lock."""
-        _log.info("Gang failure on node %d (%s): %s", failure.node, failure.kind, failure.message)
-        self._own.append(failure)
-        self._failed_at = self._failed_at or time.monotonic()
-
-    def _tell(self, message: GangMessage) -> None:
-        if self._connection is not None:
-            self._connection.send(message)

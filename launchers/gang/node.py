@@ -29,7 +29,7 @@ from estimator.errors import UserError
 from launchers.cluster import processes
 from launchers.cluster.endpoint import NodeAddress
 from launchers.gang.allocator import allocator_environment
-from launchers.gang.control import Control, Timeouts, Verdict
+from launchers.gang.control import Control, Done, Failed, Paced, Timeouts, Verdict
 from launchers.gang.departure import NO_GRACE, Departure, Grace
 from launchers.gang.failures import Failure, GangFailed, NodeLeft, NodeLost, RankFailed, RankHung
 from launchers.gang.hub import Hub
@@ -156,7 +156,7 @@ class _Node:
             failure = self._of_task(error)
             if isinstance(error, SystemExit):  # which by itself says nothing
                 _log.warning("%s", failure.message)
-            self._control.fail(failure)
+            self._control.report(Failed(failure=failure))
             self._end_processes(well=False)
             uploads.remove_unfinished()
             self._await_verdict()
@@ -195,16 +195,16 @@ class _Node:
                     departure.possible = departure.possible or isinstance(event, Step)
                 self._compare_paces(events)
                 for failure in ranks.failures():
-                    self._control.fail(failure)
+                    self._control.report(Failed(failure=failure))
                 uploads.look()
                 if uploads.error is not None and not upload_failure_sent:
                     upload_failure_sent = True
-                    self._control.fail(self._of_task(uploads.error))
+                    self._control.report(Failed(failure=self._of_task(uploads.error)))
                 if not done_sent and not upload_failure_sent and ranks.finished():
                     trained_at = trained_at or time.monotonic()
                     if uploads.idle and self._control.others_done():
                         done_sent = True
-                        self._control.done()
+                        self._control.report(Done())
                     elif not uploads.idle and time.monotonic() - trained_at > self._timeouts.upload:
                         raise UserError(
                             f"The last checkpoint could not be stored within {self._timeouts.upload:g} s.",
@@ -234,7 +234,7 @@ class _Node:
             if isinstance(event, Step) and event.in_collectives is not None
         )
         if paces:
-            self._control.paced(paces)
+            self._control.report(Paced(paces=paces))
         for pace in self._control.paces():
             self._on_event(pace)
 

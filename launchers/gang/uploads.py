@@ -7,7 +7,7 @@ import shutil
 import threading
 from pathlib import Path
 
-from launchers.gang.control import Control
+from launchers.gang.control import Control, PartStored
 from launchers.gang.job import TrainJob
 from launchers.store.checkpoints import CheckpointStore
 
@@ -85,7 +85,7 @@ class Uploads:
         if folder is not None:
             store.put_part(step, self._node, folder)
             self.stored.append(step)
-            self._control.part_stored(step)
+            self._control.report(PartStored(step=step))
             shutil.rmtree(folder, ignore_errors=True)
             return
         plan = self._job.plan

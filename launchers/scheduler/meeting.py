@@ -1,6 +1,6 @@
 """Where the nodes of a job meet before they train: each says what it has, node 0 says what is to be done.
 
-Over a channel of their own (launchers.cluster.channel). Both ends are used alike: what one sends the other
+Over a channel of their own (launchers.cluster.rendezvous). Both ends are used alike: what one sends the other
 receives; what has failed on one node is raised on all.
 """
 
@@ -23,12 +23,11 @@ from pydantic import Field, TypeAdapter
 
 from estimator.errors import UserError
 from launchers.cluster.allocation import Allocation
-from launchers.cluster.channel import Connection, Heartbeat, Unreachable, connect
 from launchers.cluster.endpoint import NodeAddress, Secret
-from launchers.cluster.greeting import Message, Refused
-from launchers.cluster.listener import Guest, Listener
+from launchers.cluster.greeting import Message
 from launchers.cluster.processes import lost_parent
-from launchers.gang.control import Beat, lost, why_lost
+from launchers.cluster.rendezvous import Beat, Client, NodeRequest, Peer, Server
+from launchers.gang.control import absent, call_node_0, lost, unexpected, why_lost
 from launchers.gang.failures import Failure, GangFailed
 
 COME_S = 300.0  # for all nodes to be there
@@ -36,14 +35,6 @@ LOST_AFTER_S = 60.0  # of silence; node 0 may be busy with tokenising
 
 
 Values = dict[str, Any]
-
-
-class Claim(Message):
-    """Which node a caller is."""
-
-    node: int = Field(ge=0)
-    nodes: int = Field(ge=1)
-    host: str
 
 
 class Said(Message):
@@ -71,41 +62,31 @@ class Lost(Message):
 MESSAGES: TypeAdapter[Any] = TypeAdapter(Annotated[Beat | Said | Mistake | Lost, Field(discriminator="kind")])
 
 
-class Peer:
-    """The other end of one connection, received from by a thread of its own."""
+class _Inbox:
+    """Messages of one node that wait to be read."""
 
-    def __init__(self, connection: Connection[Any], node: int, host: str) -> None:
-        self.node, self.host = node, host
-        self._connection = connection
+    def __init__(self, node: int, host: str) -> None:
+        self._node, self._host = node, host
         self._received: queue.Queue[Said | Mistake | Lost | Exception] = queue.Queue()
         self._parent = os.getppid()
-        self._heartbeat = Heartbeat(lambda: self._send(Beat()))
-        threading.Thread(target=self._listen, name="meeting", daemon=True).start()
+        self.put = self._received.put
 
-    def send(self, values: Values) -> None:
-        """Tell the other end these values, which its :meth:`receive` returns."""
-        self._send(Said(values=values))
-
-    def fail(self, error: UserError | GangFailed) -> None:
-        """Tell the other end what has failed, which it raises too."""
-        if isinstance(error, GangFailed):
-            self._send(Lost(failure=error.failure))
-        else:
-            self._send(Mistake(problem=error.problem, advice=error.advice))
+    def lose(self, error: Exception | None) -> None:
+        """End the messages with the loss of the node."""
+        why = why_lost(error or ConnectionError(), LOST_AFTER_S)
+        self._received.put(lost(self._node, self._host, why).error())
 
     def receive(self, limit_s: float) -> Values:
-        """What the other end says next. Raises what has failed there, NodeLost when it is gone or silent."""
+        """Return the next values. Raises what has failed on that node, NodeLost if it is gone or silent."""
         deadline = time.monotonic() + limit_s
         while True:
             try:
                 message = self._received.get(timeout=0.5)
             except queue.Empty:
-                if lost_parent(self._parent):
-                    raise SystemExit("the end of the process that had started it") from None
+                _exit_with_parent(self._parent)
                 if time.monotonic() > deadline:
-                    raise lost(
-                        self.node, self.host, f"it did not answer within {limit_s:g} s"
-                    ).error() from None
+                    why = f"it did not answer within {limit_s:g} s"
+                    raise lost(self._node, self._host, why).error() from None
                 continue
             if isinstance(message, Exception):
                 raise message
@@ -114,23 +95,6 @@ class Peer:
             if isinstance(message, Lost):
                 raise message.failure.error()
             return message.values
-
-    def close(self) -> None:
-        """End the connection."""
-        self._heartbeat.stop()
-        self._connection.close()
-
-    def _send(self, message: Beat | Said | Mistake | Lost) -> None:
-        self._connection.send(message)  # where that fails, the listening thread finds out too
-
-    def _listen(self) -> None:
-        try:
-            while True:
-                message = self._connection.receive()
-                if not isinstance(message, Beat):
-                    self._received.put(message)
-        except (OSError, ValueError) as error:
-            self._received.put(lost(self.node, self.host, why_lost(error, LOST_AFTER_S)).error())
 
 
 class SecretFile:
@@ -175,8 +139,7 @@ class SecretFile:
         deadline = time.monotonic() + limit_s
         parent = os.getppid()
         while (secret := self.read()) is None:
-            if lost_parent(parent):
-                raise SystemExit("the end of the process that had started it")
+            _exit_with_parent(parent)
             if time.monotonic() > deadline:
                 raise UserError(
                     f"{socket.gethostname()} does not see {self.path}, which node 0 of the job has.",
@@ -229,29 +192,31 @@ class Meeting:
     def __init__(
         self, address: NodeAddress, come_s: float = COME_S, renew: Callable[[], Secret | None] = lambda: None
     ) -> None:
-        self._address = address
-        self._peers: dict[int, Peer] = {}
-        if address.nodes == 1:
-            return
+        self._inboxes: dict[int, _Inbox] = {}
+        self._link: Server[NodeRequest] | Client
         if address.node == 0:
-            self._peers = _come_in(address, come_s)
+            self._link = self._lead(address, come_s)
         else:
-            self._peers = {0: Peer(_call(address, come_s, renew), 0, address.main_host)}
+            inbox = self._inboxes[0] = _Inbox(0, address.main_host)
+            request = NodeRequest(node=address.node, nodes=address.nodes, host=socket.gethostname())
+            connection = call_node_0(
+                address, request, MESSAGES, limit_s=come_s, silence_s=LOST_AFTER_S, renew=renew
+            )
+            self._link = Client(connection, received=inbox.put, ended=inbox.lose)
 
     def gather(self, own: Values, limit_s: float) -> list[Values]:
         """On node 0: what each node says, by node; ``own`` is node 0's."""
         deadline = time.monotonic() + limit_s
-        others = [peer for _, peer in sorted(self._peers.items())]
-        return [own, *(peer.receive(max(1.0, deadline - time.monotonic())) for peer in others)]
+        inboxes = [inbox for _, inbox in sorted(self._inboxes.items())]
+        return [own, *(inbox.receive(max(1.0, deadline - time.monotonic())) for inbox in inboxes)]
 
     def send(self, values: Values) -> None:
         """From node 0 to all; from another to node 0."""
-        for peer in self._peers.values():
-            peer.send(values)
+        self._link.send(Said(values=values))
 
     def receive(self, limit_s: float) -> Values:
         """On other nodes: what node 0 says next."""
-        return self._peers[0].receive(limit_s)
+        return self._inboxes[0].receive(limit_s)
 
     def __enter__(self) -> Meeting:
         return self
@@ -259,82 +224,57 @@ class Meeting:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _part(self._peers, error)
+        self._link.close(_reason(error))
 
+    def _lead(self, address: NodeAddress, limit_s: float) -> Server[NodeRequest]:
+        """Admit all other nodes. Raises NodeLost if not all join in time; those that did are notified."""
+        all_joined = threading.Event()
 
-def _part(peers: dict[int, Peer], error: BaseException | None) -> None:
-    """End the lines; those at the other ends hear why, if something has failed."""
-    for peer in peers.values():
-        if isinstance(error, (UserError, GangFailed)):
-            peer.fail(error)
-        peer.close()
+        def refuse(request: NodeRequest) -> str | None:
+            expected = 0 < request.node < address.nodes == request.nodes and request.node not in self._inboxes
+            return None if expected else unexpected(request)
 
+        def join(peer: Peer[NodeRequest]) -> None:
+            self._inboxes[peer.request.node] = _Inbox(peer.request.node, peer.request.host)
+            if len(self._inboxes) == address.nodes - 1:
+                all_joined.set()
 
-def _come_in(address: NodeAddress, limit_s: float) -> dict[int, Peer]:
-    """Node 0: accept every other node of the job, and return the connections by node."""
-    peers: dict[int, Peer] = {}
-    try:
-        _take_in(address, limit_s, peers)
-    except BaseException as error:
-        _part(peers, error)
-        raise
-    return peers
-
-
-def _take_in(address: NodeAddress, limit_s: float, peers: dict[int, Peer]) -> None:
-    deadline = time.monotonic() + limit_s
-    parent = os.getppid()
-    came: queue.Queue[Peer] = queue.Queue()
-    taken: set[int] = set()
-    lock = threading.Lock()
-
-    def welcome(guest: Guest[Claim]) -> None:
-        claim = guest.claim
-        with lock:
-            if not 0 < claim.node < address.nodes == claim.nodes or claim.node in taken:
-                guest.refuse(f"node {claim.node} of {claim.nodes} is not expected (any more)")
-                return
-            try:
-                connection = guest.accept(MESSAGES, silence_s=LOST_AFTER_S)
-            except OSError:  # it has gone, and tries again
-                return
-            taken.add(claim.node)
-        came.put(Peer(connection, claim.node, claim.host))
-
-    with contextlib.closing(Listener(address.endpoint, Claim, welcome, callers=address.nodes)):
-        while len(peers) < address.nodes - 1:
-            if lost_parent(parent):
-                raise SystemExit("the end of the process that had started it")
-            if time.monotonic() > deadline:
-                raise _missing(address, peers, limit_s)
-            with contextlib.suppress(queue.Empty):
-                peer = came.get(timeout=0.5)
-                peers[peer.node] = peer
-
-
-def _call(address: NodeAddress, limit_s: float, renew: Callable[[], Secret | None]) -> Connection[Any]:
-    """Find node 0. Raises NodeLost where it can't be reached, UserError where it refuses this node."""
-    claim = Claim(node=address.node, nodes=address.nodes, host=socket.gethostname())
-    try:
-        return connect(
-            address.endpoint, claim, MESSAGES, limit_s=limit_s, silence_s=LOST_AFTER_S, renew=renew
+        server = Server(
+            address.endpoint,
+            NodeRequest,
+            MESSAGES,
+            callers=address.nodes,
+            silence_s=LOST_AFTER_S,
+            refuse=refuse,
+            joined=join,
+            received=lambda peer, message: self._inboxes[peer.request.node].put(message),
+            lost=lambda peer, error: self._inboxes[peer.request.node].lose(error),
         )
-    except Refused as error:
-        raise UserError(f"Node 0 refused this node: {error}.") from None
-    except Unreachable as error:
-        why = f"it could not be reached within {limit_s:g} s ({error})"
-        raise lost(0, address.main_host, why).error() from None
+        if address.nodes == 1:
+            return server
+        deadline, parent = time.monotonic() + limit_s, os.getppid()
+        try:
+            server.open()
+            while not all_joined.wait(0.5):
+                _exit_with_parent(parent)
+                if time.monotonic() > deadline:
+                    missing = sorted(set(range(1, address.nodes)) - set(self._inboxes))
+                    joined = address.nodes - len(missing)
+                    raise absent(missing, limit_s, joined=joined, of=address.nodes).error()
+        except BaseException as error:
+            server.close(_reason(error))
+            raise
+        server.stop_admitting()
+        return server
 
 
-def _missing(address: NodeAddress, peers: dict[int, Peer], limit_s: float) -> GangFailed:
-    missing = sorted(set(range(1, address.nodes)) - set(peers))
-    return GangFailed(
-        Failure(
-            kind="node",
-            node=missing[0],
-            host="?",
-            at=time.time(),
-            message=f"node {', '.join(map(str, missing))} did not come within {limit_s:g} s "
-            f"({len(peers) + 1} of {address.nodes} were there)",
-        )
-    )
+def _reason(error: BaseException | None) -> Mistake | Lost | None:
+    """Message that makes the other nodes raise this error, too."""
+    if isinstance(error, GangFailed):
+        return Lost(failure=error.failure)
+    return Mistake(problem=error.problem, advice=error.advice) if isinstance(error, UserError) else None
+
+
+def _exit_with_parent(parent: int) -> None:
+    if lost_parent(parent):
+        raise SystemExit("the end of the process that had started it")

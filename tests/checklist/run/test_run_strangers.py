@@ -90,7 +90,7 @@ def test_a_supervisor_that_is_cut_off_is_reported_and_may_come_again() -> None:
             begin = time.monotonic()
             cut()
             event = hub.events.get(timeout=5)
-            assert (event.peer.node, "broke" in (event.lost or "")) == (1, True)
+            assert (event.peer.request.node, "broke" in (event.lost or "")) == (1, True)
             print(f"told after {time.monotonic() - begin:.2f} s")
             first.close()
         again = join(place(1, port, secret), LIMITS)

@@ -21,13 +21,14 @@ from checklist.measurements import IDLE, Measurements, Probe, record
 from checklist.options import Options
 from checklist.run import conductor as conductor_module
 from checklist.run.conductor import Conductor
-from checklist.run.control import At, Beat, Do, End, Ended, FromWorker, Hub, Limits, Where, join
+from checklist.run.control import At, Do, End, Ended, FromWorker, Hub, Limits, Where, join
 from checklist.run.rendezvous import Rendezvous, from_environment, of_node
 from checklist.run.requests import Requests, _behind
 from checklist.run.supervisor import run
 from checklist.run.worker_process import WorkerProcess
 from estimator.errors import UserError
 from launchers.cluster.endpoint import Secret
+from launchers.cluster.rendezvous import Beat
 
 SHORT = Limits(rendezvous=5.0, operation=2.0, settle=0.5, lost_after=3.0)
 
@@ -92,7 +93,7 @@ def test_a_supervisor_that_goes_away_is_reported_with_its_node() -> None:
         link = join(here, SHORT)
         link.close()
         event = hub.events.get(timeout=5)
-        assert (event.peer.node, event.peer.ranks) == (1, (1,))
+        assert (event.peer.request.node, event.peer.request.ranks) == (1, (1,))
         assert "broke" in (event.lost or "")
 
 
@@ -109,7 +110,7 @@ def test_the_end_reaches_a_supervisor_that_is_still_talking_when_rank_0_leaves()
     talking = threading.Thread(target=talk, daemon=True)
     talking.start()
     try:
-        hub.tell_all(End(measurements={"x": "x" * 200_000}))
+        hub.send(End(measurements={"x": "x" * 200_000}))
         leaving = threading.Thread(target=hub.close, daemon=True)
         leaving.start()
         time.sleep(0.3)  # a reader that is late

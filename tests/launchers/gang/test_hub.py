@@ -12,7 +12,7 @@ import pytest
 
 from launchers.cluster.endpoint import NodeAddress, Secret
 from launchers.gang import hub
-from launchers.gang.control import Timeouts
+from launchers.gang.control import Timeouts, some
 from launchers.gang.failures import GangFailed
 from launchers.gang.hub import Hub
 from launchers.gang.member import Member
@@ -77,5 +77,5 @@ def test_a_node_that_comes_gives_the_others_time_anew_and_who_is_missing_is_told
 
 @pytest.mark.parametrize(("count", "more"), [(8, ""), (9, "1"), (20, "12")])
 def test_of_many_nodes_the_first_eight_are_named_and_the_rest_counted(count: int, more: str) -> None:
-    named, _, rest = hub.some(list(range(count))).partition(" and ")
+    named, _, rest = some(list(range(count))).partition(" and ")
     assert (named.split(", "), rest.partition(" ")[0]) == ([str(node) for node in range(8)], more)

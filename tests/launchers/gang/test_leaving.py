@@ -9,7 +9,7 @@ import pytest
 
 from launchers.cluster.endpoint import NodeAddress, Secret
 from launchers.gang import leaving
-from launchers.gang.control import Timeouts
+from launchers.gang.control import Stopped, Timeouts
 from launchers.gang.hub import Hub
 from launchers.gang.leaving import Cadence, folder_of, write_whole
 from launchers.gang.rank import RankEnv
@@ -53,11 +53,11 @@ def test_without_a_choice_a_rank_goes_on(tmp_path: Path, monkeypatch: pytest.Mon
 def test_the_last_step_is_one_that_nobody_can_have_passed(all_ranks: bool, last: int) -> None:
     hub = Hub(ALONE, Timeouts(settle=0.05))
     assert hub.last_step() is None
-    hub.stopped(5, all_ranks=all_ranks)
+    hub.report(Stopped(step=5, all=all_ranks))
     if not all_ranks:
         assert hub.last_step() is None, "others may say how far they are"
         threading.Event().wait(0.1)
     assert hub.last_step() == last
-    hub.stopped(9, all_ranks=True)
+    hub.report(Stopped(step=9, all=True))
     assert hub.last_step() == last, "it is chosen once"
     hub.close()
