@@ -17,10 +17,11 @@ from typing import Any, Literal
 
 from decorators._metaflow import Backend, Given
 from decorators.backends.interface import StepRequest, number_of
-from decorators.backends.kubernetes.request import INSTANCE_TYPE_LABEL, PLACEMENT
+from decorators.backends.kubernetes.request import PLACEMENT
 from decorators.backends.options import Options
 from decorators.backends.placing import PLACED, note_replaced
 from estimator.errors import UserError
+from estimator.hardware.cluster_nodes import INSTANCE_TYPE
 from estimator.plan import MIB, Override, Plan, Request
 from estimator.planning.step_requests import PREPARE_CPU, PREPARE_MEMORY
 
@@ -138,7 +139,7 @@ def _with_placement(plan: Plan, given: Mapping[str, Given]) -> Plan:
     if planned is None or chosen is None:
         return plan
     labels = chosen.value if isinstance(chosen.value, dict) else {}
-    used = labels.get(INSTANCE_TYPE_LABEL)
+    used = labels.get(INSTANCE_TYPE)
     if used == planned:
         return plan
     note = Override(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +15,15 @@ from estimator.hardware.cluster_api import (
     api_error,
 )
 from estimator.hardware.cluster_taints import taint_text
-from estimator.hardware.quantities import quantity
+from estimator.hardware.quantities import quantities
 
 TIMEOUT_S = 10
 PAGE = 500  # nodes in one answer, as kubectl asks for
+INSTANCE_TYPE = "node.kubernetes.io/instance-type"
+ZONE, REGION = "topology.kubernetes.io/zone", "topology.kubernetes.io/region"
+GPUS, EFA, HUGEPAGES = "nvidia.com/gpu", "vpc.amazonaws.com/efa", "hugepages-2Mi"
+DISK = "ephemeral-storage"
+CLOUDS = {"aws": "aws", "gce": "gcp", "azure": "azure"}  # by the scheme of a node's providerID
 RULE = 'apiGroups: [""], resources: ["nodes"], verbs: ["list"], in a ClusterRole'
 # Taints that Kubernetes sets by itself for what is told by conditions already
 LIFECYCLE = "node.kubernetes.io/"
@@ -35,7 +40,7 @@ class Node:
     ready: bool
     unschedulable: bool
     taints: tuple[str, ...]
-    provider_id: str
+    cloud: str | None  # by its provider's scheme; None: on premises
 
 
 def fetch(context: str | None = None) -> tuple[str, list[Node]]:
@@ -75,17 +80,18 @@ def node_of(item: Any) -> Node:
     return Node(
         name=metadata["name"],
         labels=metadata.get("labels") or {},
-        allocatable=_resources(status.get("allocatable")),
-        capacity=_resources(status.get("capacity")),
+        allocatable=quantities(status.get("allocatable")),
+        capacity=quantities(status.get("capacity")),
         ready=any(
             condition["type"] == "Ready" and condition["status"] == "True"
             for condition in status.get("conditions") or []
         ),
         unschedulable=bool(spec.get("unschedulable")),
         taints=tuple(taint_text(taint) for taint in taints),
-        provider_id=spec.get("providerID") or "",
+        cloud=CLOUDS.get(str(spec.get("providerID") or "").partition(":")[0]),
     )
 
 
-def _resources(table: Mapping[str, str] | None) -> dict[str, float]:
-    return {name: quantity(value) for name, value in (table or {}).items()}
+def clouds_of(nodes: Iterable[Node]) -> frozenset[str]:
+    """The clouds that nodes belong to; empty if all are on premises."""
+    return frozenset(node.cloud for node in nodes if node.cloud)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from estimator.hardware.cluster_api import Json, NoKubernetesError
+from estimator.hardware.cluster_nodes import GPUS
 from estimator.hardware.cluster_tables import Room
 from estimator.hardware.quantities import quantity
 
@@ -14,7 +15,6 @@ ASKED_NODES = 4  # nodes that one selector finds are of one kind, and one questi
 _STAYING = ("DaemonSet", "Node")  # who owns them; the kubelet's own static pods belong to the node
 _RUNNING = "status.phase!=Succeeded,status.phase!=Failed"
 PAGE = 500  # pods in one answer, as kubectl asks for
-GPUS = "nvidia.com/gpu"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,19 +15,19 @@ from typing import Any
 from estimator import hardware
 from estimator.hardware.catalogue import Instance
 from estimator.hardware.cluster_api import Json, found_at
+from estimator.hardware.cluster_nodes import GPUS, INSTANCE_TYPE
 from estimator.hardware.cluster_tables import labels_of
 from estimator.hardware.cluster_taints import Toleration, fence, taint_text
-from estimator.hardware.quantities import quantity
+from estimator.hardware.quantities import quantities
 from estimator.plan import MIB, Request
 
 KARPENTER = "karpenter.sh"
 STATUS = {"namespace": "kube-system", "name": "cluster-autoscaler-status"}  # a ConfigMap
 CAPACITY_TYPE = "karpenter.sh/capacity-type"
-GPUS = "nvidia.com/gpu"
 NODES = "nodes"  # as Karpenter names it among a pool's limits
-_COMMANDS = {  # a node's providerID: what shows its node groups
+_COMMANDS = {  # a cloud: what shows its node groups
     "aws": "eksctl get nodegroup --cluster NAME",
-    "gce": "gcloud container node-pools list --cluster NAME",
+    "gcp": "gcloud container node-pools list --cluster NAME",
     "azure": "az aks nodepool list --resource-group GROUP --cluster-name NAME",
 }
 # Whose machines a NodePool starts, by the API group of its node class
@@ -230,8 +230,8 @@ def pool_of(item: Mapping[str, Any]) -> NodePool:
             for rule in of_nodes.get("requirements") or []
         ),
         taints=tuple(taint_text(taint) for taint in of_nodes.get("taints") or []),  # not startupTaints
-        limits=_amounts(spec.get("limits")),
-        used=_amounts((item.get("status") or {}).get("resources")),
+        limits=tuple(quantities(spec.get("limits")).items()),
+        used=tuple(quantities((item.get("status") or {}).get("resources")).items()),
     )
 
 
@@ -241,7 +241,7 @@ def machine_labels(instance: Instance, gpu: str | None = None) -> dict[str, str]
     Their names: karpenter.sh, "instance types" and "scheduling"; AKS, "node auto-provisioning: node pools".
     """
     known = {
-        "node.kubernetes.io/instance-type": instance.name,
+        INSTANCE_TYPE: instance.name,
         "kubernetes.io/arch": "amd64",
         "kubernetes.io/os": "linux",
     }
@@ -332,10 +332,6 @@ def _read_groups(get: Callable[..., Json], may: Callable[..., bool]) -> tuple[tu
 
 def _group(name: str, now: int, most: int) -> NodeGroup:
     return NodeGroup(name=name.rpartition("/")[2], now=now, most=most)
-
-
-def _amounts(table: Mapping[str, Any] | None) -> tuple[tuple[str, float], ...]:
-    return tuple((name, quantity(value)) for name, value in (table or {}).items())
 
 
 __all__ = [

@@ -12,7 +12,7 @@ from dataclasses import replace
 from estimator.hardware import cluster_tables
 from estimator.hardware.catalogue import Catalogue, Gpu, Instance
 from estimator.hardware.cluster import Aside, Cluster, ClusterNodes, Free
-from estimator.hardware.cluster_nodes import Node
+from estimator.hardware.cluster_nodes import CLOUDS, DISK, EFA, GPUS, INSTANCE_TYPE, REGION, ZONE, Node
 from estimator.hardware.cluster_pods import Usage
 from estimator.hardware.cluster_taints import Toleration, fence
 from estimator.plan import MIB
@@ -23,11 +23,8 @@ KARPENTER_NAME, KARPENTER_MIB = "karpenter.k8s.aws/instance-gpu-name", "karpente
 GKE = "cloud.google.com/gke-accelerator"
 GKE_PARTITION = "cloud.google.com/gke-gpu-partition-size"
 GKE_CLIENTS = "cloud.google.com/gke-max-shared-clients-per-gpu"
-INSTANCE_TYPE = "node.kubernetes.io/instance-type"
-ZONE, REGION = "topology.kubernetes.io/zone", "topology.kubernetes.io/region"
-GPUS, EFA, MIG = "nvidia.com/gpu", "vpc.amazonaws.com/efa", "nvidia.com/mig-"
+MIG = "nvidia.com/mig-"
 OTHER_ACCELERATORS = ("amd.com/gpu", "aws.amazon.com/neuron", "google.com/tpu", "habana.ai/gaudi")
-CLOUD_OF_PROVIDER = {"aws": "aws", "gce": "gcp", "azure": "azure"}  # the scheme of a node's providerID
 ON_PREMISES = "cluster"  # the cloud of a node that names none
 
 
@@ -141,19 +138,13 @@ def _usable(node: Node, catalogue: Catalogue) -> ClusterNodes:
         count=1,
         cpu=float(node.allocatable.get("cpu", 0)),
         memory_bytes=int(node.allocatable.get("memory", 0)),
-        ephemeral_bytes=_whole(node.allocatable.get("ephemeral-storage")),
+        ephemeral_bytes=_whole(node.allocatable.get(DISK)),
         efa=int(node.allocatable.get(EFA, 0)),
-        spot=_is_spot(labels),
+        spot=cluster_tables.is_spot(labels),
         zones=(labels[ZONE],) if ZONE in labels else (),
         taints=node.taints,
         names=(node.name,),
     )
-
-
-def _is_spot(labels: Mapping[str, str]) -> bool | None:
-    """Whether a label says that the node may be taken away; None: none says anything of it."""
-    rows = cluster_tables.spot_labels()
-    return next((labels[row.label] == row.value for row in rows if row.label in labels), None)
 
 
 def _whole_gpus(node: Node) -> None:
@@ -222,9 +213,9 @@ def _sized(node: Node, gpu: Gpu) -> Gpu:
 def _instance(node: Node, gpu: Gpu, count: int, catalogue: Catalogue) -> Instance:
     """The table's machine where the node's type is there and has that GPU, else one from the labels alone."""
     kind = node.labels.get(INSTANCE_TYPE, "")
-    cloud = CLOUD_OF_PROVIDER.get(node.provider_id.partition(":")[0], ON_PREMISES)
+    cloud = node.cloud or ON_PREMISES
     known = catalogue.find_instance(kind or f"{count}x {gpu.name}")
-    if known is not None and cloud != known.cloud in CLOUD_OF_PROVIDER.values():
+    if known is not None and cloud != known.cloud in CLOUDS.values():
         known = None  # a name like a cloud's machine, but not that cloud: its price is of no use
     vcpu, ram = _whole(node.capacity.get("cpu")), _whole(node.capacity.get("memory"))
     if known is not None and known.gpu == gpu.name:

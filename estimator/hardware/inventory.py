@@ -15,7 +15,7 @@ from estimator.hardware import cluster_pods, cluster_tables
 from estimator.hardware.catalogue import Catalogue, Instance
 from estimator.hardware.cluster import Cluster, ClusterNodes
 from estimator.hardware.cluster_api import ApiRefusedError, Clock, ClusterApi, Json, UnreachableError
-from estimator.hardware.cluster_nodes import Node, fetch_nodes
+from estimator.hardware.cluster_nodes import ZONE, Node, clouds_of, fetch_nodes
 from estimator.hardware.cluster_pools import (
     Autoscalers,
     NodeGroup,
@@ -25,7 +25,7 @@ from estimator.hardware.cluster_pools import (
 )
 from estimator.hardware.cluster_quotas import Quota, QuotaPod, read_quotas
 from estimator.hardware.cluster_taints import Toleration, fence
-from estimator.hardware.from_cluster import CLOUD_OF_PROVIDER, ZONE, group
+from estimator.hardware.from_cluster import group
 
 PLANNING_S = 10.0  # for all questions before a plan
 # By which label a node says of which node group it is: GKE, EKS, eksctl, AKS
@@ -142,7 +142,7 @@ def offered(state: ClusterState, catalogue: Catalogue, rules: PodRules) -> Clust
         of_table=rules.of_table,
     )
     scalers, untold = state.autoscalers, state.untold
-    clouds = {CLOUD_OF_PROVIDER.get(node.provider_id.partition(":")[0], "") for node in state.nodes} - {""}
+    clouds = clouds_of(state.nodes)
     there = _with_groups(there, state.nodes, scalers.groups, _machines(catalogue, clouds))
     coming = [
         nodes

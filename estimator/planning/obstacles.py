@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from estimator.errors import Change, UserError
 from estimator.hardware.cluster import Cluster, ClusterNodes
+from estimator.hardware.cluster_nodes import GPUS
 from estimator.hardware.cluster_taints import opening
 from estimator.job import Job, Target
 from estimator.plan import MIB, Plan
@@ -69,7 +70,7 @@ def _of_guess(error: UserError, job: Job, target: Target, cluster: Cluster) -> U
 def _of_quota(error: UserError, plan: Plan, cluster: Cluster) -> UserError:
     request = plan.request
     needs = {
-        "nvidia.com/gpu": request.nodes * request.gpus_per_node,
+        GPUS: request.nodes * request.gpus_per_node,
         "cpu": request.nodes * request.cpu,
         "memory": request.nodes * request.memory_mib * MIB,
     }

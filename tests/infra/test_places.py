@@ -69,7 +69,6 @@ class Pool:
                 resources |= {"vpc.amazonaws.com/efa": float(kind.fabric.partition("EFA x")[2])}
             scheme = {"gcp": "gke"}.get(self.cloud, "gfd")
             labels |= dict(cluster_tables.labels_of(kind.gpu, scheme)[0].labels)
-        provider = {"aws": "aws", "gcp": "gce", "azure": "azure"}[self.cloud]
         return [
             Node(
                 name=f"{self.machine}-{number}",
@@ -79,7 +78,7 @@ class Pool:
                 ready=True,
                 unschedulable=False,
                 taints=self.taints,
-                provider_id=f"{provider}:///{number}",
+                cloud=self.cloud,
             )
             for number in range(self.count)
         ]

@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 
 from decorators.backends.interface import ClusterFacts, MinimumRequest
 from decorators.backends.kubernetes.offered import devices_of
-from decorators.backends.kubernetes.request import INSTANCE_TYPE_LABEL, ZONE_LABEL
 from decorators.backends.options import Options
 from estimator import hardware
 from estimator.formatting import format_bytes
 from estimator.hardware import cluster_tables
 from estimator.hardware.cluster import ClusterNodes
-from estimator.hardware.cluster_nodes import Node
+from estimator.hardware.cluster_nodes import DISK, EFA, HUGEPAGES, INSTANCE_TYPE, ZONE, Node, clouds_of
 from estimator.hardware.cluster_tables import Room, SpotLabel
 from estimator.hardware.cluster_taints import Toleration, fence
 from estimator.hardware.from_cluster import group
@@ -94,9 +93,9 @@ def fit(
             fences += [taint for taint in node.taints if judged.startswith(FENCED)]
     candidates, spot = _marked_alike(candidates, request)
     kept, labels = _found_by(candidates, request)
-    zones = Counter(item.node.labels[ZONE_LABEL] for item in kept if ZONE_LABEL in item.node.labels)
+    zones = Counter(item.node.labels[ZONE] for item in kept if ZONE in item.node.labels)
     together = next((zone for zone, count in zones.most_common(1) if count >= request.nodes > 1), None)
-    inside = [item for item in kept if together in (None, item.node.labels.get(ZONE_LABEL))]
+    inside = [item for item in kept if together in (None, item.node.labels.get(ZONE))]
     return Fit(
         names=tuple(item.node.name for item in kept),
         facts=replace(_facts(inside, labels, together, criteria.daemons), spot=spot)
@@ -105,11 +104,7 @@ def fit(
         lacks=tuple(lacks.most_common()),
         zones=tuple(zones.most_common()),
         fences=tuple(dict.fromkeys(fences)),
-        clouds=frozenset(
-            scheme
-            for node in all_nodes
-            if (scheme := node.provider_id.partition(":")[0]) in ("aws", "gce", "azure")
-        ),
+        clouds=clouds_of(all_nodes),
     )
 
 
@@ -123,7 +118,7 @@ def _judge(node: Node, criteria: _Criteria) -> _Candidate | str:
     missing = [f"{k}={v}" for k, v in request.node_labels if node.labels.get(k) != v]
     if missing:
         return f"without the label {missing[0]}"
-    if zone and node.labels.get(ZONE_LABEL) != zone:
+    if zone and node.labels.get(ZONE) != zone:
         return f"not in zone {zone}"
     one: ClusterNodes | None = None
     if request.gpus_per_node:
@@ -146,7 +141,7 @@ def _sized(node: Node, one: ClusterNodes | None, criteria: _Criteria) -> _Candid
         return f"with {room.cpu:g} of {minimum.cpu:g} CPUs"
     if room.memory_bytes < minimum.memory_bytes:
         return f"with {format_bytes(room.memory_bytes)} of {format_bytes(minimum.memory_bytes)} of memory"
-    disk = node.allocatable.get("ephemeral-storage")
+    disk = node.allocatable.get(DISK)
     if disk is not None and disk < request.disk_mib * MIB:
         return f"with {format_bytes(disk)} of {format_bytes(request.disk_mib * MIB)} of disk"
     for name, count in criteria.extended:
@@ -185,11 +180,9 @@ def _found_by(
     """The nodes that one selector finds, and that selector: the planned machine's, else the GPU's."""
     if not request.gpus_per_node:
         return candidates, None
-    exact = [
-        item for item in candidates if item.node.labels.get(INSTANCE_TYPE_LABEL) == request.instance_type
-    ]
+    exact = [item for item in candidates if item.node.labels.get(INSTANCE_TYPE) == request.instance_type]
     if request.instance_type and exact:
-        return exact, ((INSTANCE_TYPE_LABEL, request.instance_type),)
+        return exact, ((INSTANCE_TYPE, request.instance_type),)
     selectors = Counter(selector for item in candidates for selector in _selectors(item))
     if not selectors:
         return candidates, None
@@ -209,7 +202,7 @@ def _selectors(item: _Candidate) -> list[tuple[tuple[str, str], ...]]:
         return known
     # A spelling that only the GPU table knows, or a machine type that is not the planned one
     keys = {row.labels[0][0] for row in cluster_tables.gpu_labels() if len(row.labels) == 1}
-    keys.add(INSTANCE_TYPE_LABEL)
+    keys.add(INSTANCE_TYPE)
     return [((key, value),) for key, value in had if key in keys]
 
 
@@ -225,8 +218,8 @@ def _facts(
         labels=labels,
         tolerations=tuple(dict.fromkeys(t for item in candidates for t in item.tolerations)),
         room=Room(cpu=min(r.cpu for r in rooms), memory_bytes=min(r.memory_bytes for r in rooms)),
-        efa=min(int(node.allocatable.get("vpc.amazonaws.com/efa", 0)) for node in nodes),
-        hugepages_bytes=min(int(node.allocatable.get("hugepages-2Mi", 0)) for node in nodes),
+        efa=min(int(node.allocatable.get(EFA, 0)) for node in nodes),
+        hugepages_bytes=min(int(node.allocatable.get(HUGEPAGES, 0)) for node in nodes),
         zone=zone,
         devices=devices_of(nodes),
     )

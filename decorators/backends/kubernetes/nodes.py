@@ -25,7 +25,7 @@ from estimator.hardware.cluster_api import (
     UnreachableError,
     found_at,
 )
-from estimator.hardware.cluster_nodes import RULE, Node, list_nodes, node_of
+from estimator.hardware.cluster_nodes import GPUS, RULE, Node, list_nodes, node_of
 from estimator.hardware.cluster_pools import CAPACITY_TYPE, Growth, could_grow, read_autoscalers
 from estimator.hardware.cluster_tables import Room, SpotLabel
 from estimator.hardware.cluster_taints import Toleration, is_of_table, opening
@@ -189,8 +189,7 @@ def _idle(preflight: Preflight, nodes: list[Node]) -> int | None:
     if usage is None:
         return None
     free = [
-        node.allocatable.get(cluster_pods.GPUS, 0) - (usage[node.name].gpus if node.name in usage else 0)
-        for node in nodes
+        node.allocatable.get(GPUS, 0) - (usage[node.name].gpus if node.name in usage else 0) for node in nodes
     ]
     return sum(gpus >= asked for gpus in free)
 

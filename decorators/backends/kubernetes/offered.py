@@ -7,7 +7,6 @@ from functools import lru_cache
 
 from decorators.backends.interface import ClusterFacts
 from estimator.errors import UserError
-from estimator.hardware import cluster_pods
 from estimator.hardware.cluster_api import (
     ApiRefusedError,
     Clock,
@@ -16,7 +15,7 @@ from estimator.hardware.cluster_api import (
     UnreachableError,
     found_at,
 )
-from estimator.hardware.cluster_nodes import Node, list_nodes, node_of
+from estimator.hardware.cluster_nodes import GPUS, Node, list_nodes, node_of
 from estimator.plan import Request
 
 MULTUS_RESOURCE = "k8s.v1.cni.cncf.io/resourceName"  # of a network: what its pods ask for
@@ -61,7 +60,7 @@ def offered(namespace: str, request: Request) -> ClusterFacts:
             nodes = [
                 node
                 for node in nodes
-                if node.ready and node.allocatable.get(cluster_pods.GPUS, 0) >= max(request.gpus_per_node, 1)
+                if node.ready and node.allocatable.get(GPUS, 0) >= max(request.gpus_per_node, 1)
             ]
             networks = networks_of(get, namespace)
     except (ApiRefusedError, UnreachableError, UserError):

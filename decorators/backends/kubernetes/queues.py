@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping
 from decorators.backends import tables
 from decorators.backends.kubernetes.affinity import HOSTNAME_LABEL
 from decorators.backends.kubernetes.nodes import Preflight
-from decorators.backends.kubernetes.rules import in_words
 from estimator.hardware.cluster_api import ApiRefusedError, Json
-from estimator.hardware.quantities import quantity
+from estimator.hardware.quantities import format_amount, quantity
 
 KUEUE = "kueue.x-k8s.io"
 _Lent = Callable[[str, str], float]  # of a flavor and a resource
@@ -192,7 +191,7 @@ def _amount(item: Json, kind: str, absent: float) -> float:
 def _short(flavor: str, most: Mapping[str, float], asked: Mapping[str, float]) -> str:
     """What of a flavor's quota is too small, in words; empty: nothing."""
     lacks = [
-        f"{in_words(what, most[what])} of {in_words(what, amount)} {what}"
+        f"{format_amount(what, most[what])} of {format_amount(what, amount)} {what}"
         for what, amount in asked.items()
         if amount > most.get(what, amount)
     ]

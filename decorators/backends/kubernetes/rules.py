@@ -10,15 +10,15 @@ from collections.abc import Callable, Mapping
 
 from decorators.backends.interface import ClusterFacts
 from decorators.backends.kubernetes.nodes import Preflight
-from decorators.backends.kubernetes.request import EFA, MB, efa_interfaces, sizes
+from decorators.backends.kubernetes.request import MB, efa_interfaces, sizes
 from decorators.backends.kubernetes.scopes import quota_pod
 from decorators.backends.kubernetes.security import ENFORCE, option
 from estimator.hardware.cluster_api import Json
-from estimator.hardware.cluster_quotas import GPUS, Quota, read_quotas
-from estimator.hardware.quantities import quantity
-from estimator.plan import GIB
+from estimator.hardware.cluster_nodes import DISK, EFA, GPUS
+from estimator.hardware.cluster_quotas import Quota, read_quotas
+from estimator.hardware.quantities import format_amount, quantities
 
-SIZES = ("cpu", "memory", "ephemeral-storage")
+SIZES = ("cpu", "memory", DISK)
 GUARANTEED = "--with kubernetes:qos=Guaranteed gives the pods limits, equal to what they ask for"
 OPEN_NETWORK = "kubectl apply -k infra/kubernetes/components/network-policy"
 _Judge = Callable[..., None]
@@ -31,16 +31,11 @@ def amounts(preflight: Preflight, facts: ClusterFacts) -> dict[str, float]:
     pod = {
         "cpu": float(size["cpu"]),
         "memory": float(size["memory"] * MB),
-        "ephemeral-storage": float(size["disk"] * MB),
+        DISK: float(size["disk"] * MB),
         GPUS: float(request.gpus_per_node),
     }
     extended = dict(preflight.pods.extended) or {EFA: float(efa_interfaces(request, facts))}
     return {name: amount for name, amount in {**pod, **extended}.items() if amount}
-
-
-def in_words(resource: str, amount: float) -> str:
-    """An amount of a resource: "24Gi", "16"."""
-    return f"{amount / GIB:.0f}Gi" if resource in SIZES[1:] else f"{amount:g}"
 
 
 def quota(preflight: Preflight, *, pod: Mapping[str, float]) -> None:
@@ -82,7 +77,7 @@ def _limits(preflight: Preflight, pod: Mapping[str, float]) -> dict[str, float]:
     return {
         name: amount
         for item in _limit_ranges(preflight)
-        for name, amount in {**_numbers(item, "max"), **_numbers(item, "default")}.items()
+        for name, amount in {**quantities(item.get("max")), **quantities(item.get("default"))}.items()
     }
 
 
@@ -90,17 +85,17 @@ def limit_range(preflight: Preflight, *, pod: Mapping[str, float]) -> None:
     """LimitRanges: the most and least of a container, and the limits that it gives those without."""
     fix = f"kubectl describe limitrange -n {preflight.pods.namespace}; ask for less, or have it changed"
     for item in _limit_ranges(preflight):
-        most, least, given = (_numbers(item, kind) for kind in ("max", "min", "default"))
+        most, least, given = (quantities(item.get(kind)) for kind in ("max", "min", "default"))
         for what, asked in pod.items():
-            words = f"{in_words(what, asked)} {what}"
+            words = f"{format_amount(what, asked)} {what}"
             if asked > most.get(what, asked):
-                found = f"allows a container {in_words(what, most[what])} {what}; {words} are needed"
+                found = f"allows a container {format_amount(what, most[what])} {what}; {words} are needed"
                 preflight.findings.no("limit range", f"{item['name']} {found}", fix)
             elif asked < least.get(what, asked):
-                found = f"wants at least {in_words(what, least[what])} {what}; {words} are asked for"
+                found = f"wants at least {format_amount(what, least[what])} {what}; {words} are asked for"
                 preflight.findings.no("limit range", f"{item['name']} {found}", fix)
             elif asked > given.get(what, asked) and not preflight.pods.guaranteed:
-                found = f"gives containers a limit of {in_words(what, given[what])} {what}, below the {words}"
+                found = f"gives containers a limit of {format_amount(what, given[what])} {what}, below the {words}"
                 preflight.findings.no("limit range", f"{item['name']} {found} that are needed", GUARANTEED)
 
 
@@ -113,10 +108,6 @@ def _limit_ranges(preflight: Preflight) -> list[Json]:
         for limits in (item.get("spec") or {}).get("limits") or []
         if limits.get("type") in ("Container", "Pod")
     ]
-
-
-def _numbers(item: Json, kind: str) -> dict[str, float]:
-    return {name: quantity(value) for name, value in (item.get(kind) or {}).items()}
 
 
 def pod_security(preflight: Preflight, *, pod: Mapping[str, float]) -> None:  # noqa: ARG001

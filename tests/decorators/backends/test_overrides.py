@@ -9,12 +9,12 @@ import pytest
 
 from decorators._metaflow import Given
 from decorators.backends.interface import StepRequest, StepValues
-from decorators.backends.kubernetes.request import INSTANCE_TYPE_LABEL
 from decorators.backends.options import Options
 from decorators.backends.overrides import merge_given, request_for, with_given
 from decorators.backends.placing import values_for
 from estimator import Job, Target, plan
 from estimator.errors import UserError
+from estimator.hardware.cluster_nodes import INSTANCE_TYPE
 from estimator.models import find
 from estimator.planning.generation import Drawing, plan_generation
 from tests.decorators.backends.plans import EFA_VARIABLES
@@ -46,7 +46,7 @@ def test_kubernetes_is_asked_in_its_own_units_for_no_less_than_the_plan() -> Non
         "shared_memory": 65536,
         "gpu": 8,
     }
-    assert values.compute["node_selector"] == {INSTANCE_TYPE_LABEL: "p4de.24xlarge"}
+    assert values.compute["node_selector"] == {INSTANCE_TYPE: "p4de.24xlarge"}
 
 
 def test_batch_is_asked_in_mib_and_its_queue_is_left_alone() -> None:
@@ -106,7 +106,7 @@ def test_the_administrators_node_selector_stays() -> None:
     values = _values(_plan({}), {}, "kubernetes", {"team": "ml"})
     assert values.compute["node_selector"] == {
         "team": "ml",
-        INSTANCE_TYPE_LABEL: "p4de.24xlarge",
+        INSTANCE_TYPE: "p4de.24xlarge",
     }
 
 

@@ -155,7 +155,7 @@ def _grown(get: Any, *clouds: str, may: Any = _may) -> Growth:
     return could_grow(read_autoscalers(get, may), REQUEST, frozenset(clouds))
 
 
-@pytest.mark.parametrize("clouds", [(), ("gce",), ("aws",)])
+@pytest.mark.parametrize("clouds", [(), ("gcp",), ("aws",)])
 def test_without_an_autoscaler_nothing_grows(clouds: tuple[str, ...]) -> None:
     grown = _grown(_cluster(None), *clouds)
     assert not grown.possible
@@ -190,7 +190,7 @@ def test_the_cluster_autoscaler_says_which_group_could_grow() -> None:
 def test_groups_of_their_largest_size_are_told() -> None:
     full = _cluster(None, GROUPS.format(most=0))
     assert not _grown(full).possible
-    grown = _grown(full, "gce")
+    grown = _grown(full, "gcp")
     assert not grown.possible
     assert grown.why == "all node groups of the cluster autoscaler have their largest size"
 
@@ -238,7 +238,7 @@ def test_a_status_that_this_login_may_not_read_is_not_asked_for() -> None:
         return False
 
     assert not _grown(get, may=may).possible
-    grown = _grown(get, "gce", may=may)
+    grown = _grown(get, "gcp", may=may)
     assert grown.possible  # nobody is stopped by what is not known
     assert "is not told: this login may not read kube-system/cluster-autoscaler-status" in grown.why
     assert grown.command.startswith("gcloud container node-pools list")

@@ -9,8 +9,8 @@ import pytest
 
 from decorators.backends.interface import MinimumRequest
 from decorators.backends.kubernetes.fit import Fit, fit
-from decorators.backends.kubernetes.request import INSTANCE_TYPE_LABEL
 from decorators.backends.options import Options
+from estimator.hardware.cluster_nodes import INSTANCE_TYPE
 from estimator.hardware.cluster_tables import Room
 from estimator.hardware.cluster_taints import Toleration, tolerated
 from estimator.plan import GIB, Request
@@ -30,7 +30,7 @@ def _fit(*nodes: Any, options: Options | None = None, **changes: Any) -> Fit:
 def test_the_planned_machine_is_found_by_its_type() -> None:
     found = _fit(node("a"), node("b"))
     assert found.names == ("a", "b")
-    assert found.facts.labels == ((INSTANCE_TYPE_LABEL, "p5.48xlarge"),)
+    assert found.facts.labels == ((INSTANCE_TYPE, "p5.48xlarge"),)
     assert (found.facts.zone, found.facts.efa) == ("us-east-1a", 32)
 
 
