@@ -14,7 +14,7 @@ from estimator import hardware
 from estimator.hardware import cluster_pods, cluster_tables
 from estimator.hardware.catalogue import Catalogue, Instance
 from estimator.hardware.cluster import Cluster, ClusterNodes
-from estimator.hardware.cluster_api import ApiRefusedError, Clock, ClusterApi, Json, UnreachableError
+from estimator.hardware.cluster_api import ApiRefusedError, Clock, ClusterApi, UnreachableError
 from estimator.hardware.cluster_nodes import ZONE, Node, clouds_of, fetch_nodes
 from estimator.hardware.cluster_pools import (
     Autoscalers,
@@ -63,14 +63,7 @@ class _Reading:
     """The questions to one cluster; what it doesn't answer is kept as a clause."""
 
     api: ClusterApi
-    clock: Clock
     untold: list[str] = field(default_factory=list)
-
-    def get(self, path: str, **query: str) -> Json:
-        return self.api.get(path, self.clock.left(), **query)
-
-    def may(self, verb: str, resource: str, **attributes: str) -> bool:
-        return self.api.may(verb, resource, self.clock.left(), **attributes)
 
     def optional(self, what: str, ask: Callable[[], T], otherwise: T) -> T:
         try:
@@ -81,12 +74,10 @@ class _Reading:
 
     def usage(self, namespace: str) -> dict[str, cluster_pods.Usage] | None:
         """What runs on the nodes; None where it isn't told. Of the namespace alone where no more is."""
-        if self.may("list", "pods"):
-            return cluster_pods.read_usage(self.get)
-        self.untold.append("what other namespaces use (this login may list pods of its own only)")
-        if self.may("list", "pods", namespace=namespace):
-            return cluster_pods.read_usage(self.get, namespace)
-        return None
+        usage, complete = cluster_pods.allowed_usage(self.api.get, self.api.may, namespace)
+        if not complete:
+            self.untold.append("what other namespaces use (this login may list pods of its own only)")
+        return usage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,18 +106,17 @@ def read_cluster(
 def fetch(context: str | None, rules: PodRules) -> ClusterState:
     """All questions to the cluster, within PLANNING_S; UserError where its nodes can't be had."""
     namespace = rules.namespace
-    with ClusterApi(context, purpose="Planning for a cluster") as api:
-        reading = _Reading(api=api, clock=Clock(overall_s=PLANNING_S))
+    clock = Clock(overall_s=PLANNING_S)
+    with ClusterApi(context, purpose="Planning for a cluster", clock=clock) as api:
+        reading = _Reading(api=api)
         return ClusterState(
             context=api.context,
-            nodes=tuple(fetch_nodes(api, reading.clock.left)),
+            nodes=tuple(fetch_nodes(api)),
             usage=reading.optional("what is in use", lambda: reading.usage(namespace), None),
             autoscalers=reading.optional(
-                "what may add nodes", lambda: read_autoscalers(reading.get, reading.may), Autoscalers()
+                "what may add nodes", lambda: read_autoscalers(api.get, api.may), Autoscalers()
             ),
-            quotas=reading.optional(
-                "quotas", lambda: read_quotas(reading.get, namespace, rules.in_quotas), ()
-            ),
+            quotas=reading.optional("quotas", lambda: read_quotas(api.get, namespace, rules.in_quotas), ()),
             untold=tuple(dict.fromkeys(reading.untold)),
         )
 

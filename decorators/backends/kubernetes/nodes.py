@@ -19,13 +19,12 @@ from estimator.formatting import format_bytes
 from estimator.hardware import cluster_pods, cluster_tables
 from estimator.hardware.cluster_api import (
     ApiRefusedError,
-    Clock,
     ClusterApi,
     Json,
     UnreachableError,
     found_at,
 )
-from estimator.hardware.cluster_nodes import GPUS, RULE, Node, list_nodes, node_of
+from estimator.hardware.cluster_nodes import GPUS, RULE, Node, read_nodes
 from estimator.hardware.cluster_pools import CAPACITY_TYPE, Growth, could_grow, read_autoscalers
 from estimator.hardware.cluster_tables import Room, SpotLabel
 from estimator.hardware.cluster_taints import Toleration, is_of_table, opening
@@ -90,19 +89,10 @@ class Preflight:
     pods: PodSettings
     minimum: MinimumRequest | None
     findings: Findings
-    clock: Clock
-
-    def get(self, path: str, **query: str) -> Json:
-        return self.api.get(path, self.clock.left(), **query)
 
     def find(self, path: str) -> Json | None:
         """What is at a path; None where the cluster has nothing there."""
-        return found_at(self.get, path)
-
-    def may(self, verb: str, resource: str, *, group: str = "", namespace: str = "", name: str = "") -> bool:
-        """Whether this login may, so that nothing is asked that is refused; no namespace: in all of them."""
-        attributes = {"group": group, "namespace": namespace, "name": name}
-        return self.api.may(verb, resource, self.clock.left(), **attributes)
+        return found_at(self.api.get, path)
 
     def namespaced(self, kind: str, name: str = "", group: str = "") -> str:
         root = f"/apis/{group}" if group else "/api/v1"
@@ -112,7 +102,7 @@ class Preflight:
 def check_nodes(preflight: Preflight) -> ClusterFacts:
     """The rows on nodes, GPUs and fabric; facts of what fits."""
     try:
-        nodes = [node_of(item) for item in list_nodes(preflight.get)]
+        nodes = read_nodes(preflight.api.get)
     except (ApiRefusedError, UnreachableError) as error:
         preflight.findings.unknown("nodes", f"not told: {error}", f"An administrator can allow it: {RULE}")
         return ClusterFacts()
@@ -166,8 +156,8 @@ def _daemons(preflight: Preflight, fitting: Fit) -> tuple[Room | None, str]:
     """What the nodes' daemon pods ask for, None where that is not told; and in words."""
     room, assumed = None, " (assumed: this login may not list the pods of all namespaces)"
     try:
-        if preflight.may("list", "pods"):
-            room = cluster_pods.most_of(preflight.get, fitting.names)
+        if preflight.api.may("list", "pods"):
+            room = cluster_pods.most_of(preflight.api.get, fitting.names)
             assumed = " (assumed: the nodes have none yet)"
     except (ApiRefusedError, UnreachableError) as error:
         assumed = f" (assumed: {error})"
@@ -183,7 +173,8 @@ def _idle(preflight: Preflight, nodes: list[Node]) -> int | None:
     """
     asked = preflight.request.gpus_per_node
     try:
-        usage = _usage(preflight) if asked else None
+        api, namespace = preflight.api, preflight.pods.namespace
+        usage = cluster_pods.allowed_usage(api.get, api.may, namespace)[0] if asked else None
     except (ApiRefusedError, UnreachableError):
         return None
     if usage is None:
@@ -194,13 +185,6 @@ def _idle(preflight: Preflight, nodes: list[Node]) -> int | None:
     return sum(gpus >= asked for gpus in free)
 
 
-def _usage(preflight: Preflight) -> dict[str, cluster_pods.Usage] | None:
-    for namespace in ("", preflight.pods.namespace):
-        if preflight.may("list", "pods", namespace=namespace):
-            return cluster_pods.read_usage(preflight.get, namespace)
-    return None
-
-
 def _too_few(preflight: Preflight, fitting: Fit) -> Growth:
     """Add the row; what of nodes may come."""
     request = preflight.request
@@ -208,7 +192,7 @@ def _too_few(preflight: Preflight, fitting: Fit) -> Growth:
     has = f"{len(fitting.names)} of {request.nodes} nodes could take it; the others: {lacks}"
     try:
         growth = could_grow(
-            read_autoscalers(preflight.get, preflight.may),
+            read_autoscalers(preflight.api.get, preflight.api.may),
             request,
             fitting.clouds,
             tolerations=preflight.pods.tolerations,
@@ -244,7 +228,7 @@ def _zones(preflight: Preflight, fitting: Fit) -> None:
 
 def _networks(preflight: Preflight) -> tuple[tuple[str, str], ...]:
     """The namespace's networks for pods that ask for a device; none where Multus isn't there."""
-    return networks_of(preflight.get, preflight.pods.namespace) if preflight.request.nodes > 1 else ()
+    return networks_of(preflight.api.get, preflight.pods.namespace) if preflight.request.nodes > 1 else ()
 
 
 def _fabric(preflight: Preflight, fitting: Fit, facts: ClusterFacts) -> None:

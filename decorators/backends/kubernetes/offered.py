@@ -15,7 +15,7 @@ from estimator.hardware.cluster_api import (
     UnreachableError,
     found_at,
 )
-from estimator.hardware.cluster_nodes import GPUS, Node, list_nodes, node_of
+from estimator.hardware.cluster_nodes import GPUS, Node, read_nodes
 from estimator.plan import Request
 
 MULTUS_RESOURCE = "k8s.v1.cni.cncf.io/resourceName"  # of a network: what its pods ask for
@@ -49,20 +49,14 @@ def networks_of(get: Callable[..., Json], namespace: str) -> tuple[tuple[str, st
 @lru_cache(maxsize=1)
 def offered(namespace: str, request: Request) -> ClusterFacts:
     """What is told without a preflight, by the nodes that have the GPUs; nothing where nobody answers."""
-    clock = Clock(overall_s=_TIMEOUT_S)
     try:
-        with ClusterApi() as api:
-
-            def get(path: str, **query: str) -> Json:
-                return api.get(path, clock.left(), **query)
-
-            nodes = [node_of(item) for item in list_nodes(get)]
+        with ClusterApi(clock=Clock(overall_s=_TIMEOUT_S)) as api:
             nodes = [
                 node
-                for node in nodes
+                for node in read_nodes(api.get)
                 if node.ready and node.allocatable.get(GPUS, 0) >= max(request.gpus_per_node, 1)
             ]
-            networks = networks_of(get, namespace)
+            networks = networks_of(api.get, namespace)
     except (ApiRefusedError, UnreachableError, UserError):
         return ClusterFacts()
     return ClusterFacts(devices=devices_of(nodes), networks=networks) if nodes else ClusterFacts()

@@ -78,7 +78,7 @@ def inspect(
     clock: Clock | None = None,
 ) -> tuple[Findings, ClusterFacts]:
     """All rows, and what the nodes have told. Raises UserError where the API can't be used at all."""
-    with ClusterApi(context) as api:
+    with ClusterApi(context, clock=clock) as api:
         where = f"Kubernetes context {api.context}, namespace {pods.namespace},"
         preflight = Preflight(
             api=api,
@@ -87,7 +87,6 @@ def inspect(
             pods=pods,
             minimum=minimum,
             findings=Findings(where=where),
-            clock=clock or Clock(),
         )
         access(preflight)
         for check in CHECKS:
@@ -97,7 +96,7 @@ def inspect(
         for judge in (*rules.RULES, priority.priority_class, queues.queue):
             ask(preflight, partial(judge, pod=pod), judge.__name__)
         facts = replace(facts, near=_near(preflight))
-    images.check(pods.image, preflight.findings, preflight.clock, gpus=bool(request.gpus_per_node))
+    images.check(pods.image, preflight.findings, api.clock, gpus=bool(request.gpus_per_node))
     return preflight.findings, facts
 
 
@@ -105,7 +104,7 @@ def inspect_beside(
     step: str, request: Request, *, options: Options, pods: PodSettings, clock: Clock | None = None
 ) -> Findings:
     """The rows on nodes for another step of a run that :func:`inspect` has passed: its size differs."""
-    with ClusterApi() as api:
+    with ClusterApi(clock=clock) as api:
         findings = Findings(where=f"For step {step}, Kubernetes context {api.context}")
         check_nodes(
             Preflight(
@@ -115,7 +114,6 @@ def inspect_beside(
                 pods=pods,
                 minimum=None,
                 findings=findings,
-                clock=clock or Clock(),
             )
         )
     return findings
@@ -135,7 +133,7 @@ def ask(preflight: Preflight, check: Callable[[Preflight], None], name: str = ""
 def access(preflight: Preflight) -> None:
     """Raise UserError where the API doesn't answer this login."""
     try:
-        preflight.get("/apis")
+        preflight.api.get("/apis")
     except (ApiRefusedError, UnreachableError) as error:
         if isinstance(error, UnreachableError) or error.status == 401:
             raise api_error(error, preflight.api.server) from None
@@ -192,7 +190,7 @@ def _permission(preflight: Preflight) -> None:
 
 def allowed(preflight: Preflight, verb: str, resource: str, group: str) -> bool:
     """Whether this login may do that in the namespace."""
-    return preflight.may(verb, resource, group=group, namespace=preflight.pods.namespace)
+    return preflight.api.may(verb, resource, group=group, namespace=preflight.pods.namespace)
 
 
 def _service_account(preflight: Preflight) -> None:

@@ -14,7 +14,7 @@ def priority_class(preflight: Preflight, *, pod: Mapping[str, float]) -> None:  
     name = quota_pod(preflight.options).priority_class
     if name is None:
         return
-    there = [item.name for item in read_priority_classes(preflight.get)]
+    there = [item.name for item in read_priority_classes(preflight.api.get)]
     if name in there:
         preflight.findings.ok("priority class", name)
         return

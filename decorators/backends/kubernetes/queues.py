@@ -78,7 +78,7 @@ def _levels(preflight: Preflight, flavor: str, version: str) -> list[str]:
 
 
 def _other_queues(preflight: Preflight, name: str, version: str) -> None:
-    listed = preflight.get(preflight.namespaced("localqueues", "", version)).get("items") or []
+    listed = preflight.api.get(preflight.namespaced("localqueues", "", version)).get("items") or []
     others = [item["metadata"]["name"] for item in listed]
     preflight.findings.no(
         "queue",
@@ -149,7 +149,7 @@ def _lent(preflight: Preflight, name: str, spec: Json, version: str) -> _Lent:
     if not (cohort := _cohort(spec)):
         return lambda *_: 0.0
     try:
-        listed = preflight.get(f"/apis/{version}/clusterqueues").get("items") or []
+        listed = preflight.api.get(f"/apis/{version}/clusterqueues").get("items") or []
         own = (preflight.find(f"/apis/{version}/cohorts/{cohort}") or {}).get("spec") or {}
     except ApiRefusedError:
         return lambda *_: math.inf

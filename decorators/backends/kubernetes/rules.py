@@ -47,7 +47,7 @@ def quota(preflight: Preflight, *, pod: Mapping[str, float]) -> None:
     # Metaflow makes a JobSet of several nodes, JobSet a Job for each and a service for their names
     needed |= {"count/jobsets.jobset.x-k8s.io": many, "services": many, "count/services": many}
     limits = _limits(preflight, pod)
-    for line in read_quotas(preflight.get, namespace, quota_pod(preflight.options)):
+    for line in read_quotas(preflight.api.get, namespace, quota_pod(preflight.options)):
         fix = f"kubectl describe resourcequota {line.name} -n {namespace}"
         asked = needed.get(line.resource, 0.0)
         if line.what.startswith("limits."):
@@ -95,13 +95,14 @@ def limit_range(preflight: Preflight, *, pod: Mapping[str, float]) -> None:
                 found = f"wants at least {format_amount(what, least[what])} {what}; {words} are asked for"
                 preflight.findings.no("limit range", f"{item['name']} {found}", fix)
             elif asked > given.get(what, asked) and not preflight.pods.guaranteed:
-                found = f"gives containers a limit of {format_amount(what, given[what])} {what}, below the {words}"
+                limit = format_amount(what, given[what])
+                found = f"gives containers a limit of {limit} {what}, below the {words}"
                 preflight.findings.no("limit range", f"{item['name']} {found} that are needed", GUARANTEED)
 
 
 def _limit_ranges(preflight: Preflight) -> list[Json]:
     """Those of containers and pods, which are one here, each with its name."""
-    listed = preflight.get(preflight.namespaced("limitranges")).get("items") or []
+    listed = preflight.api.get(preflight.namespaced("limitranges")).get("items") or []
     return [
         {**limits, "name": item["metadata"]["name"]}
         for item in listed
@@ -125,7 +126,7 @@ def network_policy(preflight: Preflight, *, pod: Mapping[str, float]) -> None:  
     if preflight.request.nodes < 2:
         return
     path = preflight.namespaced("networkpolicies", group="networking.k8s.io/v1")
-    policies = [item.get("spec") or {} for item in preflight.get(path).get("items") or []]
+    policies = [item.get("spec") or {} for item in preflight.api.get(path).get("items") or []]
     closed = [
         way
         for way, peers in (("ingress", "from"), ("egress", "to"))
