@@ -41,6 +41,11 @@ class Node:
     taints: tuple[str, ...]
     cloud: str | None  # by its provider's scheme; None: on premises
 
+    @property
+    def unavailable(self) -> str | None:
+        """Why it takes no pods now; None: it does."""
+        return "not Ready" if not self.ready else "unschedulable (cordoned)" if self.unschedulable else None
+
 
 def fetch(context: str | None = None) -> tuple[str, list[Node]]:
     """The context's name and the cluster's nodes; UserError where they can't be had, within seconds."""

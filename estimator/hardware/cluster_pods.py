@@ -3,17 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from estimator.hardware.cluster_api import Json, list_all
-from estimator.hardware.cluster_nodes import GPUS
+from estimator.hardware.cluster_nodes import GPUS, ZONE
+from estimator.hardware.cluster_quotas import QuotaPod
 from estimator.hardware.cluster_tables import Room
+from estimator.hardware.cluster_taints import Toleration, fence
 from estimator.hardware.quantities import quantity
 
 ASKED_NODES = 4  # nodes that one selector finds are of one kind, and one question each is enough
 _STAYING = ("DaemonSet", "Node")  # who owns them; the kubelet's own static pods belong to the node
 _RUNNING = "status.phase!=Succeeded,status.phase!=Failed"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PodRules:
+    """By what nodes, NodePools and quotas take a run's pods or don't."""
+
+    namespace: str = "default"
+    node_selector: tuple[tuple[str, str], ...] = ()
+    tolerations: tuple[Toleration, ...] = ()
+    of_table: bool = True  # pods with GPUs get tolerations of the taints that mark GPU nodes, too
+    zone: str | None = None
+    in_quotas: QuotaPod = field(default_factory=QuotaPod)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Labels that a node must have, the zone's among them."""
+        return {**dict(self.node_selector), **({ZONE: self.zone} if self.zone else {})}
+
+    def refuses(self, labels: Mapping[str, str]) -> str | None:
+        """Return what a node with these labels lacks; None: nothing."""
+        missing = [(name, value) for name, value in self.labels.items() if labels.get(name) != value]
+        for name, value in missing:
+            return f"not in zone {value}" if name == ZONE else f"without the label {name}={value}"
+        return None
+
+    def fence(
+        self, taints: Iterable[str], *, gpus: bool = True
+    ) -> tuple[tuple[Toleration, ...], tuple[str, ...]]:
+        """Return (tolerations that pods with or without GPUs are given, taints that keep them away)."""
+        return fence(taints, self.tolerations, of_table=self.of_table and gpus)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

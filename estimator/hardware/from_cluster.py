@@ -13,8 +13,7 @@ from estimator.hardware import cluster_tables
 from estimator.hardware.catalogue import Catalogue, Gpu, Instance
 from estimator.hardware.cluster import Aside, Cluster, ClusterNodes, Free
 from estimator.hardware.cluster_nodes import CLOUDS, DISK, EFA, GPUS, INSTANCE_TYPE, REGION, ZONE, Node
-from estimator.hardware.cluster_pods import Usage
-from estimator.hardware.cluster_taints import Toleration, fence
+from estimator.hardware.cluster_pods import PodRules, Usage
 from estimator.plan import MIB
 
 PRODUCT, PRODUCT_MIB = "nvidia.com/gpu.product", "nvidia.com/gpu.memory"
@@ -36,15 +35,13 @@ def group(
     context: str,
     nodes: Iterable[Node],
     catalogue: Catalogue,
+    rules: PodRules,
     *,
     usage: Mapping[str, Usage] | None = None,
-    tolerations: tuple[Toleration, ...] = (),
-    of_table: bool = True,
 ) -> Cluster:
     """Equal nodes together; those that can't be used by reason.
 
-    ``usage``: what runs on the nodes, by name; None: not told. ``tolerations``: the pods' own; ``of_table``:
-    they get those of the table of GPU taints, too.
+    ``usage``: what runs on the nodes, by name; None: not told.
     """
     usable: dict[tuple[object, ...], list[ClusterNodes]] = {}
     aside: dict[str, list[str]] = {}
@@ -60,7 +57,7 @@ def group(
         except _LeftAsideError as reason:
             aside.setdefault(str(reason), []).append(node.name)
             continue
-        one = replace(one, fences=fence(one.taints, tolerations, of_table=of_table)[1])
+        one = replace(one, fences=rules.fence(one.taints)[1])
         machine = (one.instance.name, one.gpu.name, one.instance.gpu_count, one.efa, one.spot)
         key = (*machine, one.taints, one.free_gpus)
         usable.setdefault(key, []).append(one)
@@ -124,10 +121,8 @@ def _beside(one: ClusterNodes, used: Usage | None) -> ClusterNodes:
 
 def _usable(node: Node, catalogue: Catalogue) -> ClusterNodes:
     """One node as a group of itself; raises _LeftAsideError."""
-    if not node.ready:
-        raise _LeftAsideError("not Ready")
-    if node.unschedulable:
-        raise _LeftAsideError("unschedulable (cordoned)")
+    if node.unavailable:
+        raise _LeftAsideError(node.unavailable)
     _whole_gpus(node)
     count = int(node.allocatable.get(GPUS, 0))
     gpu = _sized(node, _gpu(node, catalogue))

@@ -15,7 +15,8 @@ from estimator.hardware import cluster_pods, cluster_tables
 from estimator.hardware.catalogue import Catalogue, Instance
 from estimator.hardware.cluster import Cluster, ClusterNodes
 from estimator.hardware.cluster_api import ApiRefusedError, Clock, ClusterApi, UnreachableError
-from estimator.hardware.cluster_nodes import ZONE, Node, clouds_of, fetch_nodes
+from estimator.hardware.cluster_nodes import Node, clouds_of, fetch_nodes
+from estimator.hardware.cluster_pods import PodRules
 from estimator.hardware.cluster_pools import (
     Autoscalers,
     NodeGroup,
@@ -23,8 +24,7 @@ from estimator.hardware.cluster_pools import (
     machine_labels,
     read_autoscalers,
 )
-from estimator.hardware.cluster_quotas import Quota, QuotaPod, read_quotas
-from estimator.hardware.cluster_taints import Toleration, fence
+from estimator.hardware.cluster_quotas import Quota, read_quotas
 from estimator.hardware.from_cluster import group
 
 PLANNING_S = 10.0  # for all questions before a plan
@@ -37,25 +37,6 @@ GROUP_LABELS = (
     "agentpool",
 )
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PodRules:
-    """What the run's pods bring, by which nodes take them or don't."""
-
-    namespace: str = "default"
-    node_selector: tuple[tuple[str, str], ...] = ()
-    tolerations: tuple[Toleration, ...] = ()
-    of_table: bool = True  # they get tolerations of the taints that mark GPU nodes, too
-    zone: str | None = None
-    in_quotas: QuotaPod = field(default_factory=QuotaPod)
-
-    def suit(self, node: Node) -> bool:
-        """Whether the selector and the zone leave a node."""
-        labels = node.labels
-        return all(labels.get(name) == value for name, value in self.node_selector) and (
-            self.zone is None or labels.get(ZONE) == self.zone
-        )
 
 
 @dataclass(kw_only=True, slots=True)
@@ -125,11 +106,10 @@ def offered(state: ClusterState, catalogue: Catalogue, rules: PodRules) -> Clust
     """What the cluster offers pods with these rules."""
     there = group(
         state.context,
-        [node for node in state.nodes if rules.suit(node)],
+        [node for node in state.nodes if rules.refuses(node.labels) is None],
         catalogue,
+        rules,
         usage=state.usage,
-        tolerations=rules.tolerations,
-        of_table=rules.of_table,
     )
     scalers, untold = state.autoscalers, state.untold
     clouds = clouds_of(state.nodes)
@@ -158,14 +138,10 @@ def _machines(catalogue: Catalogue, clouds: Iterable[str]) -> list[Instance]:
 
 def _of_pool(pool: NodePool, machines: list[Instance], rules: PodRules) -> Iterator[ClusterNodes]:
     """The machines that a NodePool may start for the run's pods."""
-    own = dict(pool.labels)
-    if any(own.get(name, value) != value for name, value in rules.node_selector):
-        return
-    wished = {**dict(rules.node_selector), **({ZONE: rules.zone} if rules.zone else {})}
-    fences = fence(pool.taints, rules.tolerations, of_table=rules.of_table)[1]
+    fences = rules.fence(pool.taints)[1]
     for item in machines:
         room = pool.room_for(item)
-        if room != 0 and pool.refuses({**machine_labels(item), **wished}) is None:
+        if room != 0 and pool.refuses({**machine_labels(item), **rules.labels}) is None:
             yield replace(
                 _new(item),
                 may_come=room,

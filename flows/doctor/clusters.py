@@ -28,7 +28,7 @@ _REMOTE_METADATA = "Set METAFLOW_SERVICE_URL and METAFLOW_DEFAULT_METADATA=servi
 def kubernetes() -> list[Line]:
     """A line for steps on one node, for those on several, for Argo Workflows, and what isn't known."""
     names = ("kubernetes", "kubernetes, several nodes", "argo-workflows")
-    pods = PodSettings.of(_request("kubernetes", nodes=1))
+    pods = PodSettings.of(_request("kubernetes", nodes=1), gpus=False)
     try:
         found = survey(pods)
     except UserError as error:

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 
 from decorators.backends.interface import ClusterFacts, MinimumRequest
 from decorators.backends.kubernetes.offered import devices_of
-from decorators.backends.options import Options
 from estimator import hardware
 from estimator.formatting import format_bytes
 from estimator.hardware import cluster_tables
 from estimator.hardware.cluster import ClusterNodes
 from estimator.hardware.cluster_nodes import DISK, EFA, HUGEPAGES, INSTANCE_TYPE, ZONE, Node, clouds_of
+from estimator.hardware.cluster_pods import PodRules
 from estimator.hardware.cluster_tables import Room, SpotLabel
-from estimator.hardware.cluster_taints import Toleration, fence
+from estimator.hardware.cluster_taints import Toleration
 from estimator.hardware.from_cluster import group
 from estimator.plan import MIB, Request
 
@@ -46,39 +46,32 @@ class _Criteria:
     """What a node must offer for one of the run's pods."""
 
     request: Request
-    options: Options
+    rules: PodRules
     minimum: MinimumRequest
     daemons: Room
-    own: tuple[Toleration, ...]
-    own_only: bool
     extended: tuple[tuple[str, float], ...]
 
 
 def fit(
     nodes: Iterable[Node],
     request: Request,
-    options: Options,
+    rules: PodRules,
     minimum: MinimumRequest | None = None,
     *,
     daemons: Room | None = None,
-    own: tuple[Toleration, ...] = (),
-    own_only: bool = False,
     extended: tuple[tuple[str, float], ...] = (),
 ) -> Fit:
     """Judge each node by itself, before the pods that run there now.
 
-    ``daemons``: what daemon pods ask for; None: what the table says. ``own``: the user's tolerations;
-    ``own_only``: they stand instead of those that a request for GPUs gets by the table of taints.
-    ``extended``: further resources that the user asks for, by name.
+    ``daemons``: what daemon pods ask for; None: what the table says. ``extended``: further resources that the
+    user asks for, by name.
     """
     all_nodes = tuple(nodes)
     criteria = _Criteria(
         request=request,
-        options=options,
+        rules=replace(rules, node_selector=(*rules.node_selector, *request.node_labels)),
         minimum=minimum or MinimumRequest(cpu=request.cpu, memory_bytes=request.memory_mib * MIB),
         daemons=daemons or cluster_tables.daemons(),
-        own=own,
-        own_only=own_only,
         extended=extended,
     )
     candidates: list[_Candidate] = []
@@ -110,19 +103,12 @@ def fit(
 
 def _judge(node: Node, criteria: _Criteria) -> _Candidate | str:
     """The node as a candidate, or what is wrong with it."""
-    request, zone = criteria.request, criteria.options.zone
-    if not node.ready:
-        return "not Ready"
-    if node.unschedulable:
-        return "cordoned"
-    missing = [f"{k}={v}" for k, v in request.node_labels if node.labels.get(k) != v]
-    if missing:
-        return f"without the label {missing[0]}"
-    if zone and node.labels.get(ZONE) != zone:
-        return f"not in zone {zone}"
+    request, rules = criteria.request, criteria.rules
+    if reason := node.unavailable or rules.refuses(node.labels):
+        return reason
     one: ClusterNodes | None = None
     if request.gpus_per_node:
-        cluster = group("", [node], hardware.current())
+        cluster = group("", [node], hardware.current(), rules)
         if not cluster.nodes:
             return cluster.aside[0].reason if cluster.aside else "without GPUs"
         one = cluster.nodes[0]
@@ -147,9 +133,7 @@ def _sized(node: Node, one: ClusterNodes | None, criteria: _Criteria) -> _Candid
     for name, count in criteria.extended:
         if node.allocatable.get(name, 0.0) < count:
             return f"with {node.allocatable.get(name, 0.0):g} of {count:g} {name}"
-    needed, closed = fence(
-        node.taints, criteria.own, of_table=bool(request.gpus_per_node) and not criteria.own_only
-    )
+    needed, closed = criteria.rules.fence(node.taints, gpus=bool(request.gpus_per_node))
     if closed:
         return f"{FENCED} {closed[0]}"
     return _Candidate(node=node, group=one, tolerations=needed)

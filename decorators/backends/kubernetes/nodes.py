@@ -8,10 +8,11 @@ from functools import partial
 from decorators._metaflow import deployer
 from decorators.backends import tables
 from decorators.backends.findings import Findings
-from decorators.backends.interface import ClusterFacts, MinimumRequest, StepRequest
+from decorators.backends.interface import ClusterFacts, Destination, MinimumRequest, StepRequest
 from decorators.backends.kubernetes.fabric import GKE_INTERFACES, fabric_of
 from decorators.backends.kubernetes.fit import Fit, fit
 from decorators.backends.kubernetes.offered import networks_of
+from decorators.backends.kubernetes.scopes import quota_pod
 from decorators.backends.kubernetes.security import is_restricted
 from decorators.backends.options import Options
 from estimator import hardware
@@ -25,6 +26,7 @@ from estimator.hardware.cluster_api import (
     found_at,
 )
 from estimator.hardware.cluster_nodes import GPUS, RULE, Node, read_nodes
+from estimator.hardware.cluster_pods import PodRules
 from estimator.hardware.cluster_pools import CAPACITY_TYPE, Growth, could_grow, read_autoscalers
 from estimator.hardware.cluster_tables import Room, SpotLabel
 from estimator.hardware.cluster_taints import Toleration, is_of_table, opening
@@ -37,32 +39,26 @@ INSTALL_EFA = "kubectl apply -k infra/kubernetes/components/efa-device-plugin"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PodSettings:
+class PodSettings(PodRules):
     """What Metaflow will submit a step's pods with, beside their size."""
 
-    namespace: str = "default"
     service_account: str | None = None
     image: str | None = None
     pull_secrets: tuple[str, ...] = ()
-    node_selector: tuple[tuple[str, str], ...] = ()  # the user's own
-    tolerations: tuple[Toleration, ...] = ()  # beside those that the request gets by the table of taints
-    own_tolerations: bool = False  # the user's stand instead of the table's
     extended: tuple[tuple[str, float], ...] = ()  # the user's own extended resources
     guaranteed: bool = False  # limits equal to what is asked for; else none but of GPUs
     restricted: bool = False  # meets the pod security standard of that name
     submits: bool = True  # this login does, rather than a scheduler that the flow is deployed to
 
     @classmethod
-    def of(cls, step_request: StepRequest) -> PodSettings:
+    def of(cls, destination: Destination | StepRequest, *, gpus: bool = True) -> PodSettings:
         """The settings before the step is placed, also where it has been: so a cluster is asked once."""
-        values, selector = step_request.configured, step_request.given.get("node_selector")
-        own_tolerations = "tolerations" in step_request.given
+        values, selector = destination.configured, destination.given.get("node_selector")
+        of_table = "tolerations" not in destination.given
         tolerations = tuple(Toleration.of(item) for item in values.get("tolerations") or ())
-        if (
-            step_request.request.gpus_per_node and not own_tolerations
-        ):  # of what the table knows some may be ours
+        if gpus and of_table:  # of what the table knows some may be ours
             tolerations = tuple(item for item in tolerations if not is_of_table(item))
-        extended = values.get("extended_resources") if "extended_resources" in step_request.given else None
+        extended = values.get("extended_resources") if "extended_resources" in destination.given else None
         labels = selector.value if selector is not None and isinstance(selector.value, dict) else {}
         return cls(
             namespace=values.get("namespace") or "default",
@@ -71,7 +67,9 @@ class PodSettings:
             pull_secrets=tuple(values.get("image_pull_secrets") or ()),
             node_selector=tuple(labels.items()),
             tolerations=tolerations,
-            own_tolerations=own_tolerations,
+            of_table=of_table,
+            zone=destination.options.zone,
+            in_quotas=quota_pod(destination.options),
             extended=tuple((name, float(count)) for name, count in (extended or {}).items()),
             guaranteed=str(values.get("qos") or "").lower() == "guaranteed",
             restricted=is_restricted(values.get("security_context") or {}),
@@ -106,17 +104,13 @@ def check_nodes(preflight: Preflight) -> ClusterFacts:
     except (ApiRefusedError, UnreachableError) as error:
         preflight.findings.unknown("nodes", f"not told: {error}", f"An administrator can allow it: {RULE}")
         return ClusterFacts()
-    pods = preflight.pods
-    nodes = [node for node in nodes if set(pods.node_selector) <= set(node.labels.items())]
     judge = partial(
         fit,
         nodes,
         preflight.request,
-        preflight.options,
+        preflight.pods,
         preflight.minimum,
-        own=pods.tolerations,
-        own_only=pods.own_tolerations,
-        extended=pods.extended,
+        extended=preflight.pods.extended,
     )
     fitting = judge()
     daemons, beside = _daemons(preflight, fitting)
@@ -195,8 +189,7 @@ def _too_few(preflight: Preflight, fitting: Fit) -> Growth:
             read_autoscalers(preflight.api.get, preflight.api.may),
             request,
             fitting.clouds,
-            tolerations=preflight.pods.tolerations,
-            of_table=not preflight.pods.own_tolerations,
+            preflight.pods,
         )
     except (ApiRefusedError, UnreachableError) as error:
         preflight.findings.unknown("nodes", f"{has}; what could be added is not told: {error}")

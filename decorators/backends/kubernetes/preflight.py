@@ -35,7 +35,10 @@ def check_cluster(step_request: StepRequest) -> ClusterFacts:
     A cluster is asked once by each process, however many steps of a run want to know.
     """
     return _check_once(
-        step_request.request, step_request.options, PodSettings.of(step_request), step_request.minimum
+        step_request.request,
+        step_request.options,
+        PodSettings.of(step_request, gpus=bool(step_request.request.gpus_per_node)),
+        step_request.minimum,
     )
 
 
@@ -49,7 +52,12 @@ def check_cluster_beside(step_request: StepRequest) -> None:
     request = replace(
         step_request.request, cpu=math.ceil(sizes["cpu"]), memory_mib=mib["memory"], disk_mib=mib["disk"]
     )
-    _check_beside_once(step_request.step, request, step_request.options, PodSettings.of(step_request))
+    _check_beside_once(
+        step_request.step,
+        request,
+        step_request.options,
+        PodSettings.of(step_request, gpus=bool(step_request.request.gpus_per_node)),
+    )
 
 
 @lru_cache(maxsize=4)

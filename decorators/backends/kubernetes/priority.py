@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from decorators.backends.kubernetes.nodes import Preflight
-from decorators.backends.kubernetes.scopes import quota_pod
 from estimator.hardware.cluster_priorities import read_priority_classes
 
 
 def priority_class(preflight: Preflight, *, pod: Mapping[str, float]) -> None:  # noqa: ARG001
     """Is it there? Pods of one that isn't are refused when a Job's controller makes them."""
-    name = quota_pod(preflight.options).priority_class
+    name = preflight.pods.in_quotas.priority_class
     if name is None:
         return
     there = [item.name for item in read_priority_classes(preflight.api.get)]

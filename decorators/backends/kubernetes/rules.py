@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from decorators.backends.interface import ClusterFacts
 from decorators.backends.kubernetes.nodes import Preflight
 from decorators.backends.kubernetes.request import MB, efa_interfaces, sizes
-from decorators.backends.kubernetes.scopes import quota_pod
 from decorators.backends.kubernetes.security import ENFORCE, option
 from estimator.hardware.cluster_api import Json
 from estimator.hardware.cluster_nodes import DISK, EFA, GPUS
@@ -47,7 +46,7 @@ def quota(preflight: Preflight, *, pod: Mapping[str, float]) -> None:
     # Metaflow makes a JobSet of several nodes, JobSet a Job for each and a service for their names
     needed |= {"count/jobsets.jobset.x-k8s.io": many, "services": many, "count/services": many}
     limits = _limits(preflight, pod)
-    for line in read_quotas(preflight.api.get, namespace, quota_pod(preflight.options)):
+    for line in read_quotas(preflight.api.get, namespace, preflight.pods.in_quotas):
         fix = f"kubectl describe resourcequota {line.name} -n {namespace}"
         asked = needed.get(line.resource, 0.0)
         if line.what.startswith("limits."):
