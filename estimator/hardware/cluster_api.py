@@ -86,6 +86,23 @@ def api_error(
     return UserError(f"{api} answers with status {error.status}.", "Try `kubectl get nodes`.")
 
 
+def failure_of(error: BaseException) -> ApiRefusedError | UnreachableError:
+    """Classify an exception of the kubernetes library, or of whatever it has caused."""
+    from kubernetes.client import ApiException
+
+    origin: BaseException | None = error
+    while origin is not None and not isinstance(origin, ApiException):
+        origin = origin.__cause__ or origin.__context__
+    if origin is None:
+        return UnreachableError(plain(error))
+    try:
+        words = str(json.loads(origin.body or "{}")["message"])
+    except (ValueError, KeyError):
+        words = str(origin.reason or origin)
+    words = " ".join(words.split())
+    return ApiRefusedError(origin.status, words) if origin.status else UnreachableError(words)
+
+
 @dataclass(kw_only=True, slots=True)
 class Clock:
     """The time that asking a cluster may take, in seconds."""
