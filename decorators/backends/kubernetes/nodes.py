@@ -25,11 +25,12 @@ from estimator.hardware.cluster_api import (
     UnreachableError,
     found_at,
 )
-from estimator.hardware.cluster_nodes import GPUS, RULE, Node, read_nodes
+from estimator.hardware.cluster_nodes import RULE, Node, read_nodes
 from estimator.hardware.cluster_pods import PodRules
 from estimator.hardware.cluster_pools import CAPACITY_TYPE, Growth, could_grow, read_autoscalers
 from estimator.hardware.cluster_tables import Room, SpotLabel
 from estimator.hardware.cluster_taints import Toleration, is_of_table, opening
+from estimator.hardware.from_cluster import group
 from estimator.plan import Request
 
 DEVICE_PLUGIN = f"kubectl apply -f {tables.release('NVIDIA device plugin').manifest}"
@@ -173,10 +174,8 @@ def _idle(preflight: Preflight, nodes: list[Node]) -> int | None:
         return None
     if usage is None:
         return None
-    free = [
-        node.allocatable.get(GPUS, 0) - (usage[node.name].gpus if node.name in usage else 0) for node in nodes
-    ]
-    return sum(gpus >= asked for gpus in free)
+    grouped = group("", nodes, hardware.current(), preflight.pods, usage=usage)
+    return sum(alike.count for alike in grouped.nodes if alike.free_gpus >= asked)
 
 
 def _too_few(preflight: Preflight, fitting: Fit) -> Growth:
