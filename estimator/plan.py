@@ -16,7 +16,7 @@ from typing import Any, Literal
 from estimator.formatting import GIB as GIB
 from estimator.formatting import MIB as MIB
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 # Categories of a MemoryEstimate that are no tensors
 RUNTIME = "runtime"
@@ -135,7 +135,7 @@ class Request:
 
     nodes: int
     gpus_per_node: int  # 0: the job runs on CPUs
-    gpu: str | None  # a name of the GPU table
+    gpu_type: str | None  # a name of the GPU table
     cpu: int  # cores
     memory_mib: int
     shared_memory_mib: int

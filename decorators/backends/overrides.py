@@ -103,7 +103,7 @@ def request_for(plan: Plan, role: Role) -> Request:
             request,
             nodes=1,
             gpus_per_node=0,
-            gpu=None,  # its queue is not that of the GPUs
+            gpu_type=None,  # its queue is not that of the GPUs
             cpu=min(request.cpu, PREPARE_CPU),
             memory_mib=min(request.memory_mib, PREPARE_MEMORY // MIB),
             shared_memory_mib=0,

@@ -58,17 +58,17 @@ class Retrying:
                 step_request = replace(
                     step_request, facts=backend.preflight(replace(step_request, configured=present))
                 )
-            elif backend.machine_follows_queue and not options.queue_for(request.gpu):
-                raise UserError(f"no queue is named for it: FINETUNE_QUEUES={request.gpu}=QUEUE")
+            elif backend.machine_follows_queue and not options.queue_for(request.gpu_type):
+                raise UserError(f"no queue is named for it: FINETUNE_QUEUES={request.gpu_type}=QUEUE")
         except UserError as error:
-            say(f"The next attempt has the same GPUs, as {request.gpu} can't be had: {error.problem}")
+            say(f"The next attempt has the same GPUs, as {request.gpu_type} can't be had: {error.problem}")
             return {}
         values = backend.values_for(step_request)
         # Metaflow has merged @resources into the compute decorator by now
         sizes = {name: value for name, value in values.resources.items() if value is not None}
         sizes = {name: value for name, value in sizes.items() if name in present}
         self.step.set_values(step_request.backend, {**_texts(sizes), **values.compute})
-        say(f"The next attempt asks for {request.gpus_per_node}x {request.gpu} on each node.")
+        say(f"The next attempt asks for {request.gpus_per_node}x {request.gpu_type} on each node.")
         patches = pod_shape.remembered_with(self.step.name, values.pod_patches)
         return self.carry(plan) | patches | remembered_with(self.step, values.environment)
 

@@ -180,7 +180,7 @@ def could_grow(
 def refusal(pool: NodePool, request: Request, rules: PodRules) -> str | None:
     """Why a NodePool would not start nodes for the request, in words; None: it could."""
     instance = hardware.current().find_instance(request.instance_type)
-    labels = machine_labels(instance, request.gpu) if instance is not None else {}
+    labels = machine_labels(instance, request.gpu_type) if instance is not None else {}
     labels |= rules.labels | dict(request.node_labels) | ({CAPACITY_TYPE: "spot"} if request.spot else {})
     if broken := pool.refuses(labels):
         return broken

@@ -41,7 +41,7 @@ def nodes_of(plan: Plan, cluster: Cluster) -> tuple[ClusterNodes, ...]:
     return tuple(
         nodes
         for nodes in cluster.nodes
-        if (nodes.instance.name, nodes.gpu.name) == (request.instance_type, request.gpu)
+        if (nodes.instance.name, nodes.gpu.name) == (request.instance_type, request.gpu_type)
     )
 
 
@@ -78,7 +78,7 @@ def _of_quota(error: UserError, plan: Plan, cluster: Cluster) -> UserError:
     if not short:
         return error
     quota = min(short, key=lambda quota: quota.most / needs[quota.resource])
-    machines = f"{request.nodes} node(s) of {request.gpus_per_node}x {request.gpu}"
+    machines = f"{request.nodes} node(s) of {request.gpus_per_node}x {request.gpu_type}"
     return UserError(
         f"ResourceQuota {quota.name} allows {quota.amount(quota.most)} {quota.what} "
         f"({quota.amount(quota.used)} of them in use); {plan.model} ({plan.method}) needs "

@@ -38,7 +38,7 @@ class JobSettings:
         queue = (
             values.get("queue")
             if "queue" in step_request.given
-            else step_request.options.queue_for(step_request.request.gpu)
+            else step_request.options.queue_for(step_request.request.gpu_type)
         )
         return cls(
             queue=queue or values.get("queue"), image=values.get("image"), iam_role=values.get("iam_role")
@@ -205,7 +205,7 @@ def _refusal(preflight: _Preflight, item: Mapping[str, Any]) -> str | None:
         return None
     if not _fitting(resources, request, minimum) and not _untold(resources, request):
         has = ", ".join(resources.get("instanceTypes") or []) or "no instance types"
-        machine = f"{request.gpus_per_node} {request.gpu or 'GPU'}" if request.gpus_per_node else "machine"
+        machine = f"{request.gpus_per_node} {request.gpu_type or 'GPU'}" if request.gpus_per_node else "machine"
         return f"{has}: none has {machine}, {minimum.cpu:g} vCPUs, {format_bytes(minimum.memory_bytes)}"
     most = resources.get("maxvCpus")
     needed = _vcpus(resources, request, minimum)
@@ -216,7 +216,7 @@ def _refusal(preflight: _Preflight, item: Mapping[str, Any]) -> str | None:
 
 def _none_able(preflight: _Preflight) -> None:
     request = preflight.request
-    what = f"{request.nodes} x {request.gpus_per_node} {request.gpu}" if request.gpus_per_node else "the step"
+    what = f"{request.nodes} x {request.gpus_per_node} {request.gpu_type}" if request.gpus_per_node else "the step"
     rows = [row.found for row in preflight.findings.rows if row.check == "compute environment"]
     preflight.findings.no("compute environment", f"none can take {what} ({'; '.join(rows)})", INFRA)
 
@@ -224,7 +224,7 @@ def _none_able(preflight: _Preflight) -> None:
 def _fitting(resources: Mapping[str, Any], request: Request, minimum: MinimumRequest) -> list[str]:
     """Machine types of the instance table that the environment may start, and that are large enough."""
     allowed = aws.allowed(resources)
-    gpu = hardware.current().gpu(request.gpu).name if request.gpu else None
+    gpu = hardware.current().gpu(request.gpu_type).name if request.gpu_type else None
     return [
         item.name
         for item in hardware.current().instances

@@ -112,7 +112,7 @@ def _judge(node: Node, criteria: _Criteria) -> _Candidate | str:
         if not cluster.nodes:
             return cluster.aside[0].reason if cluster.aside else "without GPUs"
         one = cluster.nodes[0]
-        if request.gpu and one.gpu.name != hardware.current().gpu(request.gpu).name:
+        if request.gpu_type and one.gpu.name != hardware.current().gpu(request.gpu_type).name:
             return f"with {one.instance.gpu_count} {one.gpu.name}"
         if request.spot and not one.spot:
             return "not marked as spot nodes"

@@ -19,7 +19,7 @@ INSTALL_KUEUE = f"kubectl apply --server-side -f {tables.release('Kueue').manife
 
 def queue(preflight: Preflight, *, pod: Mapping[str, float]) -> None:
     """Is there the queue, does it take jobs, and could its ClusterQueue ever admit all the pods at once?"""
-    name = preflight.options.queue_for(preflight.request.gpu)
+    name = preflight.options.queue_for(preflight.request.gpu_type)
     if not name:
         return
     group = preflight.find(f"/apis/{KUEUE}")
@@ -44,7 +44,7 @@ def near(preflight: Preflight) -> str | None:
 
     Kueue gives a workload that asks for a topology no flavor without one, so all of the queue's must have it.
     """
-    name = preflight.options.queue_for(preflight.request.gpu)
+    name = preflight.options.queue_for(preflight.request.gpu_type)
     if not name or preflight.request.nodes < 2:
         return None
     group = preflight.find(f"/apis/{KUEUE}")

@@ -182,7 +182,7 @@ def environment(request: Request, backend: str, interfaces: int) -> dict[str, st
 
 def queue_labels(request: Request, options: Options) -> dict[str, str]:
     """Kueue's labels. It takes a job by its queue; the priority class counts there only."""
-    queue = options.queue_for(request.gpu)
+    queue = options.queue_for(request.gpu_type)
     if not queue:
         return {}
     return {QUEUE_LABEL: queue, **({PRIORITY_LABEL: options.priority} if options.priority else {})}

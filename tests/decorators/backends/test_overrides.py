@@ -173,7 +173,7 @@ def test_each_step_asks_for_its_own() -> None:
     weights_mib = 2 * job.model.parameters / 2**20
     assert weights_mib < prepare.disk_mib < weights_mib + 11 * 1024 < train.disk_mib / 3
     assert (prepare.nodes, prepare.gpus_per_node, prepare.instance_type) == (1, 0, None)
-    assert (evaluate.nodes, evaluate.gpus_per_node, evaluate.gpu) == (1, 2, "H100 SXM")
+    assert (evaluate.nodes, evaluate.gpus_per_node, evaluate.gpu_type) == (1, 2, "H100 SXM")
     asked = StepRequest(backend="kubernetes", request=evaluate)
     assert "extended_resources" not in values_for(asked).compute  # no EFA on one node
     small = replace(job, model=find("llama-8b"))
@@ -192,9 +192,9 @@ def test_the_stages_of_rejection_sampling_ask_for_what_was_planned_of_them() -> 
     made = replace(made, generation=plan_generation(made, model, drawing))
     labelled = replace(made, request=replace(made.request, node_labels=(("good", "yes"),)))
     generate, score, compare = (request_for(labelled, role) for role in ("generate", "score", "compare"))
-    assert (generate.nodes, generate.gpus_per_node, generate.gpu) == (1, 1, "H100 SXM")
+    assert (generate.nodes, generate.gpus_per_node, generate.gpu_type) == (1, 1, "H100 SXM")
     assert (generate.instance_type, compare) == ("p5.48xlarge", generate)
-    assert (score.gpus_per_node, score.gpu, score.instance_type) == (0, None, None)
+    assert (score.gpus_per_node, score.gpu_type, score.instance_type) == (0, None, None)
     assert generate.node_labels == score.node_labels == (("good", "yes"),)
     values = values_for(StepRequest(backend="batch", request=generate))
     assert values.resources["gpu"] == 1

@@ -168,7 +168,7 @@ def test_the_tables_tolerations_do_not_count_where_the_users_own_replace_them() 
 
 def test_a_step_without_gpus_fits_on_any_node_that_is_large_enough() -> None:
     bare = node("cpu", labels={"nvidia.com/gpu.product": None}, resources={"nvidia.com/gpu": None})
-    found = _fit(bare, nodes=1, gpus_per_node=0, gpu=None, instance_type=None)
+    found = _fit(bare, nodes=1, gpus_per_node=0, gpu_type=None, instance_type=None)
     assert found.names == ("cpu",)
     assert found.facts.labels is None
 

@@ -178,7 +178,7 @@ def test_a_machine_that_no_cloud_names_is_not_selected_by_its_type() -> None:
     request = Request(
         nodes=1,
         gpus_per_node=1,
-        gpu="T4",
+        gpu_type="T4",
         cpu=4,
         memory_mib=8192,
         shared_memory_mib=0,
