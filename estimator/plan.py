@@ -146,6 +146,11 @@ class Request:
     node_labels: tuple[tuple[str, str], ...] = ()
     """Labels that a node must carry, as (name, value); what can't select by them ignores them."""
 
+    @property
+    def gpus(self) -> str:
+        """GPUs of one node as text: "8x H100 SXM", or "no GPU"."""
+        return f"{self.gpus_per_node}x {self.gpu_type or 'GPU'}" if self.gpus_per_node else "no GPU"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:

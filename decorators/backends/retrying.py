@@ -68,7 +68,7 @@ class Retrying:
         sizes = {name: value for name, value in values.resources.items() if value is not None}
         sizes = {name: value for name, value in sizes.items() if name in present}
         self.step.set_values(step_request.backend, {**_texts(sizes), **values.compute})
-        say(f"The next attempt asks for {request.gpus_per_node}x {request.gpu_type} on each node.")
+        say(f"The next attempt asks for {request.gpus} on each node.")
         patches = pod_shape.remembered_with(self.step.name, values.pod_patches)
         return self.carry(plan) | patches | remembered_with(self.step, values.environment)
 

@@ -201,7 +201,7 @@ def plan_rows(plan: Plan) -> tuple[tuple[str, str], ...]:
 def request_text(request: Request) -> str:
     """What is asked of the cluster for one node."""
     parts = [
-        f"{request.gpus_per_node} x {request.gpu_type or 'GPU'}" if request.gpus_per_node else "no GPU",
+        request.gpus,
         f"{request.cpu} CPU core{'s' if request.cpu > 1 else ''}",
         f"{size(request.memory_mib * 2**20)} memory",
         f"{size(request.shared_memory_mib * 2**20)} shared memory",

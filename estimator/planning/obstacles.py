@@ -78,7 +78,7 @@ def _of_quota(error: UserError, plan: Plan, cluster: Cluster) -> UserError:
     if not short:
         return error
     quota = min(short, key=lambda quota: quota.most / needs[quota.resource])
-    machines = f"{request.nodes} node(s) of {request.gpus_per_node}x {request.gpu_type}"
+    machines = f"{request.nodes} node(s) of {request.gpus}"
     return UserError(
         f"ResourceQuota {quota.name} allows {quota.amount(quota.most)} {quota.what} "
         f"({quota.amount(quota.used)} of them in use); {plan.model} ({plan.method}) needs "

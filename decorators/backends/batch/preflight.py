@@ -205,7 +205,7 @@ def _refusal(preflight: _Preflight, item: Mapping[str, Any]) -> str | None:
         return None
     if not _fitting(resources, request, minimum) and not _untold(resources, request):
         has = ", ".join(resources.get("instanceTypes") or []) or "no instance types"
-        machine = f"{request.gpus_per_node} {request.gpu_type or 'GPU'}" if request.gpus_per_node else "machine"
+        machine = request.gpus if request.gpus_per_node else "machine"
         return f"{has}: none has {machine}, {minimum.cpu:g} vCPUs, {format_bytes(minimum.memory_bytes)}"
     most = resources.get("maxvCpus")
     needed = _vcpus(resources, request, minimum)
@@ -216,7 +216,7 @@ def _refusal(preflight: _Preflight, item: Mapping[str, Any]) -> str | None:
 
 def _none_able(preflight: _Preflight) -> None:
     request = preflight.request
-    what = f"{request.nodes} x {request.gpus_per_node} {request.gpu_type}" if request.gpus_per_node else "the step"
+    what = f"{request.nodes} node(s) of {request.gpus}" if request.gpus_per_node else "the step"
     rows = [row.found for row in preflight.findings.rows if row.check == "compute environment"]
     preflight.findings.no("compute environment", f"none can take {what} ({'; '.join(rows)})", INFRA)
 
