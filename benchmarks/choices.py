@@ -54,7 +54,7 @@ class Choice:
         if plan is None:
             return f"nothing: {self.refused}"
         nodes = f"{plan['nodes']} " if plan["nodes"] > 1 else ""
-        return f"{plan['nodes'] * plan['gpus_per_node']}x {plan['gpu']} ({nodes}{plan['instance_type']})"
+        return f"{plan['nodes'] * plan['gpus_per_node']}x {plan['gpu_type']} ({nodes}{plan['instance_type']})"
 
     @property
     def layout(self) -> str:
