@@ -45,7 +45,7 @@ class Choice:
             return True
         if self.plan["nodes"] * self.plan["gpus_per_node"] != self.gpus:
             return True
-        return self.gb is not None and hardware.gpu(self.plan["gpu"]).label_gb != self.gb
+        return self.gb is not None and hardware.gpu(self.plan["gpu_type"]).label_gb != self.gb
 
     @property
     def machine(self) -> str:
