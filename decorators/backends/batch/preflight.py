@@ -10,6 +10,7 @@ from typing import Any
 
 from decorators.backends import tables
 from decorators.backends.batch import aws
+from decorators.backends.batch.workarounds import refuse_local_metadata
 from decorators.backends.findings import Findings
 from decorators.backends.interface import ClusterFacts, MinimumRequest, StepRequest
 from decorators.backends.kubernetes import images
@@ -59,10 +60,12 @@ class _Preflight:
 def check_queue(step_request: StepRequest) -> ClusterFacts:
     """Raise UserError where the queue could never take the request; it tells nothing that would be asked for.
 
-    A queue is asked once by each process, however many steps of a run want to know.
+    A queue is asked once by each process, for the run's largest step.
     """
-    _check_once(step_request.request, JobSettings.of(step_request), step_request.minimum)
-    return ClusterFacts()
+    facts = refuse_local_metadata(step_request)
+    if step_request.may_ask and not step_request.beside:
+        _check_once(step_request.request, JobSettings.of(step_request), step_request.minimum)
+    return facts
 
 
 @lru_cache(maxsize=4)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from decorators import _metaflow
 from decorators._metaflow import WaitedJob
 from decorators.backends import oom_kills
+from decorators.backends.kubernetes.losses import look
 from decorators.backends.kubernetes.waiting import pods_of
 from estimator.errors import UserError
 from estimator.hardware.cluster_api import (
@@ -23,13 +24,17 @@ _ROLE = "infra/kubernetes/base/rbac-launcher.yaml is the role that a launcher ne
 
 
 def install(ended: Callable[[list[str]], None] = lambda _: None) -> None:
-    """For the process that Metaflow starts for a remote step. ``ended`` gets the lines of one that failed."""
+    """For the process that Metaflow starts for a remote step: note pods while it waits, refusals in words.
+
+    ``ended`` gets the lines of a step that failed.
+    """
 
     def describe(job: WaitedJob) -> list[str]:
         lines = failed_pods(job)
         ended(lines)
         return lines
 
+    _metaflow.watch_waiting(look)
     _metaflow.put_in_words(explain, describe)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
-from decorators.backends.interface import ClusterFacts
+from decorators._metaflow import compiles_only
+from decorators.backends.interface import ClusterFacts, StepRequest
 from estimator.errors import UserError
 from estimator.hardware.cluster_api import (
     ApiRefusedError,
@@ -16,7 +17,6 @@ from estimator.hardware.cluster_api import (
     found_at,
 )
 from estimator.hardware.cluster_nodes import GPUS, Node, read_nodes
-from estimator.plan import Request
 
 MULTUS_RESOURCE = "k8s.v1.cni.cncf.io/resourceName"  # of a network: what its pods ask for
 _TIMEOUT_S = 10.0
@@ -46,15 +46,20 @@ def networks_of(get: Callable[..., Json], namespace: str) -> tuple[tuple[str, st
     return tuple(sorted(networks))
 
 
-@lru_cache(maxsize=1)
-def offered(namespace: str, request: Request) -> ClusterFacts:
+def offered(step_request: StepRequest) -> ClusterFacts:
     """What is told without a preflight, by the nodes that have the GPUs; nothing where nobody answers."""
+    namespace = str(step_request.configured.get("namespace") or "default")
+    return ClusterFacts() if compiles_only() else _read_once(namespace, step_request.request.gpus_per_node)
+
+
+@lru_cache(maxsize=1)
+def _read_once(namespace: str, gpus: int) -> ClusterFacts:
     try:
         with ClusterApi(clock=Clock(overall_s=_TIMEOUT_S)) as api:
             nodes = [
                 node
                 for node in read_nodes(api.get)
-                if node.ready and node.allocatable.get(GPUS, 0) >= max(request.gpus_per_node, 1)
+                if node.ready and node.allocatable.get(GPUS, 0) >= max(gpus, 1)
             ]
             networks = networks_of(api.get, namespace)
     except (ApiRefusedError, UnreachableError, UserError):

@@ -32,8 +32,14 @@ INSTALL_JOBSET = f"kubectl apply --server-side -f {tables.release('JobSet').mani
 def check_cluster(step_request: StepRequest) -> ClusterFacts:
     """What the nodes have told. Raises UserError where the cluster could never take the request.
 
-    A cluster is asked once by each process, however many steps of a run want to know.
+    A cluster is asked once by each process, however many steps of a run want to know. Beside the largest step
+    the nodes alone are looked at, quietly where they may do.
     """
+    if not step_request.may_ask:
+        return ClusterFacts()
+    if step_request.beside:
+        _check_beside(step_request)
+        return step_request.facts
     return _check_once(
         step_request.request,
         step_request.options,
@@ -42,11 +48,7 @@ def check_cluster(step_request: StepRequest) -> ClusterFacts:
     )
 
 
-def check_cluster_beside(step_request: StepRequest) -> None:
-    """Look at the nodes for a smaller step of a run whose largest has passed; quiet where they may do.
-
-    Raises UserError where they never can.
-    """
+def _check_beside(step_request: StepRequest) -> None:
     sizes = values_for(step_request).resources  # the user's own among them
     mib = {name: math.ceil(sizes[name] * MB / MIB) for name in ("memory", "disk")}
     request = replace(

@@ -76,6 +76,7 @@ def values_for(step_request: StepRequest) -> StepValues:
         compute={name: value for name, value in compute.items() if value},
         environment=environment(request, "kubernetes", interfaces),
         pod_patches=pod_patches(step_request),
+        lowered=lowered(step_request),
     )
 
 
