@@ -54,7 +54,7 @@ class _Reading:
             return otherwise
 
     def usage(self, namespace: str) -> dict[str, cluster_pods.Usage] | None:
-        """What runs on the nodes; None where it isn't told. Of the namespace alone where no more is."""
+        """What runs on the nodes, of the namespace alone where no more is told; None where nothing is."""
         usage, complete = cluster_pods.allowed_usage(self.api.get, self.api.may, namespace)
         if not complete:
             self.untold.append("what other namespaces use (this login may list pods of its own only)")

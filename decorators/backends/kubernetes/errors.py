@@ -61,8 +61,7 @@ def _end_of(pod: Json) -> str:
     status = pod["status"]
     if reason := ": ".join(status[key] for key in ("reason", "message") if status.get(key)):
         return reason
-    for container in status.get("containerStatuses") or []:
-        ended = (container.get("state") or {}).get("terminated") or {}
+    for ended in oom_kills.endings(pod)[:1]:
         lines = [line.strip() for line in str(ended.get("message") or "").splitlines()]
         last = next((line for line in reversed(lines) if line and not line.startswith(_OF_METAFLOW)), "")
         code = f"{ended.get('reason') or 'Error'} (exit code {ended.get('exitCode', 'unknown')})"

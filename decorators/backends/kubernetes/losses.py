@@ -78,11 +78,8 @@ class Seen:
     @property
     def finished_at(self) -> float | None:
         """When its container has ended; None: it hasn't, or that isn't told."""
-        for container in (self.pod.get("status") or {}).get("containerStatuses") or []:
-            ended = (container.get("state") or {}).get("terminated") or {}
-            if ended.get("finishedAt"):
-                return _seconds(ended["finishedAt"])
-        return None
+        stamps = [end["finishedAt"] for end in oom_kills.endings(self.pod) if end.get("finishedAt")]
+        return _seconds(stamps[0]) if stamps else None
 
     @property
     def is_deleted(self) -> bool:

@@ -14,7 +14,7 @@ from functools import lru_cache, partial
 from decorators.backends import tables
 from decorators.backends.findings import Findings
 from decorators.backends.interface import ClusterFacts, MinimumRequest, StepRequest
-from decorators.backends.kubernetes import images, priority, queues, rules
+from decorators.backends.kubernetes import images, queues, rules
 from decorators.backends.kubernetes.nodes import PodSettings, Preflight, check_nodes
 from decorators.backends.kubernetes.request import MB, values_for
 from decorators.backends.options import Options
@@ -103,7 +103,7 @@ def inspect(
             ask(preflight, check)
         facts = check_nodes(preflight)
         pod = rules.amounts(preflight, facts)
-        for judge in (*rules.RULES, priority.priority_class, queues.queue):
+        for judge in (*rules.RULES, queues.queue):
             ask(preflight, partial(judge, pod=pod), judge.__name__)
         facts = replace(facts, near=_near(preflight))
     images.check(pods.image, preflight.findings, api.clock, gpus=bool(request.gpus_per_node))

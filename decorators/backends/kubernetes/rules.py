@@ -1,7 +1,7 @@
 """The rows of a preflight that speak of a namespace's rules: what would refuse the pods, or cut them off.
 
-Quotas, limit ranges, the pod security standard and network policies. The server tells of a refusal only when
-a Job's controller makes the pods, minutes later and in an event.
+Quotas, limit ranges, the pod security standard, network policies and priority classes. The server tells of a
+refusal only when a Job's controller makes the pods, minutes later and in an event.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from decorators.backends.kubernetes.request import MB, efa_interfaces, sizes
 from decorators.backends.kubernetes.security import ENFORCE, option
 from estimator.hardware.cluster_api import Json
 from estimator.hardware.cluster_nodes import DISK, EFA, GPUS
+from estimator.hardware.cluster_priorities import read_priority_classes
 from estimator.hardware.cluster_quotas import Quota, read_quotas
 from estimator.hardware.quantities import format_amount, quantities
 
@@ -150,4 +151,20 @@ def _lets_pods(rule: Json, peers: str) -> bool:
     return not rule.get("ports") and (not named or any("podSelector" in peer for peer in named))
 
 
-RULES: tuple[_Judge, ...] = (quota, limit_range, pod_security, network_policy)
+def priority_class(preflight: Preflight, *, pod: Mapping[str, float]) -> None:  # noqa: ARG001
+    """Is it there? Pods of one that isn't are refused when a Job's controller makes them."""
+    name = preflight.pods.in_quotas.priority_class
+    if name is None:
+        return
+    there = [item.name for item in read_priority_classes(preflight.api.get)]
+    if name in there:
+        preflight.findings.ok("priority class", name)
+        return
+    preflight.findings.no(
+        "priority class",
+        f"there is no {name!r}; the cluster has {', '.join(there)}",
+        "Name one of those (resources.priority_class), or leave it out; kubectl get priorityclasses",
+    )
+
+
+RULES: tuple[_Judge, ...] = (quota, limit_range, pod_security, network_policy, priority_class)
