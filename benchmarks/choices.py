@@ -45,7 +45,7 @@ class Choice:
             return True
         if self.plan["nodes"] * self.plan["gpus_per_node"] != self.gpus:
             return True
-        return self.gb is not None and hardware.gpu(self.plan["gpu"]).label_gb != self.gb
+        return self.gb is not None and hardware.gpu(self.plan["gpu_type"]).label_gb != self.gb
 
     @property
     def machine(self) -> str:
@@ -54,7 +54,7 @@ class Choice:
         if plan is None:
             return f"nothing: {self.refused}"
         nodes = f"{plan['nodes']} " if plan["nodes"] > 1 else ""
-        return f"{plan['nodes'] * plan['gpus_per_node']}x {plan['gpu']} ({nodes}{plan['instance_type']})"
+        return f"{plan['nodes'] * plan['gpus_per_node']}x {plan['gpu_type']} ({nodes}{plan['instance_type']})"
 
     @property
     def layout(self) -> str:

@@ -47,7 +47,7 @@ def row(path: Path, made: Plan) -> str:
     """An example's line of the table."""
     what, command = (line.removeprefix("# ") for line in path.read_text().splitlines()[:2])
     request, prediction = made.request, made.prediction
-    machine = f"{request.nodes * request.gpus_per_node} x {request.gpu} ({request.instance_type})"
+    machine = f"{request.nodes * request.gpus_per_node} x {request.gpu_type} ({request.instance_type})"
     need = (
         f"{format_bytes(prediction.memory.needs_bytes)} of {format_bytes(prediction.memory.capacity_bytes)}"
     )

@@ -17,7 +17,7 @@ from decorators._metaflow import Backend, FinetuneError, Given, StepView, deploy
 from decorators.backends.interface import Destination, MinimumRequest, StepRequest
 from decorators.backends.job_labels import labels_of
 from decorators.backends.options import Options
-from decorators.backends.overrides import merge_given
+from decorators.backends.overrides import apply_given, merge_given
 from decorators.backends.placing import add_variables, carry_on
 from estimator import logs
 from estimator.errors import UserError
@@ -116,15 +116,15 @@ def build_destination(step: StepView, options: Options) -> Destination:
 def build_step_request(
     step: StepView, request: Request, options: Options, minimum: MinimumRequest | None = None
 ) -> StepRequest:
-    """What a step asks of its backend, with its decorators' values as they are now."""
-    backend = step.backend()
+    """What a step asks of its backend, with the user's values in its request."""
+    going_to = build_destination(step, options)
     return StepRequest(
         step=step.name,
-        backend=backend,
-        request=request,
+        backend=going_to.backend,
+        request=apply_given(request, going_to.given, going_to.backend)[0],
         options=options,
-        given=given_values(step),
-        configured=step.values(backend) if backend != "local" else {},
+        given=going_to.given,
+        configured=going_to.configured,
         minimum=minimum,
     )
 

@@ -16,11 +16,10 @@ from typing import Any, Literal, get_args
 from metaflow import StepMutator
 
 from decorators import _metaflow
-from decorators._metaflow import Backend, FinetuneError, Given, StepView
+from decorators._metaflow import Backend, FinetuneError, StepView
 from decorators.backends import cluster_name
-from decorators.backends.interface import ClusterFacts, StepRequest
+from decorators.backends.interface import number_of
 from decorators.backends.kubernetes import pod_shape
-from decorators.backends.kubernetes.offered import offered
 from decorators.backends.options import Options
 from decorators.backends.placing import fill_in
 from decorators.backends.registry import BACKENDS
@@ -33,7 +32,6 @@ from decorators.launch import (
     refused_in_words,
 )
 from decorators.storage import datastore
-from estimator.errors import UserError
 from estimator.plan import Request
 
 LAUNCH_VARIABLE = "CHECKLIST_LAUNCH"  # what the flow itself wants its tasks to know
@@ -88,27 +86,21 @@ class node_request(LaunchMixin, StepMutator):  # type: ignore[misc]  # noqa: N80
         lead = first_step(step, node_request, lambda each: each.role == "node")
         backend = lead.backend()
         with refused_in_words():
-            asked = _ask_once(self.asks, step.flow_values(), backend, _gpus(given_values(lead)))
+            given = given_values(lead).get("gpu")
+            gpus = int(number_of("gpu", given)) if given is not None else None
+            asked = _ask_once(self.asks, step.flow_values(), backend, gpus)
             options = asked.options or Options()
-            if backend != "local":
-                BACKENDS[backend].refuse(asked.request)
             cluster_name.settle(lead, options.queue)
             os.environ[LAUNCH_VARIABLE] = asked.launch
             if self.role == "node" and backend != "local":
                 step_request = build_step_request(step, asked.request, options)
-                fill_in(step, replace(step_request, on_fabric=True, facts=_offered(step_request)))
+                facts = BACKENDS[backend].offered(step_request)
+                fill_in(step, replace(step_request, on_fabric=True, facts=facts))
 
     def keep_endings(self, lines: list[str]) -> None:
         """How the pods of a step have failed, for the flow's later steps."""
         if lines:
             keep_endings(_metaflow.waited_attempt()[0], lines)
-
-
-def _offered(step_request: StepRequest) -> ClusterFacts:
-    """What the cluster's nodes offer, where it is Kubernetes and can be asked; nothing is refused for it."""
-    if step_request.backend != "kubernetes" or _metaflow.compiles_only():
-        return ClusterFacts()
-    return offered(str(step_request.configured.get("namespace") or "default"), step_request.request)
 
 
 def keep_endings(run: str, lines: list[str]) -> None:
@@ -129,15 +121,3 @@ def endings(run: str) -> tuple[str, ...]:
 
 def _endings_key(run: str) -> str:
     return f"runs/{run}/endings.txt"
-
-
-def _gpus(given: Mapping[str, Given]) -> int | None:
-    if "gpu" not in given:
-        return None
-    value = str(given["gpu"].value)
-    if not value.isdecimal():
-        raise UserError(
-            f"{given['gpu'].by.rstrip('=')}: gpu {value!r} is not a whole number.",
-            "Write gpu=8, for example.",
-        )
-    return int(value)

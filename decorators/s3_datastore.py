@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 from urllib.parse import urlparse
 
 from decorators import _metaflow
@@ -157,7 +157,7 @@ class S3Storage:
             try:
                 return operation()
             except self._error as error:
-                if _code(error) == "400":  # of a HEAD, whose answer has no body to say why
+                if failure_of(error).code == "400":  # of a HEAD, whose answer has no body to say why
                     self._client.list_objects_v2(Bucket=self._bucket, Prefix=self._prefix, MaxKeys=1)
                 raise
 
@@ -197,7 +197,7 @@ class S3Storage:
         try:
             return self._ask(look)
         except self._error as error:
-            if _is_missing(error):
+            if failure_of(error).is_missing:
                 return None
             raise
 
@@ -232,13 +232,5 @@ class S3Storage:
         return f"s3://{self._bucket}/{self._key(key)}"
 
     def _missing(self, error: Exception, key: str) -> None:
-        if _is_missing(error):
+        if failure_of(error).is_missing:
             raise FileNotFoundError(self.describe(key)) from None
-
-
-def _code(error: Any) -> str:
-    return str(error.response.get("Error", {}).get("Code", ""))
-
-
-def _is_missing(error: Any) -> bool:
-    return _code(error) in ("404", "NoSuchKey", "NotFound")

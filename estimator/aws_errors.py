@@ -57,6 +57,11 @@ class AwsFailure:
     code: str
     message: str
 
+    @property
+    def is_missing(self) -> bool:
+        """Whether AWS answered that there is no such object."""
+        return self.code in ("404", "NoSuchKey", "NotFound")
+
     def credentials_error(self, subject: str = "") -> UserError | None:
         """The error for credentials that are missing, expired or rejected; None for other failures.
 

@@ -30,7 +30,7 @@ from estimator.vocabulary import (
     TargetKind,
 )
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 # Categories of a MemoryEstimate that are no tensors
 RUNTIME = "runtime"
@@ -140,7 +140,7 @@ class Request:
 
     nodes: int
     gpus_per_node: int  # 0: the job runs on CPUs
-    gpu: str | None  # a name of the GPU table
+    gpu_type: str | None  # a name of the GPU table
     cpu: int  # cores
     memory_mib: int
     shared_memory_mib: int
@@ -150,6 +150,11 @@ class Request:
     spot: bool = False  # on nodes that may be taken away at any time
     node_labels: tuple[tuple[str, str], ...] = ()
     """Labels that a node must carry, as (name, value); what can't select by them ignores them."""
+
+    @property
+    def gpus(self) -> str:
+        """GPUs of one node as text: "8x H100 SXM", or "no GPU"."""
+        return f"{self.gpus_per_node}x {self.gpu_type or 'GPU'}" if self.gpus_per_node else "no GPU"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -165,7 +165,7 @@ def s3_errors(url: str) -> Iterator[None]:
 def _explain_s3(failure: AwsFailure, url: str) -> UserError:
     if credentials := failure.credentials_error(url):
         return credentials
-    if failure.code in ("404", "NoSuchKey", "NotFound"):
+    if failure.is_missing:
         return UserError(f"{url}: there is no such key.", "Look with: aws s3 ls")
     if failure.code == "NoSuchBucket":
         return UserError(f"{url}: there is no such bucket.", "Look with: aws s3 ls")

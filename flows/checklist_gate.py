@@ -101,7 +101,7 @@ class Checked:
         gpus = {gpu.name for gpu in map(hardware.find_gpu_by_nvml_name, names) if gpu is not None}
         types = {fact.instance_type for fact in self.result.measurements.facts} - {None}
         asked = plan.request.instance_type
-        return gpus == {plan.request.gpu} and (asked is None or not types or types == {asked})
+        return gpus == {plan.request.gpu_type} and (asked is None or not types or types == {asked})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

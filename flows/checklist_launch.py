@@ -328,7 +328,7 @@ def _request(options: FlowOptions, gpus: int | None) -> Request:
     return Request(
         nodes=options.nodes,
         gpus_per_node=gpus or 0,
-        gpu=instance.gpu if instance is not None and gpus else None,
+        gpu_type=instance.gpu if instance is not None and gpus else None,
         cpu=cpu,
         memory_mib=memory,
         shared_memory_mib=_SHM_MIB if gpus else _SHM_ON_CPU_MIB,

@@ -213,9 +213,8 @@ def _reward_model(score: str) -> ModelSpec | None:
 
 def _where(plan: Plan, stage: Stage) -> str:
     request = request_for(plan, stage.name)
-    gpus = f"{request.gpus_per_node}x {request.gpu}" if request.gpus_per_node else "no GPU"
     machine = f" of {request.instance_type}" if request.instance_type else ""
-    return f"{stage.nodes} node{'s, each' if stage.nodes > 1 else ' with'} {gpus}{machine}"
+    return f"{stage.nodes} node{'s, each' if stage.nodes > 1 else ' with'} {request.gpus}{machine}"
 
 
 def _batch(plan: Plan, planned: Generation) -> str:

@@ -267,7 +267,7 @@ def apply_resources(settings: Settings, target: Target) -> Target:
 def summarise_plan(plan: Plan) -> str:
     """The plan in a line, for the log of a task."""
     layout, memory = plan.layout, plan.prediction.memory
-    machine = f"{plan.request.gpus_per_node}x {plan.request.gpu}" if plan.request.gpu else "CPU"
+    machine = f"{plan.request.gpus_per_node}x {plan.request.gpu_type}" if plan.request.gpu_type else "CPU"
     return (
         f"plan: {plan.model}, {plan.method} with {plan.engine}, {layout.nodes} node(s) of {machine}, "
         f"{layout.sharding}, micro batch {layout.micro_batch_size} x {layout.accumulation}, "

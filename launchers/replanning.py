@@ -89,10 +89,10 @@ def choose_plan(
 
     ``granted`` is the plan by which this attempt's machines were asked for, where that is another one.
     """
-    gpu = (granted or launched).request.gpu
+    gpu = (granted or launched).request.gpu_type
     for following in plans.after(attempt - 1):
         # Whoever starts the attempts may not be able to ask for another machine
-        if not following.needs_other_machine or following.plan.request.gpu == gpu:
+        if not following.needs_other_machine or following.plan.request.gpu_type == gpu:
             say(f"another plan, as an earlier attempt ran out of memory: {following.change}")
             return following.plan
     return launched

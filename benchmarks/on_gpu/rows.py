@@ -105,7 +105,7 @@ def _of_run(measured: Measured, plan: Plan) -> dict[str, Any]:
         "lora_targets": " ".join(targets) if adapters else "",
         "trainable_params": spec.lora_parameters(lora.rank, targets) if adapters else spec.parameters,
         "framework": _framework(case.engine),
-        "gpu": outcome.device_name or ("CPU" if layout.device == "cpu" else plan.request.gpu),
+        "gpu": outcome.device_name or ("CPU" if layout.device == "cpu" else plan.request.gpu_type),
         "gpu_mem_GB": _gib(capacity) if capacity else "",
         "n_gpus": case.processes,
         "nodes": 1,

@@ -23,12 +23,13 @@ from checklist.result import Result, Standing
 from estimator.errors import UserError
 from estimator.hardware.cluster_api import (
     ApiRefusedError,
+    Clock,
     ClusterApi,
-    Json,
     UnreachableError,
     api_error,
+    list_all,
 )
-from estimator.hardware.cluster_nodes import list_nodes
+from estimator.hardware.cluster_nodes import NODES
 
 KEY = "training-checklist/unfit"  # of the taint and the annotation
 LABEL = "training-checklist/fit"
@@ -244,28 +245,26 @@ class Cluster:
     """The nodes of one Kubernetes cluster: of that kubeconfig's context, or the one that this pod runs in."""
 
     def __init__(self, context: str | None = None) -> None:
-        self._api = ClusterApi(context, purpose="Marking nodes")
+        clock = Clock(overall_s=math.inf, call_s=TIMEOUT_S)
+        self._api = ClusterApi(context, purpose="Marking nodes", clock=clock)
 
     def nodes(self) -> tuple[Node, ...]:
         """All of them. Raises UserError."""
-        return tuple(map(_node, self._ask("list", list_nodes, self._get)))
+        return tuple(map(_node, self._ask("list", list_all, self._api.get, *NODES)))
 
     def node(self, name: str) -> Node:
         """One of them, as it is now. Raises UserError."""
-        return _node(self._ask("get", self._get, f"/api/v1/nodes/{name}"))
+        return _node(self._ask("get", self._api.get, f"/api/v1/nodes/{name}"))
 
     def patch(self, change: NodeChange, how: How) -> None:
         """Marks or unmarks one node. Raises UserError; NodeError where another node may well be changed."""
         path = f"/api/v1/nodes/{change.node.name}"
-        self._ask("patch", self._api.patch, path, patch_of(change, how), TIMEOUT_S)
+        self._ask("patch", self._api.patch, path, patch_of(change, how))
 
     def ask_leave(self, verb: str) -> None:
         """Ask whether this account may do that with nodes. Raises UserError where it may not."""
-        if not self._ask(verb, self._api.may, verb, "nodes", TIMEOUT_S):
+        if not self._ask(verb, self._api.may, verb, "nodes"):
             raise _not_allowed(verb)
-
-    def _get(self, path: str, **query: str) -> Json:
-        return self._api.get(path, TIMEOUT_S, **query)
 
     def _ask(self, verb: str, call: Callable[..., T], *values: Any) -> T:
         try:

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from estimator.hardware.cluster_nodes import INSTANCE_TYPE, ZONE
+
 _ZONES = ("NODE_ZONE", "TOPOLOGY_ZONE", "AVAILABILITY_ZONE")  # as a pod's downward API may set them
 _METADATA = "http://169.254.169.254"
 _LIMIT_S = 1.0  # a blocked service doesn't answer at all
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # Kubernetes puts it into every pod
-_LABEL_ZONE, _LABEL_TYPE = "topology.kubernetes.io/zone", "node.kubernetes.io/instance-type"
 _LABELS_NETWORK = (  # the network's units, the largest first: EKS, GKE
     tuple(f"topology.k8s.aws/network-node-layer-{layer}" for layer in (1, 2, 3)),
     tuple(f"cloud.google.com/gce-topology-{unit}" for unit in ("block", "subblock", "host")),
@@ -36,8 +37,8 @@ class CloudPlace:
 def place() -> CloudPlace:
     """The environment's word counts before the labels', and theirs before the metadata service's."""
     labels = node_labels()
-    zone = next((os.environ[name] for name in _ZONES if os.environ.get(name)), labels.get(_LABEL_ZONE))
-    kind = os.environ.get("NODE_INSTANCE_TYPE") or labels.get(_LABEL_TYPE)
+    zone = next((os.environ[name] for name in _ZONES if os.environ.get(name)), labels.get(ZONE))
+    kind = os.environ.get("NODE_INSTANCE_TYPE") or labels.get(INSTANCE_TYPE)
     service = None if (zone and kind) or _metadata_disabled() else _Service()
     network = next((names for names in _LABELS_NETWORK if names[0] in labels), ())
     return CloudPlace(

@@ -36,18 +36,26 @@ class WaitedJob:
         say(text)
 
 
+_watchers: list[Callable[[WaitedJob], None]] = []
+
+
 def watch_waiting(seen: Callable[[WaitedJob], None]) -> None:
     """Call ``seen`` whenever Metaflow asks for the state of a remote job that this process waits for.
 
     A UserError of it ends this process with its two lines, and Metaflow does not try the step again.
     """
+    if seen in _watchers:
+        return
+    _watchers.append(seen)
+    if len(_watchers) > 1:
+        return
     command = (command_words() or [""])[0]
     if command in ("batch", "kubernetes"):
         remove_job_at_signal()
     if command == "batch":
         from metaflow.plugins.aws.batch.batch_client import RunningJob as BatchJob
 
-        _watch(BatchJob, seen, batch_job)
+        _watch(BatchJob, batch_job)
     elif command == "kubernetes":
         from metaflow.plugins.kubernetes.kubernetes_job import RunningJob
         from metaflow.plugins.kubernetes.kubernetes_jobsets import RunningJobSet
@@ -55,7 +63,7 @@ def watch_waiting(seen: Callable[[WaitedJob], None]) -> None:
         for kind, fetches in ((RunningJob, ("_fetch_job",)), (RunningJobSet, ("_fetch_jobset",))):
             for name in (*fetches, "_fetch_pod"):
                 setattr(kind, name, with_patience(getattr(kind, name)))
-            _watch(kind, seen, kubernetes_job)
+            _watch(kind, kubernetes_job)
 
 
 def kubernetes_job(job: Any) -> WaitedJob:
@@ -67,14 +75,15 @@ def batch_job(job: Any) -> WaitedJob:
     return WaitedJob(backend="batch", kind="batch job", name=job._id, client=job._client, info=job._data)
 
 
-def _watch(kind: type[Any], seen: Callable[[WaitedJob], None], view: Callable[[Any], WaitedJob]) -> None:
+def _watch(kind: type[Any], view: Callable[[Any], WaitedJob]) -> None:
     own: Any = kind.__dict__["is_done"]
 
     def is_done(self: Any) -> bool:
         done = bool(own.fget(self))
         if not done:
             try:
-                seen(view(self))
+                for seen in _watchers:
+                    seen(view(self))
             except UserError as error:
                 say(error.problem)
                 say(error.advice)

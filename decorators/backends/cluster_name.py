@@ -20,7 +20,6 @@ from estimator.hardware.cluster_api import ApiRefusedError, ClusterApi, Unreacha
 from estimator.hardware.cluster_priorities import read_priority_classes
 
 CLUSTER_VARIABLE = "FINETUNE_CLUSTER"
-TIMEOUT_S = 5.0  # of a question to the cluster
 UNKNOWN = "unknown"  # no kubeconfig or no region where a flow is compiled for somebody else to deploy
 
 _made: str | None = None  # by this process; any other value of the variable is the user's
@@ -76,7 +75,7 @@ def lowest_priority_class() -> str | None:
     """
     try:
         with ClusterApi() as api:
-            classes = read_priority_classes(lambda path: api.get(path, TIMEOUT_S))
+            classes = read_priority_classes(api.get)
     except (UserError, ApiRefusedError, UnreachableError):
         return None
     usual = next((item.value for item in classes if item.is_default), 0)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from decorators._metaflow import Backend, Given, WaitedJob
+from decorators._metaflow import Backend, Given, WaitedJob, compiles_only
 from decorators.backends.options import Options
 from estimator.errors import UserError
 from estimator.hardware.cluster import Cluster
@@ -58,17 +58,11 @@ class Destination:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StepRequest:
-    """All that decides on what one step asks of its backend."""
+class StepRequest(Destination):
+    """All that decides on what one step asks of its backend; the user's own values stand."""
 
-    backend: Backend
     request: Request
     """What the plan asks for, for each node."""
-    options: Options = field(default_factory=Options)
-    given: Mapping[str, Given] = field(default_factory=dict)
-    """The user's own values, of ``@resources`` and the compute decorator: they stand."""
-    configured: Mapping[str, Any] = field(default_factory=dict)
-    """All values of the compute decorator, the user's and Metaflow's own configuration's."""
     minimum: MinimumRequest | None = None
     """None: what is asked for."""
     facts: ClusterFacts = field(default_factory=ClusterFacts)
@@ -76,6 +70,13 @@ class StepRequest:
     """The step's name, for messages."""
     on_fabric: bool = False
     """Whether its pods are those that train, or that measure for those."""
+    beside: bool = False
+    """Whether the run's largest step has passed the preflight, so that only the size is looked at."""
+
+    @property
+    def may_ask(self) -> bool:
+        """Whether the backend may be asked for what it has."""
+        return self.options.preflight and not compiles_only()
 
     def with_given_sizes(self, sizes: Mapping[str, Any]) -> dict[str, Any]:
         """Sizes by the names of ``@resources``, with the user's own laid over. Raises UserError."""
@@ -107,6 +108,8 @@ class StepValues:
     environment: dict[str, str] = field(default_factory=dict)
     pod_patches: tuple[dict[str, Any], ...] = ()
     """What is merged into its pods' template, one after the other."""
+    lowered: tuple[Override, ...] = ()
+    """What the room on a node takes off the plan's sizes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,26 +156,6 @@ class Loss:
     lines: tuple[str, ...]  # one for each pod or machine
 
 
-def _nothing_to_refuse(request: Request) -> None:
-    """A backend that takes a step on any number of nodes."""
-
-
-def _nothing_lowered(step_request: StepRequest) -> tuple[Override, ...]:  # noqa: ARG001
-    return ()
-
-
-def _ends_as_a_whole(job: WaitedJob, words: LastWords | None) -> bool:  # noqa: ARG001
-    return True
-
-
-def _not_observed(job: WaitedJob) -> None:
-    """A backend that tells of a job's end all that there was."""
-
-
-def _all_alike(step_request: StepRequest) -> None:
-    """A backend whose preflight of the largest step says it all."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComputeBackend:
     """One backend, as functions; all of them raise UserError, where they raise."""
@@ -180,7 +163,9 @@ class ComputeBackend:
     values_for: Callable[[StepRequest], StepValues]
     """What a step's decorators get. Asks nobody."""
     preflight: Callable[[StepRequest], ClusterFacts]
-    """Asks the cluster or queue whether it could ever take the run's largest step; raises if not."""
+    """Raise for a step that could never run there, as far as that may be asked; return what was told."""
+    offered: Callable[[StepRequest], ClusterFacts]
+    """Return what nodes offer a flow without a plan; raise for what no cluster of this kind can run."""
     inventory: Callable[[Destination], Cluster]
     """What it has and could get of GPUs, to plan with."""
     wait_state: Callable[[WaitedJob], WaitState]
@@ -189,31 +174,22 @@ class ComputeBackend:
     """Takes a job away that has not started, or that nobody waits for any longer."""
     install: Callable[[Callable[[list[str]], None]], None]
     """For the process that waits for a step: refusals in words. Is given who hears how the step failed."""
-    lost: Callable[[WaitedJob, LastWords | None], Loss | None]
-    """What was taken away of a job that has failed; None: nothing, it has failed by itself."""
-    refuse: Callable[[Request], None] = _nothing_to_refuse
-    """Raises for what could not work there however large the cluster. Asks nobody."""
-    lowered: Callable[[StepRequest], tuple[Override, ...]] = _nothing_lowered
-    """What the room on its nodes takes off the plan's sizes."""
-    preflight_beside: Callable[[StepRequest], None] = _all_alike
-    """The preflight of another step of a run whose largest has passed."""
-    observe: Callable[[WaitedJob], None] = _not_observed
-    """Is called often while a job is waited for."""
-    has_ended: Callable[[WaitedJob, LastWords | None], bool] = _ends_as_a_whole
-    """Whether nothing of such a job runs any more."""
-    machine_follows_queue: bool = False
-    """Whether another machine is had by another queue only."""
+    lost: Callable[[WaitedJob, Callable[[], LastWords | None]], Loss | None]
+    """What was taken away of a failed job, once nothing of it runs; None: it has failed by itself."""
 
 
 def number_of(name: str, given: Given) -> float:
-    """A size that the user has written. Raises UserError where it is no number."""
+    """A size that the user has written. Raises UserError where it is no number, or of GPUs no whole one."""
     try:
-        return float(given.value)
+        value = float(given.value)
+        if name == "gpu" and not value.is_integer():
+            raise ValueError
     except (TypeError, ValueError):
         raise UserError(
-            f"{given.by.rstrip('=')}: {name} {given.value!r} is not a number.",
+            f"{given.by.rstrip('=')}: {name} {given.value!r} is not a {'whole ' * (name == 'gpu')}number.",
             f"Write {name}=8, for example.",
         ) from None
+    return value
 
 
 def _whole(number: float) -> int | float:

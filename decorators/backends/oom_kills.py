@@ -18,14 +18,16 @@ _KUBERNETES = "OOMKilled"  # the kubelet's reason of a terminated container
 _BATCH = "OutOfMemoryError"  # begins ECS's reason of a stopped container
 
 
+def endings(pod: dict[str, Any]) -> list[dict[str, Any]]:
+    """How containers of a Kubernetes pod have ended, by its status."""
+    states = [each.get("state") or {} for each in (pod.get("status") or {}).get("containerStatuses") or []]
+    return [state["terminated"] for state in states if state.get("terminated")]
+
+
 def in_pods(pods: Iterable[dict[str, Any]]) -> str | None:
     """The name of a pod that was ended so; None: none was."""
-    for pod in pods:
-        for container in (pod.get("status") or {}).get("containerStatuses") or []:
-            ended = (container.get("state") or {}).get("terminated") or {}
-            if ended.get("reason") == _KUBERNETES:
-                return f"pod {pod['metadata']['name']}"
-    return None
+    killed = (pod for pod in pods if any(end.get("reason") == _KUBERNETES for end in endings(pod)))
+    return next((f"pod {pod['metadata']['name']}" for pod in killed), None)
 
 
 def in_batch_job(job: WaitedJob) -> str | None:

@@ -17,16 +17,18 @@ from typing import Any, Literal
 
 from decorators._metaflow import Backend, Given
 from decorators.backends.interface import StepRequest, number_of
-from decorators.backends.kubernetes.request import INSTANCE_TYPE_LABEL, PLACEMENT
+from decorators.backends.kubernetes.request import PLACEMENT
 from decorators.backends.options import Options
 from decorators.backends.placing import PLACED, note_replaced
 from estimator.errors import UserError
+from estimator.hardware.cluster_nodes import INSTANCE_TYPE
 from estimator.plan import MIB, Override, Plan, Request
 from estimator.planning.step_requests import PREPARE_CPU, PREPARE_MEMORY
 
 GPUS_PARAMETER = "gpus"
 _MB = 10**6
 _FIELDS = {  # a decorator's attribute: the request's field
+    "gpu": "gpus_per_node",
     "cpu": "cpu",
     "memory": "memory_mib",
     "shared_memory": "shared_memory_mib",
@@ -40,7 +42,7 @@ def merge_given(
     resources: Mapping[str, Given], compute: Mapping[str, Given], backend: Backend
 ) -> dict[str, Given]:
     """The user's values of ``@resources`` and of the compute decorator, merged as Metaflow would."""
-    kept = (*_FIELDS, "gpu", *PLACEMENT, *PLACED)
+    kept = (*_FIELDS, *PLACEMENT, *PLACED)
     merged = {name: given for name, given in compute.items() if name in kept}
     for name, given in resources.items():
         other = merged.get(name)
@@ -63,18 +65,43 @@ def with_given(
     made with it. Raises UserError where two of the user's own values contradict each other.
     """
     plan = _with_gpus(resolve, parameters, given["gpu"]) if "gpu" in given else resolve(parameters)
-    for name, field in _FIELDS.items():
-        if name in given:
-            used = _to_mib(name, number_of(name, given[name]), backend)
-            planned = getattr(plan.request, field)
-            if used != planned:
-                note = Override(name=field, planned=str(planned), used=str(used), given_by=given[name].by)
-                plan = plan.with_override(note, **{field: used})
-    plan = _with_placement(plan, given)
+    request, notes = apply_given(plan.request, given, backend)
+    plan = dataclasses.replace(plan, request=request, overrides=(*plan.overrides, *notes))
     step_request = StepRequest(
         backend=backend, request=plan.request, options=options or Options(), given=given
     )
     return note_replaced(plan, step_request)
+
+
+def apply_given(
+    request: Request, given: Mapping[str, Given], backend: Backend
+) -> tuple[Request, tuple[Override, ...]]:
+    """Return a step's request with the user's values in it, and a note for each that replaces a planned one.
+
+    Raises UserError for a size that is no number.
+    """
+    fields: dict[str, Any] = {}
+    notes: list[Override] = []
+    for name, field in _FIELDS.items():
+        planned = getattr(request, field)
+        if name in given and (used := _amount(name, given[name], backend)) != planned:
+            fields[field] = used
+            notes.append(Override(name=field, planned=str(planned), used=str(used), given_by=given[name].by))
+    chosen = next((given[name] for name in PLACEMENT if name in given), None)
+    if chosen is not None and request.instance_type is not None:
+        labels = chosen.value if isinstance(chosen.value, dict) else {}
+        machine = fields["instance_type"] = labels.get(INSTANCE_TYPE)
+        if machine != request.instance_type:
+            others = f"any that fits {_selector_text(chosen.value)}"
+            notes.append(
+                Override(
+                    name="instance_type",
+                    planned=request.instance_type,
+                    used=machine or others,
+                    given_by=chosen.by,
+                )
+            )
+    return dataclasses.replace(request, **fields), tuple(notes)
 
 
 def request_for(plan: Plan, role: Role) -> Request:
@@ -102,7 +129,7 @@ def request_for(plan: Plan, role: Role) -> Request:
             request,
             nodes=1,
             gpus_per_node=0,
-            gpu=None,  # its queue is not that of the GPUs
+            gpu_type=None,  # its queue is not that of the GPUs
             cpu=min(request.cpu, PREPARE_CPU),
             memory_mib=min(request.memory_mib, PREPARE_MEMORY // MIB),
             shared_memory_mib=0,
@@ -120,34 +147,10 @@ def _with_gpus(resolve: Callable[[dict[str, Any]], Plan], parameters: dict[str, 
             f"--gpus {asked} and {given.by.rstrip('=')} {gpus} contradict each other.",
             "Give the number of GPUs for each node once.",
         )
-    if GPUS_PARAMETER in parameters and gpus > 0:
-        plan = resolve({**parameters, GPUS_PARAMETER: gpus})
-        planned = "left open"
-    else:
-        plan = resolve(parameters)
-        planned = str(plan.request.gpus_per_node)
-    if planned == str(gpus):
-        return plan
-    note = Override(name="gpus_per_node", planned=planned, used=str(gpus), given_by=given.by)
-    return plan.with_override(note, gpus_per_node=gpus)
-
-
-def _with_placement(plan: Plan, given: Mapping[str, Given]) -> Plan:
-    planned = plan.request.instance_type
-    chosen = next((given[name] for name in PLACEMENT if name in given), None)
-    if planned is None or chosen is None:
-        return plan
-    labels = chosen.value if isinstance(chosen.value, dict) else {}
-    used = labels.get(INSTANCE_TYPE_LABEL)
-    if used == planned:
-        return plan
-    note = Override(
-        name="instance_type",
-        planned=planned,
-        used=used or f"any that fits {_selector_text(chosen.value)}",
-        given_by=chosen.by,
-    )
-    return plan.with_override(note, instance_type=used)
+    if GPUS_PARAMETER not in parameters or gpus < 1:
+        return resolve(parameters)
+    note = Override(name="gpus_per_node", planned="left open", used=str(gpus), given_by=given.by)
+    return resolve({**parameters, GPUS_PARAMETER: gpus}).with_override(note, gpus_per_node=gpus)
 
 
 def _selector_text(value: Any) -> str:
@@ -156,7 +159,9 @@ def _selector_text(value: Any) -> str:
     return str(value)
 
 
-def _to_mib(name: str, value: float, backend: Backend) -> int:
+def _amount(name: str, given: Given, backend: Backend) -> int:
+    """An amount in the unit of the request's field."""
+    value = number_of(name, given)
     if backend == "kubernetes" and name in ("memory", "disk"):
         value = value * _MB / MIB
     return math.floor(value)

@@ -128,7 +128,7 @@ def install() -> None:
     def seen(job: WaitedJob) -> None:
         if job.name not in watches:  # one that was submitted again is waited for anew
             backend = BACKENDS[job.backend]
-            watches[job.name] = [backend.observe]
+            watches[job.name] = []
             if text:
                 start = Watch(
                     timeout_s=float(text) * 60, wait_state=backend.wait_state, remove=backend.remove

@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import Any
 
 from decorators import _metaflow
-from decorators._metaflow import StepView, compiles_only
+from decorators._metaflow import StepView
 from decorators.backends import pending, resubmitting
-from decorators.backends.interface import ClusterFacts, StepRequest, StepValues
+from decorators.backends.interface import StepRequest, StepValues
 from decorators.backends.kubernetes import pod_shape
 from decorators.backends.registry import BACKENDS
 from estimator.plan import Override, Plan
@@ -35,10 +35,9 @@ def place(step: StepView, step_request: StepRequest, largest: StepRequest | None
         largest = step_request
     backend = BACKENDS.get(step_request.backend)
     if backend is not None:
-        backend.refuse(largest.request)
-        step_request = replace(step_request, facts=facts_for(largest))
-        if step_request.request != largest.request and _may_ask(step_request):
-            backend.preflight_beside(step_request)
+        step_request = replace(step_request, facts=backend.preflight(largest))
+        if step_request.request != largest.request:
+            backend.preflight(replace(step_request, beside=True))
     fill_in(step, step_request)
 
 
@@ -57,14 +56,6 @@ def fill_in(step: StepView, step_request: StepRequest) -> None:
     add_variables(step, _remembered().get(step.name, {}) | _metaflow.datastore_variables())
 
 
-def facts_for(step_request: StepRequest) -> ClusterFacts:
-    """What the target has told of itself; nothing where it is not to be asked. Raises UserError."""
-    backend = BACKENDS.get(step_request.backend)
-    return (
-        backend.preflight(step_request) if backend is not None and _may_ask(step_request) else ClusterFacts()
-    )
-
-
 def note_room(plan: Plan, step_request: StepRequest) -> Plan:
     """The plan with a note for each size that is lowered to what its nodes leave for pods.
 
@@ -73,7 +64,7 @@ def note_room(plan: Plan, step_request: StepRequest) -> Plan:
     backend = BACKENDS.get(step_request.backend)
     if backend is None:
         return plan
-    notes = backend.lowered(replace(step_request, facts=facts_for(step_request)))
+    notes = backend.values_for(replace(step_request, facts=backend.preflight(step_request))).lowered
     return replace(plan, overrides=(*plan.overrides, *notes)) if notes else plan
 
 
@@ -137,10 +128,6 @@ def remembered_with(step: StepView, variables: dict[str, str]) -> dict[str, str]
 def _remembered() -> dict[str, dict[str, str]]:
     variables: dict[str, dict[str, str]] = json.loads(os.environ.get(ENVIRONMENT_VARIABLE) or "{}")
     return variables
-
-
-def _may_ask(step_request: StepRequest) -> bool:
-    return step_request.options.preflight and not compiles_only()
 
 
 def _text(value: Any) -> str:

@@ -28,8 +28,7 @@ class Resubmitting:
 
     most: int
     """Disruptions of the run."""
-    lost: Callable[[WaitedJob, LastWords | None], Loss | None]
-    has_ended: Callable[[WaitedJob, LastWords | None], bool]
+    lost: Callable[[WaitedJob, Callable[[], LastWords | None]], Loss | None]
     say: Callable[[str], None] = _metaflow.say
     sleep: Callable[[float], None] = time.sleep
     clock: Callable[[], float] = time.time
@@ -48,9 +47,7 @@ class Resubmitting:
         run, step, attempt = _metaflow.waited_attempt()
         noted = of_run(run)
         launch = noted.launch(step, attempt)
-        while not self.has_ended(job, words := noted.last_words(step, launch)):
-            self.sleep(1)
-        loss = self.lost(job, words)
+        loss = self.lost(job, lambda: noted.last_words(step, launch))
         if loss is None:
             return False
         disruption = Disruption(at=self.clock(), lost=loss.lines)
@@ -82,5 +79,5 @@ def install() -> None:
     if not most:
         return
     for name, backend in BACKENDS.items():
-        decide = Resubmitting(most=most, lost=backend.lost, has_ended=backend.has_ended)
+        decide = Resubmitting(most=most, lost=backend.lost)
         _metaflow.submit_again(name, decide)

@@ -15,6 +15,7 @@ from decorators._metaflow import StepView, before_retry, say
 from decorators.backends.disruptions import Disruptions
 from decorators.backends.interface import MinimumRequest, StepRequest
 from decorators.backends.kubernetes import pod_shape
+from decorators.backends.overrides import apply_given
 from decorators.backends.placing import remembered_with
 from decorators.backends.registry import BACKENDS
 from decorators.storage import datastore
@@ -49,26 +50,24 @@ class Retrying:
 
     def place(self, plan: Plan) -> dict[str, str]:
         """Ask for this plan's machine from now on; nothing is changed where it can't be had."""
-        request, options = plan.request, self.step_request.options
+        options, given = self.step_request.options, self.step_request.given
+        request, _ = apply_given(plan.request, given, self.step_request.backend)
         backend = BACKENDS[self.step_request.backend]
         step_request = replace(self.step_request, request=request, minimum=self.minimum(plan))
         present = self.step.values(step_request.backend)
         try:
-            if options.preflight:
-                step_request = replace(
-                    step_request, facts=backend.preflight(replace(step_request, configured=present))
-                )
-            elif backend.machine_follows_queue and not options.queue_for(request.gpu):
-                raise UserError(f"no queue is named for it: FINETUNE_QUEUES={request.gpu}=QUEUE")
+            facts = backend.preflight(replace(step_request, configured=present))
+            values = backend.values_for(replace(step_request, facts=facts))
+            if not options.preflight and "queue" in present and "queue" not in values.compute:
+                raise UserError(f"no queue is named for it: FINETUNE_QUEUES={request.gpu_type}=QUEUE")
         except UserError as error:
-            say(f"The next attempt has the same GPUs, as {request.gpu} can't be had: {error.problem}")
+            say(f"The next attempt has the same GPUs, as {request.gpu_type} can't be had: {error.problem}")
             return {}
-        values = backend.values_for(step_request)
         # Metaflow has merged @resources into the compute decorator by now
         sizes = {name: value for name, value in values.resources.items() if value is not None}
         sizes = {name: value for name, value in sizes.items() if name in present}
         self.step.set_values(step_request.backend, {**_texts(sizes), **values.compute})
-        say(f"The next attempt asks for {request.gpus_per_node}x {request.gpu} on each node.")
+        say(f"The next attempt asks for {request.gpus} on each node.")
         patches = pod_shape.remembered_with(self.step.name, values.pod_patches)
         return self.carry(plan) | patches | remembered_with(self.step, values.environment)
 

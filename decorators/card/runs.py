@@ -138,7 +138,7 @@ def curves(records: Sequence[RunRecord], title: str, field: str) -> dict[str, An
 
 
 def _processes(plan: Plan) -> str:
-    gpu = f" {plan.request.gpu}" if plan.request.gpu else ""
+    gpu = f" {plan.request.gpu_type}" if plan.request.gpu_type else ""
     return f"{plan.layout.nodes} x {plan.layout.processes_per_node}{gpu}"
 
 

@@ -104,7 +104,7 @@ def hardware(plan: Plan) -> str:
     layout, request = plan.layout, plan.request
     nodes = f"{layout.nodes} node{'s' if layout.nodes > 1 else ''}"
     if layout.device == "cuda":
-        return f"{nodes} x {layout.processes_per_node} {request.gpu or 'GPU'}"
+        return f"{nodes} x {layout.processes_per_node} {request.gpu_type or 'GPU'}"
     return f"{nodes} x {layout.processes_per_node} CPU process{'es' if layout.processes_per_node > 1 else ''}"
 
 
@@ -201,7 +201,7 @@ def plan_rows(plan: Plan) -> tuple[tuple[str, str], ...]:
 def request_text(request: Request) -> str:
     """What is asked of the cluster for one node."""
     parts = [
-        f"{request.gpus_per_node} x {request.gpu or 'GPU'}" if request.gpus_per_node else "no GPU",
+        request.gpus,
         f"{request.cpu} CPU core{'s' if request.cpu > 1 else ''}",
         f"{size(request.memory_mib * 2**20)} memory",
         f"{size(request.shared_memory_mib * 2**20)} shared memory",

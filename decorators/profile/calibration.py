@@ -119,7 +119,7 @@ def _gpu(plan: Plan, measured: Measured | _TrialPeaks) -> str:
     if plan.layout.device == "cpu":
         return "cpu"
     reported = [rank.device.partition(" ")[2] for rank in measured.ranks]  # "cuda:0 NVIDIA H200"
-    names = [*measured.device_names, *reported, plan.request.gpu or ""]
+    names = [*measured.device_names, *reported, plan.request.gpu_type or ""]
     name = next((name for name in names if name), "unknown GPU")
     known = hardware.find_gpu_by_nvml_name(name)
     return known.name if known else name

@@ -26,6 +26,7 @@ Json = dict[str, Any]
 IN_CLUSTER = "in-cluster"
 CALL_S = 5.0  # one question to the API
 OVERALL_S = 20.0
+PAGE = 500  # objects in one answer, as kubectl asks for
 
 
 class ApiRefusedError(Exception):
@@ -85,16 +86,34 @@ def api_error(
     return UserError(f"{api} answers with status {error.status}.", "Try `kubectl get nodes`.")
 
 
+def failure_of(error: BaseException) -> ApiRefusedError | UnreachableError:
+    """Classify an exception of the kubernetes library, or of whatever it has caused."""
+    from kubernetes.client import ApiException
+
+    origin: BaseException | None = error
+    while origin is not None and not isinstance(origin, ApiException):
+        origin = origin.__cause__ or origin.__context__
+    if origin is None:
+        return UnreachableError(plain(error))
+    try:
+        words = str(json.loads(origin.body or "{}")["message"])
+    except (ValueError, KeyError):
+        words = str(origin.reason or origin)
+    words = " ".join(words.split())
+    return ApiRefusedError(origin.status, words) if origin.status else UnreachableError(words)
+
+
 @dataclass(kw_only=True, slots=True)
 class Clock:
     """The time that asking a cluster may take, in seconds."""
 
     overall_s: float = OVERALL_S
+    call_s: float = CALL_S
     started: float = field(default_factory=time.monotonic)
 
     def left(self) -> float:
-        """Seconds for the next question, at most CALL_S; 0 where the time is over."""
-        return max(0.0, min(CALL_S, self.started + self.overall_s - time.monotonic()))
+        """Seconds for the next question; 0 where the time is over."""
+        return max(0.0, min(self.call_s, self.started + self.overall_s - time.monotonic()))
 
 
 def found_at(get: Callable[..., Json], path: str) -> Json | None:
@@ -107,13 +126,35 @@ def found_at(get: Callable[..., Json], path: str) -> Json | None:
         return None
 
 
+def list_all(get: Callable[..., Json], path: str, kind: str, **query: str) -> list[Json]:
+    """Read a list of objects page by page. Raises NoKubernetesError for another kind, else as ``get``."""
+    items: list[Json] = []
+    page = {"limit": str(PAGE), **query}
+    while True:
+        answer = get(path, **page)
+        if answer.get("kind") != kind:
+            raise NoKubernetesError
+        items += answer.get("items") or []
+        token = (answer.get("metadata") or {}).get("continue")
+        if not token:
+            return items
+        page["continue"] = token
+
+
 class ClusterApi:
     """The cluster of the current context, or the one that this pod runs in. Use it in a ``with``.
 
     Raises UserError where the kubernetes library or an access is missing; ``purpose`` is what needs it.
+    Requests raise ApiRefusedError and UnreachableError, the latter also once the clock's time is over.
     """
 
-    def __init__(self, context: str | None = None, *, purpose: str = "Running on Kubernetes") -> None:
+    def __init__(
+        self,
+        context: str | None = None,
+        *,
+        purpose: str = "Running on Kubernetes",
+        clock: Clock | None = None,
+    ) -> None:
         try:
             from kubernetes import client
         except ImportError:
@@ -123,6 +164,7 @@ class ClusterApi:
             ) from None
         self.context, self._configuration = access(context)
         self._client = client.ApiClient(self._configuration)
+        self.clock = clock or Clock()
 
     @property
     def host(self) -> str:
@@ -141,23 +183,20 @@ class ClusterApi:
     ) -> None:
         self._client.close()
 
-    def get(self, path: str, timeout_s: float, **query: str) -> Json:
-        """Raises ApiRefusedError, UnreachableError."""
-        return self._ask("GET", path + (f"?{urlencode(query)}" if query else ""), timeout_s)
+    def get(self, path: str, **query: str) -> Json:
+        """Read an object or a list of them."""
+        return self._ask("GET", path + (f"?{urlencode(query)}" if query else ""))
 
-    def post(self, path: str, body: Json, timeout_s: float) -> Json:
-        return self._ask("POST", path, timeout_s, body)
-
-    def delete(self, path: str, timeout_s: float) -> Json:
+    def delete(self, path: str) -> Json:
         """Delete an object, and what belongs to it in the background."""
         body = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
-        return self._ask("DELETE", path, timeout_s, body)
+        return self._ask("DELETE", path, body)
 
-    def patch(self, path: str, body: Json, timeout_s: float) -> Json:
+    def patch(self, path: str, body: Json) -> Json:
         """Lay values over an object's; None takes one away, a list of plain values or taints is replaced."""
-        return self._ask("PATCH", path, timeout_s, body, "application/strategic-merge-patch+json")
+        return self._ask("PATCH", path, body, "application/strategic-merge-patch+json")
 
-    def may(self, verb: str, resource: str, timeout_s: float, **attributes: str) -> bool:
+    def may(self, verb: str, resource: str, **attributes: str) -> bool:
         """Whether this login may do that; what is left out of ``group``, ``namespace``, ``name`` is any."""
         attributes = {"verb": verb, "resource": resource, **attributes}
         review = {
@@ -166,18 +205,18 @@ class ClusterApi:
             "spec": {"resourceAttributes": {key: value for key, value in attributes.items() if value}},
         }
         path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-        return bool((self.post(path, review, timeout_s).get("status") or {}).get("allowed"))
+        return bool((self._ask("POST", path, review).get("status") or {}).get("allowed"))
 
     def _ask(
         self,
         method: str,
         path: str,
-        timeout_s: float,
         body: Json | None = None,
         kind: str = "application/json",
     ) -> Json:
         from urllib3.exceptions import HTTPError, SSLError
 
+        timeout_s = self.clock.left()
         if timeout_s <= 0:
             raise UnreachableError("the time for asking is over")
         headers = {"Accept": "application/json", "Content-Type": kind}

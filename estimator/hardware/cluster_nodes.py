@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,15 +10,19 @@ from estimator.hardware.cluster_api import (
     ApiRefusedError,
     ClusterApi,
     Json,
-    NoKubernetesError,
     UnreachableError,
     api_error,
+    list_all,
 )
 from estimator.hardware.cluster_taints import taint_text
-from estimator.hardware.quantities import quantity
+from estimator.hardware.quantities import quantities
 
-TIMEOUT_S = 10
-PAGE = 500  # nodes in one answer, as kubectl asks for
+INSTANCE_TYPE = "node.kubernetes.io/instance-type"
+ZONE, REGION = "topology.kubernetes.io/zone", "topology.kubernetes.io/region"
+GPUS, EFA, HUGEPAGES = "nvidia.com/gpu", "vpc.amazonaws.com/efa", "hugepages-2Mi"
+DISK = "ephemeral-storage"
+CLOUDS = {"aws": "aws", "gce": "gcp", "azure": "azure"}  # by the scheme of a node's providerID
+NODES = ("/api/v1/nodes", "NodeList")
 RULE = 'apiGroups: [""], resources: ["nodes"], verbs: ["list"], in a ClusterRole'
 # Taints that Kubernetes sets by itself for what is told by conditions already
 LIFECYCLE = "node.kubernetes.io/"
@@ -35,37 +39,31 @@ class Node:
     ready: bool
     unschedulable: bool
     taints: tuple[str, ...]
-    provider_id: str
+    cloud: str | None  # by its provider's scheme; None: on premises
+
+    @property
+    def unavailable(self) -> str | None:
+        """Why it takes no pods now; None: it does."""
+        return "not Ready" if not self.ready else "unschedulable (cordoned)" if self.unschedulable else None
 
 
 def fetch(context: str | None = None) -> tuple[str, list[Node]]:
-    """The context's name and the cluster's nodes; UserError where they can't be had, within about 10 s."""
+    """The context's name and the cluster's nodes; UserError where they can't be had, within seconds."""
     with ClusterApi(context, purpose="--from-cluster") as api:
-        return api.context, fetch_nodes(api, lambda: TIMEOUT_S)
+        return api.context, fetch_nodes(api)
 
 
-def fetch_nodes(api: ClusterApi, left_s: Callable[[], float]) -> list[Node]:
-    """The cluster's nodes; UserError where they can't be had. ``left_s``: seconds for the next question."""
+def fetch_nodes(api: ClusterApi) -> list[Node]:
+    """The cluster's nodes; UserError where they can't be had."""
     try:
-        items = list_nodes(lambda path, **query: api.get(path, left_s(), **query))
-        return [node_of(item) for item in items]
+        return read_nodes(api.get)
     except (ApiRefusedError, UnreachableError) as error:
         raise api_error(error, api.server, permission=RULE) from None
 
 
-def list_nodes(get: Callable[..., Json]) -> list[Json]:
-    """All nodes as the API server tells them, asked page by page. Raises what ``get`` raises."""
-    nodes: list[Json] = []
-    page = {"limit": str(PAGE)}
-    while True:
-        answer = get("/api/v1/nodes", **page)
-        if answer.get("kind") != "NodeList":
-            raise NoKubernetesError
-        nodes += answer.get("items") or []
-        token = (answer.get("metadata") or {}).get("continue")
-        if not token:
-            return nodes
-        page["continue"] = token
+def read_nodes(get: Callable[..., Json]) -> list[Node]:
+    """All nodes. Raises what ``get`` raises."""
+    return [node_of(item) for item in list_all(get, *NODES)]
 
 
 def node_of(item: Any) -> Node:
@@ -75,17 +73,18 @@ def node_of(item: Any) -> Node:
     return Node(
         name=metadata["name"],
         labels=metadata.get("labels") or {},
-        allocatable=_resources(status.get("allocatable")),
-        capacity=_resources(status.get("capacity")),
+        allocatable=quantities(status.get("allocatable")),
+        capacity=quantities(status.get("capacity")),
         ready=any(
             condition["type"] == "Ready" and condition["status"] == "True"
             for condition in status.get("conditions") or []
         ),
         unschedulable=bool(spec.get("unschedulable")),
         taints=tuple(taint_text(taint) for taint in taints),
-        provider_id=spec.get("providerID") or "",
+        cloud=CLOUDS.get(str(spec.get("providerID") or "").partition(":")[0]),
     )
 
 
-def _resources(table: Mapping[str, str] | None) -> dict[str, float]:
-    return {name: quantity(value) for name, value in (table or {}).items()}
+def clouds_of(nodes: Iterable[Node]) -> frozenset[str]:
+    """The clouds that nodes belong to; empty if all are on premises."""
+    return frozenset(node.cloud for node in nodes if node.cloud)

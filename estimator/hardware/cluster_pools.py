@@ -8,26 +8,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import ge, gt, le, lt
 from typing import Any
 
 from estimator import hardware
 from estimator.hardware.catalogue import Instance
 from estimator.hardware.cluster_api import Json, found_at
+from estimator.hardware.cluster_nodes import GPUS, INSTANCE_TYPE
+from estimator.hardware.cluster_pods import PodRules
 from estimator.hardware.cluster_tables import labels_of
-from estimator.hardware.cluster_taints import Toleration, fence, taint_text
-from estimator.hardware.quantities import quantity
+from estimator.hardware.cluster_taints import Toleration, taint_text
+from estimator.hardware.quantities import quantities
 from estimator.plan import MIB, Request
 
 KARPENTER = "karpenter.sh"
 STATUS = {"namespace": "kube-system", "name": "cluster-autoscaler-status"}  # a ConfigMap
 CAPACITY_TYPE = "karpenter.sh/capacity-type"
-GPUS = "nvidia.com/gpu"
 NODES = "nodes"  # as Karpenter names it among a pool's limits
-_COMMANDS = {  # a node's providerID: what shows its node groups
+_COMMANDS = {  # a cloud: what shows its node groups
     "aws": "eksctl get nodegroup --cluster NAME",
-    "gce": "gcloud container node-pools list --cluster NAME",
+    "gcp": "gcloud container node-pools list --cluster NAME",
     "azure": "az aks nodepool list --resource-group GROUP --cluster-name NAME",
 }
 # Whose machines a NodePool starts, by the API group of its node class
@@ -45,7 +46,7 @@ _OPERATORS: dict[str, _Test] = {
     "Exists": lambda value, values: True,  # noqa: ARG005
     "DoesNotExist": lambda value, values: False,  # noqa: ARG005
 }
-_COMPARISONS: dict[str, Callable[[float, float], bool]] = {"Gt": gt, "Lt": lt, "Gte": ge, "Lte": le}
+_COMPARISONS: dict[str, Callable[[int, int], bool]] = {"Gt": gt, "Lt": lt, "Gte": ge, "Lte": le}
 # How cluster autoscalers before 1.30 write a group's sizes, in a text for people
 _OLD_GROUP = re.compile(
     r"^\s*Name:\s*(\S+)\s*\n\s*Health:.*cloudProviderTarget=(\d+) \(minSize=\d+, maxSize=(\d+)\)",
@@ -80,7 +81,11 @@ class NodePool:
 
     def refuses(self, labels: Mapping[str, str]) -> str | None:
         """Which of its rules a node with these labels breaks, in words; None: none that is known."""
-        labels = {**labels, **dict(self.labels)}
+        own = dict(self.labels)
+        for key, value in labels.items():
+            if own.get(key, value) != value:
+                return f"{key} is {own[key]}"
+        labels = {**labels, **own}
         for key, operator, values in self.requirements:
             if key in labels and not _passes(operator, labels[key], values):
                 return f"{key} {operator} {', '.join(values[:4])}".rstrip()
@@ -147,32 +152,24 @@ def could_grow(
     autoscalers: Autoscalers,
     request: Request,
     clouds: frozenset[str],
-    *,
-    tolerations: tuple[Toleration, ...] = (),
-    of_table: bool = True,
+    rules: PodRules,
 ) -> Growth:
     """Whether nodes could come that take a request.
 
-    ``clouds``: of the present nodes, for the command that shows their node groups. ``tolerations``: the pods'
-    own; ``of_table``: they get those of the table of GPU taints, too.
+    ``clouds``: of the present nodes, for the command that shows their node groups.
     """
-    refusals = {
-        pool.name: refusal(pool, request, tolerations=tolerations, of_table=of_table)
-        for pool in autoscalers.pools
-    }
+    refusals = {pool.name: refusal(pool, request, rules) for pool in autoscalers.pools}
     for pool in autoscalers.pools:
         if refusals[pool.name] is None:
-            needed, _ = fence(pool.taints, tolerations, of_table=of_table and bool(request.gpus_per_node))
+            needed, _ = rules.fence(pool.taints, gpus=bool(request.gpus_per_node))
             why = f"Karpenter's NodePool {pool.name} may add them"
             return Growth(possible=True, why=why, tolerations=needed, by_karpenter=True)
     grown = _by_groups(autoscalers, clouds)
     if not autoscalers.karpenter or (request.instance_type is None and grown.possible):
         return grown
     reasons = "; ".join(f"{name}: {why}" for name, why in refusals.items()) or "it has none"
-    anything = (Toleration(key="", effect=""),)
-    fenced = (
-        pool.taints for pool in autoscalers.pools if refusal(pool, request, tolerations=anything) is None
-    )
+    anything = replace(rules, tolerations=(Toleration(key="", effect=""),))
+    fenced = (pool.taints for pool in autoscalers.pools if refusal(pool, request, anything) is None)
     return Growth(
         possible=False,
         why=f"no NodePool of Karpenter's would add one ({reasons})",
@@ -180,23 +177,14 @@ def could_grow(
     )
 
 
-def refusal(
-    pool: NodePool,
-    request: Request,
-    *,
-    tolerations: tuple[Toleration, ...] = (),
-    of_table: bool = True,
-) -> str | None:
+def refusal(pool: NodePool, request: Request, rules: PodRules) -> str | None:
     """Why a NodePool would not start nodes for the request, in words; None: it could."""
     instance = hardware.current().find_instance(request.instance_type)
-    own = dict(pool.labels)
-    for name, value in request.node_labels:
-        if name in own and own[name] != value:
-            return f"{name} is {own[name]}"
-    labels = machine_labels(instance, request.gpu) if instance is not None else {}
-    if broken := pool.refuses(labels | ({CAPACITY_TYPE: "spot"} if request.spot else {})):
+    labels = machine_labels(instance, request.gpu_type) if instance is not None else {}
+    labels |= rules.labels | dict(request.node_labels) | ({CAPACITY_TYPE: "spot"} if request.spot else {})
+    if broken := pool.refuses(labels):
         return broken
-    _, closed = fence(pool.taints, tolerations, of_table=of_table and bool(request.gpus_per_node))
+    _, closed = rules.fence(pool.taints, gpus=bool(request.gpus_per_node))
     if closed:
         return f"its nodes have the taint {closed[0]}, which the pods don't tolerate"
     room = pool.room_for(instance) if instance is not None else None
@@ -230,8 +218,8 @@ def pool_of(item: Mapping[str, Any]) -> NodePool:
             for rule in of_nodes.get("requirements") or []
         ),
         taints=tuple(taint_text(taint) for taint in of_nodes.get("taints") or []),  # not startupTaints
-        limits=_amounts(spec.get("limits")),
-        used=_amounts((item.get("status") or {}).get("resources")),
+        limits=tuple(quantities(spec.get("limits")).items()),
+        used=tuple(quantities((item.get("status") or {}).get("resources")).items()),
     )
 
 
@@ -241,7 +229,7 @@ def machine_labels(instance: Instance, gpu: str | None = None) -> dict[str, str]
     Their names: karpenter.sh, "instance types" and "scheduling"; AKS, "node auto-provisioning: node pools".
     """
     known = {
-        "node.kubernetes.io/instance-type": instance.name,
+        INSTANCE_TYPE: instance.name,
         "kubernetes.io/arch": "amd64",
         "kubernetes.io/os": "linux",
     }
@@ -276,8 +264,8 @@ def machine_labels(instance: Instance, gpu: str | None = None) -> dict[str, str]
 def _passes(operator: str, value: str, values: tuple[str, ...]) -> bool:
     if operator in _COMPARISONS:
         try:
-            return _COMPARISONS[operator](float(value), float(values[0]))
-        except (ValueError, IndexError):  # Kubernetes compares numbers only; anything else matches nothing
+            return _COMPARISONS[operator](int(value), int(values[0]))
+        except (ValueError, IndexError):  # Kubernetes compares integers; anything else matches nothing
             return False
     test = _OPERATORS.get(operator)
     return test is None or test(value, values)  # an operator that is newer than this table refuses nothing
@@ -332,10 +320,6 @@ def _read_groups(get: Callable[..., Json], may: Callable[..., bool]) -> tuple[tu
 
 def _group(name: str, now: int, most: int) -> NodeGroup:
     return NodeGroup(name=name.rpartition("/")[2], now=now, most=most)
-
-
-def _amounts(table: Mapping[str, Any] | None) -> tuple[tuple[str, float], ...]:
-    return tuple((name, quantity(value)) for name, value in (table or {}).items())
 
 
 __all__ = [

@@ -7,11 +7,9 @@ from dataclasses import dataclass, replace
 
 from estimator.hardware.cluster_api import Json
 from estimator.hardware.cluster_priorities import usual_priority_class
-from estimator.hardware.quantities import quantity
-from estimator.plan import GIB
+from estimator.hardware.quantities import format_amount, quantity
 
 PREFIX = "requests."
-GPUS = "nvidia.com/gpu"
 # Kubernetes, "resource quotas": cpu is another name of requests.cpu; further resources have only the long one
 SHORT = ("cpu", "memory")
 # Kubernetes, "resource quotas": a quota with scopes counts pods and what they ask for, and no other objects
@@ -47,9 +45,8 @@ class Quota:
         return max(self.most - self.used, 0.0)
 
     def amount(self, value: float) -> str:
-        """An amount of it in words."""
-        in_bytes = self.what.endswith(("memory", "ephemeral-storage"))
-        return f"{value / GIB:.0f}Gi" if in_bytes else f"{value:g}"
+        """Format an amount of it."""
+        return format_amount(self.what, value)
 
 
 def read_quotas(get: Callable[..., Json], namespace: str, pod: QuotaPod) -> tuple[Quota, ...]:

@@ -78,6 +78,13 @@ def spot_labels() -> tuple[SpotLabel, ...]:
     )
 
 
+def is_spot(labels: Mapping[str, str]) -> bool | None:
+    """Whether these labels mark a spot node; None: no label says whether it is one."""
+    if spot_label_on(labels) is not None:
+        return True
+    return False if any(row.label in labels for row in spot_labels()) else None
+
+
 def spot_label_on(labels: Mapping[str, str]) -> SpotLabel | None:
     """The row by which a node with these labels is a spot node; None where none says so."""
     return next((row for row in spot_labels() if labels.get(row.label) == row.value), None)

@@ -12,9 +12,8 @@ from dataclasses import replace
 from estimator.hardware import cluster_tables
 from estimator.hardware.catalogue import Catalogue, Gpu, Instance
 from estimator.hardware.cluster import Aside, Cluster, ClusterNodes, Free
-from estimator.hardware.cluster_nodes import Node
-from estimator.hardware.cluster_pods import Usage
-from estimator.hardware.cluster_taints import Toleration, fence
+from estimator.hardware.cluster_nodes import CLOUDS, DISK, EFA, GPUS, INSTANCE_TYPE, REGION, ZONE, Node
+from estimator.hardware.cluster_pods import PodRules, Usage
 from estimator.plan import MIB
 
 PRODUCT, PRODUCT_MIB = "nvidia.com/gpu.product", "nvidia.com/gpu.memory"
@@ -23,11 +22,8 @@ KARPENTER_NAME, KARPENTER_MIB = "karpenter.k8s.aws/instance-gpu-name", "karpente
 GKE = "cloud.google.com/gke-accelerator"
 GKE_PARTITION = "cloud.google.com/gke-gpu-partition-size"
 GKE_CLIENTS = "cloud.google.com/gke-max-shared-clients-per-gpu"
-INSTANCE_TYPE = "node.kubernetes.io/instance-type"
-ZONE, REGION = "topology.kubernetes.io/zone", "topology.kubernetes.io/region"
-GPUS, EFA, MIG = "nvidia.com/gpu", "vpc.amazonaws.com/efa", "nvidia.com/mig-"
+MIG = "nvidia.com/mig-"
 OTHER_ACCELERATORS = ("amd.com/gpu", "aws.amazon.com/neuron", "google.com/tpu", "habana.ai/gaudi")
-CLOUD_OF_PROVIDER = {"aws": "aws", "gce": "gcp", "azure": "azure"}  # the scheme of a node's providerID
 ON_PREMISES = "cluster"  # the cloud of a node that names none
 
 
@@ -39,15 +35,13 @@ def group(
     context: str,
     nodes: Iterable[Node],
     catalogue: Catalogue,
+    rules: PodRules,
     *,
     usage: Mapping[str, Usage] | None = None,
-    tolerations: tuple[Toleration, ...] = (),
-    of_table: bool = True,
 ) -> Cluster:
     """Equal nodes together; those that can't be used by reason.
 
-    ``usage``: what runs on the nodes, by name; None: not told. ``tolerations``: the pods' own; ``of_table``:
-    they get those of the table of GPU taints, too.
+    ``usage``: what runs on the nodes, by name; None: not told.
     """
     usable: dict[tuple[object, ...], list[ClusterNodes]] = {}
     aside: dict[str, list[str]] = {}
@@ -63,7 +57,7 @@ def group(
         except _LeftAsideError as reason:
             aside.setdefault(str(reason), []).append(node.name)
             continue
-        one = replace(one, fences=fence(one.taints, tolerations, of_table=of_table)[1])
+        one = replace(one, fences=rules.fence(one.taints)[1])
         machine = (one.instance.name, one.gpu.name, one.instance.gpu_count, one.efa, one.spot)
         key = (*machine, one.taints, one.free_gpus)
         usable.setdefault(key, []).append(one)
@@ -127,10 +121,8 @@ def _beside(one: ClusterNodes, used: Usage | None) -> ClusterNodes:
 
 def _usable(node: Node, catalogue: Catalogue) -> ClusterNodes:
     """One node as a group of itself; raises _LeftAsideError."""
-    if not node.ready:
-        raise _LeftAsideError("not Ready")
-    if node.unschedulable:
-        raise _LeftAsideError("unschedulable (cordoned)")
+    if node.unavailable:
+        raise _LeftAsideError(node.unavailable)
     _whole_gpus(node)
     count = int(node.allocatable.get(GPUS, 0))
     gpu = _sized(node, _gpu(node, catalogue))
@@ -141,19 +133,13 @@ def _usable(node: Node, catalogue: Catalogue) -> ClusterNodes:
         count=1,
         cpu=float(node.allocatable.get("cpu", 0)),
         memory_bytes=int(node.allocatable.get("memory", 0)),
-        ephemeral_bytes=_whole(node.allocatable.get("ephemeral-storage")),
+        ephemeral_bytes=_whole(node.allocatable.get(DISK)),
         efa=int(node.allocatable.get(EFA, 0)),
-        spot=_is_spot(labels),
+        spot=cluster_tables.is_spot(labels),
         zones=(labels[ZONE],) if ZONE in labels else (),
         taints=node.taints,
         names=(node.name,),
     )
-
-
-def _is_spot(labels: Mapping[str, str]) -> bool | None:
-    """Whether a label says that the node may be taken away; None: none says anything of it."""
-    rows = cluster_tables.spot_labels()
-    return next((labels[row.label] == row.value for row in rows if row.label in labels), None)
 
 
 def _whole_gpus(node: Node) -> None:
@@ -222,9 +208,9 @@ def _sized(node: Node, gpu: Gpu) -> Gpu:
 def _instance(node: Node, gpu: Gpu, count: int, catalogue: Catalogue) -> Instance:
     """The table's machine where the node's type is there and has that GPU, else one from the labels alone."""
     kind = node.labels.get(INSTANCE_TYPE, "")
-    cloud = CLOUD_OF_PROVIDER.get(node.provider_id.partition(":")[0], ON_PREMISES)
+    cloud = node.cloud or ON_PREMISES
     known = catalogue.find_instance(kind or f"{count}x {gpu.name}")
-    if known is not None and cloud != known.cloud in CLOUD_OF_PROVIDER.values():
+    if known is not None and cloud != known.cloud in CLOUDS.values():
         known = None  # a name like a cloud's machine, but not that cloud: its price is of no use
     vcpu, ram = _whole(node.capacity.get("cpu")), _whole(node.capacity.get("memory"))
     if known is not None and known.gpu == gpu.name:

@@ -14,8 +14,9 @@ from estimator import hardware
 from estimator.hardware import cluster_pods, cluster_tables
 from estimator.hardware.catalogue import Catalogue, Instance
 from estimator.hardware.cluster import Cluster, ClusterNodes
-from estimator.hardware.cluster_api import ApiRefusedError, Clock, ClusterApi, Json, UnreachableError
-from estimator.hardware.cluster_nodes import Node, fetch_nodes
+from estimator.hardware.cluster_api import ApiRefusedError, Clock, ClusterApi, UnreachableError
+from estimator.hardware.cluster_nodes import Node, clouds_of, fetch_nodes
+from estimator.hardware.cluster_pods import PodRules
 from estimator.hardware.cluster_pools import (
     Autoscalers,
     NodeGroup,
@@ -23,9 +24,8 @@ from estimator.hardware.cluster_pools import (
     machine_labels,
     read_autoscalers,
 )
-from estimator.hardware.cluster_quotas import Quota, QuotaPod, read_quotas
-from estimator.hardware.cluster_taints import Toleration, fence
-from estimator.hardware.from_cluster import CLOUD_OF_PROVIDER, ZONE, group
+from estimator.hardware.cluster_quotas import Quota, read_quotas
+from estimator.hardware.from_cluster import group
 
 PLANNING_S = 10.0  # for all questions before a plan
 # By which label a node says of which node group it is: GKE, EKS, eksctl, AKS
@@ -39,38 +39,12 @@ GROUP_LABELS = (
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PodRules:
-    """What the run's pods bring, by which nodes take them or don't."""
-
-    namespace: str = "default"
-    node_selector: tuple[tuple[str, str], ...] = ()
-    tolerations: tuple[Toleration, ...] = ()
-    of_table: bool = True  # they get tolerations of the taints that mark GPU nodes, too
-    zone: str | None = None
-    in_quotas: QuotaPod = field(default_factory=QuotaPod)
-
-    def suit(self, node: Node) -> bool:
-        """Whether the selector and the zone leave a node."""
-        labels = node.labels
-        return all(labels.get(name) == value for name, value in self.node_selector) and (
-            self.zone is None or labels.get(ZONE) == self.zone
-        )
-
-
 @dataclass(kw_only=True, slots=True)
 class _Reading:
     """The questions to one cluster; what it doesn't answer is kept as a clause."""
 
     api: ClusterApi
-    clock: Clock
     untold: list[str] = field(default_factory=list)
-
-    def get(self, path: str, **query: str) -> Json:
-        return self.api.get(path, self.clock.left(), **query)
-
-    def may(self, verb: str, resource: str, **attributes: str) -> bool:
-        return self.api.may(verb, resource, self.clock.left(), **attributes)
 
     def optional(self, what: str, ask: Callable[[], T], otherwise: T) -> T:
         try:
@@ -80,13 +54,11 @@ class _Reading:
             return otherwise
 
     def usage(self, namespace: str) -> dict[str, cluster_pods.Usage] | None:
-        """What runs on the nodes; None where it isn't told. Of the namespace alone where no more is."""
-        if self.may("list", "pods"):
-            return cluster_pods.read_usage(self.get)
-        self.untold.append("what other namespaces use (this login may list pods of its own only)")
-        if self.may("list", "pods", namespace=namespace):
-            return cluster_pods.read_usage(self.get, namespace)
-        return None
+        """What runs on the nodes, of the namespace alone where no more is told; None where nothing is."""
+        usage, complete = cluster_pods.allowed_usage(self.api.get, self.api.may, namespace)
+        if not complete:
+            self.untold.append("what other namespaces use (this login may list pods of its own only)")
+        return usage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,18 +87,17 @@ def read_cluster(
 def fetch(context: str | None, rules: PodRules) -> ClusterState:
     """All questions to the cluster, within PLANNING_S; UserError where its nodes can't be had."""
     namespace = rules.namespace
-    with ClusterApi(context, purpose="Planning for a cluster") as api:
-        reading = _Reading(api=api, clock=Clock(overall_s=PLANNING_S))
+    clock = Clock(overall_s=PLANNING_S)
+    with ClusterApi(context, purpose="Planning for a cluster", clock=clock) as api:
+        reading = _Reading(api=api)
         return ClusterState(
             context=api.context,
-            nodes=tuple(fetch_nodes(api, reading.clock.left)),
+            nodes=tuple(fetch_nodes(api)),
             usage=reading.optional("what is in use", lambda: reading.usage(namespace), None),
             autoscalers=reading.optional(
-                "what may add nodes", lambda: read_autoscalers(reading.get, reading.may), Autoscalers()
+                "what may add nodes", lambda: read_autoscalers(api.get, api.may), Autoscalers()
             ),
-            quotas=reading.optional(
-                "quotas", lambda: read_quotas(reading.get, namespace, rules.in_quotas), ()
-            ),
+            quotas=reading.optional("quotas", lambda: read_quotas(api.get, namespace, rules.in_quotas), ()),
             untold=tuple(dict.fromkeys(reading.untold)),
         )
 
@@ -135,14 +106,13 @@ def offered(state: ClusterState, catalogue: Catalogue, rules: PodRules) -> Clust
     """What the cluster offers pods with these rules."""
     there = group(
         state.context,
-        [node for node in state.nodes if rules.suit(node)],
+        [node for node in state.nodes if rules.refuses(node.labels) is None],
         catalogue,
+        rules,
         usage=state.usage,
-        tolerations=rules.tolerations,
-        of_table=rules.of_table,
     )
     scalers, untold = state.autoscalers, state.untold
-    clouds = {CLOUD_OF_PROVIDER.get(node.provider_id.partition(":")[0], "") for node in state.nodes} - {""}
+    clouds = clouds_of(state.nodes)
     there = _with_groups(there, state.nodes, scalers.groups, _machines(catalogue, clouds))
     coming = [
         nodes
@@ -168,14 +138,10 @@ def _machines(catalogue: Catalogue, clouds: Iterable[str]) -> list[Instance]:
 
 def _of_pool(pool: NodePool, machines: list[Instance], rules: PodRules) -> Iterator[ClusterNodes]:
     """The machines that a NodePool may start for the run's pods."""
-    own = dict(pool.labels)
-    if any(own.get(name, value) != value for name, value in rules.node_selector):
-        return
-    wished = {**dict(rules.node_selector), **({ZONE: rules.zone} if rules.zone else {})}
-    fences = fence(pool.taints, rules.tolerations, of_table=rules.of_table)[1]
+    fences = rules.fence(pool.taints)[1]
     for item in machines:
         room = pool.room_for(item)
-        if room != 0 and pool.refuses({**machine_labels(item), **wished}) is None:
+        if room != 0 and pool.refuses({**machine_labels(item), **rules.labels}) is None:
             yield replace(
                 _new(item),
                 may_come=room,

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
+
+from estimator.formatting import GIB
 
 _NUMBER = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:[eE]([+-]?\d+)|([KMGTPE]i|[numkMGTPE]))?")
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}  # powers of ten
@@ -23,3 +27,14 @@ def quantity(text: str | float) -> float:
         return float(number) * 1024.0 ** _BINARY[unit]
     # By Python's own reading of decimals, so that 100m is the same number as 0.1
     return float(f"{number}e{_DECIMAL[unit] if unit else exponent or 0}")
+
+
+def format_amount(resource: str, amount: float) -> str:
+    """Format an amount of a resource as Kubernetes writes it: "24Gi" of memory and disk, "16" of others."""
+    in_bytes = resource.endswith(("memory", "ephemeral-storage"))
+    return f"{amount / GIB:.0f}Gi" if in_bytes else f"{amount:g}"
+
+
+def quantities(table: Mapping[str, Any] | None) -> dict[str, float]:
+    """Convert a table of amounts by resource, such as a container's requests."""
+    return {name: quantity(value) for name, value in (table or {}).items()}

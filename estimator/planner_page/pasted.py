@@ -11,8 +11,8 @@ from estimator import hardware
 from estimator.errors import UserError
 from estimator.hardware.cluster import Cluster
 from estimator.hardware.cluster_nodes import node_of
-from estimator.hardware.cluster_pods import Usage, read_usage
-from estimator.hardware.inventory import ClusterState, PodRules, offered
+from estimator.hardware.cluster_pods import PodRules, Usage, read_usage
+from estimator.hardware.inventory import ClusterState, offered
 from estimator.models import ModelSpec, hf_config
 from estimator.planner_page.fields import KUBECTL
 

@@ -177,7 +177,7 @@ def _other_machines(job: Job, target: Target, goals: Goals) -> Iterator[Suggesti
     if target.gpu and limited:
         other = best_or_none(job, replace(target, gpu=None), goals)
         if other is not None:
-            yield (Change("resources.gpu", other.request.gpu),)
+            yield (Change("resources.gpu", other.request.gpu_type),)
 
 
 def _numbers(plan: Plan) -> Suggestion:

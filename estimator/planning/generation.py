@@ -115,10 +115,10 @@ def _point(value: float | None) -> Range | None:
 
 def _gpu(plan: Plan) -> Gpu | None:
     """The plan's GPU; None on CPUs, and for one that is in no table."""
-    if plan.layout.device == "cpu" or plan.request.gpu is None:
+    if plan.layout.device == "cpu" or plan.request.gpu_type is None:
         return None
     try:
-        return hardware.gpu(plan.request.gpu)
+        return hardware.gpu(plan.request.gpu_type)
     except UserError:
         return None
 

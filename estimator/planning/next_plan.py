@@ -137,9 +137,9 @@ def _same_machine(plan: Plan, layout: Layout, estimate: MemoryEstimate, attempt:
 def _other_machine(plan: Plan, job: Job, search: Search, attempt: int) -> NextPlan | None:
     """The plan's layout on the cheapest machine of the next larger GPU memory; None where there is none."""
     request = plan.request
-    if plan.target not in ("kubernetes", "batch") or request.gpu is None:
+    if plan.target not in ("kubernetes", "batch") or request.gpu_type is None:
         return None
-    failed_gpu = hardware.gpu(request.gpu)
+    failed_gpu = hardware.gpu(request.gpu_type)
     for place in _larger(plan, job, failed_gpu):
         memory = replace(search.estimate(plan.layout, place.gpu), capacity_bytes=place.gpu.usable_bytes)
         speed = search.speed(plan.layout, place.gpu, place)
@@ -154,7 +154,7 @@ def _other_machine(plan: Plan, job: Job, search: Search, attempt: int) -> NextPl
         target = Target(kind=plan.target, nodes=request.nodes, gpus=request.gpus_per_node)
         next_plan = assemble(job, target, candidate, list(plan.why), plan.rejected, plan.prediction.tokens)
         note = Override(
-            name="gpu", planned=failed_gpu.name, used=place.gpu.name, given_by=f"{AFTER} {attempt}"
+            name="gpu_type", planned=failed_gpu.name, used=place.gpu.name, given_by=f"{AFTER} {attempt}"
         )
         next_plan = replace(
             next_plan,

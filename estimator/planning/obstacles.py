@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from estimator.errors import Change, UserError
 from estimator.hardware.cluster import Cluster, ClusterNodes
+from estimator.hardware.cluster_nodes import GPUS
 from estimator.hardware.cluster_taints import opening
 from estimator.job import Job, Target
 from estimator.plan import MIB, Plan
@@ -40,7 +41,7 @@ def nodes_of(plan: Plan, cluster: Cluster) -> tuple[ClusterNodes, ...]:
     return tuple(
         nodes
         for nodes in cluster.nodes
-        if (nodes.instance.name, nodes.gpu.name) == (request.instance_type, request.gpu)
+        if (nodes.instance.name, nodes.gpu.name) == (request.instance_type, request.gpu_type)
     )
 
 
@@ -69,7 +70,7 @@ def _of_guess(error: UserError, job: Job, target: Target, cluster: Cluster) -> U
 def _of_quota(error: UserError, plan: Plan, cluster: Cluster) -> UserError:
     request = plan.request
     needs = {
-        "nvidia.com/gpu": request.nodes * request.gpus_per_node,
+        GPUS: request.nodes * request.gpus_per_node,
         "cpu": request.nodes * request.cpu,
         "memory": request.nodes * request.memory_mib * MIB,
     }
@@ -77,7 +78,7 @@ def _of_quota(error: UserError, plan: Plan, cluster: Cluster) -> UserError:
     if not short:
         return error
     quota = min(short, key=lambda quota: quota.most / needs[quota.resource])
-    machines = f"{request.nodes} node(s) of {request.gpus_per_node}x {request.gpu}"
+    machines = f"{request.nodes} node(s) of {request.gpus}"
     return UserError(
         f"ResourceQuota {quota.name} allows {quota.amount(quota.most)} {quota.what} "
         f"({quota.amount(quota.used)} of them in use); {plan.model} ({plan.method}) needs "

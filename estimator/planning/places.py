@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from estimator import hardware
 from estimator.errors import Change, UserError
 from estimator.hardware import Gpu, Instance
+from estimator.hardware.cluster_nodes import GPUS
 from estimator.hardware.cluster_taints import opening
 from estimator.job import Job, Target
 from estimator.planning.goals import Goals
@@ -174,10 +175,8 @@ class _Limits:
             lines = [quota for quota in cluster.quotas if quota.resource == resource]
             return min((quota.left if now else quota.most for quota in lines), default=None)
 
-        in_use = tuple(quota for quota in cluster.quotas if quota.used and quota.resource == "nvidia.com/gpu")
-        return cls(
-            gpus=least("nvidia.com/gpu"), cpu=least("cpu"), memory_bytes=least("memory"), in_use=in_use
-        )
+        in_use = tuple(quota for quota in cluster.quotas if quota.used and quota.resource == GPUS)
+        return cls(gpus=least(GPUS), cpu=least("cpu"), memory_bytes=least("memory"), in_use=in_use)
 
     def within(self, place: Place) -> Place | None:
         """As much of the machines as the limits allow; None: not one GPU."""

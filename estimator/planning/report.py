@@ -90,11 +90,10 @@ def _where(plan: Plan) -> str:
 
 def _request(plan: Plan) -> str:
     request = plan.request
-    gpus = f"{request.gpus_per_node}x {request.gpu}" if request.gpus_per_node else "no GPU"
     kind = "spot node(s)" if request.spot else "node(s)"
     labels = "".join(f", labelled {name}={value}" for name, value in request.node_labels)
     return (
-        f"{request.nodes} {kind}, each: {gpus}, {request.cpu} CPU, "
+        f"{request.nodes} {kind}, each: {request.gpus}, {request.cpu} CPU, "
         f"{format_bytes(request.memory_mib * MIB)} memory, "
         f"{format_bytes(request.shared_memory_mib * MIB)} shared memory, "
         f"{format_bytes(request.disk_mib * MIB)} disk{labels}"
@@ -107,9 +106,8 @@ def _steps(plan: Plan, prepare: Request, evaluate: Request) -> str:
     if TASKS[plan.task].images:
         steps.insert(1, ("encode", plan.request))
     for name, request in steps:
-        gpus = f"{request.gpus_per_node}x {request.gpu}" if request.gpus_per_node else "no GPU"
         memory, disk = format_bytes(request.memory_mib * MIB), format_bytes(request.disk_mib * MIB)
-        texts.append(f"{name} {gpus}, {request.cpu} CPU, {memory} memory, {disk} disk")
+        texts.append(f"{name} {request.gpus}, {request.cpu} CPU, {memory} memory, {disk} disk")
     return "; ".join(texts)
 
 

@@ -23,7 +23,7 @@ def row_of(rank: int, plan: Plan) -> dict[str, Any]:
         "cloud": request.cloud,
         "nodes": request.nodes,
         "gpus_per_node": request.gpus_per_node,
-        "gpu": request.gpu,
+        "gpu_type": request.gpu_type,
         "layout": layout_words(layout),
         "micro_batch_size": layout.micro_batch_size,
         "accumulation": layout.accumulation,

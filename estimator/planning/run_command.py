@@ -59,7 +59,7 @@ def run_command(
 
 def _machine(plan: Plan) -> tuple[str, str]:
     """By its type, or where nodes have no label of one, by its GPU."""
-    kind, gpu = plan.request.instance_type, plan.request.gpu or ""
+    kind, gpu = plan.request.instance_type, plan.request.gpu_type or ""
     return ("--instance-type", kind) if kind and " " not in kind else ("--gpu", gpu)
 
 

@@ -46,7 +46,7 @@ def for_training(job: Job, target: Target, candidate: Candidate) -> Request:
     return Request(
         nodes=layout.nodes,
         gpus_per_node=processes if on_gpus else 0,
-        gpu=name,
+        gpu_type=name,
         cpu=cpu,
         memory_mib=-(-host // MIB),
         shared_memory_mib=shared // MIB,
@@ -63,7 +63,7 @@ def for_preparation(job: Job, training: Request) -> Request:
         training,
         nodes=1,
         gpus_per_node=0,
-        gpu=None,  # its queue is not that of the GPUs
+        gpu_type=None,  # its queue is not that of the GPUs
         cpu=min(training.cpu, PREPARE_CPU),
         memory_mib=min(training.memory_mib, PREPARE_MEMORY // MIB),
         shared_memory_mib=0,

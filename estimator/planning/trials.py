@@ -24,7 +24,7 @@ def trial_plans(plan: Plan, job: Job, *, count: int = TRIED) -> tuple[Plan, ...]
     layout, capacity = plan.layout, plan.prediction.memory.capacity_bytes
     if capacity is None:
         return (plan,)
-    gpu = hardware.find_gpu_by_nvml_name(plan.request.gpu) if plan.request.gpu else None
+    gpu = hardware.find_gpu_by_nvml_name(plan.request.gpu_type) if plan.request.gpu_type else None
     search = Search(job, layout.precision, layout.device, Evidence())
     layouts = search.fitting(layout.nodes, layout.processes_per_node, capacity, gpu)
     if job.micro_batch_size is None:

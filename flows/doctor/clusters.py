@@ -28,7 +28,7 @@ _REMOTE_METADATA = "Set METAFLOW_SERVICE_URL and METAFLOW_DEFAULT_METADATA=servi
 def kubernetes() -> list[Line]:
     """A line for steps on one node, for those on several, for Argo Workflows, and what isn't known."""
     names = ("kubernetes", "kubernetes, several nodes", "argo-workflows")
-    pods = PodSettings.of(_request("kubernetes", nodes=1))
+    pods = PodSettings.of(_request("kubernetes", nodes=1), gpus=False)
     try:
         found = survey(pods)
     except UserError as error:
@@ -85,7 +85,7 @@ def slurm() -> list[Line]:
 def _request(backend: _metaflow.Backend, nodes: int) -> StepRequest:
     """A step that needs next to nothing, with what Metaflow is configured with."""
     request = Request(
-        nodes=nodes, gpus_per_node=0, gpu=None, cpu=1, memory_mib=1, shared_memory_mib=0, disk_mib=0
+        nodes=nodes, gpus_per_node=0, gpu_type=None, cpu=1, memory_mib=1, shared_memory_mib=0, disk_mib=0
     )
     return StepRequest(backend=backend, request=request, configured=_metaflow.configured_target(backend))
 

@@ -36,6 +36,6 @@ def allocator_environment(job: TrainJob, environ: Mapping[str, str]) -> dict[str
 
 def _on_nvidia(job: TrainJob) -> bool:
     """Whether the ranks have NVIDIA's GPUs; a GPU that the table lacks was found by NVIDIA's library."""
-    name = job.plan.request.gpu
+    name = job.plan.request.gpu_type
     gpu = hardware.find_gpu_by_nvml_name(name) if name else None
     return job.plan.layout.device == "cuda" and (gpu is None or gpu.vendor == "nvidia")

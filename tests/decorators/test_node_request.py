@@ -16,7 +16,7 @@ from tests.decorators.backends.steps import RecordedStep
 P5 = Request(
     nodes=4,
     gpus_per_node=8,
-    gpu="H100 SXM",
+    gpu_type="H100 SXM",
     cpu=32,
     memory_mib=73_728,
     shared_memory_mib=8192,

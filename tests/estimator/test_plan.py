@@ -38,7 +38,7 @@ PLANS = st.builds(
     target=st.sampled_from(["local", "kubernetes", "batch", "catalogue"]),
     request=st.builds(
         Request,
-        gpu=st.none() | WORDS,
+        gpu_type=st.none() | WORDS,
         instance_type=st.none() | WORDS,
         cloud=st.none() | WORDS,
         node_labels=st.lists(st.tuples(WORDS, WORDS), max_size=2).map(tuple),

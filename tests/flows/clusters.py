@@ -151,9 +151,7 @@ class Shape:
         return inspect(
             plan.request,
             options=Options(),
-            pods=PodSettings(
-                namespace=self.namespace, tolerations=tolerations, own_tolerations=bool(tolerations)
-            ),
+            pods=PodSettings(namespace=self.namespace, tolerations=tolerations, of_table=not tolerations),
             minimum=MinimumRequest(cpu=plan.layout.processes_per_node, memory_bytes=2**30),
             clock=Clock(overall_s=90),
         )

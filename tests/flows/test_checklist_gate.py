@@ -187,7 +187,7 @@ def plan_for(gpu: str | None, instance: str | None) -> Plan:
 
     made = plan(Job(model=find("llama-8b"), method="lora"), Target(kind="kubernetes"))
     return dataclasses.replace(
-        made, request=dataclasses.replace(made.request, gpu=gpu, instance_type=instance)
+        made, request=dataclasses.replace(made.request, gpu_type=gpu, instance_type=instance)
     )
 
 

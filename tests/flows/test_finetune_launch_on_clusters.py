@@ -90,7 +90,7 @@ def test_on_premises_only_what_is_open_is_planned_with_and_no_cloud_has_a_price(
     lines = capsys.readouterr().err
     assert "Left aside, unschedulable (cordoned): cordoned" in lines
     assert "Left aside, GPUs are cut into MIG slices" in lines
-    assert (plan.request.gpu, plan.request.cloud) == ("A100 SXM 80GB", "cluster")
+    assert (plan.request.gpu_type, plan.request.cloud) == ("A100 SXM 80GB", "cluster")
     assert plan.prediction.usd_per_hour is None
     assert "Price       unknown" in lines
     assert plan.request.cpu < 256
@@ -270,7 +270,7 @@ def test_a_login_that_sees_its_own_namespace_only_is_told_what_was_not_seen(
         deadline = time.monotonic() + 120
         while (plan := run(method="lora")).request.cloud != "cluster" and time.monotonic() < deadline:
             time.sleep(0.5)
-        assert plan.request.gpu == "A100 SXM 80GB"
+        assert plan.request.gpu_type == "A100 SXM 80GB"
         assert "is not known: what other namespaces use" in capsys.readouterr().err
     finally:
         plane.kubectl("delete", "clusterrolebinding/sees-nodes-only", "clusterrole/sees-nodes-only")

@@ -17,13 +17,13 @@ import yaml
 from decorators.backends.interface import StepRequest
 from decorators.backends.kubernetes.fit import fit
 from decorators.backends.kubernetes.request import values_for
-from decorators.backends.options import Options
 from decorators.backends.overrides import Role, request_for
 from decorators.gpu_profile import _minimum, _minimum_beside
 from estimator import hardware
 from estimator.hardware import cluster_tables
 from estimator.hardware.cluster_nodes import Node
-from estimator.hardware.inventory import ClusterState, PodRules, offered
+from estimator.hardware.cluster_pods import PodRules
+from estimator.hardware.inventory import ClusterState, offered
 from estimator.plan import GIB, MIB, Plan, Request
 from flows import checklist_launch, finetune_artifacts, finetune_launch
 from tests.infra.manifests import KUBERNETES, ROOT, needs_kubectl, of_kind, render
@@ -69,7 +69,6 @@ class Pool:
                 resources |= {"vpc.amazonaws.com/efa": float(kind.fabric.partition("EFA x")[2])}
             scheme = {"gcp": "gke"}.get(self.cloud, "gfd")
             labels |= dict(cluster_tables.labels_of(kind.gpu, scheme)[0].labels)
-        provider = {"aws": "aws", "gcp": "gce", "azure": "azure"}[self.cloud]
         return [
             Node(
                 name=f"{self.machine}-{number}",
@@ -79,7 +78,7 @@ class Pool:
                 ready=True,
                 unschedulable=False,
                 taints=self.taints,
-                provider_id=f"{provider}:///{number}",
+                cloud=self.cloud,
             )
             for number in range(self.count)
         ]
@@ -189,7 +188,7 @@ def placed(request: Request, plan: Plan | None, role: Role, nodes: list[Node]) -
     minimum = None
     if plan is not None:
         minimum = _minimum(plan) if role == "train" else _minimum_beside(request)
-    found = fit(nodes, request, Options(), minimum)
+    found = fit(nodes, request, PodRules(), minimum)
     assert len(found.names) >= request.nodes, (role, found.lacks)
     asked = StepRequest(backend="kubernetes", request=request, minimum=minimum, facts=found.facts)
     return values_for(asked).compute | {"gpu": request.gpus_per_node}

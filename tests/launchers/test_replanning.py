@@ -58,7 +58,7 @@ def test_what_an_attempt_has_left_holds_for_all_later_ones(plans: Replanning, la
 def test_a_plan_for_another_gpu_holds_only_where_that_gpu_was_asked_for(
     plans: Replanning, launched: Plan
 ) -> None:
-    other = replace(launched, request=replace(launched.request, gpu="B200"))
+    other = replace(launched, request=replace(launched.request, gpu_type="B200"))
     plans.keep(0, NextPlan(plan=other, change="gpu", needs_other_machine=True))
     assert choose_plan(plans, 1, launched) == launched
     assert choose_plan(plans, 1, launched, granted=other) == other

@@ -39,7 +39,7 @@ def clients() -> Callable[[str], Any]:
     return client
 
 
-def ask(question: Callable[[], Any]) -> Any:
+def ask(question: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """The answer; UserError in one line where AWS can't be asked, NotToldError where it refuses to say."""
     from botocore.exceptions import BotoCoreError, ClientError
 
@@ -52,6 +52,27 @@ def ask(question: Callable[[], Any]) -> Any:
             f"AWS Batch can't be reached: {failure.message}", "Is the region right (AWS_DEFAULT_REGION)?"
         )
     raise failure.credentials_error() or NotToldError(failure.message)
+
+
+def unusable(item: Mapping[str, Any]) -> str | None:
+    """Return why a queue or compute environment takes no jobs; None: it takes them."""
+    if item.get("state") == "ENABLED" and item.get("status") in ("VALID", "UPDATING"):
+        return None
+    reason = item.get("statusReason")
+    return f"{item.get('state')}, {item.get('status')}" + (f": {reason}" if reason else "")
+
+
+def queues(client: Any, name: str | None = None) -> list[dict[str, Any]]:
+    """Describe the region's queues, or those of that name or ARN."""
+    return list(client.describe_job_queues(**({"jobQueues": [name]} if name else {}))["jobQueues"])
+
+
+def environments(client: Any, queue: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Describe a queue's compute environments."""
+    names = [item["computeEnvironment"] for item in queue.get("computeEnvironmentOrder") or []]
+    if not names:
+        return []
+    return list(client.describe_compute_environments(computeEnvironments=names)["computeEnvironments"])
 
 
 def allowed(resources: Mapping[str, Any]) -> list[str]:

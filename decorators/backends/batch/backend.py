@@ -8,11 +8,10 @@ from decorators.backends.interface import ComputeBackend
 BATCH = ComputeBackend(
     values_for=request.values_for,
     preflight=preflight.check_queue,
+    offered=workarounds.refuse_local_metadata,
     inventory=inventory.read,
     wait_state=waiting.wait_state,
     remove=waiting.terminate_job,
     install=workarounds.install,
     lost=losses.lost,
-    refuse=workarounds.refuse_local_metadata,
-    machine_follows_queue=True,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from decorators.backends.batch import aws
@@ -52,8 +52,7 @@ def _queues(destination: Destination, client: Any) -> dict[str, frozenset[str] |
         return {**found, configured: others} if configured and configured not in found else found
     if configured:
         return {str(configured): None}
-    answer = _told(lambda: client.describe_job_queues())
-    usable = [q for q in answer["jobQueues"] if q.get("state") == "ENABLED" and q.get("status") == "VALID"]
+    usable = [queue for queue in _told(lambda: aws.queues(client)) if not aws.unusable(queue)]
     if not usable:  # Metaflow would take the first
         raise UserError(
             "No AWS Batch queue is named, and the region has none that is enabled.",
@@ -63,21 +62,16 @@ def _queues(destination: Destination, client: Any) -> dict[str, frozenset[str] |
 
 
 def _environments(client: Any, queue: str) -> list[dict[str, Any]]:
-    answer = _told(lambda: client.describe_job_queues(jobQueues=[queue]))
-    if not answer["jobQueues"]:
+    queues = _told(lambda: aws.queues(client, queue))
+    if not queues:
         raise UserError(
             f"There is no AWS Batch queue {queue} in {client.meta.region_name}.",
             "aws batch describe-job-queues lists those that there are.",
         )
-    order = answer["jobQueues"][0].get("computeEnvironmentOrder") or []
-    names = [item["computeEnvironment"] for item in order]
-    if not names:
-        return []
-    described = _told(lambda: client.describe_compute_environments(computeEnvironments=names))
-    return list(described["computeEnvironments"])
+    return _told(lambda: aws.environments(client, queues[0]))
 
 
-def _told(question: Any) -> Any:
+def _told(question: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
     try:
         return aws.ask(question)
     except aws.NotToldError as error:
@@ -86,8 +80,8 @@ def _told(question: Any) -> Any:
 
 def _refusal(environment: Mapping[str, Any]) -> str | None:
     """Why nothing can be planned with a compute environment; None: it can."""
-    if environment.get("state") != "ENABLED" or environment.get("status") not in ("VALID", "UPDATING"):
-        return f"{environment.get('state')}, {environment.get('status')}"
+    if reason := aws.unusable(environment):
+        return reason
     kind = (environment.get("computeResources") or {}).get("type", "")
     if environment.get("type") == "UNMANAGED":
         return "UNMANAGED: its machines are not told"

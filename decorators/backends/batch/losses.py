@@ -6,7 +6,7 @@ Batch says so in the status reason of the job or of one of its nodes, ``Host EC2
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from decorators._metaflow import WaitedJob
 from decorators.backends.interface import LastWords, Loss
@@ -15,7 +15,7 @@ _HOST = "Host EC2"
 _AT_ONCE = 100  # jobs that DescribeJobs tells of at a time (its API reference)
 
 
-def lost(job: WaitedJob, words: LastWords | None) -> Loss | None:  # noqa: ARG001
+def lost(job: WaitedJob, last_words: Callable[[], LastWords | None]) -> Loss | None:  # noqa: ARG001
     """The machines that were taken away of a job that has failed; None: it has failed by itself."""
     found = {reason.rstrip("."): name for name, reason in _reasons(job) if reason.startswith(_HOST)}
     return Loss(lines=tuple(f"{name}: {reason}" for reason, name in found.items())) if found else None

@@ -10,6 +10,7 @@ from typing import Any
 
 from decorators.backends import tables
 from decorators.backends.batch import aws
+from decorators.backends.batch.workarounds import refuse_local_metadata
 from decorators.backends.findings import Findings
 from decorators.backends.interface import ClusterFacts, MinimumRequest, StepRequest
 from decorators.backends.kubernetes import images
@@ -38,7 +39,7 @@ class JobSettings:
         queue = (
             values.get("queue")
             if "queue" in step_request.given
-            else step_request.options.queue_for(step_request.request.gpu)
+            else step_request.options.queue_for(step_request.request.gpu_type)
         )
         return cls(
             queue=queue or values.get("queue"), image=values.get("image"), iam_role=values.get("iam_role")
@@ -59,10 +60,12 @@ class _Preflight:
 def check_queue(step_request: StepRequest) -> ClusterFacts:
     """Raise UserError where the queue could never take the request; it tells nothing that would be asked for.
 
-    A queue is asked once by each process, however many steps of a run want to know.
+    A queue is asked once by each process, for the run's largest step.
     """
-    _check_once(step_request.request, JobSettings.of(step_request), step_request.minimum)
-    return ClusterFacts()
+    facts = refuse_local_metadata(step_request)
+    if step_request.may_ask and not step_request.beside:
+        _check_once(step_request.request, JobSettings.of(step_request), step_request.minimum)
+    return facts
 
 
 @lru_cache(maxsize=4)
@@ -100,7 +103,7 @@ def inspect(
     return preflight.findings
 
 
-def _call(preflight: _Preflight, ask: Callable[[], Any]) -> Any:
+def _call(preflight: _Preflight, ask: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]] | None:
     """One question that everything hangs on; UserError in one line where there is no answer."""
     try:
         return aws.ask(ask)
@@ -123,54 +126,50 @@ def _ask(preflight: _Preflight, check: str, ask: Callable[[], None]) -> None:
 
 
 def _any_queue(preflight: _Preflight) -> dict[str, Any] | None:
-    """The queue that Metaflow takes where none is named: the first that is enabled."""
-    answer = _call(preflight, preflight.client("batch").describe_job_queues)
-    if answer is None:
+    """The queue that Metaflow takes where none is named."""
+    queues = _call(preflight, lambda: aws.queues(preflight.client("batch")))
+    if queues is None:
         return None
-    usable = [q for q in answer["jobQueues"] if q.get("state") == "ENABLED" and q.get("status") == "VALID"]
+    queue = next((queue for queue in queues if not aws.unusable(queue)), None)
     fix = "--queue NAME, resources.queues by GPU type in the settings, or METAFLOW_BATCH_JOB_QUEUE=NAME"
-    if not usable:
+    if queue is None:
         preflight.findings.no("queue", "none is named, and the region has none that is enabled", fix)
         return None
-    queue: dict[str, Any] = usable[0]
     preflight.findings.unknown("queue", f"none is named: Metaflow takes {queue['jobQueueName']}", fix)
     return queue
 
 
 def _queue(preflight: _Preflight, name: str) -> dict[str, Any] | None:
-    answer = _call(preflight, lambda: preflight.client("batch").describe_job_queues(jobQueues=[name]))
-    if answer is None:
+    client = preflight.client("batch")
+    queues = _call(preflight, lambda: aws.queues(client, name))
+    if queues is None:
         return None
-    if not answer["jobQueues"]:
-        every = _call(preflight, lambda: preflight.client("batch").describe_job_queues()) or {"jobQueues": []}
-        names = ", ".join(item["jobQueueName"] for item in every["jobQueues"][:5])
-        region = preflight.client("batch").meta.region_name
+    if not queues:
+        every = _call(preflight, lambda: aws.queues(client)) or []
+        names = ", ".join(item["jobQueueName"] for item in every[:5])
+        region = client.meta.region_name
         preflight.findings.no(
             "queue",
             f"there is none of that name in {region}",
             f"--queue {' or '.join(names.split(', '))}" if names else INFRA,
         )
         return None
-    queue: dict[str, Any] = answer["jobQueues"][0]
-    if queue.get("state") != "ENABLED" or queue.get("status") != "VALID":
+    queue = queues[0]
+    if reason := aws.unusable(queue):
         preflight.findings.no(
             "queue",
-            f"it is {queue.get('state')}, {queue.get('status')} {queue.get('statusReason') or ''}".rstrip(),
+            f"it is {reason}",
             f"aws batch update-job-queue --job-queue {queue['jobQueueName']} --state ENABLED",
         )
         return None
-    preflight.findings.ok("queue", "ENABLED, VALID")
+    preflight.findings.ok("queue", f"ENABLED, {queue['status']}")
     return queue
 
 
 def _environments(preflight: _Preflight, queue: Mapping[str, Any]) -> list[dict[str, Any]]:
-    names = [item["computeEnvironment"] for item in queue.get("computeEnvironmentOrder") or []]
-    if not names:
+    if not queue.get("computeEnvironmentOrder"):
         preflight.findings.no("compute environment", "the queue has none", INFRA)
-        return []
-    client = preflight.client("batch")
-    answer = _call(preflight, lambda: client.describe_compute_environments(computeEnvironments=names))
-    return list(answer["computeEnvironments"]) if answer else []
+    return _call(preflight, lambda: aws.environments(preflight.client("batch"), queue)) or []
 
 
 def _environment(preflight: _Preflight, item: Mapping[str, Any]) -> bool:
@@ -189,8 +188,8 @@ def _environment(preflight: _Preflight, item: Mapping[str, Any]) -> bool:
 def _refusal(preflight: _Preflight, item: Mapping[str, Any]) -> str | None:
     """Why this compute environment could never take the request; None: it could."""
     request, minimum = preflight.request, preflight.minimum
-    if item.get("state") != "ENABLED" or item.get("status") not in ("VALID", "UPDATING"):
-        return f"{item.get('state')}, {item.get('status')}: {item.get('statusReason') or 'no reason told'}"
+    if reason := aws.unusable(item):
+        return reason
     if item.get("type") == "UNMANAGED":
         return "UNMANAGED: no jobs of several nodes" if request.nodes > 1 else None
     resources = item.get("computeResources") or {}
@@ -205,7 +204,7 @@ def _refusal(preflight: _Preflight, item: Mapping[str, Any]) -> str | None:
         return None
     if not _fitting(resources, request, minimum) and not _untold(resources, request):
         has = ", ".join(resources.get("instanceTypes") or []) or "no instance types"
-        machine = f"{request.gpus_per_node} {request.gpu or 'GPU'}" if request.gpus_per_node else "machine"
+        machine = request.gpus if request.gpus_per_node else "machine"
         return f"{has}: none has {machine}, {minimum.cpu:g} vCPUs, {format_bytes(minimum.memory_bytes)}"
     most = resources.get("maxvCpus")
     needed = _vcpus(resources, request, minimum)
@@ -216,7 +215,7 @@ def _refusal(preflight: _Preflight, item: Mapping[str, Any]) -> str | None:
 
 def _none_able(preflight: _Preflight) -> None:
     request = preflight.request
-    what = f"{request.nodes} x {request.gpus_per_node} {request.gpu}" if request.gpus_per_node else "the step"
+    what = f"{request.nodes} node(s) of {request.gpus}" if request.gpus_per_node else "the step"
     rows = [row.found for row in preflight.findings.rows if row.check == "compute environment"]
     preflight.findings.no("compute environment", f"none can take {what} ({'; '.join(rows)})", INFRA)
 
@@ -224,7 +223,7 @@ def _none_able(preflight: _Preflight) -> None:
 def _fitting(resources: Mapping[str, Any], request: Request, minimum: MinimumRequest) -> list[str]:
     """Machine types of the instance table that the environment may start, and that are large enough."""
     allowed = aws.allowed(resources)
-    gpu = hardware.current().gpu(request.gpu).name if request.gpu else None
+    gpu = hardware.current().gpu(request.gpu_type).name if request.gpu_type else None
     return [
         item.name
         for item in hardware.current().instances

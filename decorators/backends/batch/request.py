@@ -20,7 +20,7 @@ def values_for(step_request: StepRequest) -> StepValues:
     """All values for one step. What the user has written is left out of what would replace it."""
     interfaces = efa_interfaces(step_request.request) if "efa" not in step_request.given else 0
     queue = (
-        step_request.options.queue_for(step_request.request.gpu)
+        step_request.options.queue_for(step_request.request.gpu_type)
         if "queue" not in step_request.given
         else None
     )

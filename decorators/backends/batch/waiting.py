@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from decorators._metaflow import WaitedJob
+from decorators.backends.batch import aws
 from decorators.backends.interface import STARTED, Hopeless, WaitState
 
 WAITING = ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING")
@@ -48,15 +49,14 @@ def _of_queue(client: Any, queue: str) -> str:
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
-        queues = client.describe_job_queues(jobQueues=[queue])["jobQueues"]
+        queues = aws.queues(client, queue)
         if not queues:
             return ""
-        names = [item["computeEnvironment"] for item in queues[0].get("computeEnvironmentOrder") or []]
-        environments = client.describe_compute_environments(computeEnvironments=names)["computeEnvironments"]
+        environments = aws.environments(client, queues[0])
     except (BotoCoreError, ClientError):
         return ""
     for item in (*queues, *environments):
         name = item.get("computeEnvironmentName") or item.get("jobQueueName")
-        if item.get("state") != "ENABLED" or item.get("status") not in ("VALID", "UPDATING"):
-            return f"{name} is {item.get('state')}, {item.get('status')}: {item.get('statusReason', '')}"
+        if reason := aws.unusable(item):
+            return f"{name} is {reason}"
     return "RUNNABLE: the queue's compute environments have no free machine that is large enough yet"

@@ -18,21 +18,23 @@ from typing import Any
 from decorators import _metaflow
 from decorators.backends import oom_kills
 from decorators.backends.batch.errors import explain
+from decorators.backends.interface import ClusterFacts, StepRequest
 from decorators.backends.job_labels import labels_of
 from estimator.errors import UserError
-from estimator.plan import Request
 
 _INDEX = "$AWS_BATCH_JOB_NODE_INDEX"  # for the node's own shell
 
 
-def refuse_local_metadata(request: Request) -> None:
-    """Raise UserError at the launch of a run whose nodes could not find each other's tasks."""
+def refuse_local_metadata(step_request: StepRequest) -> ClusterFacts:
+    """Raise UserError for a step whose nodes could not find each other's tasks; return no facts."""
+    request = step_request.request
     if request.nodes > 1 and _metaflow.metadata_kind() == "local":
         raise UserError(
             f"A step on {request.nodes} nodes of AWS Batch needs a metadata service; "
             "this run's metadata is local.",
             "Set METAFLOW_SERVICE_URL and METAFLOW_DEFAULT_METADATA=service, or ask for one node.",
         )
+    return ClusterFacts()
 
 
 def install(ended: Callable[[list[str]], None] = lambda _: None) -> None:  # noqa: ARG001

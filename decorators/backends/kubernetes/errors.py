@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 
 from decorators import _metaflow
 from decorators._metaflow import WaitedJob
 from decorators.backends import oom_kills
+from decorators.backends.kubernetes.losses import look
 from decorators.backends.kubernetes.waiting import pods_of
 from estimator.errors import UserError
-from estimator.hardware.cluster_api import ApiRefusedError, ClusterApi, Json, UnreachableError, api_error
+from estimator.hardware.cluster_api import (
+    ApiRefusedError,
+    ClusterApi,
+    Json,
+    UnreachableError,
+    api_error,
+    failure_of,
+)
 
 _OF_METAFLOW = "[save_logs]"  # its own lines in a pod's log
 _ROLE = "infra/kubernetes/base/rbac-launcher.yaml is the role that a launcher needs."
 
 
 def install(ended: Callable[[list[str]], None] = lambda _: None) -> None:
-    """For the process that Metaflow starts for a remote step. ``ended`` gets the lines of one that failed."""
+    """For the process that Metaflow starts for a remote step: note pods while it waits, refusals in words.
+
+    ``ended`` gets the lines of a step that failed.
+    """
 
     def describe(job: WaitedJob) -> list[str]:
         lines = failed_pods(job)
         ended(lines)
         return lines
 
+    _metaflow.watch_waiting(look)
     _metaflow.put_in_words(explain, describe)
 
 
@@ -50,8 +61,7 @@ def _end_of(pod: Json) -> str:
     status = pod["status"]
     if reason := ": ".join(status[key] for key in ("reason", "message") if status.get(key)):
         return reason
-    for container in status.get("containerStatuses") or []:
-        ended = (container.get("state") or {}).get("terminated") or {}
+    for ended in oom_kills.endings(pod)[:1]:
         lines = [line.strip() for line in str(ended.get("message") or "").splitlines()]
         last = next((line for line in reversed(lines) if line and not line.startswith(_OF_METAFLOW)), "")
         code = f"{ended.get('reason') or 'Error'} (exit code {ended.get('exitCode', 'unknown')})"
@@ -64,15 +74,16 @@ def explain(error: Exception, submitted: str) -> UserError:
 
     ``submitted``: what is on the cluster already, and goes on there; empty: nothing is.
     """
-    status, words = _answer(error)
+    failure = failure_of(error)
     if submitted:
         kind, name, *_, namespace = submitted.split()
         left = f"{submitted} goes on unwatched; kubectl delete {kind} {name} -n {namespace} ends it."
     else:
         left = ""
-    if status is None or status == 401:
-        failure = api_error(ApiRefusedError(status, words) if status else UnreachableError(words))
-        return UserError(failure.problem, left or failure.advice)
+    if isinstance(failure, UnreachableError) or failure.status == 401:
+        translated = api_error(failure)
+        return UserError(translated.problem, left or translated.advice)
+    status, words = failure.status, failure.words
     return UserError(f"Kubernetes refuses: {words.rstrip('.')} ({status}).", left or _advice(status, words))
 
 
@@ -86,17 +97,3 @@ def _advice(status: int, words: str) -> str:
     if status == 404:
         return "Look at METAFLOW_KUBERNETES_NAMESPACE: the namespace has to be there."
     return "kubectl get events shows what happens on the cluster."
-
-
-def _answer(error: BaseException) -> tuple[int | None, str]:
-    """HTTP status and text of the answer; Metaflow may have put that into an exception of its own."""
-    origin: BaseException | None = error
-    while origin is not None and not hasattr(origin, "status"):
-        origin = origin.__cause__ or origin.__context__
-    if origin is None:
-        return None, " ".join(str(error).rsplit(">: ", 1)[-1].split())
-    try:
-        words = str(json.loads(getattr(origin, "body", None) or "{}")["message"])
-    except (ValueError, KeyError):
-        words = str(getattr(origin, "reason", None) or origin)
-    return getattr(origin, "status", None) or None, " ".join(words.split())

@@ -8,15 +8,14 @@ from dataclasses import dataclass, replace
 
 from decorators.backends.interface import ClusterFacts, MinimumRequest
 from decorators.backends.kubernetes.offered import devices_of
-from decorators.backends.kubernetes.request import INSTANCE_TYPE_LABEL, ZONE_LABEL
-from decorators.backends.options import Options
 from estimator import hardware
 from estimator.formatting import format_bytes
 from estimator.hardware import cluster_tables
 from estimator.hardware.cluster import ClusterNodes
-from estimator.hardware.cluster_nodes import Node
+from estimator.hardware.cluster_nodes import DISK, EFA, HUGEPAGES, INSTANCE_TYPE, ZONE, Node, clouds_of
+from estimator.hardware.cluster_pods import PodRules
 from estimator.hardware.cluster_tables import Room, SpotLabel
-from estimator.hardware.cluster_taints import Toleration, fence
+from estimator.hardware.cluster_taints import Toleration
 from estimator.hardware.from_cluster import group
 from estimator.plan import MIB, Request
 
@@ -47,39 +46,32 @@ class _Criteria:
     """What a node must offer for one of the run's pods."""
 
     request: Request
-    options: Options
+    rules: PodRules
     minimum: MinimumRequest
     daemons: Room
-    own: tuple[Toleration, ...]
-    own_only: bool
     extended: tuple[tuple[str, float], ...]
 
 
 def fit(
     nodes: Iterable[Node],
     request: Request,
-    options: Options,
+    rules: PodRules,
     minimum: MinimumRequest | None = None,
     *,
     daemons: Room | None = None,
-    own: tuple[Toleration, ...] = (),
-    own_only: bool = False,
     extended: tuple[tuple[str, float], ...] = (),
 ) -> Fit:
     """Judge each node by itself, before the pods that run there now.
 
-    ``daemons``: what daemon pods ask for; None: what the table says. ``own``: the user's tolerations;
-    ``own_only``: they stand instead of those that a request for GPUs gets by the table of taints.
-    ``extended``: further resources that the user asks for, by name.
+    ``daemons``: what daemon pods ask for; None: what the table says. ``extended``: further resources that the
+    user asks for, by name.
     """
     all_nodes = tuple(nodes)
     criteria = _Criteria(
         request=request,
-        options=options,
+        rules=replace(rules, node_selector=(*rules.node_selector, *request.node_labels)),
         minimum=minimum or MinimumRequest(cpu=request.cpu, memory_bytes=request.memory_mib * MIB),
         daemons=daemons or cluster_tables.daemons(),
-        own=own,
-        own_only=own_only,
         extended=extended,
     )
     candidates: list[_Candidate] = []
@@ -94,9 +86,9 @@ def fit(
             fences += [taint for taint in node.taints if judged.startswith(FENCED)]
     candidates, spot = _marked_alike(candidates, request)
     kept, labels = _found_by(candidates, request)
-    zones = Counter(item.node.labels[ZONE_LABEL] for item in kept if ZONE_LABEL in item.node.labels)
+    zones = Counter(item.node.labels[ZONE] for item in kept if ZONE in item.node.labels)
     together = next((zone for zone, count in zones.most_common(1) if count >= request.nodes > 1), None)
-    inside = [item for item in kept if together in (None, item.node.labels.get(ZONE_LABEL))]
+    inside = [item for item in kept if together in (None, item.node.labels.get(ZONE))]
     return Fit(
         names=tuple(item.node.name for item in kept),
         facts=replace(_facts(inside, labels, together, criteria.daemons), spot=spot)
@@ -105,33 +97,22 @@ def fit(
         lacks=tuple(lacks.most_common()),
         zones=tuple(zones.most_common()),
         fences=tuple(dict.fromkeys(fences)),
-        clouds=frozenset(
-            scheme
-            for node in all_nodes
-            if (scheme := node.provider_id.partition(":")[0]) in ("aws", "gce", "azure")
-        ),
+        clouds=clouds_of(all_nodes),
     )
 
 
 def _judge(node: Node, criteria: _Criteria) -> _Candidate | str:
     """The node as a candidate, or what is wrong with it."""
-    request, zone = criteria.request, criteria.options.zone
-    if not node.ready:
-        return "not Ready"
-    if node.unschedulable:
-        return "cordoned"
-    missing = [f"{k}={v}" for k, v in request.node_labels if node.labels.get(k) != v]
-    if missing:
-        return f"without the label {missing[0]}"
-    if zone and node.labels.get(ZONE_LABEL) != zone:
-        return f"not in zone {zone}"
+    request, rules = criteria.request, criteria.rules
+    if reason := node.unavailable or rules.refuses(node.labels):
+        return reason
     one: ClusterNodes | None = None
     if request.gpus_per_node:
-        cluster = group("", [node], hardware.current())
+        cluster = group("", [node], hardware.current(), rules)
         if not cluster.nodes:
             return cluster.aside[0].reason if cluster.aside else "without GPUs"
         one = cluster.nodes[0]
-        if request.gpu and one.gpu.name != hardware.current().gpu(request.gpu).name:
+        if request.gpu_type and one.gpu.name != hardware.current().gpu(request.gpu_type).name:
             return f"with {one.instance.gpu_count} {one.gpu.name}"
         if request.spot and not one.spot:
             return "not marked as spot nodes"
@@ -146,15 +127,13 @@ def _sized(node: Node, one: ClusterNodes | None, criteria: _Criteria) -> _Candid
         return f"with {room.cpu:g} of {minimum.cpu:g} CPUs"
     if room.memory_bytes < minimum.memory_bytes:
         return f"with {format_bytes(room.memory_bytes)} of {format_bytes(minimum.memory_bytes)} of memory"
-    disk = node.allocatable.get("ephemeral-storage")
+    disk = node.allocatable.get(DISK)
     if disk is not None and disk < request.disk_mib * MIB:
         return f"with {format_bytes(disk)} of {format_bytes(request.disk_mib * MIB)} of disk"
     for name, count in criteria.extended:
         if node.allocatable.get(name, 0.0) < count:
             return f"with {node.allocatable.get(name, 0.0):g} of {count:g} {name}"
-    needed, closed = fence(
-        node.taints, criteria.own, of_table=bool(request.gpus_per_node) and not criteria.own_only
-    )
+    needed, closed = criteria.rules.fence(node.taints, gpus=bool(request.gpus_per_node))
     if closed:
         return f"{FENCED} {closed[0]}"
     return _Candidate(node=node, group=one, tolerations=needed)
@@ -185,11 +164,9 @@ def _found_by(
     """The nodes that one selector finds, and that selector: the planned machine's, else the GPU's."""
     if not request.gpus_per_node:
         return candidates, None
-    exact = [
-        item for item in candidates if item.node.labels.get(INSTANCE_TYPE_LABEL) == request.instance_type
-    ]
+    exact = [item for item in candidates if item.node.labels.get(INSTANCE_TYPE) == request.instance_type]
     if request.instance_type and exact:
-        return exact, ((INSTANCE_TYPE_LABEL, request.instance_type),)
+        return exact, ((INSTANCE_TYPE, request.instance_type),)
     selectors = Counter(selector for item in candidates for selector in _selectors(item))
     if not selectors:
         return candidates, None
@@ -209,7 +186,7 @@ def _selectors(item: _Candidate) -> list[tuple[tuple[str, str], ...]]:
         return known
     # A spelling that only the GPU table knows, or a machine type that is not the planned one
     keys = {row.labels[0][0] for row in cluster_tables.gpu_labels() if len(row.labels) == 1}
-    keys.add(INSTANCE_TYPE_LABEL)
+    keys.add(INSTANCE_TYPE)
     return [((key, value),) for key, value in had if key in keys]
 
 
@@ -225,8 +202,8 @@ def _facts(
         labels=labels,
         tolerations=tuple(dict.fromkeys(t for item in candidates for t in item.tolerations)),
         room=Room(cpu=min(r.cpu for r in rooms), memory_bytes=min(r.memory_bytes for r in rooms)),
-        efa=min(int(node.allocatable.get("vpc.amazonaws.com/efa", 0)) for node in nodes),
-        hugepages_bytes=min(int(node.allocatable.get("hugepages-2Mi", 0)) for node in nodes),
+        efa=min(int(node.allocatable.get(EFA, 0)) for node in nodes),
+        hugepages_bytes=min(int(node.allocatable.get(HUGEPAGES, 0)) for node in nodes),
         zone=zone,
         devices=devices_of(nodes),
     )

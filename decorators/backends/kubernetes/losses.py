@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -78,11 +78,8 @@ class Seen:
     @property
     def finished_at(self) -> float | None:
         """When its container has ended; None: it hasn't, or that isn't told."""
-        for container in (self.pod.get("status") or {}).get("containerStatuses") or []:
-            ended = (container.get("state") or {}).get("terminated") or {}
-            if ended.get("finishedAt"):
-                return _seconds(ended["finishedAt"])
-        return None
+        stamps = [end["finishedAt"] for end in oom_kills.endings(self.pod) if end.get("finishedAt")]
+        return _seconds(stamps[0]) if stamps else None
 
     @property
     def is_deleted(self) -> bool:
@@ -159,13 +156,20 @@ _pods: dict[str, Pods] = {}  # by the job's name
 
 def look(job: WaitedJob) -> None:
     """Note the job's pods as they are; while the API doesn't answer nothing is noted."""
+    if job.backend != "kubernetes":
+        return
     pods = _pods.setdefault(job.name, Pods())
     if pods.is_time():
         _note(job, pods)
 
 
-def lost(job: WaitedJob, words: LastWords | None) -> Loss | None:
-    """What the cluster has taken away of a job that has failed; None: nothing, or somebody deleted it."""
+def lost(job: WaitedJob, last_words: Callable[[], LastWords | None]) -> Loss | None:
+    """What the cluster has taken away of a job that has failed; None: nothing, or somebody deleted it.
+
+    Waits until its pods have ended.
+    """
+    while not has_ended(job, words := last_words()):
+        time.sleep(1)
     pods = _pods.setdefault(job.name, Pods())
     if not _note(job, pods, of_existing=True):
         return None

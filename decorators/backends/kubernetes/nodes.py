@@ -8,10 +8,11 @@ from functools import partial
 from decorators._metaflow import deployer
 from decorators.backends import tables
 from decorators.backends.findings import Findings
-from decorators.backends.interface import ClusterFacts, MinimumRequest, StepRequest
+from decorators.backends.interface import ClusterFacts, Destination, MinimumRequest, StepRequest
 from decorators.backends.kubernetes.fabric import GKE_INTERFACES, fabric_of
 from decorators.backends.kubernetes.fit import Fit, fit
 from decorators.backends.kubernetes.offered import networks_of
+from decorators.backends.kubernetes.scopes import quota_pod
 from decorators.backends.kubernetes.security import is_restricted
 from decorators.backends.options import Options
 from estimator import hardware
@@ -19,16 +20,17 @@ from estimator.formatting import format_bytes
 from estimator.hardware import cluster_pods, cluster_tables
 from estimator.hardware.cluster_api import (
     ApiRefusedError,
-    Clock,
     ClusterApi,
     Json,
     UnreachableError,
     found_at,
 )
-from estimator.hardware.cluster_nodes import RULE, Node, list_nodes, node_of
+from estimator.hardware.cluster_nodes import RULE, Node, read_nodes
+from estimator.hardware.cluster_pods import PodRules
 from estimator.hardware.cluster_pools import CAPACITY_TYPE, Growth, could_grow, read_autoscalers
 from estimator.hardware.cluster_tables import Room, SpotLabel
 from estimator.hardware.cluster_taints import Toleration, is_of_table, opening
+from estimator.hardware.from_cluster import group
 from estimator.plan import Request
 
 DEVICE_PLUGIN = f"kubectl apply -f {tables.release('NVIDIA device plugin').manifest}"
@@ -38,32 +40,26 @@ INSTALL_EFA = "kubectl apply -k infra/kubernetes/components/efa-device-plugin"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PodSettings:
+class PodSettings(PodRules):
     """What Metaflow will submit a step's pods with, beside their size."""
 
-    namespace: str = "default"
     service_account: str | None = None
     image: str | None = None
     pull_secrets: tuple[str, ...] = ()
-    node_selector: tuple[tuple[str, str], ...] = ()  # the user's own
-    tolerations: tuple[Toleration, ...] = ()  # beside those that the request gets by the table of taints
-    own_tolerations: bool = False  # the user's stand instead of the table's
     extended: tuple[tuple[str, float], ...] = ()  # the user's own extended resources
     guaranteed: bool = False  # limits equal to what is asked for; else none but of GPUs
     restricted: bool = False  # meets the pod security standard of that name
     submits: bool = True  # this login does, rather than a scheduler that the flow is deployed to
 
     @classmethod
-    def of(cls, step_request: StepRequest) -> PodSettings:
+    def of(cls, destination: Destination | StepRequest, *, gpus: bool = True) -> PodSettings:
         """The settings before the step is placed, also where it has been: so a cluster is asked once."""
-        values, selector = step_request.configured, step_request.given.get("node_selector")
-        own_tolerations = "tolerations" in step_request.given
+        values, selector = destination.configured, destination.given.get("node_selector")
+        of_table = "tolerations" not in destination.given
         tolerations = tuple(Toleration.of(item) for item in values.get("tolerations") or ())
-        if (
-            step_request.request.gpus_per_node and not own_tolerations
-        ):  # of what the table knows some may be ours
+        if gpus and of_table:  # of what the table knows some may be ours
             tolerations = tuple(item for item in tolerations if not is_of_table(item))
-        extended = values.get("extended_resources") if "extended_resources" in step_request.given else None
+        extended = values.get("extended_resources") if "extended_resources" in destination.given else None
         labels = selector.value if selector is not None and isinstance(selector.value, dict) else {}
         return cls(
             namespace=values.get("namespace") or "default",
@@ -72,7 +68,9 @@ class PodSettings:
             pull_secrets=tuple(values.get("image_pull_secrets") or ()),
             node_selector=tuple(labels.items()),
             tolerations=tolerations,
-            own_tolerations=own_tolerations,
+            of_table=of_table,
+            zone=destination.options.zone,
+            in_quotas=quota_pod(destination.options),
             extended=tuple((name, float(count)) for name, count in (extended or {}).items()),
             guaranteed=str(values.get("qos") or "").lower() == "guaranteed",
             restricted=is_restricted(values.get("security_context") or {}),
@@ -90,19 +88,10 @@ class Preflight:
     pods: PodSettings
     minimum: MinimumRequest | None
     findings: Findings
-    clock: Clock
-
-    def get(self, path: str, **query: str) -> Json:
-        return self.api.get(path, self.clock.left(), **query)
 
     def find(self, path: str) -> Json | None:
         """What is at a path; None where the cluster has nothing there."""
-        return found_at(self.get, path)
-
-    def may(self, verb: str, resource: str, *, group: str = "", namespace: str = "", name: str = "") -> bool:
-        """Whether this login may, so that nothing is asked that is refused; no namespace: in all of them."""
-        attributes = {"group": group, "namespace": namespace, "name": name}
-        return self.api.may(verb, resource, self.clock.left(), **attributes)
+        return found_at(self.api.get, path)
 
     def namespaced(self, kind: str, name: str = "", group: str = "") -> str:
         root = f"/apis/{group}" if group else "/api/v1"
@@ -112,21 +101,17 @@ class Preflight:
 def check_nodes(preflight: Preflight) -> ClusterFacts:
     """The rows on nodes, GPUs and fabric; facts of what fits."""
     try:
-        nodes = [node_of(item) for item in list_nodes(preflight.get)]
+        nodes = read_nodes(preflight.api.get)
     except (ApiRefusedError, UnreachableError) as error:
         preflight.findings.unknown("nodes", f"not told: {error}", f"An administrator can allow it: {RULE}")
         return ClusterFacts()
-    pods = preflight.pods
-    nodes = [node for node in nodes if set(pods.node_selector) <= set(node.labels.items())]
     judge = partial(
         fit,
         nodes,
         preflight.request,
-        preflight.options,
+        preflight.pods,
         preflight.minimum,
-        own=pods.tolerations,
-        own_only=pods.own_tolerations,
-        extended=pods.extended,
+        extended=preflight.pods.extended,
     )
     fitting = judge()
     daemons, beside = _daemons(preflight, fitting)
@@ -166,8 +151,8 @@ def _daemons(preflight: Preflight, fitting: Fit) -> tuple[Room | None, str]:
     """What the nodes' daemon pods ask for, None where that is not told; and in words."""
     room, assumed = None, " (assumed: this login may not list the pods of all namespaces)"
     try:
-        if preflight.may("list", "pods"):
-            room = cluster_pods.most_of(preflight.get, fitting.names)
+        if preflight.api.may("list", "pods"):
+            room = cluster_pods.most_of(preflight.api.get, fitting.names)
             assumed = " (assumed: the nodes have none yet)"
     except (ApiRefusedError, UnreachableError) as error:
         assumed = f" (assumed: {error})"
@@ -183,23 +168,14 @@ def _idle(preflight: Preflight, nodes: list[Node]) -> int | None:
     """
     asked = preflight.request.gpus_per_node
     try:
-        usage = _usage(preflight) if asked else None
+        api, namespace = preflight.api, preflight.pods.namespace
+        usage = cluster_pods.allowed_usage(api.get, api.may, namespace)[0] if asked else None
     except (ApiRefusedError, UnreachableError):
         return None
     if usage is None:
         return None
-    free = [
-        node.allocatable.get(cluster_pods.GPUS, 0) - (usage[node.name].gpus if node.name in usage else 0)
-        for node in nodes
-    ]
-    return sum(gpus >= asked for gpus in free)
-
-
-def _usage(preflight: Preflight) -> dict[str, cluster_pods.Usage] | None:
-    for namespace in ("", preflight.pods.namespace):
-        if preflight.may("list", "pods", namespace=namespace):
-            return cluster_pods.read_usage(preflight.get, namespace)
-    return None
+    grouped = group("", nodes, hardware.current(), preflight.pods, usage=usage)
+    return sum(alike.count for alike in grouped.nodes if alike.free_gpus >= asked)
 
 
 def _too_few(preflight: Preflight, fitting: Fit) -> Growth:
@@ -209,11 +185,10 @@ def _too_few(preflight: Preflight, fitting: Fit) -> Growth:
     has = f"{len(fitting.names)} of {request.nodes} nodes could take it; the others: {lacks}"
     try:
         growth = could_grow(
-            read_autoscalers(preflight.get, preflight.may),
+            read_autoscalers(preflight.api.get, preflight.api.may),
             request,
             fitting.clouds,
-            tolerations=preflight.pods.tolerations,
-            of_table=not preflight.pods.own_tolerations,
+            preflight.pods,
         )
     except (ApiRefusedError, UnreachableError) as error:
         preflight.findings.unknown("nodes", f"{has}; what could be added is not told: {error}")
@@ -245,7 +220,7 @@ def _zones(preflight: Preflight, fitting: Fit) -> None:
 
 def _networks(preflight: Preflight) -> tuple[tuple[str, str], ...]:
     """The namespace's networks for pods that ask for a device; none where Multus isn't there."""
-    return networks_of(preflight.get, preflight.pods.namespace) if preflight.request.nodes > 1 else ()
+    return networks_of(preflight.api.get, preflight.pods.namespace) if preflight.request.nodes > 1 else ()
 
 
 def _fabric(preflight: Preflight, fitting: Fit, facts: ClusterFacts) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
-from decorators.backends.interface import ClusterFacts
+from decorators._metaflow import compiles_only
+from decorators.backends.interface import ClusterFacts, StepRequest
 from estimator.errors import UserError
-from estimator.hardware import cluster_pods
 from estimator.hardware.cluster_api import (
     ApiRefusedError,
     Clock,
@@ -16,8 +16,7 @@ from estimator.hardware.cluster_api import (
     UnreachableError,
     found_at,
 )
-from estimator.hardware.cluster_nodes import Node, list_nodes, node_of
-from estimator.plan import Request
+from estimator.hardware.cluster_nodes import GPUS, Node, read_nodes
 
 MULTUS_RESOURCE = "k8s.v1.cni.cncf.io/resourceName"  # of a network: what its pods ask for
 _TIMEOUT_S = 10.0
@@ -47,23 +46,22 @@ def networks_of(get: Callable[..., Json], namespace: str) -> tuple[tuple[str, st
     return tuple(sorted(networks))
 
 
-@lru_cache(maxsize=1)
-def offered(namespace: str, request: Request) -> ClusterFacts:
+def offered(step_request: StepRequest) -> ClusterFacts:
     """What is told without a preflight, by the nodes that have the GPUs; nothing where nobody answers."""
-    clock = Clock(overall_s=_TIMEOUT_S)
+    namespace = str(step_request.configured.get("namespace") or "default")
+    return ClusterFacts() if compiles_only() else _read_once(namespace, step_request.request.gpus_per_node)
+
+
+@lru_cache(maxsize=1)
+def _read_once(namespace: str, gpus: int) -> ClusterFacts:
     try:
-        with ClusterApi() as api:
-
-            def get(path: str, **query: str) -> Json:
-                return api.get(path, clock.left(), **query)
-
-            nodes = [node_of(item) for item in list_nodes(get)]
+        with ClusterApi(clock=Clock(overall_s=_TIMEOUT_S)) as api:
             nodes = [
                 node
-                for node in nodes
-                if node.ready and node.allocatable.get(cluster_pods.GPUS, 0) >= max(request.gpus_per_node, 1)
+                for node in read_nodes(api.get)
+                if node.ready and node.allocatable.get(GPUS, 0) >= max(gpus, 1)
             ]
-            networks = networks_of(get, namespace)
+            networks = networks_of(api.get, namespace)
     except (ApiRefusedError, UnreachableError, UserError):
         return ClusterFacts()
     return ClusterFacts(devices=devices_of(nodes), networks=networks) if nodes else ClusterFacts()

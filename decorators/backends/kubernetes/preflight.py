@@ -14,7 +14,7 @@ from functools import lru_cache, partial
 from decorators.backends import tables
 from decorators.backends.findings import Findings
 from decorators.backends.interface import ClusterFacts, MinimumRequest, StepRequest
-from decorators.backends.kubernetes import images, priority, queues, rules
+from decorators.backends.kubernetes import images, queues, rules
 from decorators.backends.kubernetes.nodes import PodSettings, Preflight, check_nodes
 from decorators.backends.kubernetes.request import MB, values_for
 from decorators.backends.options import Options
@@ -32,24 +32,34 @@ INSTALL_JOBSET = f"kubectl apply --server-side -f {tables.release('JobSet').mani
 def check_cluster(step_request: StepRequest) -> ClusterFacts:
     """What the nodes have told. Raises UserError where the cluster could never take the request.
 
-    A cluster is asked once by each process, however many steps of a run want to know.
+    A cluster is asked once by each process, however many steps of a run want to know. Beside the largest step
+    the nodes alone are looked at, quietly where they may do.
     """
+    if not step_request.may_ask:
+        return ClusterFacts()
+    if step_request.beside:
+        _check_beside(step_request)
+        return step_request.facts
     return _check_once(
-        step_request.request, step_request.options, PodSettings.of(step_request), step_request.minimum
+        step_request.request,
+        step_request.options,
+        PodSettings.of(step_request, gpus=bool(step_request.request.gpus_per_node)),
+        step_request.minimum,
     )
 
 
-def check_cluster_beside(step_request: StepRequest) -> None:
-    """Look at the nodes for a smaller step of a run whose largest has passed; quiet where they may do.
-
-    Raises UserError where they never can.
-    """
+def _check_beside(step_request: StepRequest) -> None:
     sizes = values_for(step_request).resources  # the user's own among them
     mib = {name: math.ceil(sizes[name] * MB / MIB) for name in ("memory", "disk")}
     request = replace(
         step_request.request, cpu=math.ceil(sizes["cpu"]), memory_mib=mib["memory"], disk_mib=mib["disk"]
     )
-    _check_beside_once(step_request.step, request, step_request.options, PodSettings.of(step_request))
+    _check_beside_once(
+        step_request.step,
+        request,
+        step_request.options,
+        PodSettings.of(step_request, gpus=bool(step_request.request.gpus_per_node)),
+    )
 
 
 @lru_cache(maxsize=4)
@@ -78,7 +88,7 @@ def inspect(
     clock: Clock | None = None,
 ) -> tuple[Findings, ClusterFacts]:
     """All rows, and what the nodes have told. Raises UserError where the API can't be used at all."""
-    with ClusterApi(context) as api:
+    with ClusterApi(context, clock=clock) as api:
         where = f"Kubernetes context {api.context}, namespace {pods.namespace},"
         preflight = Preflight(
             api=api,
@@ -87,17 +97,16 @@ def inspect(
             pods=pods,
             minimum=minimum,
             findings=Findings(where=where),
-            clock=clock or Clock(),
         )
         access(preflight)
         for check in CHECKS:
             ask(preflight, check)
         facts = check_nodes(preflight)
         pod = rules.amounts(preflight, facts)
-        for judge in (*rules.RULES, priority.priority_class, queues.queue):
+        for judge in (*rules.RULES, queues.queue):
             ask(preflight, partial(judge, pod=pod), judge.__name__)
         facts = replace(facts, near=_near(preflight))
-    images.check(pods.image, preflight.findings, preflight.clock, gpus=bool(request.gpus_per_node))
+    images.check(pods.image, preflight.findings, api.clock, gpus=bool(request.gpus_per_node))
     return preflight.findings, facts
 
 
@@ -105,7 +114,7 @@ def inspect_beside(
     step: str, request: Request, *, options: Options, pods: PodSettings, clock: Clock | None = None
 ) -> Findings:
     """The rows on nodes for another step of a run that :func:`inspect` has passed: its size differs."""
-    with ClusterApi() as api:
+    with ClusterApi(clock=clock) as api:
         findings = Findings(where=f"For step {step}, Kubernetes context {api.context}")
         check_nodes(
             Preflight(
@@ -115,7 +124,6 @@ def inspect_beside(
                 pods=pods,
                 minimum=None,
                 findings=findings,
-                clock=clock or Clock(),
             )
         )
     return findings
@@ -135,7 +143,7 @@ def ask(preflight: Preflight, check: Callable[[Preflight], None], name: str = ""
 def access(preflight: Preflight) -> None:
     """Raise UserError where the API doesn't answer this login."""
     try:
-        preflight.get("/apis")
+        preflight.api.get("/apis")
     except (ApiRefusedError, UnreachableError) as error:
         if isinstance(error, UnreachableError) or error.status == 401:
             raise api_error(error, preflight.api.server) from None
@@ -192,7 +200,7 @@ def _permission(preflight: Preflight) -> None:
 
 def allowed(preflight: Preflight, verb: str, resource: str, group: str) -> bool:
     """Whether this login may do that in the namespace."""
-    return preflight.may(verb, resource, group=group, namespace=preflight.pods.namespace)
+    return preflight.api.may(verb, resource, group=group, namespace=preflight.pods.namespace)
 
 
 def _service_account(preflight: Preflight) -> None:

@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping
 from decorators.backends import tables
 from decorators.backends.kubernetes.affinity import HOSTNAME_LABEL
 from decorators.backends.kubernetes.nodes import Preflight
-from decorators.backends.kubernetes.rules import in_words
 from estimator.hardware.cluster_api import ApiRefusedError, Json
-from estimator.hardware.quantities import quantity
+from estimator.hardware.quantities import format_amount, quantity
 
 KUEUE = "kueue.x-k8s.io"
 _Lent = Callable[[str, str], float]  # of a flavor and a resource
@@ -20,7 +19,7 @@ INSTALL_KUEUE = f"kubectl apply --server-side -f {tables.release('Kueue').manife
 
 def queue(preflight: Preflight, *, pod: Mapping[str, float]) -> None:
     """Is there the queue, does it take jobs, and could its ClusterQueue ever admit all the pods at once?"""
-    name = preflight.options.queue_for(preflight.request.gpu)
+    name = preflight.options.queue_for(preflight.request.gpu_type)
     if not name:
         return
     group = preflight.find(f"/apis/{KUEUE}")
@@ -45,7 +44,7 @@ def near(preflight: Preflight) -> str | None:
 
     Kueue gives a workload that asks for a topology no flavor without one, so all of the queue's must have it.
     """
-    name = preflight.options.queue_for(preflight.request.gpu)
+    name = preflight.options.queue_for(preflight.request.gpu_type)
     if not name or preflight.request.nodes < 2:
         return None
     group = preflight.find(f"/apis/{KUEUE}")
@@ -79,7 +78,7 @@ def _levels(preflight: Preflight, flavor: str, version: str) -> list[str]:
 
 
 def _other_queues(preflight: Preflight, name: str, version: str) -> None:
-    listed = preflight.get(preflight.namespaced("localqueues", "", version)).get("items") or []
+    listed = preflight.api.get(preflight.namespaced("localqueues", "", version)).get("items") or []
     others = [item["metadata"]["name"] for item in listed]
     preflight.findings.no(
         "queue",
@@ -150,7 +149,7 @@ def _lent(preflight: Preflight, name: str, spec: Json, version: str) -> _Lent:
     if not (cohort := _cohort(spec)):
         return lambda *_: 0.0
     try:
-        listed = preflight.get(f"/apis/{version}/clusterqueues").get("items") or []
+        listed = preflight.api.get(f"/apis/{version}/clusterqueues").get("items") or []
         own = (preflight.find(f"/apis/{version}/cohorts/{cohort}") or {}).get("spec") or {}
     except ApiRefusedError:
         return lambda *_: math.inf
@@ -192,7 +191,7 @@ def _amount(item: Json, kind: str, absent: float) -> float:
 def _short(flavor: str, most: Mapping[str, float], asked: Mapping[str, float]) -> str:
     """What of a flavor's quota is too small, in words; empty: nothing."""
     lacks = [
-        f"{in_words(what, most[what])} of {in_words(what, amount)} {what}"
+        f"{format_amount(what, most[what])} of {format_amount(what, amount)} {what}"
         for what, amount in asked.items()
         if amount > most.get(what, amount)
     ]

@@ -19,25 +19,22 @@ from decorators.backends.options import Options
 from estimator import hardware
 from estimator.errors import UserError
 from estimator.hardware import cluster_tables
+from estimator.hardware.cluster_nodes import EFA, GPUS, HUGEPAGES, INSTANCE_TYPE, ZONE
 from estimator.hardware.cluster_tables import SpotLabel
 from estimator.hardware.cluster_taints import Toleration, parts, tolerated
 from estimator.plan import MIB, Override, Request
 
-INSTANCE_TYPE_LABEL = "node.kubernetes.io/instance-type"
-ZONE_LABEL = "topology.kubernetes.io/zone"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 TOPOLOGY_ANNOTATION = "kueue.x-k8s.io/podset-preferred-topology"
 GROUP_ANNOTATION = "kueue.x-k8s.io/podset-group-name"
-EFA = "vpc.amazonaws.com/efa"
-HUGEPAGES = "hugepages-2Mi"
 HUGEPAGES_WITH_EFA = "5120Mi"  # EKS user guide, node-efa: what its test of NCCL over EFA asks for
 PLACEMENT = ("node_selector", "compute_pool")
 MB = 10**6
 
 
 # GKE, AKS and Karpenter guides taint GPU nodes so; without nodes to look at, this harms nowhere.
-USUAL = Toleration(key="nvidia.com/gpu", effect="NoSchedule")
+USUAL = Toleration(key=GPUS, effect="NoSchedule")
 
 
 def values_for(step_request: StepRequest) -> StepValues:
@@ -79,6 +76,7 @@ def values_for(step_request: StepRequest) -> StepValues:
         compute={name: value for name, value in compute.items() if value},
         environment=environment(request, "kubernetes", interfaces),
         pod_patches=pod_patches(step_request),
+        lowered=lowered(step_request),
     )
 
 
@@ -143,11 +141,11 @@ def selector(request: Request, options: Options, facts: ClusterFacts) -> dict[st
         # What was looked for are nodes to train on; a step without GPUs may run on any, and mostly must.
         labels |= dict(facts.labels) if request.gpus_per_node else {}
     elif request.instance_type and " " not in request.instance_type:  # "8x H100": no type of a cloud's
-        labels[INSTANCE_TYPE_LABEL] = request.instance_type
+        labels[INSTANCE_TYPE] = request.instance_type
     if request.nodes > 1 and (zone := options.zone or facts.zone):
-        labels[ZONE_LABEL] = zone
+        labels[ZONE] = zone
     elif options.zone:
-        labels[ZONE_LABEL] = options.zone
+        labels[ZONE] = options.zone
     if request.spot:
         mark = spot_mark(request, facts)
         labels[mark.label] = mark.value
@@ -185,7 +183,7 @@ def environment(request: Request, backend: str, interfaces: int) -> dict[str, st
 
 def queue_labels(request: Request, options: Options) -> dict[str, str]:
     """Kueue's labels. It takes a job by its queue; the priority class counts there only."""
-    queue = options.queue_for(request.gpu)
+    queue = options.queue_for(request.gpu_type)
     if not queue:
         return {}
     return {QUEUE_LABEL: queue, **({PRIORITY_LABEL: options.priority} if options.priority else {})}

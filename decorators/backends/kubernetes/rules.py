@@ -1,7 +1,7 @@
 """The rows of a preflight that speak of a namespace's rules: what would refuse the pods, or cut them off.
 
-Quotas, limit ranges, the pod security standard and network policies. The server tells of a refusal only when
-a Job's controller makes the pods, minutes later and in an event.
+Quotas, limit ranges, the pod security standard, network policies and priority classes. The server tells of a
+refusal only when a Job's controller makes the pods, minutes later and in an event.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from collections.abc import Callable, Mapping
 
 from decorators.backends.interface import ClusterFacts
 from decorators.backends.kubernetes.nodes import Preflight
-from decorators.backends.kubernetes.request import EFA, MB, efa_interfaces, sizes
-from decorators.backends.kubernetes.scopes import quota_pod
+from decorators.backends.kubernetes.request import MB, efa_interfaces, sizes
 from decorators.backends.kubernetes.security import ENFORCE, option
 from estimator.hardware.cluster_api import Json
-from estimator.hardware.cluster_quotas import GPUS, Quota, read_quotas
-from estimator.hardware.quantities import quantity
-from estimator.plan import GIB
+from estimator.hardware.cluster_nodes import DISK, EFA, GPUS
+from estimator.hardware.cluster_priorities import read_priority_classes
+from estimator.hardware.cluster_quotas import Quota, read_quotas
+from estimator.hardware.quantities import format_amount, quantities
 
-SIZES = ("cpu", "memory", "ephemeral-storage")
+SIZES = ("cpu", "memory", DISK)
 GUARANTEED = "--with kubernetes:qos=Guaranteed gives the pods limits, equal to what they ask for"
 OPEN_NETWORK = "kubectl apply -k infra/kubernetes/components/network-policy"
 _Judge = Callable[..., None]
@@ -31,16 +31,11 @@ def amounts(preflight: Preflight, facts: ClusterFacts) -> dict[str, float]:
     pod = {
         "cpu": float(size["cpu"]),
         "memory": float(size["memory"] * MB),
-        "ephemeral-storage": float(size["disk"] * MB),
+        DISK: float(size["disk"] * MB),
         GPUS: float(request.gpus_per_node),
     }
     extended = dict(preflight.pods.extended) or {EFA: float(efa_interfaces(request, facts))}
     return {name: amount for name, amount in {**pod, **extended}.items() if amount}
-
-
-def in_words(resource: str, amount: float) -> str:
-    """An amount of a resource: "24Gi", "16"."""
-    return f"{amount / GIB:.0f}Gi" if resource in SIZES[1:] else f"{amount:g}"
 
 
 def quota(preflight: Preflight, *, pod: Mapping[str, float]) -> None:
@@ -52,7 +47,7 @@ def quota(preflight: Preflight, *, pod: Mapping[str, float]) -> None:
     # Metaflow makes a JobSet of several nodes, JobSet a Job for each and a service for their names
     needed |= {"count/jobsets.jobset.x-k8s.io": many, "services": many, "count/services": many}
     limits = _limits(preflight, pod)
-    for line in read_quotas(preflight.get, namespace, quota_pod(preflight.options)):
+    for line in read_quotas(preflight.api.get, namespace, preflight.pods.in_quotas):
         fix = f"kubectl describe resourcequota {line.name} -n {namespace}"
         asked = needed.get(line.resource, 0.0)
         if line.what.startswith("limits."):
@@ -82,7 +77,7 @@ def _limits(preflight: Preflight, pod: Mapping[str, float]) -> dict[str, float]:
     return {
         name: amount
         for item in _limit_ranges(preflight)
-        for name, amount in {**_numbers(item, "max"), **_numbers(item, "default")}.items()
+        for name, amount in {**quantities(item.get("max")), **quantities(item.get("default"))}.items()
     }
 
 
@@ -90,33 +85,30 @@ def limit_range(preflight: Preflight, *, pod: Mapping[str, float]) -> None:
     """LimitRanges: the most and least of a container, and the limits that it gives those without."""
     fix = f"kubectl describe limitrange -n {preflight.pods.namespace}; ask for less, or have it changed"
     for item in _limit_ranges(preflight):
-        most, least, given = (_numbers(item, kind) for kind in ("max", "min", "default"))
+        most, least, given = (quantities(item.get(kind)) for kind in ("max", "min", "default"))
         for what, asked in pod.items():
-            words = f"{in_words(what, asked)} {what}"
+            words = f"{format_amount(what, asked)} {what}"
             if asked > most.get(what, asked):
-                found = f"allows a container {in_words(what, most[what])} {what}; {words} are needed"
+                found = f"allows a container {format_amount(what, most[what])} {what}; {words} are needed"
                 preflight.findings.no("limit range", f"{item['name']} {found}", fix)
             elif asked < least.get(what, asked):
-                found = f"wants at least {in_words(what, least[what])} {what}; {words} are asked for"
+                found = f"wants at least {format_amount(what, least[what])} {what}; {words} are asked for"
                 preflight.findings.no("limit range", f"{item['name']} {found}", fix)
             elif asked > given.get(what, asked) and not preflight.pods.guaranteed:
-                found = f"gives containers a limit of {in_words(what, given[what])} {what}, below the {words}"
+                limit = format_amount(what, given[what])
+                found = f"gives containers a limit of {limit} {what}, below the {words}"
                 preflight.findings.no("limit range", f"{item['name']} {found} that are needed", GUARANTEED)
 
 
 def _limit_ranges(preflight: Preflight) -> list[Json]:
     """Those of containers and pods, which are one here, each with its name."""
-    listed = preflight.get(preflight.namespaced("limitranges")).get("items") or []
+    listed = preflight.api.get(preflight.namespaced("limitranges")).get("items") or []
     return [
         {**limits, "name": item["metadata"]["name"]}
         for item in listed
         for limits in (item.get("spec") or {}).get("limits") or []
         if limits.get("type") in ("Container", "Pod")
     ]
-
-
-def _numbers(item: Json, kind: str) -> dict[str, float]:
-    return {name: quantity(value) for name, value in (item.get(kind) or {}).items()}
 
 
 def pod_security(preflight: Preflight, *, pod: Mapping[str, float]) -> None:  # noqa: ARG001
@@ -134,7 +126,7 @@ def network_policy(preflight: Preflight, *, pod: Mapping[str, float]) -> None:  
     if preflight.request.nodes < 2:
         return
     path = preflight.namespaced("networkpolicies", group="networking.k8s.io/v1")
-    policies = [item.get("spec") or {} for item in preflight.get(path).get("items") or []]
+    policies = [item.get("spec") or {} for item in preflight.api.get(path).get("items") or []]
     closed = [
         way
         for way, peers in (("ingress", "from"), ("egress", "to"))
@@ -159,4 +151,20 @@ def _lets_pods(rule: Json, peers: str) -> bool:
     return not rule.get("ports") and (not named or any("podSelector" in peer for peer in named))
 
 
-RULES: tuple[_Judge, ...] = (quota, limit_range, pod_security, network_policy)
+def priority_class(preflight: Preflight, *, pod: Mapping[str, float]) -> None:  # noqa: ARG001
+    """Is it there? Pods of one that isn't are refused when a Job's controller makes them."""
+    name = preflight.pods.in_quotas.priority_class
+    if name is None:
+        return
+    there = [item.name for item in read_priority_classes(preflight.api.get)]
+    if name in there:
+        preflight.findings.ok("priority class", name)
+        return
+    preflight.findings.no(
+        "priority class",
+        f"there is no {name!r}; the cluster has {', '.join(there)}",
+        "Name one of those (resources.priority_class), or leave it out; kubectl get priorityclasses",
+    )
+
+
+RULES: tuple[_Judge, ...] = (quota, limit_range, pod_security, network_policy, priority_class)

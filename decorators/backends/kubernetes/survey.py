@@ -20,15 +20,14 @@ def survey(pods: PodSettings, *, clock: Clock | None = None) -> tuple[Findings, 
 
     Raises UserError where the API can't be used at all.
     """
-    clock = clock or Clock()
-    with ClusterApi() as api:
+    with ClusterApi(clock=clock) as api:
         one, several = (
             Preflight(
                 api=api,
                 request=Request(
                     nodes=nodes,
                     gpus_per_node=0,
-                    gpu=None,
+                    gpu_type=None,
                     cpu=1,
                     memory_mib=1,
                     shared_memory_mib=0,
@@ -38,7 +37,6 @@ def survey(pods: PodSettings, *, clock: Clock | None = None) -> tuple[Findings, 
                 pods=pods,
                 minimum=None,
                 findings=Findings(where=f"context {api.context}:"),
-                clock=clock,
             )
             for nodes in (1, 2)
         )
@@ -49,7 +47,7 @@ def survey(pods: PodSettings, *, clock: Clock | None = None) -> tuple[Findings, 
         argo = replace(one, findings=Findings(where=one.findings.where))
         for check in (namespace, _argo):
             ask(argo, check)
-    images.check(pods.image, one.findings, clock, gpus=True)
+    images.check(pods.image, one.findings, api.clock, gpus=True)
     return one.findings, several.findings, argo.findings
 
 

@@ -11,7 +11,6 @@ from decorators.backends.interface import STARTED, Hopeless, WaitState
 from estimator.errors import UserError
 from estimator.hardware.cluster_api import ApiRefusedError, ClusterApi, Json, UnreachableError, found_at
 
-CALL_S = 5.0
 JOBSETS = "/apis/jobset.x-k8s.io/v1alpha2"
 _BAD_IMAGE = "Look at its name and at the pull secret: kubectl describe pods shows the registry's answer."
 _SEE = "kubectl describe pods shows more."
@@ -54,14 +53,14 @@ def remove_job(job: WaitedJob) -> None:
     """Delete the Job or JobSet with its pods; one that is gone already is fine."""
     try:
         with ClusterApi() as api:
-            api.delete(_path(job), CALL_S)
+            api.delete(_path(job))
     except (ApiRefusedError, UnreachableError, UserError) as error:
         if getattr(error, "status", None) != 404:
             job.complain(f"{job.what} can't be removed: {error}")
 
 
 def _state(api: ClusterApi, job: WaitedJob) -> WaitState:
-    spec = api.get(_path(job), CALL_S).get("spec") or {}
+    spec = api.get(_path(job)).get("spec") or {}
     pods = pods_of(api, job)
     missing = [pod for pod in pods if (pod.get("status") or {}).get("phase") == "Pending"]
     running, nodes = len(pods) - len(missing), _expected(job, spec)
@@ -97,7 +96,7 @@ def pods_of(api: ClusterApi, job: WaitedJob) -> list[Json]:
 
 def exists(api: ClusterApi, job: WaitedJob) -> bool:
     """Whether the Job or JobSet is still there. Raises ApiRefusedError, UnreachableError."""
-    return found_at(lambda path: api.get(path, CALL_S), _path(job)) is not None
+    return found_at(api.get, _path(job)) is not None
 
 
 def _path(job: WaitedJob) -> str:
@@ -113,7 +112,7 @@ def _expected(job: WaitedJob, spec: Json) -> int:
 
 
 def _listed(api: ClusterApi, job: WaitedJob, what: str, **query: str) -> list[Json]:
-    return api.get(f"/api/v1/namespaces/{job.namespace}/{what}", CALL_S, **query).get("items") or []
+    return api.get(f"/api/v1/namespaces/{job.namespace}/{what}", **query).get("items") or []
 
 
 def _of_containers(pod: Json) -> WaitState | None:
@@ -158,9 +157,9 @@ def _about(event: Any, job: WaitedJob) -> bool:
 def _queued(api: ClusterApi, job: WaitedJob) -> str:
     """Why Kueue holds the job back, in its words; empty where it says nothing."""
     try:
-        version = api.get("/apis/kueue.x-k8s.io", CALL_S)["preferredVersion"]["groupVersion"]
+        version = api.get("/apis/kueue.x-k8s.io")["preferredVersion"]["groupVersion"]
         path = f"/apis/{version}/namespaces/{job.namespace}/workloads"
-        workloads = api.get(path, CALL_S).get("items") or []
+        workloads = api.get(path).get("items") or []
     except ApiRefusedError:
         return "it is suspended: a queue has not admitted it yet"
     for workload in workloads:

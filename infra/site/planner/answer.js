@@ -86,7 +86,7 @@ function planOf(plan, longest, timed) {
       : [["USD/h", figure(plan.usd_per_hour)], ["USD/M tokens", figure(plan.usd_per_million_tokens)]]),
   ];
   return element("li", { className: "planner-plan" },
-    element("h3", {}, `${plan.nodes * plan.gpus_per_node}x ${plan.gpu}${machine}${cloud}`),
+    element("h3", {}, `${plan.nodes * plan.gpus_per_node}x ${plan.gpu_type}${machine}${cloud}`),
     element("p", {}, layout),
     element("dl", { className: "planner-figures" },
       ...figures.map(([name, value]) =>

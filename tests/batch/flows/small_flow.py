@@ -20,7 +20,7 @@ def asks(parameters: Mapping[str, Any], backend: Backend, gpus: int | None) -> A
     request = Request(
         nodes=parameters["nodes"],
         gpus_per_node=0,
-        gpu=None,
+        gpu_type=None,
         cpu=1,
         memory_mib=MEMORY_MIB,
         shared_memory_mib=64,

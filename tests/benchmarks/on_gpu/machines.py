@@ -49,7 +49,7 @@ def ran(case: Case, plan: Plan, **figures: Any) -> Measured:
         "reserved_bytes": memory.shows_bytes - 2**30,
         "device_bytes": memory.shows_bytes,
         "device_before_bytes": 0,
-        "device_name": plan.request.gpu or "",
+        "device_name": plan.request.gpu_type or "",
         "device_total_bytes": memory.capacity_bytes,
         "resident_bytes": 2**31,
         "steps": 12,

@@ -26,7 +26,6 @@ class _Bed:
         self.decide = Resubmitting(
             most=most,
             lost=lambda _job, _words: lost(),
-            has_ended=lambda _job, _words: True,
             say=self.said.append,
             sleep=self.waits.append,
             clock=lambda: self.now,

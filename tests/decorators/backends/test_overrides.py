@@ -9,12 +9,12 @@ import pytest
 
 from decorators._metaflow import Given
 from decorators.backends.interface import StepRequest, StepValues
-from decorators.backends.kubernetes.request import INSTANCE_TYPE_LABEL
 from decorators.backends.options import Options
 from decorators.backends.overrides import merge_given, request_for, with_given
 from decorators.backends.placing import values_for
 from estimator import Job, Target, plan
 from estimator.errors import UserError
+from estimator.hardware.cluster_nodes import INSTANCE_TYPE
 from estimator.models import find
 from estimator.planning.generation import Drawing, plan_generation
 from tests.decorators.backends.plans import EFA_VARIABLES
@@ -46,7 +46,7 @@ def test_kubernetes_is_asked_in_its_own_units_for_no_less_than_the_plan() -> Non
         "shared_memory": 65536,
         "gpu": 8,
     }
-    assert values.compute["node_selector"] == {INSTANCE_TYPE_LABEL: "p4de.24xlarge"}
+    assert values.compute["node_selector"] == {INSTANCE_TYPE: "p4de.24xlarge"}
 
 
 def test_batch_is_asked_in_mib_and_its_queue_is_left_alone() -> None:
@@ -106,7 +106,7 @@ def test_the_administrators_node_selector_stays() -> None:
     values = _values(_plan({}), {}, "kubernetes", {"team": "ml"})
     assert values.compute["node_selector"] == {
         "team": "ml",
-        INSTANCE_TYPE_LABEL: "p4de.24xlarge",
+        INSTANCE_TYPE: "p4de.24xlarge",
     }
 
 
@@ -173,7 +173,7 @@ def test_each_step_asks_for_its_own() -> None:
     weights_mib = 2 * job.model.parameters / 2**20
     assert weights_mib < prepare.disk_mib < weights_mib + 11 * 1024 < train.disk_mib / 3
     assert (prepare.nodes, prepare.gpus_per_node, prepare.instance_type) == (1, 0, None)
-    assert (evaluate.nodes, evaluate.gpus_per_node, evaluate.gpu) == (1, 2, "H100 SXM")
+    assert (evaluate.nodes, evaluate.gpus_per_node, evaluate.gpu_type) == (1, 2, "H100 SXM")
     asked = StepRequest(backend="kubernetes", request=evaluate)
     assert "extended_resources" not in values_for(asked).compute  # no EFA on one node
     small = replace(job, model=find("llama-8b"))
@@ -192,9 +192,9 @@ def test_the_stages_of_rejection_sampling_ask_for_what_was_planned_of_them() -> 
     made = replace(made, generation=plan_generation(made, model, drawing))
     labelled = replace(made, request=replace(made.request, node_labels=(("good", "yes"),)))
     generate, score, compare = (request_for(labelled, role) for role in ("generate", "score", "compare"))
-    assert (generate.nodes, generate.gpus_per_node, generate.gpu) == (1, 1, "H100 SXM")
+    assert (generate.nodes, generate.gpus_per_node, generate.gpu_type) == (1, 1, "H100 SXM")
     assert (generate.instance_type, compare) == ("p5.48xlarge", generate)
-    assert (score.gpus_per_node, score.gpu, score.instance_type) == (0, None, None)
+    assert (score.gpus_per_node, score.gpu_type, score.instance_type) == (0, None, None)
     assert generate.node_labels == score.node_labels == (("good", "yes"),)
     values = values_for(StepRequest(backend="batch", request=generate))
     assert values.resources["gpu"] == 1

@@ -16,9 +16,11 @@ from decorators.backends.batch import aws
 from decorators.backends.findings import Findings
 from decorators.backends.interface import ClusterFacts, StepRequest
 from decorators.backends.kubernetes import preflight
+from decorators.backends.kubernetes.backend import KUBERNETES
 from decorators.backends.kubernetes.nodes import PodSettings
 from decorators.backends.options import Options
 from decorators.backends.overrides import request_for
+from decorators.backends.registry import BACKENDS
 from decorators.launch import build_step_request
 from estimator.errors import UserError
 from estimator.hardware.cluster_api import ClusterApi
@@ -109,12 +111,11 @@ def test_a_step_of_another_size_is_looked_at_with_what_it_asks_for(monkeypatch: 
         return Findings(where="For step train")
 
     monkeypatch.setattr(preflight, "inspect_beside", inspect_beside)
-    monkeypatch.setattr(placing, "facts_for", lambda _: ClusterFacts())
+    monkeypatch.setattr(preflight, "_check_once", lambda *_: ClusterFacts())
     plan = planned("llama-70b", "full", "H100", 4)
-    own = {"disk": Given(value="2000000", by="--with kubernetes:disk=")}
-    step = cast("StepView", RecordedStep("kubernetes"))
-    largest = build_step_request(step, plan.request, Options())
-    placing.place(step, replace(largest, request=request_for(plan, "data"), given=own), largest)
+    step = cast("StepView", RecordedStep("kubernetes", written=("disk",), disk="2000000"))
+    largest = build_step_request(cast("StepView", RecordedStep("kubernetes")), plan.request, Options())
+    placing.place(step, build_step_request(step, request_for(plan, "data"), Options()), largest)
     [(name, request)] = seen
     assert (name, request.nodes, request.gpus_per_node) == ("train", 1, 0)
     assert request.disk_mib * MIB == pytest.approx(2000000e6, rel=1e-6)
@@ -138,7 +139,7 @@ def test_tolerations_that_the_user_has_written_are_all_that_is_looked_at() -> No
     own = {"key": "nvidia.com/gpu", "value": "mine", "effect": "NoSchedule"}
     step = RecordedStep("kubernetes", written=("tolerations",), tolerations=[own])
     pods = PodSettings.of(_asked(step))
-    assert pods.own_tolerations
+    assert not pods.of_table
     assert pods.tolerations == (Toleration(key="nvidia.com/gpu", effect="NoSchedule", value="mine"),)
     placing.place(cast("StepView", step), _asked(step))
     assert step.values("kubernetes")["tolerations"] == [own]
@@ -148,7 +149,8 @@ def test_where_only_this_step_goes_to_the_cluster_it_is_asked_for_this_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[StepRequest] = []
-    monkeypatch.setattr(placing, "facts_for", lambda asked: seen.append(asked) or ClusterFacts())
+    asking = replace(KUBERNETES, preflight=lambda asked: seen.append(asked) or ClusterFacts())
+    monkeypatch.setitem(BACKENDS, "kubernetes", asking)
     step, training = RecordedStep("kubernetes", namespace="train"), _asked(RecordedStep("local"), Options())
     data = request_for(planned("llama-70b", "full", "H100", 4), "data")
     asked = _asked(step, Options(), data)

@@ -79,17 +79,17 @@ def test_the_next_attempt_goes_to_the_queue_of_the_gpu_that_its_plan_needs(
     preflight: bool,
 ) -> None:
     request = following.plan.request
-    assert request.gpu is not None
+    assert request.gpu_type is not None
     queue("first", instanceTypes=[launched.request.instance_type])
     queue("next", instanceTypes=[request.instance_type])
-    install(decorator, launched, queues=((GPU, "first"), (request.gpu, "next")), preflight=preflight)
+    install(decorator, launched, queues=((GPU, "first"), (request.gpu_type, "next")), preflight=preflight)
     arguments = started(decorator, 1)
     options = arguments.command_options
     assert (options["queue"], options["gpu"]) == ("next", str(request.gpus_per_node))
     assert (int(options["cpu"]), int(options["memory"])) == (request.cpu, request.memory_mib)
     assert options["shared_memory"] == request.shared_memory_mib
     assert unpack(arguments.env[PLAN_VARIABLE]) == following.plan
-    assert f"asks for 8x {request.gpu} on each node" in capsys.readouterr().err
+    assert f"asks for 8x {request.gpu_type} on each node" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("preflight", [True, False])
@@ -106,4 +106,4 @@ def test_without_a_queue_for_that_gpu_the_next_attempt_has_the_same_machine_and_
     arguments = started(decorator, 1)
     assert (arguments.env, arguments.command_options["queue"]) == ({}, "first")
     assert arguments.command_options["memory"] == str(launched.request.memory_mib)
-    assert f"{following.plan.request.gpu} can't be had" in capsys.readouterr().err
+    assert f"{following.plan.request.gpu_type} can't be had" in capsys.readouterr().err

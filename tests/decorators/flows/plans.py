@@ -25,7 +25,7 @@ def make_plan(parameters: dict[str, Any], backend: str) -> Plan:
         request=Request(
             nodes=nodes,
             gpus_per_node=gpus if on_gpus else 0,
-            gpu="A100-80GB" if on_gpus else None,
+            gpu_type="A100-80GB" if on_gpus else None,
             cpu=96 if on_gpus else 2,
             memory_mib=1_000_000 if on_gpus else 2048,
             shared_memory_mib=65536 if on_gpus else 512,

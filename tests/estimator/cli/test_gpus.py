@@ -197,7 +197,7 @@ def test_a_clusters_nodes_are_shown_instead_of_the_clouds_machines(monkeypatch: 
             ready=True,
             unschedulable=False,
             taints=(),
-            provider_id="",
+            cloud=None,
         )
 
     nodes = [node("a"), node("b"), node("c", **{"nvidia.com_gpu.replicas": "4"})]

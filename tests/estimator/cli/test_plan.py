@@ -162,7 +162,7 @@ def test_the_commands_of_the_document_work(
 def test_an_ambiguous_gpu_stands_for_all_of_its_kind() -> None:
     result = run("--model llama-8b --method lora --gpu A100 --top 8 --json")
     assert result.exit_code == 0
-    gpus = {row["gpu"] for row in json.loads(result.stdout)["summary"]}
+    gpus = {row["gpu_type"] for row in json.loads(result.stdout)["summary"]}
     assert len(gpus) > 1
     assert all(name.startswith("A100 ") for name in gpus)
 

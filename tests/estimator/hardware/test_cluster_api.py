@@ -13,6 +13,7 @@ import pytest
 
 from estimator.hardware.cluster_api import (
     ApiRefusedError,
+    Clock,
     ClusterApi,
     NoKubernetesError,
     UnreachableError,
@@ -62,9 +63,9 @@ def api(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 def test_each_call_carries_the_login_and_says_what_it_sends(api: ClusterApi, server: Server) -> None:
-    assert api.get(PATH, 5, labelSelector="a=b c") == {"kind": "Thing"}
-    api.patch(PATH, {"spec": {"gone": None}}, 5)
-    api.delete(PATH, 5)
+    assert api.get(PATH, labelSelector="a=b c") == {"kind": "Thing"}
+    api.patch(PATH, {"spec": {"gone": None}})
+    api.delete(PATH)
     (get, patch, delete) = server.requests
     assert get[:2] == ("GET", f"{PATH}?labelSelector=a%3Db+c")
     assert all(headers["authorization"] == "Bearer t" for _, _, headers, _ in server.requests)
@@ -77,10 +78,10 @@ def test_calls_are_logged_by_method_path_and_status_without_the_login(
     api: ClusterApi, server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG", logger="estimator.hardware.cluster_api")
-    api.get(PATH, 5)
+    api.get(PATH)
     server.status = 403
     with pytest.raises(ApiRefusedError):
-        api.delete(PATH, 5)
+        api.delete(PATH)
     lines = [record.getMessage() for record in caplog.records if PATH in record.getMessage()]
     assert ["GET" in lines[0], "200" in lines[0], "DELETE" in lines[1], "403" in lines[1]] == [True] * 4
     assert "Bearer" not in caplog.text
@@ -88,11 +89,11 @@ def test_calls_are_logged_by_method_path_and_status_without_the_login(
 
 def test_a_right_is_asked_for_without_what_is_left_open(api: ClusterApi, server: Server) -> None:
     server.body = b'{"status": {"allowed": true}}'
-    assert api.may("list", "pods", 5, namespace="", name="n")
+    assert api.may("list", "pods", namespace="", name="n")
     (asked,) = [body["spec"]["resourceAttributes"] for _, _, _, body in server.requests]
     assert asked == {"verb": "list", "resource": "pods", "name": "n"}
     server.body = b'{"status": {}}'
-    assert not api.may("list", "pods", 5)
+    assert not api.may("list", "pods")
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,7 @@ def test_a_refusal_keeps_the_servers_status_and_words(
 ) -> None:
     server.status, server.body = 404, body
     with pytest.raises(ApiRefusedError) as caught:
-        api.get(PATH, 5)
+        api.get(PATH)
     assert (caught.value.status, caught.value.words, str(caught.value)) == (404, words, text)
 
 
@@ -112,17 +113,19 @@ def test_a_refusal_keeps_the_servers_status_and_words(
 def test_what_is_no_kubernetes_api_is_told_apart(api: ClusterApi, server: Server, body: bytes) -> None:
     server.body = body
     with pytest.raises(NoKubernetesError):
-        api.get(PATH, 5)
+        api.get(PATH)
 
 
 def test_no_call_outlasts_its_limit_and_none_begins_without_time(api: ClusterApi, server: Server) -> None:
     server.delay_s = 3
+    api.clock = Clock(call_s=0.3)
     began = time.monotonic()
     with pytest.raises(UnreachableError):
-        api.get(PATH, 0.3)
+        api.get(PATH)
     assert time.monotonic() - began < 2.5
+    api.clock = Clock(overall_s=0)
     with pytest.raises(UnreachableError, match="the time for asking is over"):
-        api.get(PATH, 0)
+        api.get(PATH)
 
 
 def test_a_certificate_that_nobody_vouches_for_is_no_answer(
@@ -130,4 +133,4 @@ def test_a_certificate_that_nobody_vouches_for_is_no_answer(
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, api.host.replace("http:", "https:"))))
     with ClusterApi() as other, pytest.raises(UntrustedError):
-        other.get(PATH, 5)
+        other.get(PATH)

@@ -13,7 +13,10 @@ MIB = 2**20
 def _pod(owner: str | None, *requests: tuple[str, str], **spec: Any) -> dict[str, Any]:
     containers = [{"resources": {"requests": {"cpu": cpu, "memory": memory}}} for cpu, memory in requests]
     owners = [{"kind": owner}] if owner else []
-    return {"metadata": {"ownerReferences": owners}, "spec": {"containers": containers, **spec}}
+    return {
+        "metadata": {"name": "pod", "ownerReferences": owners},
+        "spec": {"containers": containers, **spec},
+    }
 
 
 class _Nodes:
@@ -26,7 +29,8 @@ class _Nodes:
         assert path == "/api/v1/pods"
         self.asked.append(query["fieldSelector"])
         name = query["fieldSelector"].split(",")[0].partition("=")[2]
-        return {"items": self.pods[name]}
+        items = [{**pod, "spec": {**pod["spec"], "nodeName": name}} for pod in self.pods[name]]
+        return {"kind": "PodList", "items": items}
 
 
 def test_pods_of_daemon_sets_and_of_the_node_itself_are_summed() -> None:
@@ -38,7 +42,7 @@ def test_pods_of_daemon_sets_and_of_the_node_itself_are_summed() -> None:
             _pod("Node", ("100m", "0")),
             _pod("DaemonSet", ("10m", "40Mi"), initContainers=[sidecar, first]),
             _pod("DaemonSet", ("0", "0"), overhead={"cpu": "50m"}),
-            {"metadata": {"ownerReferences": [{"kind": "DaemonSet"}]}, "spec": {"containers": [{}]}},
+            _pod("DaemonSet", containers=[{}]),
             _pod("Job", ("48", "1000Gi")),
             _pod(None, ("1", "1Gi")),
         ]

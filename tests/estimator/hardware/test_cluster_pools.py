@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 from estimator import hardware
+from estimator.hardware import cluster_pools
 from estimator.hardware.cluster_api import ApiRefusedError
-from estimator.hardware.cluster_pools import Growth, NodePool, could_grow, pool_of, read_autoscalers, refusal
+from estimator.hardware.cluster_pods import PodRules
+from estimator.hardware.cluster_pools import Growth, NodePool, could_grow, pool_of, read_autoscalers
 from estimator.hardware.cluster_taints import Toleration
+from estimator.plan import Request
 from tests.decorators.backends.plans import planned
 
 REQUEST = planned("llama-70b", "full", "H100", 2).request  # p5.48xlarge
@@ -19,6 +22,10 @@ REQUEST = planned("llama-70b", "full", "H100", 2).request  # p5.48xlarge
 
 def _pool(*requirements: tuple[str, str, list[str]], **spec: Any) -> NodePool:
     return pool_of(_object(*requirements, **spec))
+
+
+def refusal(pool: NodePool, request: Request, **rules: Any) -> str | None:
+    return cluster_pools.refusal(pool, request, PodRules(**rules))
 
 
 def _object(*requirements: tuple[str, str, list[str]], **spec: Any) -> dict[str, Any]:
@@ -63,6 +70,7 @@ def test_a_node_pool_that_allows_the_machine_may_add_it(requirement: tuple[str, 
         (("kubernetes.io/arch", "In", ["arm64"]), "arch In arm64"),
         (("kubernetes.io/arch", "Gt", ["4"]), "arch Gt 4"),  # a label that is no number matches nothing
         (("karpenter.k8s.aws/instance-gpu-count", "Lt", ["many"]), "instance-gpu-count Lt many"),
+        (("karpenter.k8s.aws/instance-gpu-count", "Gt", ["0.5"]), "instance-gpu-count Gt 0.5"),
         (("karpenter.k8s.aws/instance-gpu-count", "Gt", []), "instance-gpu-count Gt"),
     ],
 )
@@ -91,6 +99,15 @@ def test_a_taint_of_a_node_pools_nodes_must_be_tolerated() -> None:
     assert "its nodes have the taint team=vision:NoSchedule" in (refusal(of_team, REQUEST) or "")
     ours = Toleration(key="team", effect="NoSchedule", value="vision")
     assert refusal(of_team, REQUEST, tolerations=(ours,)) is None
+
+
+def test_a_node_pool_of_other_labels_or_zones_than_the_pods_select_adds_none() -> None:
+    zoned = _pool(("topology.kubernetes.io/zone", "In", ["us-east-1b"]))
+    assert refusal(zoned, REQUEST, zone="us-east-1b") is None
+    assert "zone In us-east-1b" in (refusal(zoned, REQUEST, zone="us-east-1a") or "")
+    team = replace(zoned, labels=(("team", "nlp"),))
+    assert refusal(team, REQUEST, node_selector=(("team", "vision"),)) == "team is nlp"
+    assert refusal(team, replace(REQUEST, node_labels=(("team", "vision"),))) == "team is nlp"
 
 
 def test_what_pods_must_tolerate_of_nodes_that_may_come_is_told() -> None:
@@ -152,10 +169,10 @@ def _may(verb: str, resource: str, **where: str) -> bool:
 
 
 def _grown(get: Any, *clouds: str, may: Any = _may) -> Growth:
-    return could_grow(read_autoscalers(get, may), REQUEST, frozenset(clouds))
+    return could_grow(read_autoscalers(get, may), REQUEST, frozenset(clouds), PodRules())
 
 
-@pytest.mark.parametrize("clouds", [(), ("gce",), ("aws",)])
+@pytest.mark.parametrize("clouds", [(), ("gcp",), ("aws",)])
 def test_without_an_autoscaler_nothing_grows(clouds: tuple[str, ...]) -> None:
     grown = _grown(_cluster(None), *clouds)
     assert not grown.possible
@@ -190,7 +207,7 @@ def test_the_cluster_autoscaler_says_which_group_could_grow() -> None:
 def test_groups_of_their_largest_size_are_told() -> None:
     full = _cluster(None, GROUPS.format(most=0))
     assert not _grown(full).possible
-    grown = _grown(full, "gce")
+    grown = _grown(full, "gcp")
     assert not grown.possible
     assert grown.why == "all node groups of the cluster autoscaler have their largest size"
 
@@ -238,7 +255,7 @@ def test_a_status_that_this_login_may_not_read_is_not_asked_for() -> None:
         return False
 
     assert not _grown(get, may=may).possible
-    grown = _grown(get, "gce", may=may)
+    grown = _grown(get, "gcp", may=may)
     assert grown.possible  # nobody is stopped by what is not known
     assert "is not told: this login may not read kube-system/cluster-autoscaler-status" in grown.why
     assert grown.command.startswith("gcloud container node-pools list")

@@ -17,7 +17,7 @@ import pytest
 
 from estimator import hardware
 from estimator.errors import UserError
-from estimator.hardware import cluster_nodes
+from estimator.hardware import cluster_api
 from estimator.hardware.cluster import Cluster
 from estimator.hardware.inventory import read_cluster
 from estimator.plan import GIB, MIB
@@ -359,7 +359,7 @@ def test_the_clusters_machines_are_a_catalogue_to_plan_with(api: Api) -> None:
 
 
 def test_a_big_cluster_is_read_page_by_page(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_nodes, "PAGE", 2)
+    monkeypatch.setattr(cluster_api, "PAGE", 2)
     api.nodes = [eks_p5(number) for number in range(5)]
     assert [group.count for group in read_cluster().nodes] == [5]
     assert len([path for path in api.requests if path.startswith("/api/v1/nodes")]) == 3

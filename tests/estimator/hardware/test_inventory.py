@@ -9,10 +9,10 @@ import pytest
 from estimator import hardware
 from estimator.hardware.cluster import Cluster
 from estimator.hardware.cluster_nodes import node_of
-from estimator.hardware.cluster_pods import Usage, read_usage
+from estimator.hardware.cluster_pods import PodRules, Usage, read_usage
 from estimator.hardware.cluster_pools import Autoscalers, NodeGroup, pool_of
 from estimator.hardware.cluster_taints import Toleration
-from estimator.hardware.inventory import ClusterState, PodRules, offered
+from estimator.hardware.inventory import ClusterState, offered
 from estimator.plan import GIB
 from tests.estimator.hardware.test_from_cluster import CPU_NODE, bare_metal, eks_p5, gke_l4, karpenter_a100
 

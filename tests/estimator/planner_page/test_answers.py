@@ -103,7 +103,7 @@ def test_pasted_nodes_are_planned_with_as_a_cluster_that_is_asked(tmp_path: Path
     found = answers.answer({"model": "llama-70b", "method": "lora", "cluster": json.dumps({"items": nodes})})
     asked = by_command.plans(tmp_path, nodes, "--model", "llama-70b", "--method", "lora", "--no-calibration")
     for mine, theirs in zip(found["plans"], asked, strict=True):
-        for name in ("instance_type", "nodes", "gpus_per_node", "gpu"):
+        for name in ("instance_type", "nodes", "gpus_per_node", "gpu_type"):
             assert mine[name] == theirs[name]
     assert any("what is in use (paste the pods too)" in note for note in found["notes"])
     assert found["command"] == "finetune plan --model llama-70b --method lora --from-cluster"

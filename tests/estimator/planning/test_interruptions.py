@@ -140,7 +140,11 @@ def test_what_earlier_runs_took_to_write_a_checkpoint_goes_before_the_disks_rate
     goals = replace(GCP, interruption_rate=0.05, instance_types=("a2-highgpu-1g",))
     bare = planned(goals)
     run = finished(
-        "run/1", gpu=bare.request.gpu or "", method="dora", checkpoint_bytes=10**9, checkpoint_seconds=10.0
+        "run/1",
+        gpu=bare.request.gpu_type or "",
+        method="dora",
+        checkpoint_bytes=10**9,
+        checkpoint_seconds=10.0,
     )
     measured = Calibration([run])
     again = plan(JOB, Target(kind="catalogue"), goals, calibration=measured)

@@ -60,8 +60,8 @@ def test_every_next_plan_needs_less_or_has_more(engine: str, method: str) -> Non
         if following.needs_other_machine:
             assert following.plan.layout == made.layout
             assert (
-                hardware.gpu(following.plan.request.gpu or "").vram_bytes
-                > hardware.gpu(made.request.gpu or "").vram_bytes
+                hardware.gpu(following.plan.request.gpu_type or "").vram_bytes
+                > hardware.gpu(made.request.gpu_type or "").vram_bytes
             )
         else:
             assert after.needs_bytes < before.needs_bytes
@@ -79,7 +79,7 @@ def test_then_activations_are_recomputed_then_more_is_sharded_then_the_gpu_chang
     kinds = []
     for following in chain(wanted, made):
         now, then = following.plan, made
-        if now.request.gpu != then.request.gpu:
+        if now.request.gpu_type != then.request.gpu_type:
             kinds.append("gpu")
         elif now.layout.sharding != then.layout.sharding:
             kinds.append("sharding")
@@ -116,7 +116,7 @@ def test_the_next_gpu_is_the_one_with_the_next_larger_memory_and_enough_of_them_
     made = planned(wanted, gpu="a100-80gb")
     following = after_out_of_memory(made, wanted, attempt=0)
     assert following.needs_other_machine
-    assert following.plan.request.gpu != made.request.gpu
+    assert following.plan.request.gpu_type != made.request.gpu_type
     larger = {
         hardware.gpu(machine.gpu).vram_bytes
         for machine in hardware.instances()
@@ -125,7 +125,7 @@ def test_the_next_gpu_is_the_one_with_the_next_larger_memory_and_enough_of_them_
         and hardware.gpu(machine.gpu).vendor == "nvidia"
         and hardware.gpu(machine.gpu).vram_bytes > hardware.gpu("a100-80gb").vram_bytes
     }
-    assert hardware.gpu(following.plan.request.gpu or "").vram_bytes == min(larger)
+    assert hardware.gpu(following.plan.request.gpu_type or "").vram_bytes == min(larger)
     assert after_out_of_memory(made, wanted, attempt=0, other_machines=False) is None
 
 

@@ -22,7 +22,8 @@ def test_prepare_asks_for_the_disk_of_weights_and_data_and_no_more(model: str, n
     prepare = made.prepare
     assert prepare.disk_mib * 2**20 == pytest.approx(2 * job.model.parameters + DATA_BYTES, abs=2**20)
     assert prepare.disk_mib < made.request.disk_mib / 3
-    assert (prepare.nodes, prepare.gpus_per_node, prepare.gpu, prepare.instance_type) == (1, 0, None, None)
+    assert (prepare.nodes, prepare.gpus_per_node) == (1, 0)
+    assert (prepare.gpu_type, prepare.instance_type) == (None, None)
     assert prepare.cpu <= 4
     assert prepare.memory_mib <= 16 * 1024
 
@@ -53,7 +54,7 @@ def test_evaluate_asks_for_the_fewest_gpus_of_one_node_that_hold_the_model(
     job = Job(model=find(model), method=method, engine="auto", global_batch_size=64)  # type: ignore[arg-type]
     made = plan(job, replace(CLUSTER, gpu=gpu, nodes=nodes, cloud="aws"))
     evaluate = made.evaluate
-    assert (evaluate.nodes, evaluate.gpus_per_node, evaluate.gpu) == (1, gpus, gpu)
+    assert (evaluate.nodes, evaluate.gpus_per_node, evaluate.gpu_type) == (1, gpus, gpu)
     held = gpus * (made.prediction.memory.capacity_bytes or 0)
     assert 2 * job.model.parameters < held
     assert 2 * job.model.parameters > held * (gpus - 1) / gpus * 0.7  # one GPU fewer would be tight

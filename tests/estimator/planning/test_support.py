@@ -240,7 +240,7 @@ def test_a_gpu_that_does_not_compute_in_the_recipe_is_refused_before_anything_is
 
 def test_machines_that_do_not_compute_in_the_recipe_are_left_out_of_the_ranking() -> None:
     job = Job(model=find("llama-3.2-1b"), engine="fsdp2", fp8="rowwise")
-    found = {each.request.gpu for each in plans(job, ANY).plans}
+    found = {each.request.gpu_type for each in plans(job, ANY).plans}
     assert found
     assert all(float(hardware.gpu(name).compute_capability or 9) >= 9 for name in found if name)
 

@@ -38,7 +38,7 @@ def make_plan(nodes: int, processes: int, device: Device = "cpu") -> Plan:
         engine="torchtune",
         target="local",
         request=Request(
-            nodes=nodes, gpus_per_node=0, gpu=None, cpu=1, memory_mib=1, shared_memory_mib=1, disk_mib=1
+            nodes=nodes, gpus_per_node=0, gpu_type=None, cpu=1, memory_mib=1, shared_memory_mib=1, disk_mib=1
         ),
         layout=Layout(
             device=device,

@@ -22,7 +22,7 @@ def job(folder: Path, *, device: str = "cuda", gpu: str | None = "H100 SXM", on:
     plan = dataclasses.replace(
         made.plan,
         layout=dataclasses.replace(made.plan.layout, device=device),  # type: ignore[arg-type]
-        request=dataclasses.replace(made.plan.request, gpu=gpu),
+        request=dataclasses.replace(made.plan.request, gpu_type=gpu),
     )
     settings = made.settings.model_copy(update={"expandable_segments": on})
     return dataclasses.replace(made, plan=plan, settings=settings)

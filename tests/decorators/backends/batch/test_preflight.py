@@ -67,11 +67,11 @@ def test_a_disabled_queue_gets_the_command_that_enables_it(queue: Callable[..., 
 @pytest.mark.parametrize(
     ("resources", "why"),
     [
-        ({"instanceTypes": ["p4d.24xlarge"]}, "p4d.24xlarge: none has 8 H100 SXM, 8 vCPUs, 500.0 GiB"),
-        ({"instanceTypes": ["p5.4xlarge"]}, "p5.4xlarge: none has 8 H100 SXM"),
+        ({"instanceTypes": ["p4d.24xlarge"]}, "p4d.24xlarge: none has 8x H100 SXM, 8 vCPUs, 500.0 GiB"),
+        ({"instanceTypes": ["p5.4xlarge"]}, "p5.4xlarge: none has 8x H100 SXM"),
         ({"maxvCpus": 512}, "maxvCpus is 512, 4 node(s) need 768"),
         ({"type": "SPOT"}, "SPOT runs no jobs of several nodes"),
-        ({"instanceTypes": ["optimal", "m5.large"]}, "optimal, m5.large: none has 8 H100 SXM"),
+        ({"instanceTypes": ["optimal", "m5.large"]}, "optimal, m5.large: none has 8x H100 SXM"),
     ],
 )
 def test_a_compute_environment_that_can_not_says_what_it_lacks(
@@ -79,7 +79,7 @@ def test_a_compute_environment_that_can_not_says_what_it_lacks(
 ) -> None:
     findings = _look(queue(**resources))
     [last] = [row.found for row in findings.impossible]
-    assert last.startswith("none can take 4 x 8 H100 SXM")
+    assert last.startswith("none can take 4 node(s) of 8x H100 SXM")
     assert why in last
 
 

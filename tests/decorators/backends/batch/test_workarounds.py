@@ -13,6 +13,8 @@ from metaflow.plugins.aws.batch.batch_client import BatchJob, RunningJob
 
 from decorators import _metaflow
 from decorators.backends.batch import errors, workarounds
+from decorators.backends.interface import ClusterFacts, StepRequest
+from decorators.backends.options import Options
 from decorators.backends.registry import BACKENDS
 from estimator.errors import UserError
 from tests.decorators.backends.plans import planned
@@ -93,12 +95,14 @@ def test_local_metadata_is_refused_for_several_nodes_of_batch_only(
 ) -> None:
     monkeypatch.setattr(_metaflow, "metadata_kind", lambda: metadata)
     request = replace(planned("llama-8b", "lora", "L40S", 1).request, nodes=nodes)
+    asked = StepRequest(backend=backend, request=request, options=Options(preflight=False))
     if not refused:
-        BACKENDS[backend].refuse(request)
+        assert BACKENDS[backend].preflight(asked) == ClusterFacts()
         return
-    with pytest.raises(UserError, match="metadata service") as caught:
-        BACKENDS[backend].refuse(request)
-    assert "METAFLOW_SERVICE_URL" in caught.value.advice
+    for check in (BACKENDS[backend].preflight, BACKENDS[backend].offered):
+        with pytest.raises(UserError, match="metadata service") as caught:
+            check(asked)
+        assert "METAFLOW_SERVICE_URL" in caught.value.advice
 
 
 def answer(code: str, message: str) -> ClientError:

@@ -12,6 +12,7 @@ from decorators.backends.findings import Findings
 from decorators.backends.interface import ClusterFacts, MinimumRequest
 from decorators.backends.kubernetes.nodes import PodSettings
 from decorators.backends.kubernetes.preflight import inspect
+from decorators.backends.kubernetes.scopes import quota_pod
 from decorators.backends.options import Options
 from estimator.hardware.cluster_api import Clock
 from estimator.plan import GIB, Request
@@ -36,10 +37,15 @@ def ask(control_plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyP
 
     def asked(user: str = "admin", asks: Request = TWO, options: Options | None = None, **step: Any) -> Any:
         monkeypatch.setenv("KUBECONFIG", str(control_plane.kubeconfig(user)))
+        options = options or Options()
         return inspect(
             asks,
-            options=options or Options(),
-            pods=PodSettings(**{"namespace": namespace, "image": "127.0.0.1:9/finetune:1", **step}),
+            options=options,
+            pods=PodSettings(
+                **{"namespace": namespace, "image": "127.0.0.1:9/finetune:1", **step},
+                zone=options.zone,
+                in_quotas=quota_pod(options),
+            ),
             minimum=LEAST,
             clock=Clock(overall_s=90),  # a machine that is busy with other tests
         )

@@ -83,8 +83,7 @@ class Pods:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def get(self, path: str, timeout_s: float, **query: str) -> dict[str, Any]:
-        assert timeout_s > 0
+    def get(self, path: str, **query: str) -> dict[str, Any]:
         assert (path, query["labelSelector"]) == (
             "/api/v1/namespaces/n/pods",
             "jobset.sigs.k8s.io/jobset-name=js-1",

@@ -9,8 +9,8 @@ import pytest
 
 from decorators.backends.interface import MinimumRequest
 from decorators.backends.kubernetes.fit import Fit, fit
-from decorators.backends.kubernetes.request import INSTANCE_TYPE_LABEL
-from decorators.backends.options import Options
+from estimator.hardware.cluster_nodes import INSTANCE_TYPE
+from estimator.hardware.cluster_pods import PodRules
 from estimator.hardware.cluster_tables import Room
 from estimator.hardware.cluster_taints import Toleration, tolerated
 from estimator.plan import GIB, Request
@@ -23,14 +23,14 @@ def _request(**changes: Any) -> Request:
     return dataclasses.replace(planned("llama-70b", "full", "H100", 2).request, **changes)
 
 
-def _fit(*nodes: Any, options: Options | None = None, **changes: Any) -> Fit:
-    return fit(nodes, _request(**changes), options or Options(), LEAST)
+def _fit(*nodes: Any, rules: PodRules | None = None, **changes: Any) -> Fit:
+    return fit(nodes, _request(**changes), rules or PodRules(), LEAST)
 
 
 def test_the_planned_machine_is_found_by_its_type() -> None:
     found = _fit(node("a"), node("b"))
     assert found.names == ("a", "b")
-    assert found.facts.labels == ((INSTANCE_TYPE_LABEL, "p5.48xlarge"),)
+    assert found.facts.labels == ((INSTANCE_TYPE, "p5.48xlarge"),)
     assert (found.facts.zone, found.facts.efa) == ("us-east-1a", 32)
 
 
@@ -95,10 +95,10 @@ def test_room_is_what_the_smallest_node_leaves_beside_daemon_pods() -> None:
 
 def test_daemon_pods_that_were_asked_go_before_the_table() -> None:
     daemons = Room(cpu=3.5, memory_bytes=6 * GIB)
-    found = fit([node("a")], _request(nodes=1), Options(), LEAST, daemons=daemons)
+    found = fit([node("a")], _request(nodes=1), PodRules(), LEAST, daemons=daemons)
     assert found.facts.room == Room(cpu=191.45 - 3.5, memory_bytes=1950 * GIB - 6 * GIB)
     most = Room(cpu=190, memory_bytes=0)
-    assert fit([node("a")], _request(nodes=1), Options(), LEAST, daemons=most).names == ()
+    assert fit([node("a")], _request(nodes=1), PodRules(), LEAST, daemons=most).names == ()
 
 
 def test_no_zone_is_chosen_where_none_has_all_the_nodes() -> None:
@@ -106,7 +106,7 @@ def test_no_zone_is_chosen_where_none_has_all_the_nodes() -> None:
     found = _fit(node("a"), node("b", labels=other))
     assert found.facts.zone is None
     assert len(found.names) == 2
-    assert _fit(node("a"), node("b", labels=other), options=Options(zone="us-east-1b")).names == ("b",)
+    assert _fit(node("a"), node("b", labels=other), rules=PodRules(zone="us-east-1b")).names == ("b",)
 
 
 def test_nodes_without_a_label_of_the_request_are_left_aside() -> None:
@@ -120,7 +120,7 @@ def test_nodes_without_a_label_of_the_request_are_left_aside() -> None:
 def test_a_resource_of_the_users_own_has_to_be_there() -> None:
     rdma = (("rdma/hca", 1.0),)
     nodes = [node("plain"), node("fast", resources={"rdma/hca": "1"})]
-    found = fit(nodes, _request(nodes=1), Options(), LEAST, extended=rdma)
+    found = fit(nodes, _request(nodes=1), PodRules(), LEAST, extended=rdma)
     assert (found.names, found.lacks) == (("fast",), (("with 0 of 1 rdma/hca", 1),))
 
 
@@ -154,21 +154,21 @@ def test_only_taints_that_speak_of_gpus_are_tolerated(taint: str, expected: Tole
 def test_a_fence_that_the_users_own_tolerations_open_is_none(item: dict[str, str], covered: bool) -> None:
     fenced = node("a", taints=[{"key": "team", "value": "b", "effect": "NoSchedule"}])
     own = (Toleration.of(item),)
-    assert bool(fit([fenced], _request(nodes=1), Options(), LEAST, own=own).names) is covered
+    assert bool(fit([fenced], _request(nodes=1), PodRules(tolerations=own), LEAST).names) is covered
 
 
 def test_the_tables_tolerations_do_not_count_where_the_users_own_replace_them() -> None:
     usual = node("a", taints=[{"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}])
     own = (Toleration(key="team", effect=""),)
     one = _request(nodes=1)
-    assert fit([usual], one, Options(), LEAST, own=own).names == ("a",)
-    replaced = fit([usual], one, Options(), LEAST, own=own, own_only=True)
+    assert fit([usual], one, PodRules(tolerations=own), LEAST).names == ("a",)
+    replaced = fit([usual], one, PodRules(tolerations=own, of_table=False), LEAST)
     assert replaced.lacks == (("fenced off by the taint nvidia.com/gpu=present:NoSchedule", 1),)
 
 
 def test_a_step_without_gpus_fits_on_any_node_that_is_large_enough() -> None:
     bare = node("cpu", labels={"nvidia.com/gpu.product": None}, resources={"nvidia.com/gpu": None})
-    found = _fit(bare, nodes=1, gpus_per_node=0, gpu=None, instance_type=None)
+    found = _fit(bare, nodes=1, gpus_per_node=0, gpu_type=None, instance_type=None)
     assert found.names == ("cpu",)
     assert found.facts.labels is None
 

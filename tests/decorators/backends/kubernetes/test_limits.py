@@ -13,7 +13,6 @@ from decorators.backends.kubernetes import rules
 from decorators.backends.kubernetes.nodes import PodSettings, Preflight
 from decorators.backends.kubernetes.offered import MULTUS_RESOURCE, networks_of
 from decorators.backends.options import Options
-from estimator.hardware.cluster_api import Clock
 from tests.decorators.backends.kubernetes.conftest import TWO
 
 OPEN, TO_PODS = {"ingress": [{"from": [{"podSelector": {}}]}]}, {"egress": [{"to": [{"podSelector": {}}]}]}
@@ -39,7 +38,6 @@ def preflight_of(*items: Any, nodes: int = 2, **pods: Any) -> Preflight:
         pods=PodSettings(**pods),
         minimum=None,
         findings=Findings(where="here"),
-        clock=Clock(),
     )
 
 

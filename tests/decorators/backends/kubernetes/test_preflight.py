@@ -11,11 +11,11 @@ import pytest
 from decorators.backends.findings import Findings
 from decorators.backends.kubernetes.nodes import PodSettings
 from decorators.backends.kubernetes.preflight import inspect, inspect_beside
-from decorators.backends.kubernetes.request import INSTANCE_TYPE_LABEL
 from decorators.backends.options import Options
 from decorators.backends.overrides import request_for
 from estimator.errors import UserError
 from estimator.hardware.cluster_api import Clock
+from estimator.hardware.cluster_nodes import INSTANCE_TYPE
 from estimator.hardware.cluster_tables import Room
 from estimator.plan import GIB
 from tests.decorators.backends.kubernetes.conftest import INFRA, TWO, Asker, rows_of
@@ -35,7 +35,7 @@ def test_a_cluster_that_can_run_it_says_how_its_nodes_are_found(
     assert findings.impossible == []
     for check in ("namespace", "permission", "jobset", "nodes", "fabric"):
         assert findings.state(check) == "ok", findings.rows
-    assert facts.labels == ((INSTANCE_TYPE_LABEL, "p5.48xlarge"),)
+    assert facts.labels == ((INSTANCE_TYPE, "p5.48xlarge"),)
     assert [item.to_dict() for item in facts.tolerations] == [
         {"key": "nvidia.com/gpu", "operator": "Equal", "value": "present", "effect": "NoSchedule"}
     ]

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from decorators.backends.interface import ClusterFacts, StepRequest, StepValues
-from decorators.backends.kubernetes.request import INSTANCE_TYPE_LABEL, ZONE_LABEL, lowered, values_for
+from decorators.backends.kubernetes.request import lowered, values_for
 from decorators.backends.options import Options
 from decorators.backends.overrides import request_for
 from estimator import hardware
 from estimator.errors import UserError
 from estimator.hardware import cluster_tables
+from estimator.hardware.cluster_nodes import INSTANCE_TYPE, ZONE
 from estimator.hardware.cluster_tables import Room
 from estimator.hardware.cluster_taints import Toleration
 from estimator.plan import GIB, MIB, Override, Request
@@ -51,7 +52,7 @@ def test_every_field_of_a_plan_is_asked_for(model: str, method: str, gpu: str, n
     assert {k: asked.compute[k] for k in ("cpu", "memory", "disk")} == {
         k: asked.resources[k] for k in ("cpu", "memory", "disk")
     }
-    assert asked.compute["node_selector"] == {INSTANCE_TYPE_LABEL: request.instance_type}
+    assert asked.compute["node_selector"] == {INSTANCE_TYPE: request.instance_type}
     assert asked.compute["tolerations"] == [
         {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
     ]
@@ -90,8 +91,8 @@ def test_queue_priority_zone_and_the_requests_own_labels_are_passed_on() -> None
         "kueue.x-k8s.io/priority-class": "research",
     }
     assert asked["node_selector"] == {
-        INSTANCE_TYPE_LABEL: request.instance_type,
-        ZONE_LABEL: "us-east-1b",
+        INSTANCE_TYPE: request.instance_type,
+        ZONE: "us-east-1b",
         "training-checklist/fit": "true",
     }
 
@@ -110,7 +111,7 @@ def test_what_the_cluster_has_told_goes_before_the_tables() -> None:
     assert (asked.resources["cpu"], asked.resources["memory"]) == (100, 800 * GIB // 10**6)
     assert asked.compute["node_selector"] == {
         "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3",
-        ZONE_LABEL: "rack-3",
+        ZONE: "rack-3",
     }
     assert asked.compute["tolerations"] == [
         {"key": "sku", "operator": "Equal", "value": "gpu", "effect": "NoSchedule"}
@@ -124,7 +125,7 @@ def test_what_the_cluster_has_told_goes_before_the_tables() -> None:
 def test_a_step_without_gpus_is_not_tied_to_the_machines_that_train() -> None:
     """Those keep off, by a taint, whoever asks for no GPU."""
     taint = Toleration(key="nvidia.com/gpu", effect="NoSchedule")
-    facts = ClusterFacts(labels=((INSTANCE_TYPE_LABEL, "p5.48xlarge"),), tolerations=(taint,))
+    facts = ClusterFacts(labels=((INSTANCE_TYPE, "p5.48xlarge"),), tolerations=(taint,))
     data = request_for(planned("llama-70b", "full", "H100", 2), "data")
     asked = _values(data, facts=facts).compute
     assert "node_selector" not in asked
@@ -177,7 +178,7 @@ def test_a_machine_that_no_cloud_names_is_not_selected_by_its_type() -> None:
     request = Request(
         nodes=1,
         gpus_per_node=1,
-        gpu="T4",
+        gpu_type="T4",
         cpu=4,
         memory_mib=8192,
         shared_memory_mib=0,

@@ -158,7 +158,7 @@ def plan_of(layout: Layout, engine: str, method: str) -> Plan:
         engine=engine,
         target="local",
         request=Request(
-            nodes=1, gpus_per_node=0, gpu=None, cpu=1, memory_mib=1, shared_memory_mib=1, disk_mib=1
+            nodes=1, gpus_per_node=0, gpu_type=None, cpu=1, memory_mib=1, shared_memory_mib=1, disk_mib=1
         ),
         layout=layout,
         prediction=Prediction(memory=memory, flops_per_token=0.0, **unknown),  # type: ignore[arg-type]
