@@ -72,7 +72,7 @@ class MemoryEstimate:
     shows_basis: str
     uncorrected: MemoryEstimate | None = None  # what it was before earlier runs corrected it
     formulas: str = ""  # calibration.formulas() at the time; empty: not noted
-    outside_bytes: int | None = None  # of what a GPU shows, outside of PyTorch's allocator; None: not noted
+    outside_bytes: int | None = None  # of what a GPU shows, outside of PyTorch's allocator; None: not known
 
     @property
     def needs_bytes(self) -> int:
@@ -90,7 +90,7 @@ class MemoryEstimate:
 
         Where less is shown than needed, on a CPU, what is missing comes off the allocator's part alone.
         """
-        outside = self._outside_bytes
+        outside = self.outside_bytes
         runtime = dict(self.categories).get(RUNTIME, 0) if outside is None else outside
         rest = [*self._tensors, (RUNTIME, runtime)] if runtime else [*self._tensors]
         kept = self.shows_bytes - sum(value for _, value in rest)
@@ -101,7 +101,7 @@ class MemoryEstimate:
 
         A device shows more than torch has reserved: CUDA's context and NCCL's buffers lie beside.
         """
-        shown, outside = self.shown_categories, self._outside_bytes
+        shown, outside = self.shown_categories, self.outside_bytes
         if counter == "allocated":
             return Counted(likely_bytes=self.live_bytes, upper_bytes=None, categories=self._tensors)
         if counter != "reserved":
@@ -118,10 +118,6 @@ class MemoryEstimate:
     @property
     def _tensors(self) -> tuple[tuple[str, int], ...]:
         return tuple((name, value) for name, value in self.categories if name not in (RUNTIME, ALLOCATOR))
-
-    @property
-    def _outside_bytes(self) -> int | None:
-        return getattr(self, "outside_bytes", None)  # an earlier version's pickled plan hasn't got the field
 
     @property
     def fits(self) -> bool | None:

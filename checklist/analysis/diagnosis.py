@@ -82,8 +82,8 @@ class Diagnosis:
     nodes: int
     reference_gbytes_per_s: float | None
     """Of the class of paths with the most pairs."""
-    basis: Literal["spec", "median", "upper-quartile"]
-    """Of that; "upper-quartile" in results of earlier versions only."""
+    basis: Literal["spec", "median"]
+    """Source of ``reference_gbytes_per_s``: the table of GPUs, or the median of the measured pairs."""
     references: dict[str, float] = dataclasses.field(default_factory=dict)
     """Of each class of paths, GB/s."""
     transmit: tuple[float | None, ...]

@@ -81,7 +81,7 @@ def comparable_peak(plan: Plan, measured: Measured | _TrialPeaks) -> tuple[int, 
         return peak.size_bytes, peak.counter
     memory = plan.prediction.memory.uncorrected or plan.prediction.memory
     shown, reserved = memory.counted("device"), memory.counted("reserved")
-    if shown is None or reserved is None:  # an earlier version's plan
+    if shown is None or reserved is None:
         return None
     outside = shown.likely_bytes - reserved.likely_bytes
     return peak.size_bytes + outside, "reserved, and what lies outside as predicted"

@@ -45,8 +45,6 @@ RUNS_FOR_A_BOUND = 19
 # on shapes and types.
 UNCERTAIN = ("allocator", "activations", "communication buffers", "optimizer temporaries", "runtime")
 ADDED = "calibration"  # the category of what runs need beyond the formulas
-# Runs that earlier versions have kept so: with the context that a run needs, beside one that it shows
-MIXED_KIND = "reserved, and the context as predicted"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,8 +76,6 @@ class Calibration:
             if run.checkpoint_bytes and run.checkpoint_seconds:
                 rates = self._checkpoints.setdefault((run.engine, run.gpu), [])
                 rates.append(run.checkpoint_bytes / run.checkpoint_seconds)
-            if run.measured_kind == MIXED_KIND:
-                continue
             key = (run.engine, run.method, run.gpu, run.formulas)
             self._ratios.setdefault(key, []).append(run.ratio)
             if run.live_ratio is not None:

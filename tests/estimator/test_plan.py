@@ -84,13 +84,3 @@ def test_a_plan_of_an_earlier_release_is_read_with_neutral_values() -> None:
     read = Plan.from_json(json.dumps(old))
     assert (read.layout, read.request) == (made.layout, made.request)
     assert read.prediction.mfu is None
-
-
-def test_a_plan_that_an_earlier_version_has_pickled_tells_nothing_of_what_torch_reserves() -> None:
-    made = plan(Job(model=find("llama-8b"), method="lora"), Target(kind="kubernetes"))
-    memory = made.prediction.memory
-    assert memory.counted("reserved") is not None
-    object.__delattr__(memory, "outside_bytes")  # as pickle leaves a field that it has not got
-    assert memory.counted("reserved") is None
-    shown = memory.counted("device")
-    assert shown.likely_bytes == memory.shows_bytes == sum(value for _, value in shown.categories)

@@ -57,14 +57,6 @@ def test_one_run_moves_the_estimate_by_a_third_and_many_by_nearly_all() -> None:
     assert found(*[1.3] * 100).factor == pytest.approx(1.3, rel=0.01)
 
 
-def test_a_run_that_was_kept_with_the_context_it_needs_is_not_learned_from() -> None:
-    mixed = dataclasses.replace(runs(1.3)[0], measured_kind="reserved, and the context as predicted")
-    assert Calibration([mixed]).correction("torchtune", "lora", "H100 SXM") is None
-    assert Calibration([mixed, *runs(1.3, 1.3)]).correction("torchtune", "lora", "H100 SXM") == found(
-        1.3, 1.3
-    )
-
-
 def test_a_correction_holds_for_the_reserved_part_as_for_the_whole() -> None:
     before = dataclasses.replace(estimate(), outside_bytes=2 * GIB)
     correction = found(1.3)
