@@ -50,7 +50,7 @@ def settings_page() -> str:
         "`settings.yaml`.",
         "",
         "```bash",
-        "finetune run --config settings my.yaml --lr 1e-5 --set lora.rank=16",
+        "finetune run my.yaml --lr 1e-5 --set lora.rank=16",
         "```",
         "",
         "```yaml",

@@ -25,6 +25,7 @@ FLOWS = {
     "checklist": "checklist_flow.py",
 }
 RUNS = {"run": DEFAULT, "check": "checklist"}  # finetune's command -> the flow that it runs
+CONFIGS = {"run": "settings", "check": "options"}  # name of the YAML file that each takes first
 # Options that Metaflow takes before its command, with the number of their values. A user of `finetune run`
 # knows of no such place, so that they may stand anywhere.
 BEFORE_COMMAND = {
@@ -78,12 +79,18 @@ FlowWords = Annotated[
 
 
 def run(words: Words = None) -> None:
-    """Fine-tune: plan, train, measure, evaluate, hand over. Takes every option of the flow's run."""
+    """Fine-tune: plan, train, measure, evaluate, hand over. Takes every option of the flow's run.
+
+    The first word may be a YAML file of settings; options override it: finetune run FILE.yaml --lr 1e-4
+    """
     _become(*flow_words("run", words or ()))
 
 
 def check(words: Words = None) -> None:
-    """Test a cluster's nodes and the network between them. Takes every option of the flow's run."""
+    """Test a cluster's nodes and the network between them. Takes every option of the flow's run.
+
+    The first word may be a YAML file of options.
+    """
     _become(*flow_words("check", words or ()))
 
 
@@ -98,13 +105,15 @@ def flow(words: FlowWords = None) -> None:
 def flow_words(command: str, words: Sequence[str]) -> tuple[str, list[str]]:
     """The flow's file, and its words for those behind ``finetune run``, ``check`` or ``flow``."""
     if command in RUNS:
-        return FLOWS[RUNS[command]], _run_words(words)
+        return FLOWS[RUNS[command]], _run_words(words, CONFIGS[command])
     named = bool(words) and words[0] in FLOWS
     return FLOWS[words[0] if named else DEFAULT], list(words[named:]) or ["--help"]
 
 
-def _run_words(words: Sequence[str]) -> list[str]:
-    """A run with these options: those that Metaflow wants before ``run`` come first."""
+def _run_words(words: Sequence[str], config: str) -> list[str]:
+    """Put the options that Metaflow takes before its command first; a leading YAML file is its ``config``."""
+    if words and words[0].endswith((".yaml", ".yml")):
+        words = ["--config", config, *words]
     before, after = _apart(words)
     return [*before, "run", *after]
 

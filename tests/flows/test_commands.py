@@ -78,6 +78,19 @@ def test_the_first_word_may_name_the_flow(words: str, file: str, expected: str) 
     assert flow_words("flow", words.split()) == (file, expected.split())
 
 
+@pytest.mark.parametrize(
+    ("command", "words", "expected"),
+    [
+        ("run", "my.yaml --lr 1e-4", "--config settings my.yaml run --lr 1e-4"),
+        ("run", "a/b.yml --quiet", "--config settings a/b.yml --quiet run"),
+        ("run", "--dataset my.yaml", "run --dataset my.yaml"),
+        ("check", "nightly.yaml", "--config options nightly.yaml run"),
+    ],
+)
+def test_a_leading_yaml_file_is_the_run_s_settings(command: str, words: str, expected: str) -> None:
+    assert flow_words(command, words.split()) == (FLOWS[commands.RUNS[command]], expected.split())
+
+
 def test_every_flow_that_is_shipped_can_be_named() -> None:
     files = {path.name for path in Path(commands.__file__).parent.glob("*_flow.py")}
     assert set(FLOWS.values()) == files
