@@ -15,7 +15,7 @@ from estimator.job import Job, Machine, Target
 from estimator.models import ModelSpec
 from estimator.plan import Plan
 from estimator.planning import planner
-from estimator.vocabulary import LAUNCHED_ENGINES
+from estimator.vocabulary import LAUNCHED_ENGINES, Device, LaunchedEngine, LaunchedMethod
 from launchers import engines, pipeline
 from launchers.settings import Settings, build
 
@@ -30,7 +30,7 @@ ROOM = 2**50  # bytes that no plan needs: with so much, everything is planned
 class Scale:
     """How large the runs are."""
 
-    device: Literal["cuda", "cpu"]
+    device: Device
     models: tuple[str, ...]  # names of the model table, smallest first
     seq_len: int
     micro_batch_size: int
@@ -69,8 +69,8 @@ class Case:
     """One way to train: what, with what, on how many processes, on which lengths, with which switches."""
 
     model: str
-    method: Literal["full", "lora", "qlora"]
-    engine: Literal["torchtune", "deepspeed", "fsdp2"]
+    method: LaunchedMethod
+    engine: LaunchedEngine
     processes: int
     lengths: Lengths
     longest_first: bool

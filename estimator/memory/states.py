@@ -6,7 +6,7 @@ from estimator.memory import implementations
 from estimator.memory.shape import Part, adapter_parameters, part_of, shape_of, stages
 from estimator.models import parameters
 from estimator.setup import Setup
-from estimator.vocabulary import OPTIMIZERS, SHARDINGS
+from estimator.vocabulary import ENGINES, OPTIMIZERS, SHARDINGS
 
 # NF4: 4 bits a weight and a scale for each block of 64 weights, in fp32, or in 8 bits with an fp32 scale for
 # each 256 of those where they are quantised again. Dettmers et al. 2023, QLoRA (arXiv:2305.14314), section 3.
@@ -82,7 +82,7 @@ def adapter_size(setup: Setup) -> int:
 
 
 def _weight_size(setup: Setup) -> int:
-    if setup.precision == "bf16" or setup.engine in ("deepspeed", "megatron"):
+    if setup.precision == "bf16" or ENGINES[setup.engine].master_copies:
         return 4 if setup.precision == "fp32" else 2
     return 4
 
@@ -98,7 +98,7 @@ def state_bytes(setup: Setup) -> tuple[int, int, float]:
     if setup.fp8 in MSAMP and not setup.adapters:
         level = MSAMP[setup.fp8]
         return level[0], level[1], float(level[3])
-    copied = setup.engine in ("deepspeed", "megatron") and not (
+    copied = ENGINES[setup.engine].master_copies and not (
         setup.precision == "fp32" and setup.zero_stage in (0, None)
     )
     moment_size = 4 if copied else weight

@@ -109,6 +109,7 @@ def engine_order(task: str) -> Sequence[LaunchedEngine]:
 
 
 def _training(job: Job, processes: int) -> Training:
+    takes_fsdp = job.engine != "auto" and ENGINES[job.engine].sharding_options == "fsdp"
     return Training(
         method=job.method,
         seq_len=job.seq_len,
@@ -128,7 +129,7 @@ def _training(job: Job, processes: int) -> Training:
         trained_modules=job.trained_modules,
         new_tokens=job.new_tokens,
         processes=processes,
-        zero=job.zero_stage is not None or (job.offload != "none" and job.engine != "fsdp2"),
+        zero=job.zero_stage is not None or (job.offload != "none" and not takes_fsdp),
         fsdp=job.fsdp_sharding is not None or job.replicas is not None,
     )
 
@@ -404,7 +405,7 @@ def _experts(engine: str, model: ModelSpec, training: Training) -> str | None:
         return reason
     if training.method != "lora":
         return f"lora.experts with method {training.method}: PEFT's adapters on experts are LoRA's alone"
-    if engine != "fsdp2":
+    if ENGINES[engine].sharding_options == "zero":
         return "lora.experts: PEFT can't make them of weights that ZeRO-3 has divided; fsdp2 trains them"
     if training.compile:
         return "compile: PEFT puts adapters on experts into the model anew at each forward pass"

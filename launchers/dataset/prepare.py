@@ -175,9 +175,13 @@ def summary(info: PreparedInfo, dataset: str) -> str:
         kinds = ("prompts", "a prompt")
     samples = info.documents - info.pieces + info.split_rows
     share = info.truncated_rows / max(samples + info.dropped_rows, 1)
-    counted = f", {info.label_tokens / max(info.tokens, 1):.0%} of them count in the loss"
+    counted = (
+        ""
+        if TASKS[info.task].draws_answers
+        else f", {info.label_tokens / max(info.tokens, 1):.0%} of them count in the loss"
+    )
     lines = [
-        f"{dataset}: {samples:,} {kinds[0]}, {info.tokens:,} tokens{'' if info.task == 'grpo' else counted}",
+        f"{dataset}: {samples:,} {kinds[0]}, {info.tokens:,} tokens{counted}",
         f"tokens {kinds[1]}: min {info.shortest:,}, median {info.median:,}, 95 % up to {info.p95:,}, "
         f"max {info.longest:,} (limit {info.seq_len:,})",
     ]

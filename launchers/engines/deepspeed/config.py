@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from estimator.vocabulary import SHARDINGS
 from launchers.gang.job import TrainJob
 from launchers.settings import overlaid
 
@@ -18,12 +19,11 @@ BUCKET_MULTIPLE = 2  # DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py, nccl_sta
 
 def zero_stage(job: TrainJob) -> int:
     """ZeRO stage of the plan's sharding; plain data parallelism is stage 0."""
-    sharding = job.plan.layout.sharding
-    if sharding in ("none", "ddp"):
-        return 0
-    if not sharding.startswith("zero"):
-        raise ValueError(f"plan.layout.sharding = {sharding!r}: DeepSpeed shards with zero0 to zero3.")
-    return int(sharding.removeprefix("zero"))
+    name = job.plan.layout.sharding
+    sharding = SHARDINGS[name]
+    if sharding.divides and sharding.zero_stage is None:
+        raise ValueError(f"plan.layout.sharding = {name!r}: DeepSpeed shards with zero0 to zero3.")
+    return sharding.zero_stage or 0
 
 
 def configuration(
