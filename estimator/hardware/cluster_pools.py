@@ -320,16 +320,3 @@ def _read_groups(get: Callable[..., Json], may: Callable[..., bool]) -> tuple[tu
 
 def _group(name: str, now: int, most: int) -> NodeGroup:
     return NodeGroup(name=name.rpartition("/")[2], now=now, most=most)
-
-
-__all__ = [
-    "Autoscalers",
-    "Growth",
-    "NodeGroup",
-    "NodePool",
-    "could_grow",
-    "machine_labels",
-    "pool_of",
-    "read_autoscalers",
-    "refusal",
-]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from decorators.backends.interface import ComputeBackend
-from decorators.backends.kubernetes import errors, inventory, losses, offered, preflight, request, waiting
+from decorators.backends.kubernetes import errors, losses, offered, preflight, request, waiting
+from decorators.backends.kubernetes.nodes import PodSettings
+from estimator.hardware.inventory import read_cluster
 
 KUBERNETES = ComputeBackend(
     values_for=request.values_for,
     preflight=preflight.check_cluster,
     offered=offered.offered,
-    inventory=inventory.read,
+    inventory=lambda destination: read_cluster(rules=PodSettings.of(destination)),
     wait_state=waiting.wait_state,
     remove=waiting.remove_job,
     install=errors.install,

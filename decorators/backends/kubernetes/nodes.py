@@ -128,7 +128,9 @@ def check_nodes(preflight: Preflight) -> ClusterFacts:
         growth = Growth(possible=False)
     else:
         growth = _too_few(preflight, fitting)
-    facts = replace(fitting.facts, networks=_networks(preflight))
+    several = preflight.request.nodes > 1
+    networks = networks_of(preflight.api.get, preflight.pods.namespace) if several else ()
+    facts = replace(fitting.facts, networks=networks)
     _fabric(preflight, fitting, facts)
     return replace(
         facts,
@@ -216,11 +218,6 @@ def _zones(preflight: Preflight, fitting: Fit) -> None:
         "traffic between zones is slow, and costs",
         "--zone NAME keeps to one",
     )
-
-
-def _networks(preflight: Preflight) -> tuple[tuple[str, str], ...]:
-    """The namespace's networks for pods that ask for a device; none where Multus isn't there."""
-    return networks_of(preflight.api.get, preflight.pods.namespace) if preflight.request.nodes > 1 else ()
 
 
 def _fabric(preflight: Preflight, fitting: Fit, facts: ClusterFacts) -> None:

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from decorators._metaflow import WaitedJob
 from decorators.backends.interface import LastWords
+from decorators.backends.kubernetes import losses
 from decorators.backends.kubernetes.losses import Pods, judge
 from tests.lab.api import Json
 
@@ -111,3 +113,43 @@ def test_what_was_taken_away_is_told_from_what_failed(
     else:
         assert len(found.lines) == len(lost)
         assert set(lost) == {line if line in lost else line.partition(" on ")[0] for line in found.lines}
+
+
+class Api:
+    """Answers with these pods, one list for each question, the last one for good; it has the job still."""
+
+    def __init__(self, *answers: list[Json]) -> None:
+        self.answers = list(answers)
+
+    def __enter__(self) -> Api:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def get(self, path: str, **_: str) -> Json:
+        if not path.endswith("/pods"):
+            return {"metadata": {}}
+        return {"items": self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]}
+
+
+def test_a_loss_is_judged_once_no_pod_runs_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    left = pod("w-0", "Failed", finished="30", **PREEMPTED)
+    api, slept = Api([pod("c-0"), left], [left]), list[float]()
+    monkeypatch.setattr(losses, "ClusterApi", lambda: api)
+    monkeypatch.setattr(losses.time, "sleep", slept.append)
+    monkeypatch.setattr(losses, "_pods", {})
+    job = WaitedJob(backend="kubernetes", kind="jobset", name="js-1", namespace="n")
+    found = losses.lost(job, lambda: None)
+    assert slept == [1]
+    assert found is not None
+    assert [line.partition(":")[0] for line in found.lines] == ["pod w-0 on n"]
+
+
+def test_pods_are_noted_for_jobs_of_kubernetes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: dict[str, Pods] = {}
+    monkeypatch.setattr(losses, "_pods", noted)
+    monkeypatch.setattr(losses, "ClusterApi", lambda: Api(BOTH_RUN))
+    losses.look(WaitedJob(backend="batch", kind="batch job", name="b-1"))
+    losses.look(WaitedJob(backend="kubernetes", kind="jobset", name="js-1", namespace="n"))
+    assert {name: sorted(pods.seen) for name, pods in noted.items()} == {"js-1": ["c-0", "w-0"]}
