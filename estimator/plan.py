@@ -361,6 +361,8 @@ class Plan:
     def from_json(cls, text: str) -> Plan:
         """Read :meth:`to_json`'s text; raises ValueError on another schema version or a wrong shape."""
         plan: Plan = _reader().validate_json(text)
+        if plan.schema != SCHEMA_VERSION:
+            raise ValueError(f"the plan has schema {plan.schema}; this version reads {SCHEMA_VERSION}")
         return plan
 
     def with_override(self, override: Override, **request: Any) -> Plan:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from estimator import Job, Layout, Plan, Target, plan
 from estimator.models import find
-from estimator.plan import LearningRate, MemoryEstimate, Override, Prediction, Request
+from estimator.plan import SCHEMA_VERSION, LearningRate, MemoryEstimate, Override, Prediction, Request
 
 WORDS = st.text(max_size=20)
 COUNTS = st.integers(1, 2**40)
@@ -84,3 +85,10 @@ def test_a_plan_of_an_earlier_release_is_read_with_neutral_values() -> None:
     read = Plan.from_json(json.dumps(old))
     assert (read.layout, read.request) == (made.layout, made.request)
     assert read.prediction.mfu is None
+
+
+def test_a_plan_of_another_schema_is_refused() -> None:
+    made = plan(Job(model=find("llama-8b"), method="lora"), Target(kind="kubernetes"))
+    other = replace(made, schema=SCHEMA_VERSION - 1)
+    with pytest.raises(ValueError, match=f"schema {SCHEMA_VERSION - 1}; this version reads {SCHEMA_VERSION}"):
+        Plan.from_json(other.to_json())
