@@ -227,7 +227,7 @@ def test_machines_asked_for_that_are_too_small_name_the_nearest_and_what_would_w
 def test_a_small_model_can_be_planned_for_a_clusters_cpus(kind: Any) -> None:
     made = plan(job_of("tiny-llama"), Target(kind=kind, device="cpu", nodes=2))
     asked = made.request
-    assert (made.layout.device, asked.nodes, asked.gpus_per_node, asked.gpu) == ("cpu", 2, 0, None)
+    assert (made.layout.device, asked.nodes, asked.gpus_per_node, asked.gpu_type) == ("cpu", 2, 0, None)
     assert asked.cpu == 4
     # The ranks are not alone in the container: with a limit of theirs alone it is killed for memory.
     assert made.prediction.memory.host_bytes / 2**20 + 1024 <= asked.memory_mib <= 16 * 1024
