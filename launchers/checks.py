@@ -18,7 +18,7 @@ from estimator.formatting import format_bytes
 from estimator.models import ModelSpec
 from estimator.plan import MIB, Plan
 from estimator.planning.support import engine_order
-from estimator.vocabulary import ENGINES, LAUNCHED_ENGINES, METHODS, TASKS
+from estimator.vocabulary import ENGINES, LAUNCHED_ENGINES, METHODS, TASKS, LaunchedEngine
 from launchers import engines
 from launchers.report import trackers
 from launchers.scoring.check import check_function
@@ -27,7 +27,7 @@ from launchers.scoring.reward_model import check_reward_model
 from launchers.settings import Settings
 
 
-def able_engine(settings: Settings, spec: ModelSpec) -> str:
+def able_engine(settings: Settings, spec: ModelSpec) -> LaunchedEngine:
     """The first engine that can train the model as these settings say; the first of all where none can."""
     order = engine_order(settings.task)
     able = (name for name in order if engines.get(name).unsupported(settings, spec) is None)

@@ -26,7 +26,7 @@ from estimator.job import Job, Target
 from estimator.models import DiffusionSpec, ModelRef, ModelSource, ModelSpec, untried
 from estimator.plan import Plan
 from estimator.planning import planner
-from estimator.vocabulary import TASKS
+from estimator.vocabulary import TASKS, RequestedEngine
 from launchers import checks, image_runs, run_config
 from launchers.dataset import mixture, preferences, prompts, rows, sources, stored, texts
 from launchers.dataset.measured import MAX_ROWS
@@ -170,12 +170,14 @@ def build_job(settings: Settings, spec: ModelSpec, steps: int | None) -> Job:
     checkpointing = settings.activation_checkpointing
     stage = settings.zero.stage
     seq_len = settings.sequence_length(spec)
-    of_both = settings.engine == "auto" and settings.method != "auto"  # of method auto the planner decides
-    engine = checks.able_engine(settings, spec) if of_both else settings.engine
+    decides = (
+        settings.engine == "auto" and settings.method != "auto"
+    )  # of method auto the planner chooses both
+    engine: RequestedEngine = checks.able_engine(settings, spec) if decides else settings.engine
     return Job(
         model=_changed(spec, settings),
         method=settings.method,
-        engine=engine,  # type: ignore[arg-type]
+        engine=engine,
         task=settings.task,
         seq_len=seq_len,
         global_batch_size=settings.global_batch_size,
