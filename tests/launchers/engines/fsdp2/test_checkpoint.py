@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.distributed.checkpoint import state_dict_saver
 
 from estimator.errors import UserError
 from launchers.engines.fsdp2 import checkpoint
+from launchers.engines.loop.moving_average import MovingAverage
 from launchers.gang.job import TrainJob
 from tests.launchers.engines.loop import runs
 
@@ -35,3 +38,30 @@ def test_a_checkpoint_of_another_engine_is_refused(tmp_path: Path) -> None:
     (tmp_path / "engine.json").unlink()
     with pytest.raises(UserError, match="not a whole checkpoint"):
         checkpoint._check(job)
+
+
+def test_weights_optimizer_states_and_their_average_come_back(tmp_path: Path) -> None:
+    job = job_from(tmp_path)
+
+    def made(steps: int) -> tuple[torch.nn.Module, torch.optim.Optimizer, MovingAverage]:
+        network = torch.nn.Linear(3, 2)
+        optimizer = torch.optim.AdamW(network.parameters(), lr=0.5)
+        average = MovingAverage(network.named_parameters(), 0.5)
+        for _ in range(steps):
+            network(torch.ones(1, 3)).sum().backward()
+            optimizer.step()
+            average.update()
+        return network, optimizer, average
+
+    network, optimizer, average = made(3)
+    saved = checkpoint._state(network, [optimizer], average)
+    state_dict_saver.save(saved, checkpoint_id=str(tmp_path / checkpoint.FILES), no_dist=True)
+    others = made(0)
+    checkpoint.restore(others[0], [others[1]], others[2], job)
+    for name, parameter in network.named_parameters():
+        other = dict(others[0].named_parameters())[name]
+        assert torch.equal(parameter, other)
+        assert torch.equal(optimizer.state[parameter]["exp_avg"], others[1].state[other]["exp_avg"])
+        assert torch.equal(average.weights[name], others[2].weights[name])
+        assert not torch.equal(average.weights[name], parameter)
+    assert others[1].param_groups[0]["lr"] == job.settings.optimizer.lr
