@@ -183,7 +183,7 @@ print(json.dumps({"before": before, "peak": resident("VmHWM"), "linear": len(lin
     ("engine", "method"),
     [
         ("deepspeed", "lora"),
-        ("torchtune", "lora"),
+        pytest.param("torchtune", "lora", marks=pytest.mark.nightly),
         pytest.param("torchtune", "qlora", marks=pytest.mark.nightly),
     ],
 )

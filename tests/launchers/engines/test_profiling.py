@@ -76,7 +76,13 @@ def _losses(events: list[Any]) -> list[float]:
 
 @pytest.mark.parametrize(
     ("make", "nodes"),
-    [(_torchtune, 1), (_torchtune, 2), (_deepspeed, 1), (_deepspeed, 2), (_fsdp2, 2)],
+    [
+        (_torchtune, 1),
+        (_deepspeed, 2),
+        pytest.param(_torchtune, 2, marks=pytest.mark.nightly),
+        pytest.param(_deepspeed, 1, marks=pytest.mark.nightly),
+        pytest.param(_fsdp2, 2, marks=pytest.mark.nightly),
+    ],
     ids=lambda value: getattr(value, "__name__", str(value)).strip("_"),
 )
 def test_a_window_adds_up_to_its_steps_and_changes_no_loss(

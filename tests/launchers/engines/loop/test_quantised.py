@@ -159,7 +159,10 @@ def losses(job: TrainJob) -> list[float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=[] if kind == "nf4-double" else pytest.mark.nightly) for kind in KINDS],
+)
 def test_zero_and_fsdp2_train_alike(
     tmp_path: Path, model: Path, data: Path, kind: LaunchedQuantization, precision: str
 ) -> None:

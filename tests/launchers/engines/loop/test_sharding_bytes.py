@@ -38,8 +38,14 @@ def bucket(setup: Setup) -> int:
     return 2 * min(DEEPSPEED_BUCKET, setup.trainable_parameters) if setup.sharding == "zero3" else 0
 
 
-@pytest.mark.parametrize("sharding", SHARDINGS)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("method", "sharding"),
+    [
+        pytest.param(method, sharding, marks=[] if method in ("full", "qlora") else pytest.mark.nightly)
+        for method in METHODS
+        for sharding in SHARDINGS
+    ],
+)
 def test_each_rank_holds_the_bytes_that_the_estimate_says(
     tmp_path: Path, folder: Path, method: str, sharding: str
 ) -> None:
