@@ -28,7 +28,7 @@ IDLE = "nothing"  # the operation of a Hang that was lost between two of them
 BROKEN_OFF = "it had not ended when the run was broken off"  # of a Phase, where nobody knows more
 R = TypeVar("R")
 STRICT = {"extra": "forbid", "allow_inf_nan": False, "use_attribute_docstrings": True}
-TOLD = {
+REPORTED = {
     **STRICT,
     "allow_inf_nan": True,
 }  # by a rank: analysis/soundness.py takes out what can't be
@@ -38,7 +38,7 @@ TOLD = {
 class Nic:
     """One network interface of a host."""
 
-    __pydantic_config__ = TOLD
+    __pydantic_config__ = REPORTED
     name: str
     addresses: tuple[str, ...] = ()
     mtu: int | None = None
@@ -51,7 +51,7 @@ class Nic:
 class RdmaPort:
     """One port of an InfiniBand, RoCE or EFA device, in the kernel's words."""
 
-    __pydantic_config__ = TOLD
+    __pydantic_config__ = REPORTED
     name: str
     """Device and number of the port: "mlx5_0/1"."""
     model: str | None = None
@@ -70,7 +70,7 @@ class RdmaPort:
 class Facts:
     """What one rank says of its host, its devices and its software."""
 
-    __pydantic_config__ = TOLD
+    __pydantic_config__ = REPORTED
     rank: int
     node: int
     """The node that the launcher says this rank runs on; whether that is true is judged by boot_id."""
@@ -124,7 +124,7 @@ class Facts:
 class GpuHealth:
     """One GPU's own account of its health, through NVML. Fields it doesn't offer are None."""
 
-    __pydantic_config__ = TOLD
+    __pydantic_config__ = REPORTED
     rank: int
     uuid: str
     when: Literal["before", "loaded", "after"]
@@ -177,7 +177,7 @@ class GpuHealth:
 class Probe:
     """One ordered pair of nodes over a plain socket: connect, then move 256 KB."""
 
-    __pydantic_config__ = TOLD
+    __pydantic_config__ = REPORTED
     src: int
     """Node that connects and sends."""
     dst: int
@@ -211,7 +211,7 @@ class OpenPorts:
 class Local:
     """One figure of one rank alone. ``what`` is a name of checks.LOCALS."""
 
-    __pydantic_config__ = TOLD
+    __pydantic_config__ = REPORTED
     rank: int
     what: str
     value: float | None
@@ -229,7 +229,7 @@ class Local:
 class Repeated:
     """The same matrix product several times on one rank."""
 
-    __pydantic_config__ = TOLD
+    __pydantic_config__ = REPORTED
     rank: int
     whole: bool
     """Of whole numbers: exact in any order, so that it is the same on all ranks. Else of random ones."""
@@ -258,7 +258,7 @@ class DiagnosticFault:
 class Diagnosed:
     """What DCGM's diagnostic says of one node's GPUs."""
 
-    __pydantic_config__ = TOLD
+    __pydantic_config__ = REPORTED
     node: int
     level: int
     installed: bool = True
@@ -278,7 +278,7 @@ class Diagnosed:
 class Collective:
     """One collective over the world at one size, out of place. The time is the slowest rank's."""
 
-    __pydantic_config__ = TOLD
+    __pydantic_config__ = REPORTED
     op: str
     """A name of formulas.OPS."""
     dtype: str
@@ -307,7 +307,7 @@ class Collective:
 class Pair:
     """Bandwidth from one node to another, in this direction alone."""
 
-    __pydantic_config__ = TOLD
+    __pydantic_config__ = REPORTED
     src: int
     dst: int
     round: int

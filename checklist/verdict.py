@@ -137,7 +137,7 @@ def judge(
         reference_node=reference_node,
     )
     asked = tuple(checks)
-    answers = [coverage.told(context, unsound.told(context, JUDGES[check.name](context))) for check in asked]
+    answers = [coverage.add(context, unsound.add(context, JUDGES[check.name](context))) for check in asked]
     results = tuple(answer.result for answer in answers if isinstance(answer.result, CheckResult))
     findings = _sorted(fault for answer in answers for fault in answer.findings)
     profile = _profile(measurements)

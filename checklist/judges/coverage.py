@@ -20,7 +20,7 @@ _WHEN = {"gpu-health": "after", "gpu-load": "loaded"}  # of a GPU's health, whic
 Link = tuple[int, int]
 
 
-def told(context: JudgingContext, judged: Judgement) -> Judgement:
+def add(context: JudgingContext, judged: Judgement) -> Judgement:
     """The judgement with what it covers: a PASS of less than ``LEAST_SHARE`` is none.
 
     Beside that, who is covered: nodes whose ranks were all measured, pairs that were measured both ways, and

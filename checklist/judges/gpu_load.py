@@ -7,9 +7,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from checklist.judges.advice import finding
-from checklist.judges.beside import fewer, kinds_of
 from checklist.judges.context import Judgement, JudgingContext, answer, no_verdict, skipped
 from checklist.judges.gpus import NORMAL_THROTTLING
+from checklist.judges.peer_gpus import fewer, kinds_of
 from checklist.judges.speed import peers
 from checklist.measurements import GpuHealth
 from checklist.result import Figure, Finding, Gravity, Verdict

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from checklist.judges import xids
 from checklist.judges.advice import finding
-from checklist.judges.beside import fewer, kinds_of, load_s
 from checklist.judges.context import Judgement, JudgingContext, answer, no_verdict, skipped
 from checklist.judges.nvlink import nvlink
+from checklist.judges.peer_gpus import fewer, kinds_of, load_s
 from checklist.measurements import GpuHealth
 from checklist.result import Finding
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 
 from checklist.judges.advice import finding
-from checklist.judges.beside import fewer, load_s
 from checklist.judges.context import JudgingContext, few
+from checklist.judges.peer_gpus import fewer, load_s
 from checklist.measurements import GpuHealth
 from checklist.result import Finding, Gravity
 

@@ -13,7 +13,7 @@ from checklist.result import CheckResult, Finding
 CODE = "bad-figure"
 
 
-def told(context: JudgingContext, judged: Judgement) -> Judgement:
+def add(context: JudgingContext, judged: Judgement) -> Judgement:
     """The judgement with what was told for its check and can't be: then it is no PASS.
 
     WARN, as the fault may be the clock's, the driver's or ours; a check that has no other figure stays
