@@ -1,7 +1,7 @@
-"""What of a large run goes into its result, so that the file stays below 20 MB at 1,024 nodes of 8 GPUs.
+"""Reduction of a large run's result, which keeps the file below 20 MB at 1,024 nodes of 8 GPUs.
 
-Judged is all that was measured. Kept is all of what anything was found against, and of the rest what tells
-how the run was: nothing here changes a verdict, a figure or the history.
+All measurements are judged before. The result keeps all data of components with findings and a summary of the
+rest; verdicts, figures and the history are unaffected.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import TypeVar
 from checklist.measurements import SAME_AS_RANK, Facts, GpuHealth, Local, Measurements, Probe
 from checklist.result import Figure, Result
 
-MOST_RANKS = 1024  # of more, what is the same for a node, or was well, is told once or not at all
-MOST_PROBES = 10_000  # connections, which are all of 100 nodes
-MOST_FIGURES = 64  # the lowest of each name, beside those that are no PASS
+MOST_RANKS = 1024  # above, data that is equal within a node or without findings is stored once or dropped
+MOST_PROBES = 10_000  # connections; all of them up to 100 nodes
+MOST_FIGURES = 64  # lowest figures kept per name, in addition to those without PASS
 T = TypeVar("T")
 
 
 def condensed(result: Result) -> Result:
-    """The result without what would make its file large. A note says what was left out."""
+    """Remove bulky data from the result and add a note about it."""
     run, notes = result.measurements, []
     if len(run.probes) > MOST_PROBES:
         notes.append(
@@ -41,7 +41,7 @@ def condensed(result: Result) -> Result:
 
 
 def condensed_run(run: Measurements) -> Measurements:
-    """The measurements alone; nothing can be judged by these any more."""
+    """Reduce the measurements, which can't be judged afterwards."""
     if len(run.probes) > MOST_PROBES:
         run = replace(run, probes=_probes(run.probes))
     return _ranks(run) if len(run.facts) > MOST_RANKS else run
@@ -60,7 +60,7 @@ def _figures(figures: Iterable[Figure]) -> tuple[Figure, ...]:
     kept: list[Figure] = []
     for same in by_name.values():
         low_first = sorted(same, key=lambda figure: figure.value)
-        # The highest beside the lowest, so that from which to which stays true
+        # Keep the highest besides the lowest, so displayed ranges stay correct
         chosen = dict.fromkeys((*low_first[:MOST_FIGURES], low_first[-1]))
         chosen |= dict.fromkeys(figure for figure in same if figure.verdict in ("WARN", "FAIL"))
         kept += [figure for figure in same if figure in chosen]
@@ -72,11 +72,14 @@ def _ranks(run: Measurements) -> Measurements:
     for fact in sorted(run.facts, key=lambda fact: fact.rank):
         first.setdefault(fact.node, fact)
     after = {state.rank for state in run.health if state.when == "after"}
-    told = next((fact for fact in run.facts if fact.rdma_ports), None)
+    first_with_ports = next((fact for fact in run.facts if fact.rdma_ports), None)
     return replace(
         run,
-        facts=_settings_once(_ports_beside(_beside(fact, first[fact.node]), told) for fact in run.facts),
-        # What was before is the same after, or worse
+        facts=_settings_once(
+            _without_repeated_ports(_without_repeats(fact, first[fact.node]), first_with_ports)
+            for fact in run.facts
+        ),
+        # Values after the load are equal to or worse than before
         health=tuple(
             _well(state) for state in run.health if state.when == "after" or state.rank not in after
         ),
@@ -84,8 +87,8 @@ def _ranks(run: Measurements) -> Measurements:
     )
 
 
-def _beside(fact: Facts, first: Facts) -> Facts:
-    """A rank's facts without those of its host that the node's first rank tells alike."""
+def _without_repeats(fact: Facts, first: Facts) -> Facts:
+    """Remove host facts from a rank that equal those of the node's first rank."""
     if fact is first:
         return fact
     return replace(
@@ -102,7 +105,7 @@ def _beside(fact: Facts, first: Facts) -> Facts:
 
 
 def _well(state: GpuHealth) -> GpuHealth:
-    """A GPU's health without what it has in common with the others, or what findings tell."""
+    """Remove fields from a GPU's health that are common to all, or covered by findings."""
     return replace(
         state,
         nvlink_errors=None,
@@ -113,15 +116,19 @@ def _well(state: GpuHealth) -> GpuHealth:
     )
 
 
-def _ports_beside(fact: Facts, told: Facts | None) -> Facts:
-    """A rank's facts without RDMA ports that are like those of the first node that has told any."""
-    if told is None or fact.rank == told.rank or fact.rdma_ports != told.rdma_ports:
+def _without_repeated_ports(fact: Facts, first_with_ports: Facts | None) -> Facts:
+    """Remove RDMA ports from a rank's facts that equal those of the first node that reported any."""
+    if (
+        first_with_ports is None
+        or fact.rank == first_with_ports.rank
+        or fact.rdma_ports != first_with_ports.rdma_ports
+    ):
         return fact
     return replace(fact, rdma_ports=None)
 
 
 def _settings_once(facts: Iterable[Facts]) -> tuple[Facts, ...]:
-    """Where hosts are set up alike, the first tells it and the others whose settings theirs are."""
+    """Replace settings equal to an earlier rank's by a reference to that rank."""
     ranks: dict[tuple[tuple[str, str], ...], int] = {}
     kept = []
     for fact in facts:
@@ -133,7 +140,7 @@ def _settings_once(facts: Iterable[Facts]) -> tuple[Facts, ...]:
 
 
 def _locals(every: Iterable[Local]) -> tuple[Local, ...]:
-    """One figure of each kind for each rank, of copies to several peers the slowest; and what failed."""
+    """Keep one figure per kind and rank (for copies to several peers the slowest), and all failures."""
     slowest: dict[tuple[int, str], Local] = {}
     failed = []
     for local in every:

@@ -1,6 +1,6 @@
-"""What the probes measure, raw: no opinion in it. Frozen, and through JSON both ways without loss.
+"""Raw measurements of the probes, without verdicts. Frozen records that round-trip through JSON losslessly.
 
-``None`` is "not measured" or "can't be known here", never zero. Nodes and ranks count from 0; a node is a
+``None`` means "not measured" or "not available", never zero. Nodes and ranks count from 0; a node is a
 host, a rank one process of the job (one GPU; on CPUs, one process of a host). Bandwidths are in 10^9 bytes
 a second, sizes in bytes, times in seconds.
 """
@@ -20,77 +20,77 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 2
 PhaseName = Literal["facts", "mesh", "diag", "node", "world", "pairs"]
-PHASES: tuple[PhaseName, ...] = get_args(PhaseName)  # in the order in which they run
-NO_FOLDER = "there is no folder"  # how the error of a Local begins whose place is missing
-NO_TOOL = "there is no"  # the same, where the program that measures is missing
-SAME_AS_RANK = "the same as rank"  # among a host's settings: instead of them all, in a large run's result
-IDLE = "nothing"  # the operation of a Hang that was lost between two of them
-BROKEN_OFF = "it had not ended when the run was broken off"  # of a Phase, where nobody knows more
+PHASES: tuple[PhaseName, ...] = get_args(PhaseName)  # in order of execution
+NO_FOLDER = "there is no folder"  # prefix of the error of a Local without its folder
+NO_TOOL = "there is no"  # prefix of the error of a Local without the measuring program
+SAME_AS_RANK = "the same as rank"  # replaces equal host settings in the result of a large run
+IDLE = "nothing"  # operation of a Hang that occurred between two operations
+BROKEN_OFF = "it had not ended when the run was broken off"  # default reason of an unfinished Phase
 R = TypeVar("R")
 STRICT = {"extra": "forbid", "allow_inf_nan": False, "use_attribute_docstrings": True}
-TOLD = {
+REPORTED = {
     **STRICT,
     "allow_inf_nan": True,
-}  # by a rank: analysis/soundness.py takes out what can't be
+}  # reported by a rank: analysis/soundness.py removes impossible values
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Nic:
     """One network interface of a host."""
 
-    __pydantic_config__ = TOLD
+    __pydantic_config__ = REPORTED
     name: str
     addresses: tuple[str, ...] = ()
     mtu: int | None = None
     gbps: float | None = None
-    """Line rate in 10^9 bits a second, where the kernel knows it."""
+    """Line rate in 10^9 bits a second; None if the kernel doesn't know it."""
     up: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RdmaPort:
-    """One port of an InfiniBand, RoCE or EFA device, in the kernel's words."""
+    """One port of an InfiniBand, RoCE or EFA device, with the kernel's terms."""
 
-    __pydantic_config__ = TOLD
+    __pydantic_config__ = REPORTED
     name: str
     """Device and number of the port: "mlx5_0/1"."""
     model: str | None = None
-    """The board, or what the driver calls the chip."""
+    """Board, or the driver's name of the chip."""
     state: str | None = None
-    """"ACTIVE" where packets pass; "DOWN", "INIT", "ARMED"."""
+    """"ACTIVE" if packets pass; else "DOWN", "INIT" or "ARMED"."""
     physical: str | None = None
-    """"LinkUp"; "Polling" or "Disabled", where there is no link."""
+    """"LinkUp"; "Polling" or "Disabled" without a link."""
     gbps: float | None = None
-    """Rate in 10^9 bits a second that the link has trained to."""
+    """Trained link rate in 10^9 bits a second."""
     layer: str | None = None
     """"InfiniBand" or "Ethernet"."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """What one rank says of its host, its devices and its software."""
+    """Host, devices and software of one rank."""
 
-    __pydantic_config__ = TOLD
+    __pydantic_config__ = REPORTED
     rank: int
     node: int
-    """The node that the launcher says this rank runs on; whether that is true is judged by boot_id."""
+    """Node of this rank according to the launcher; boot_id verifies it."""
     local_rank: int
     hostname: str
     boot_id: str | None = None
-    """The kernel's boot id: equal for ranks of one host, whatever the containers call themselves."""
+    """Kernel's boot id, equal for all ranks of a host regardless of container hostnames."""
     node_name: str | None = None
     """The cluster's name of the host (NODE_NAME of the pod, or the instance id); the hostname if unknown."""
     addresses: tuple[str, ...] = ()
     nic: str | None = None
-    """The interface that NCCL or gloo will take."""
+    """Interface that NCCL or gloo will use."""
     nic_reason: str | None = None
-    """Why that one: the variable that names it, or the route that it has."""
+    """Reason for that choice: the variable that names it, or its route."""
     nics: tuple[Nic, ...] = ()
     gpu_uuids: tuple[str, ...] = ()
-    """All GPUs that this rank can see; its own is at its local rank."""
+    """All GPUs visible to this rank; its own is at the index of its local rank."""
     gpu_names: tuple[str, ...] = ()
     versions: dict[str, str | None] = field(default_factory=dict)
-    """torch, cuda, nccl, driver, python, kernel, image, efa-installer: None where it can't be known."""
+    """torch, cuda, nccl, driver, python, kernel, image, efa-installer; None if unknown."""
     shm_bytes: int | None = None
     memlock_bytes: int | None = None
     """RLIMIT_MEMLOCK, soft; -1: unlimited."""
@@ -98,192 +98,192 @@ class Facts:
     clock_offset_s: float | None = None
     """This host's clock minus rank 0's, from a round trip."""
     clock_offset_error_s: float | None = None
-    """Half the shortest round trip: how wrong clock_offset_s can be."""
+    """Half the shortest round trip: maximum error of clock_offset_s."""
     zone: str | None = None
     instance_type: str | None = None
     placement_group: str | None = None
     network_nodes: tuple[str, ...] = ()
-    """The network's own units that the host is in, the largest first, as node labels tell them."""
+    """Network units that contain the host, largest first, from node labels."""
     nvlink_domain: str | None = None
-    """Cluster and clique of NVLink between hosts (GB200 and the like), as NVML tells them; None: none."""
+    """Cluster and clique of NVLink between hosts (e.g. GB200) from NVML; None without it."""
     resolves_own_hostname: bool | None = None
     hostname_address: str | None = None
-    """What its own hostname resolves to."""
+    """Address that the host's own name resolves to."""
     efa_devices: int | None = None
     ib_devices: tuple[str, ...] | None = None
     rdma_ports: tuple[RdmaPort, ...] | None = None
-    """Of its host; told by the first rank of each node alone."""
+    """RDMA ports of the host; reported only by the first rank of each node."""
     gpu_processes: int | None = None
-    """Processes of others that were on this rank's GPU before the checks."""
+    """Number of other processes on this rank's GPU before the checks."""
     settings: dict[str, str] = field(default_factory=dict)
-    """Of the host, by name, from its first rank alone; what can't be read is not there. In the result of a
-    large run "the same as rank" names whose they are, where an earlier rank has told the same."""
+    """Host settings by name, reported only by the first rank of each node, without unreadable ones. In the
+    result of a large run, "the same as rank" refers to an earlier rank with equal settings."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuHealth:
-    """One GPU's own account of its health, through NVML. Fields it doesn't offer are None."""
+    """Health of one GPU reported by NVML. Unsupported fields are None."""
 
-    __pydantic_config__ = TOLD
+    __pydantic_config__ = REPORTED
     rank: int
     uuid: str
     when: Literal["before", "loaded", "after"]
-    """Before or after the load of the node phase, or all through its matrix products. Then clock and power
-    are medians, the temperature is the highest, and a reason of throttling was there for a tenth of the time
-    or longer."""
+    """Before or after the load of the node phase, or throughout its matmuls. For "loaded", clock and power
+    are medians, the temperature is the maximum, and throttling reasons applied for a tenth of the time or
+    longer."""
     ecc_uncorrected: int | None = None
     """Uncorrectable memory errors since the driver was loaded."""
     ecc_corrected: int | None = None
     remap_pending: bool | None = None
     remap_failed: bool | None = None
     throttle_reasons: tuple[str, ...] | None = None
-    """NVML's reasons why clocks are held down, without "idle"; () is: none."""
+    """NVML's throttling reasons without "idle"; () means none."""
     xids: tuple[int, ...] | None = None
-    """XID events of this GPU in the run; None where they can't be read, which is not the same as ()."""
+    """XID events of this GPU during the run; None if unreadable, which differs from ()."""
     xids_earlier: tuple[int, ...] | None = None
-    """Those that the kernel's log still has from before the run; None where it can't be read."""
+    """XID events in the kernel's log from before the run; None if unreadable."""
     xid_source: Literal["kernel log", "NVML events"] | None = None
-    """Where xids are from. NVML tells critical ones only, from when the checks began."""
+    """Source of xids. NVML reports only critical ones since the start of the checks."""
     recovery_action: str | None = None
-    """What the driver itself asks for ("none", "GPU reset", "node reboot" ...); None: it doesn't say."""
+    """Recovery action requested by the driver ("none", "GPU reset", "node reboot" ...); None if unknown."""
     temperature_c: float | None = None
     power_w: float | None = None
     power_limit_w: float | None = None
-    """What is enforced, and what it is by default."""
+    """Enforced power limit; power_default_w is the default one."""
     power_default_w: float | None = None
     slowdown_c: float | None = None
-    """Where the hardware slows down."""
+    """Temperature at which the hardware slows down."""
     sm_clock_mhz: int | None = None
     pcie_generation: int | None = None
     pcie_generation_most: int | None = None
-    """The newest that GPU and slot both have."""
+    """Newest PCIe generation that both GPU and slot support."""
     pcie_width: int | None = None
     pcie_width_most: int | None = None
     pcie_replays: int | None = None
-    """Packets that its link has sent again since the driver was loaded."""
+    """Packets replayed on its PCIe link since the driver was loaded."""
     nvlinks_active: int | None = None
     nvlink_mbytes_per_s: int | None = None
-    """Of the slowest active one, 10^6 bytes a second."""
+    """Rate of the slowest active NVLink, 10^6 bytes a second."""
     nvlink_errors: dict[str, int] | None = None
-    """Of all active ones since the driver was loaded, by kind ("replay", "recovery", "CRC" ...)."""
+    """Errors of all active NVLinks since the driver was loaded, by kind ("replay", "recovery", "CRC" ...)."""
     fabric: str | None = None
-    """What the fabric manager has done with it: "completed", "in progress" ...; None: it is in no fabric."""
+    """Registration with the fabric manager: "completed", "in progress" ...; None without a fabric."""
     fabric_faults: tuple[str, ...] = ()
     fabric_clique: str | None = None
-    """Cluster and clique that it is registered in, also within one host."""
+    """Cluster and clique of its registration, also within one host."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Probe:
     """One ordered pair of nodes over a plain socket: connect, then move 256 KB."""
 
-    __pydantic_config__ = TOLD
+    __pydantic_config__ = REPORTED
     src: int
     """Node that connects and sends."""
     dst: int
     connected: bool
     bulk_ok: bool | None = None
-    """Whether the bytes arrived in time; None where nothing connected."""
+    """Whether the bytes arrived in time; None without a connection."""
     seconds: float | None = None
     error: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpenPorts:
-    """Some of a node's ports, and which of them another node could not connect to."""
+    """Sampled ports of a node, and the ones another node could not connect to."""
 
     __pydantic_config__ = STRICT
     src: int
     dst: int
     address: str
-    """Of ``dst``, on the interface in use."""
+    """Address of ``dst`` on the interface in use."""
     other_family: bool = False
-    """Whether that is its address of the family (IPv4, IPv6) that the run does not go over."""
+    """Whether the address is of the family (IPv4, IPv6) that the run doesn't use."""
     low: int
     high: int
-    """From and to where the kernel of ``dst`` gives ports out."""
+    """Bounds of the ephemeral port range of ``dst``'s kernel."""
     tried: tuple[int, ...]
-    """Spread over that range."""
+    """Tried ports, spread over that range."""
     blocked: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Local:
-    """One figure of one rank alone. ``what`` is a name of checks.LOCALS."""
+    """One figure measured by a single rank. ``what`` is a name of checks.LOCALS."""
 
-    __pydantic_config__ = TOLD
+    __pydantic_config__ = REPORTED
     rank: int
     what: str
     value: float | None
-    """Median of the samples; None: it was tried and could not be measured, see error."""
+    """Median of the samples; None if measuring failed, see error."""
     unit: str
     samples: tuple[float, ...] = ()
     peer: int | None = None
     """The other rank, for copies between GPUs."""
     error: str | None = None
     note: str | None = None
-    """How it was measured, where that changes what the figure means."""
+    """Detail of the measurement that changes the meaning of the figure."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Repeated:
-    """The same matrix product several times on one rank."""
+    """Repeats of one matmul on one rank."""
 
-    __pydantic_config__ = TOLD
+    __pydantic_config__ = REPORTED
     rank: int
     whole: bool
-    """Of whole numbers: exact in any order, so that it is the same on all ranks. Else of random ones."""
+    """Whether the operands are integers (exact in any order, so equal on all ranks) or random numbers."""
     times: int
     differing: int
-    """Values that had other bits than the first time, all times together."""
+    """Number of values that differed bitwise from the first repeat, summed over the repeats."""
     digest: str
-    """Of the bits of the first."""
+    """Digest of the first result."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DiagnosticFault:
-    """A test of DCGM's that has failed, or that warns."""
+    """A DCGM test that failed or warned."""
 
     __pydantic_config__ = STRICT
     test: str
     failed: bool
     gpu: str | None = None
-    """By UUID; None: it is of several GPUs, or of another part."""
+    """UUID of the GPU; None if it concerns several GPUs or another part."""
     text: str = ""
     severities: tuple[int, ...] = ()
-    """DCGM's own, of all its errors (dcgm_errors.h, dcgmErrorSeverity_t); (): not told."""
+    """DCGM's severities of its errors (dcgm_errors.h, dcgmErrorSeverity_t); () if not reported."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Diagnosed:
-    """What DCGM's diagnostic says of one node's GPUs."""
+    """Result of DCGM's diagnostic on one node's GPUs."""
 
-    __pydantic_config__ = TOLD
+    __pydantic_config__ = REPORTED
     node: int
     level: int
     installed: bool = True
     version: str | None = None
-    """Of DCGM."""
+    """Version of DCGM."""
     seconds: float = 0.0
     passed: tuple[str, ...] = ()
-    """Tests that have passed wherever they were run."""
+    """Tests that passed everywhere they ran."""
     left_out: tuple[str, ...] = ()
-    """Tests that were skipped, or of which it isn't clear whether they were run."""
+    """Tests that were skipped, or may not have run."""
     faults: tuple[DiagnosticFault, ...] = ()
     error: str | None = None
-    """Why there is no answer."""
+    """Reason for a missing result."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Collective:
     """One collective over the world at one size, out of place. The time is the slowest rank's."""
 
-    __pydantic_config__ = TOLD
+    __pydantic_config__ = REPORTED
     op: str
-    """A name of formulas.OPS."""
+    """A name of busbw.OPS."""
     dtype: str
     bytes: int
-    """As nccl-tests counts: a rank's buffer, or all ranks' buffers together (formulas.OPS says which)."""
+    """Size as defined by nccl-tests: one rank's buffer or all ranks' buffers (see busbw.OPS)."""
     ranks: int
     nodes: int
     seconds_median: float | None = None
@@ -291,71 +291,71 @@ class Collective:
     algbw_gbytes_per_s: float | None = None
     busbw_gbytes_per_s: float | None = None
     correct: bool | None = None
-    """None: the values were not compared."""
+    """None if the values were not compared."""
     wrong_values: int | None = None
     wrong_ranks: tuple[int, ...] = ()
-    """Ranks that saw a wrong result."""
+    """Ranks that received a wrong result."""
     algorithm: str | None = None
-    """NCCL's algorithm where its log tells it: RING, TREE, NVLS."""
+    """NCCL's algorithm from its log: RING, TREE, NVLS; None if not logged."""
     protocol: str | None = None
-    """NCCL's protocol where its log tells it: LL, LL128, SIMPLE."""
+    """NCCL's protocol from its log: LL, LL128, SIMPLE; None if not logged."""
     iterations: int = 0
     error: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pair:
-    """Bandwidth from one node to another, in this direction alone."""
+    """Bandwidth from one node to another, in one direction."""
 
-    __pydantic_config__ = TOLD
+    __pydantic_config__ = REPORTED
     src: int
     dst: int
     round: int
-    """Measurements of one number ran at the same time; the two directions of a pair have two numbers."""
+    """Measurements of the same round ran concurrently; the directions of a pair have separate rounds."""
     gbytes_per_s: float | None
-    """Of the best repetition; None: it failed, see error."""
+    """Bandwidth of the fastest repetition; None if it failed, see error."""
     gbytes_per_s_p95: float | None = None
-    """Of the repetition that 95 % of them were faster than: what the best hides, such as lost packets."""
+    """Bandwidth exceeded by 95 % of the repetitions; shows effects that the best hides, e.g. packet loss."""
     bytes: int | None = None
     segments: int | None = None
-    """TCP segments that the sender has sent for it, retransmitted ones too; None without a socket."""
+    """TCP segments sent, including retransmissions; None without a socket."""
     retransmitted: int | None = None
-    """Those of them that were sent again."""
+    """Retransmitted TCP segments."""
     rails: tuple[float, ...] = ()
-    """Over NCCL what each GPU sent to its counterpart, by local rank, GB/s of the best repetition."""
+    """NCCL only: bandwidth from each GPU to its counterpart, by local rank, GB/s of the best repetition."""
     alone: bool = False
-    """A second measurement of this pair, with nothing else running on any node."""
+    """Whether it was measured again with nothing else running on any node."""
     repeat: Literal["shared", "control"] | None = None
-    """Once more in a round: of pairs that were slow together and well alone, or of good ones, to compare."""
+    """Repeated round: pairs that are slow only together ("shared"), or healthy pairs for comparison."""
     error: str | None = None
 
     @property
     def first(self) -> bool:
-        """Whether it is of the rounds that measure every pair."""
+        """Whether it belongs to the first pass over the pairs."""
         return not self.alone and self.repeat is None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Counters:
-    """By how much a node's own counters of its network have grown in one phase."""
+    """Growth of a node's network counters during one phase."""
 
     __pydantic_config__ = STRICT
     node: int
     phase: PhaseName
     tcp_segments: int | None = None
-    """TCP segments sent by anybody in the node's (or pod's) network namespace."""
+    """TCP segments sent by all processes in the node's (or pod's) network namespace."""
     tcp_retransmitted: int | None = None
     rdma_errors: dict[str, int] | None = None
-    """Error counters of EFA and InfiniBand ports that have grown, "device/port/counter"; None: no ports."""
+    """Error counters of EFA and InfiniBand ports that grew, "device/port/counter"; None without ports."""
     carrier_changes: int | None = None
-    """How often the interface in use lost its carrier or got it back."""
+    """Number of carrier changes (lost or regained) of the interface in use."""
     port_errors: dict[str, int] | None = None
-    """Error counters of that interface that have grown, by the kernel's or ethtool's names."""
+    """Error counters of that interface that grew, by the kernel's or ethtool's names."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hang:
-    """A rank that did not come along, as the control channel (not the collective) has seen it."""
+    """A rank that stopped progressing, as observed by the control channel (not the collective)."""
 
     __pydantic_config__ = STRICT
     rank: int
@@ -363,19 +363,19 @@ class Hang:
     phase: PhaseName
     op: str
     sequence: int | None
-    """How many operations this rank had begun in the phase; others were further."""
+    """Number of operations this rank had started in the phase; others were further."""
     waited_s: float
     kind: Literal["hang", "died", "lost", "taken"] = "hang"
-    """"died": the process ended. "lost": no more is heard of its node. "taken": the same, and the cluster
-    ended the whole step with it, so that it may be no fault of the node's."""
+    """"died": the process ended. "lost": its node stopped reporting. "taken": the same, and the cluster ended
+    the whole step with it, so the node may not be at fault."""
     waiting: tuple[int, ...] = ()
-    """Ranks that waited for it."""
+    """Ranks waiting for it."""
     detail: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Phase:
-    """How one phase went. One that was not asked for is "skipped", with the reason."""
+    """Outcome of one phase. A phase that was not requested is "skipped", with the reason."""
 
     __pydantic_config__ = STRICT
     name: PhaseName
@@ -386,42 +386,42 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Transport:
-    """What the backend's log says of how the ranks talk. None: it doesn't say."""
+    """Communication between ranks according to the backend's log. None: not logged."""
 
     __pydantic_config__ = STRICT
     backend: str
     nodes_seen: int | None = None
     ranks_seen: int | None = None
     network: Literal["socket", "ib", "efa", "shm", "other"] | None = None
-    """Between nodes. "efa": libfabric with the efa provider; "ib" is InfiniBand or RoCE."""
+    """Network between nodes. "efa": libfabric with the efa provider; "ib": InfiniBand or RoCE."""
     interface: str | None = None
     plugin: str | None = None
     gpu_direct: bool | None = None
     lines: tuple[str, ...] = ()
-    """The lines of the log that this was read from."""
+    """Lines of the log that contain this information."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unsound:
-    """A figure that can't be, and so counts nowhere (checklist/analysis/soundness.py)."""
+    """A physically impossible figure, excluded from all results (checklist/analysis/soundness.py)."""
 
     __pydantic_config__ = STRICT
     check: str
     what: str
     value: str
-    """As text: JSON has no NaN."""
+    """Value as text, because JSON has no NaN."""
     unit: str
     why: str
     node: int | None = None
-    """Who told it; None: it is all ranks' together."""
+    """Node that reported it; None for a figure of all ranks."""
     rank: int | None = None
     dst: int | None = None
-    """The other node, of a figure between two."""
+    """Other node of a figure between two nodes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measurements:
-    """All that one run has measured."""
+    """All measurements of one run."""
 
     __pydantic_config__ = STRICT
     version: int = SCHEMA_VERSION
@@ -432,9 +432,9 @@ class Measurements:
     backend: Literal["gloo", "nccl"]
     nodes_asked: int
     gpus_per_node_asked: int
-    """Processes for each node on CPUs."""
+    """Requested GPUs per node; processes per node on CPUs."""
     local: bool = False
-    """The nodes are processes of one machine, as asked for: nothing between them is a network."""
+    """Whether the nodes are processes of one machine as requested, without a network between them."""
     facts: tuple[Facts, ...] = ()
     health: tuple[GpuHealth, ...] = ()
     probes: tuple[Probe, ...] = ()
@@ -449,55 +449,55 @@ class Measurements:
     phases: tuple[Phase, ...] = ()
     transport: Transport | None = None
     environment: dict[str, str] = field(default_factory=dict)
-    """NCCL_*, GLOO_*, FI_* and the like, as rank 0 has them."""
+    """Environment variables of rank 0: NCCL_*, GLOO_*, FI_* and similar."""
     notes: tuple[str, ...] = ()
-    """What a reader should know of how it was measured."""
+    """Remarks for readers on how the run measured."""
     unsound: tuple[Unsound, ...] = ()
-    """What was told and can't be; none of it is among the others."""
+    """Impossible values, which are removed from all other fields."""
     hosts: dict[int, str] = field(default_factory=dict)
-    """What each node that has joined calls its host, by the control channel: also where it told no facts."""
+    """Hostname of each joined node from the control channel, also for nodes without facts."""
     callers: dict[int, str] = field(default_factory=dict)
-    """From which address each of them has joined."""
+    """Source address of each joined node."""
 
     def phase(self, name: PhaseName) -> Phase | None:
-        """How that phase went; None where it never began."""
+        """Return the outcome of a phase; None if it never started."""
         return next((phase for phase in self.phases if phase.name == name), None)
 
     @property
     def nodes(self) -> tuple[int, ...]:
-        """Nodes that have answered."""
+        """Nodes that reported facts."""
         return tuple(sorted({fact.node for fact in self.facts}))
 
     @property
     def nodes_by_rank(self) -> dict[int, int]:
-        """The node of each rank that has said anything."""
+        """Node of each rank that reported facts."""
         return {fact.rank: fact.node for fact in self.facts}
 
     @property
     def names(self) -> dict[int, str]:
-        """What people call each node that has answered."""
+        """Display name of each node that reported facts."""
         names: dict[int, str] = {}
         for fact in self.facts:
             names.setdefault(fact.node, fact.node_name or fact.hostname)
         return names
 
     def name_of(self, node: int) -> str:
-        """What people call that node. All at once: ``names``."""
+        """Return the display name of a node; use ``names`` for all nodes at once."""
         return self.names.get(node) or self.hosts.get(node) or f"node {node}"
 
 
 def to_json(measurements: Measurements) -> str:
-    """As JSON text, indented."""
+    """Serialize to indented JSON text."""
     return json.dumps(to_dict(measurements), indent=1, allow_nan=False)
 
 
 def to_dict(record: Any) -> dict[str, Any]:
-    """Any record of this module as plain values."""
+    """Convert any record of this module to plain values."""
     return dataclasses.asdict(record)
 
 
 def from_json(text: str) -> Measurements:
-    """From JSON text. Raises UserError where it is none, or is of another version."""
+    """Parse JSON text. Raises UserError if it is invalid or of another version."""
     try:
         values = json.loads(text)
     except ValueError as error:
@@ -513,14 +513,14 @@ def from_json(text: str) -> Measurements:
 
 @cache
 def adapter_of(kind: type[R]) -> TypeAdapter[R]:
-    """The pydantic validator of ``kind``, built once for each kind: building one takes up to 0.1 s."""
+    """Return the cached pydantic validator of ``kind``, because building one takes up to 0.1 s."""
     from pydantic import TypeAdapter  # heavy to import
 
     return TypeAdapter(kind)
 
 
 def record(kind: type[R], values: Any) -> R:
-    """``values`` (plain, as JSON gives them) as a record of ``kind``. Raises UserError."""
+    """Convert plain values (from JSON) to a record of ``kind``. Raises UserError."""
     from pydantic import ValidationError  # heavy to import
 
     adapter: TypeAdapter[R] = adapter_of(kind)  # type: ignore[arg-type]  # functools.cache drops the R

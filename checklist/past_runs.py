@@ -1,7 +1,7 @@
-"""What earlier runs leave to a later one: figures to be compared with, and failures that are still open.
+"""History of runs: figures for comparison and failures that are still open.
 
-:func:`fold` makes that from runs, wherever they are kept. Here they are kept in a file to which each run
-adds a line, or in a folder of results; a flow's runs keep them as artifacts.
+:func:`fold` derives it from runs of any storage. This module stores runs in a file with one line per run, or
+reads a folder of results; flows store them as artifacts.
 """
 
 from __future__ import annotations
@@ -29,50 +29,50 @@ from estimator import json_lines
 from estimator.errors import UserError
 
 SCHEMA_VERSION = 1
-RUNS_OF_PAIRS = 100  # the newest, that tell when a pair of nodes was measured last
-MOST_RUNS = 1000  # the newest, that are looked back on; each run's failures are carried on by the next
-_BEGINNING = '{"version"'  # of a line that some version of this program has written
+RUNS_OF_PAIRS = 100  # number of newest runs searched for the last measurement of a pair
+MOST_RUNS = 1000  # number of newest runs read; each run carries forward open failures of earlier ones
+_BEGINNING = '{"version"'  # prefix of lines written by any version of this program
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PastRun:
-    """What later runs need of a finished one: its checks, its open failures and its figures."""
+    """Data of a finished run for later ones: checks, open failures and figures."""
 
     __pydantic_config__ = STRICT
     version: int = SCHEMA_VERSION
     finished_unix: float
     started_unix: float | None = None
-    """None: by a version that didn't tell."""
+    """None if written by a version without this field."""
     verdict: Verdict
     profile: Profile
     checks: tuple[CheckResult, ...]
-    """Without their figures."""
+    """Results of the checks, without figures."""
     standing: tuple[Standing, ...]
-    """Failures of runs before it that it has not cleared."""
+    """Failures of earlier runs that this run has not cleared."""
     failures: tuple[Standing, ...]
-    """Its own."""
+    """Failures of this run."""
     records: tuple[Record, ...]
     look: Look | None = None
-    """What it has seen of what comes and goes; None: it has not looked."""
+    """Intermittent faults it observed; None if it did not check for them."""
     gpus: dict[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
-    """By node, the UUIDs of the GPUs that it has used."""
+    """UUIDs of the GPUs it used, by node."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class History:
-    """What :func:`checklist.verdict.judge` takes of the past, and what of it can't be used."""
+    """History as input of :func:`checklist.verdict.judge`, plus the reasons for unusable parts."""
 
     records: tuple[Record, ...] = ()
     open_failures: tuple[Standing, ...] = ()
     looks: tuple[Look, ...] = ()
     pairs_seen: dict[tuple[str, str], float] = field(default_factory=dict)
-    """When a pair of nodes was measured last, of the newest ``RUNS_OF_PAIRS`` runs, Unix time."""
+    """Time of the last measurement of each pair within the newest ``RUNS_OF_PAIRS`` runs, Unix time."""
     problems: tuple[str, ...] = ()
-    """A line for each kind of earlier run that can't be read: its failures may be open, unknown to us."""
+    """Line for each kind of unreadable earlier run, whose failures may still be open."""
 
 
 def run_of(result: Result) -> PastRun:
-    """Reduce a result to what later runs are judged by."""
+    """Reduce a result to the data needed for judging later runs."""
     return PastRun(
         finished_unix=result.finished_unix,
         started_unix=result.measurements.started_unix,
@@ -88,10 +88,10 @@ def run_of(result: Result) -> PastRun:
 
 
 def fold(runs: Iterable[PastRun], problems: Iterable[str] = ()) -> History:
-    """Go through the runs in the order of their ends: each clears and adds failures.
+    """Process the runs in order of their ends; each clears and adds failures.
 
-    What was found while a run went on isn't cleared by it, so two runs at a time lose none. A failure that
-    was found again and again is one, since its first time.
+    A run never clears a failure found while it was running, so concurrent runs lose none. A failure found
+    repeatedly counts once, since its first occurrence.
     """
     ordered = sorted(dict.fromkeys(runs), key=lambda run: run.finished_unix)[-MOST_RUNS:]
     standing = ordered[0].standing if ordered else ()
@@ -111,7 +111,7 @@ def fold(runs: Iterable[PastRun], problems: Iterable[str] = ()) -> History:
 
 
 def _with_new(known: Iterable[Standing], failures: Iterable[Standing]) -> tuple[Standing, ...]:
-    """Open failures and a run's own; one that is there already stays from its first time, with new pairs."""
+    """Merge open failures with a run's own; a known one keeps its first time and gains new pairs."""
     by_key = {_key(item): item for item in known}
     for item in failures:
         old = by_key.setdefault(_key(item), item)
@@ -126,7 +126,7 @@ def _key(item: Standing) -> tuple[object, ...]:
 
 
 def _pairs_seen(runs: Iterable[PastRun]) -> dict[tuple[str, str], float]:
-    """When each pair was measured last; all pairs of small runs."""
+    """Return the time of each pair's last measurement; all pairs for small runs."""
     seen: dict[tuple[str, str], float] = {}
     for run in runs:
         for check in run.checks:
@@ -141,11 +141,11 @@ def _ordered(a: str, b: str) -> tuple[str, str]:
     return (a, b) if a < b else (b, a)
 
 
-# ---- kept in files
+# ---- storage in files
 
 
 def check_place(place: Path) -> None:
-    """Whether a history can be kept there: in a folder that there is, else in a file. Raises UserError."""
+    """Check that a history can be stored there: an existing folder, else a file. Raises UserError."""
     if place.is_dir():
         writable = os.access(place, os.W_OK | os.X_OK)
     else:
@@ -165,19 +165,19 @@ def check_place(place: Path) -> None:
 
 
 def read(place: Path) -> History:
-    """Earlier runs; a line for each reason why some can't be read. Raises UserError where nothing can be."""
+    """Read earlier runs, and a line for each reason why some are unreadable. Raises UserError if all are."""
     runs: list[PastRun] = []
     wrong: Counter[str] = Counter()
     for text in _texts(place):
         try:
             runs.append(run_of(results.from_json(text)) if place.is_dir() else from_json(text))
-        except UserError as error:  # noqa: PERF203 - each run has its own
+        except UserError as error:  # noqa: PERF203 - errors are handled per run
             wrong[error.problem] += 1
     return fold(runs, (_told(place, problem, count) for problem, count in wrong.items()))
 
 
 def keep(result: Result, place: Path) -> None:
-    """Add a run, whole or not at all. Raises UserError where that fails."""
+    """Append a run atomically. Raises UserError on failure."""
     if place.is_dir():
         ended = datetime.datetime.fromtimestamp(result.finished_unix, datetime.timezone.utc)
         results.write(result, place / f"checklist-{ended:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}.json")
@@ -189,7 +189,7 @@ def keep(result: Result, place: Path) -> None:
 
 
 def _texts(place: Path) -> list[str]:
-    """Each run's text: the folder's newest JSON files, or the file's lines."""
+    """Return the text of each run: the folder's newest JSON files, or the file's lines."""
     try:
         if not place.is_dir():
             return _lines(place)[-MOST_RUNS:]
@@ -209,7 +209,7 @@ def _lines(file: Path) -> list[str]:
 
 
 def from_json(text: str) -> PastRun:
-    """What a run has kept. Raises UserError where it is of another schema version, or broken."""
+    """Parse a stored run. Raises UserError if it is damaged or of another schema version."""
     try:
         values = json.loads(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Which settings of hosts are right: those of a result that was kept, or of one node of this run."""
+"""Reference host settings: from a stored result or from one node of this run."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from checklist.probes.settings import COMMAND_LINE, CPU, PARAMETER
 from estimator.errors import UserError
 
 Settings = Mapping[str, str]
-Reference = dict[str, dict[str, str]]  # by kind of machine
-FEWEST = 3  # hosts, of which most can have one value
+Reference = dict[str, dict[str, str]]  # settings by kind of machine
+FEWEST = 3  # minimum number of hosts for a majority value
 NOT_SET = "not set"
 
 
 def machine_of(fact: Facts) -> str:
-    """What makes two hosts comparable: their machine type; where none is known, their GPUs and processor."""
+    """Return the key of comparable hosts: the machine type or, if unknown, GPUs and processor."""
     if fact.instance_type:
         return fact.instance_type
     gpus = [f"{count} x {name}" for name, count in Counter(fact.gpu_names).items()]
@@ -27,19 +27,19 @@ def machine_of(fact: Facts) -> str:
 
 
 def compared(settings: Settings, names: Iterable[str]) -> dict[str, str]:
-    """Those of the named settings that are known; a parameter that the kernel was not given is not set."""
-    told = {}
+    """Return the known ones of the named settings; a kernel parameter that was not passed is unset."""
+    reported = {}
     for name in names:
         value = settings.get(name)
         if value is None and name.startswith(PARAMETER) and COMMAND_LINE in settings:
             value = NOT_SET
         if value is not None and name not in (CPU, COMMAND_LINE):
-            told[name] = value
-    return told
+            reported[name] = value
+    return reported
 
 
 def values_of(hosts: Iterable[Settings]) -> dict[str, Counter[str]]:
-    """How many of the hosts have which value, by setting."""
+    """Count the hosts with each value, by setting."""
     every = list(hosts)
     names = sorted({name for settings in every for name in settings})
     values: dict[str, Counter[str]] = defaultdict(Counter)
@@ -50,34 +50,34 @@ def values_of(hosts: Iterable[Settings]) -> dict[str, Counter[str]]:
 
 
 def most_have(counts: Counter[str]) -> str | None:
-    """The value that more than half of the hosts have, of which there must be enough, or all have."""
+    """Return the value of more than half of the hosts (at least ``FEWEST``) or of all; else None."""
     value, count = counts.most_common(1)[0]
     enough = counts.total() >= FEWEST and 2 * count > counts.total()
     return value if enough or count == counts.total() else None
 
 
 def read(file: Path, node: str | None = None) -> Reference:
-    """The settings that a result holds, by kind of machine: the named node's, else what most nodes have.
+    """Read the settings of a result, by kind of machine: the named node's, else those of most nodes.
 
-    Raises UserError where that is no result, or none with settings of that node.
+    Raises UserError if the file is no result, or has no settings of that node.
     """
-    told = result.read(file.expanduser()).measurements.facts
-    by_rank = {fact.rank: fact.settings for fact in told}
+    reported = result.read(file.expanduser()).measurements.facts
+    by_rank = {fact.rank: fact.settings for fact in reported}
     hosts = [
         replace(fact, settings=by_rank[int(fact.settings.get(SAME_AS_RANK, fact.rank))])
-        for fact in told
+        for fact in reported
         if fact.settings
     ]
     if node is not None:
         hosts = [fact for fact in hosts if is_called(fact, node)][:1]
     if not hosts:
         whose = "any node" if node is None else node
-        known = dict.fromkeys(fact.node_name or fact.hostname for fact in told if fact.settings)
+        known = dict.fromkeys(fact.node_name or fact.hostname for fact in reported if fact.settings)
         raise UserError(
             f"{file} has no settings of {whose}.",
             f"It has those of {_few(known)}."
             if known
-            else "Make it anew with --json: an older one has none.",
+            else "Create it again with --json: an older one has none.",
         )
     by_kind: dict[str, list[dict[str, str]]] = defaultdict(list)
     for fact in hosts:
@@ -86,9 +86,9 @@ def read(file: Path, node: str | None = None) -> Reference:
 
 
 def _profile(hosts: list[dict[str, str]]) -> dict[str, str]:
-    """What most of the hosts have."""
-    told = {name: value for name, counts in values_of(hosts).items() if (value := most_have(counts))}
-    return told | {COMMAND_LINE: "read"} if any(COMMAND_LINE in host for host in hosts) else told
+    """Return the settings of most hosts."""
+    reported = {name: value for name, counts in values_of(hosts).items() if (value := most_have(counts))}
+    return reported | {COMMAND_LINE: "read"} if any(COMMAND_LINE in host for host in hosts) else reported
 
 
 def is_called(fact: Facts, name: str) -> bool:
@@ -96,11 +96,11 @@ def is_called(fact: Facts, name: str) -> bool:
 
 
 def check_node(name: str | None, facts: Iterable[Facts]) -> None:
-    """Raises UserError where no node of this run is called so."""
-    told = sorted(facts, key=lambda fact: fact.rank)
-    if name is None or not told or any(is_called(fact, name) for fact in told):
+    """Check that a node of this run has the name. Raises UserError if none does."""
+    reported = sorted(facts, key=lambda fact: fact.rank)
+    if name is None or not reported or any(is_called(fact, name) for fact in reported):
         return
-    known = dict.fromkeys(fact.node_name or fact.hostname for fact in told)
+    known = dict.fromkeys(fact.node_name or fact.hostname for fact in reported)
     raise UserError(
         f"There is no node {name!r} among those of this run, {_few(known)}.",
         "Give --reference-node one of them.",

@@ -1,8 +1,8 @@
-"""From measurements to the result: every check judged, then the whole; earlier failures are kept open.
+"""Judging of measurements: a verdict for each check, then for the run; earlier failures stay open.
 
-Not measured is never PASS: a check without measurements is NO-VERDICT, and if it is one that decides, so is
-the run. A figure that was measured and has nothing to be held against is NO-VERDICT too; it does not spoil
-the run, whose headline says so, and the run counts for the history that later ones are held against.
+Unmeasured is never PASS: a check without measurements is NO-VERDICT, and so is the run if the check is
+decisive. A measured figure without a reference is NO-VERDICT too, but doesn't affect the run's verdict. The
+headline then mentions it, and the run still counts for the history.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from checklist.open_failures import still_open
 from checklist.reference import Reference
 from checklist.result import CheckResult, Finding, FitResult, Result, Skipped, Standing, Verdict
 
-# Without these nobody can say that training would work; the others may be unknowable where it does
+# Decisive checks, required to say that training would work; the others may be unavailable on healthy clusters
 DECISIVE = ("ranks", "mesh", "gemm", "correctness", "bandwidth", "pairs", "hangs")
 
 JUDGES: dict[str, Callable[[JudgingContext], Judgement]] = {
@@ -97,32 +97,32 @@ def judge(
     reference: Reference | None = None,
     reference_node: str | None = None,
 ) -> Result:
-    """The result of one run.
+    """Judge one run and build its result.
 
     Parameters
     ----------
     checks:
-        Those that were asked for.
+        The requested checks.
     thresholds:
         None: the shipped table.
     history:
         Records of earlier runs, of any setting.
     open_failures:
-        What earlier runs have left open (:meth:`Result.open_failures`).
+        Open failures of earlier runs (:meth:`Result.open_failures`).
     looks:
-        Of earlier runs, for what comes and goes (:mod:`checklist.analysis.recurrence`).
+        Records of intermittent faults from earlier runs (:mod:`checklist.analysis.recurrence`).
     pairs_seen:
-        When earlier runs have measured a pair of nodes last, Unix time; for the age of what this one hasn't.
+        Time of each pair's last measurement in earlier runs, Unix time; gives the age of unmeasured pairs.
     accept_baseline:
-        Compare with no past; it starts anew with this run.
+        Skip the comparison with history, which restarts with this run.
     system:
-        The user's name for this system in the table of thresholds.
+        User's name of this system in the table of thresholds.
     suspects:
-        Nodes that were to be looked at first (:mod:`checklist.suspects`).
+        Nodes that were to be measured first (:mod:`checklist.suspects`).
     reference:
-        Settings of hosts that are right, from a kept result (:func:`checklist.reference.read`).
+        Reference host settings from a stored result (:func:`checklist.reference.read`).
     reference_node:
-        The node of this run whose settings are right.
+        Node of this run whose settings are the reference.
     """
     measurements = sound(measurements)
     context = JudgingContext(
@@ -137,12 +137,12 @@ def judge(
         reference_node=reference_node,
     )
     asked = tuple(checks)
-    answers = [coverage.told(context, unsound.told(context, JUDGES[check.name](context))) for check in asked]
+    answers = [coverage.add(context, unsound.add(context, JUDGES[check.name](context))) for check in asked]
     results = tuple(answer.result for answer in answers if isinstance(answer.result, CheckResult))
     findings = _sorted(fault for answer in answers for fault in answer.findings)
     profile = _profile(measurements)
     standing = still_open(open_failures, results, profile, context.gpus)
-    # A failure of nodes that are not here today is kept, but says nothing of the nodes that are
+    # A failure of absent nodes stays open, but doesn't affect the verdict on the present ones
     concerned = [item for item in standing if not item.nodes or set(item.nodes) & set(context.all_names)]
     verdict = overall(results, concerned)
     records = _records(context, answers, verdict)
@@ -178,9 +178,9 @@ def judge(
 
 
 def overall(checks: Iterable[CheckResult], standing: Iterable[Standing] = ()) -> Verdict:
-    """The verdict on the run: FAIL before NO-VERDICT before WARN before PASS.
+    """Return the run's verdict: FAIL before NO-VERDICT before WARN before PASS.
 
-    NO-VERDICT counts where a decisive check was not measured, or where nothing at all could be judged.
+    NO-VERDICT applies if a decisive check was not measured, or if nothing could be judged.
     """
     done = tuple(checks)
     verdicts = {check.verdict for check in done}
@@ -199,7 +199,7 @@ def _profile(measurements: Measurements) -> Profile:
 
 
 def _sorted(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    # A hang comes first: what else failed then mostly failed by it
+    # Hangs are listed before others, because they usually cause the other failures
     return tuple(sorted(findings, key=lambda fault: (fault.verdict != "FAIL", fault.check != "hangs")))
 
 
@@ -211,20 +211,20 @@ def _healthy(
     standing: Iterable[Standing],
     bad: set[str],
 ) -> tuple[str, ...]:
-    """Nodes that were looked at and nothing was found against, nor may be theirs."""
+    """Return nodes that were measured and to which no finding applies or may apply."""
     if verdict == "NO-VERDICT":
         return ()
     doubtful = set(bad)
     for fault in findings:
-        if fault.code == unsound.CODE:  # nobody knows how that node is
+        if fault.code == unsound.CODE:  # the state of that node is unknown
             doubtful |= set(fault.suspects)
         elif fault.verdict == "FAIL":
             doubtful |= set(fault.suspects)
             if not fault.nodes and not fault.suspects:
-                return ()  # something is wrong with the cluster, and it may be anybody's
+                return ()  # a cluster-wide fault, which may involve any node
     for check in checks:
         if check.check in DECISIVE and check.check not in ("ranks", "hangs"):
-            doubtful |= set(context.all_names) - set(check.nodes)  # nobody has looked at those
+            doubtful |= set(context.all_names) - set(check.nodes)  # unmeasured nodes
     for item in standing:
         if not item.nodes:
             return ()
@@ -288,7 +288,7 @@ def _fits(measurements: Measurements) -> tuple[FitResult, ...]:
 
 
 def _busbw(context: JudgingContext) -> float | None:
-    """all_reduce's bandwidth at its largest size, where it crossed a network."""
+    """Return all_reduce's bandwidth at its largest size if it crossed a network; else None."""
     if context.local or len(context.measurements.nodes) < 2:
         return None
     sizes = {
@@ -300,7 +300,7 @@ def _busbw(context: JudgingContext) -> float | None:
 
 
 def _records(context: JudgingContext, answers: Iterable[Judgement], verdict: Verdict) -> tuple[Record, ...]:
-    """For the history. Nodes on one machine say nothing of a network."""
+    """Build records for the history, without network figures if the nodes share one machine."""
     if context.local:
         return ()
     return tuple(
@@ -321,9 +321,9 @@ def _records(context: JudgingContext, answers: Iterable[Judgement], verdict: Ver
 
 
 def _parts(answer: Judgement, parts: Mapping[str, float]) -> dict[str, Any]:
-    """Of a figure's parts those that didn't fail, and who of them has a warning.
+    """Return the parts of a figure that didn't fail, and which of them have a warning.
 
-    A failure that names nobody may be of any of them.
+    A failure without a named component may concern any part.
     """
     graves: dict[str, set[str]] = {"FAIL": set(), "WARN": set()}
     for fault in answer.findings:
@@ -339,14 +339,14 @@ def _parts(answer: Judgement, parts: Mapping[str, float]) -> dict[str, Any]:
 
 
 def _whose(part: str) -> set[str]:
-    """The nodes of a part: a GPU's name begins with its node's, a pair's joins two."""
+    """Return the nodes of a part: a GPU's name starts with its node's name, a pair's joins two names."""
     return {part, part.rpartition(" ")[0], *part.split(" > ")}
 
 
 def _counts_as(result: CheckResult | Skipped, run: Verdict) -> Verdict:
-    """A check's own verdict, whatever else is wrong with the cluster.
+    """Return the check's own verdict, independent of other failures.
 
-    A figure with nothing to be held against begins a history, unless something failed: it may feel that too.
+    A figure without a reference starts a history unless something failed, which may have affected it.
     """
     if isinstance(result, Skipped):
         return "NO-VERDICT"
@@ -354,13 +354,13 @@ def _counts_as(result: CheckResult | Skipped, run: Verdict) -> Verdict:
 
 
 def _notes(context: JudgingContext, records: Iterable[Record]) -> tuple[str, ...]:
-    """What this run has changed of what later ones are held against."""
+    """Describe changes of the baselines by this run."""
     if context.accept_baseline:
         return ("The past of these figures is given up and starts anew with this run (--accept-baseline).",)
     notes = []
     for record in records:
         same = (*context.same(record), record)
-        # A part that is on a new level has a warning until that counts
+        # A part on a new level has a warning until that level becomes the baseline
         named = {record.op: same} | {f"{record.op} of {name}": part_of(same, name) for name in record.warned}
         notes += [
             f"{name}: {STEADY_NIGHTS} steady nights at {after.median:.4g} {record.unit} are the new "

@@ -1,11 +1,10 @@
-"""A figure beside its own past: a baseline of runs on the very same setting whose check passed.
+"""Baselines: comparison of a figure with earlier passing runs of exactly the same setting.
 
-Pure: records in, an opinion out. Where records are kept is the caller's matter. A changed driver, library or
-image is another key, so it starts a new history and is never compared across.
+Pure functions of records; the caller stores them. A changed driver, library or image is a different key, so
+it starts a new history and is never compared across.
 
-The baseline stays what it was: one that followed the newest runs would follow a slow decline too. It is
-replaced by ``STEADY_NIGHTS`` nights on another level that is no failure, or by a run that was made with
---accept-baseline.
+The baseline is fixed, because one that followed the newest runs would also follow a slow decline. It is
+replaced by ``STEADY_NIGHTS`` nights on another level without a failure, or by a run with --accept-baseline.
 """
 
 from __future__ import annotations
@@ -18,27 +17,29 @@ from typing import Literal
 from checklist.measurements import STRICT, Measurements
 
 SCHEMA_VERSION = 1
-MOST = 10  # runs that make a baseline
-LEAST = 3  # fewer are no history yet
-STEADY_NIGHTS = 5  # in a row at another level: a lawful change, as of firmware or of what runs beside
-# From the slowest to the fastest of those nights: a decline of 1 % a night spreads over 4 %
+MOST = 10  # maximum number of runs in a baseline
+LEAST = 3  # minimum number of runs in a baseline
+STEADY_NIGHTS = (
+    5  # consecutive nights at another level: a legitimate change, e.g. of firmware or of co-located jobs
+)
+# Maximum spread of those nights, slowest to fastest: a decline of 1 % a night spreads over 4 %
 STEADY = 0.02
-WARN_SHARE, FAIL_SHARE = 0.05, 0.10  # of the median
-SPREADS = 3.0  # standard deviations of the past (from its MAD) that a drop must exceed too
+WARN_SHARE, FAIL_SHARE = 0.05, 0.10  # drop relative to the median
+SPREADS = 3.0  # a drop must also exceed this many standard deviations of the past (from its MAD)
 DAY_S = 86_400.0
-MAD_TO_SIGMA = 1.4826  # of a normal distribution
+MAD_TO_SIGMA = 1.4826  # sigma / MAD of a normal distribution
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """All that a figure depends on apart from the cluster's health."""
+    """Everything a figure depends on except the cluster's health."""
 
     __pydantic_config__ = STRICT
     hardware: str
-    """Machine type and GPUs of the nodes; "CPU" where there is neither."""
+    """Machine type and GPUs of the nodes; "CPU" if neither is known."""
     driver: str | None
     library: str
-    """NCCL's version; on CPUs torch's, which brings gloo."""
+    """Version of NCCL; on CPUs the version of torch, which ships gloo."""
     image: str | None
     nodes: int
     ranks: int
@@ -52,46 +53,46 @@ class Record:
     version: int = SCHEMA_VERSION
     unix: float
     verdict: Literal["PASS", "WARN", "FAIL", "NO-VERDICT"]
-    """Of its check; PASS too where a figure had nothing to be held against, and nothing else failed."""
+    """Verdict of the figure's check; also PASS if the figure had no reference and nothing else failed."""
     setting: Setting
     op: str
     bytes: int | None
     value: float
     unit: str
     accepted: bool = False
-    """Whether the past starts anew with it, as --accept-baseline says."""
+    """Whether the history restarts with this record (--accept-baseline)."""
     parts: dict[str, float] = field(default_factory=dict, hash=False)
-    """The same figure by GPU, node or pair, but for those that failed."""
+    """The figure by GPU, node or pair, without those that failed."""
     warned: tuple[str, ...] = ()
-    """Parts of which the run has said WARN; the others have passed, whatever it says of the whole."""
+    """Parts with verdict WARN; all other parts passed, regardless of the verdict of the whole."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartLimits:
-    """When one GPU, node or pair is worse than its own past."""
+    """Limits for one GPU, node or pair compared with its own history."""
 
     warn_share: float
     fail_share: float | None
-    """None: it never fails by its past alone."""
+    """None: history alone never causes a failure."""
     in_a_row: int = 1
-    """So many runs of those that measured it must be worse, this one among them."""
+    """Number of consecutive runs with this part, including the current one, that must be worse."""
 
 
 OWN_PAST = PartLimits(warn_share=WARN_SHARE, fail_share=FAIL_SHARE)
-# A node's network by its best pair, as within a run: bottleneck.SLIGHT_TAU and TAU
+# A node's network is rated by its best pair, as within a run: bottleneck.SLIGHT_TAU and TAU
 OWN_NETWORK = PartLimits(warn_share=0.08, fail_share=0.2)
-# One pair meets passing traffic in 2 % of its measurements; among 1,000 pairs three times in a row is rare
+# A pair meets passing traffic in 2 % of its measurements; among 1,000 pairs, three times in a row is rare
 OWN_PAIR = PartLimits(warn_share=0.08, fail_share=None, in_a_row=3)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Baseline:
-    """What a figure is held against."""
+    """Reference values from earlier runs."""
 
     values: tuple[float, ...]
     since_unix: float
     before: float | None = None
-    """The median of the one that it has replaced; None: there was none, or it was given up by hand."""
+    """Median of the replaced baseline; None if there was none or the user discarded it."""
 
     @property
     def median(self) -> float:
@@ -99,24 +100,24 @@ class Baseline:
 
     @property
     def sigma(self) -> float:
-        """The spread of its values over their median."""
+        """Standard deviation (from the MAD) relative to the median."""
         off = statistics.median(abs(value - self.median) for value in self.values)
         return MAD_TO_SIGMA * off / self.median
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Past:
-    """What the past says of a figure."""
+    """Result of comparing a figure with its history."""
 
     median: float
     runs: int
     change: float
-    """Of the figure against the median: -0.1 is a tenth worse, whichever way worse is."""
+    """Relative change against the median; -0.1 is 10 % worse, whether lower or higher is better."""
     verdict: Literal["PASS", "WARN", "FAIL"]
 
 
 def setting_of(measurements: Measurements) -> Setting:
-    """What this run's figures are to be compared with."""
+    """Return the setting of this run, the key of its history."""
     facts = measurements.facts
     kinds = sorted(
         {", ".join(filter(None, (fact.instance_type, *sorted(set(fact.gpu_names))))) for fact in facts}
@@ -142,19 +143,19 @@ def compare_with_past(
     *,
     less_is_better: bool = False,
 ) -> Past | None:
-    """The figure beside the baseline of the same key; None where that is of fewer than three runs.
+    """Compare a figure with the baseline of the same key; None if that has fewer than three runs.
 
-    5 % worse than its median is a warning, 10 % a failure, if it is outside of the baseline's own spread too.
+    5 % worse than the median is a warning, 10 % a failure, provided it is also outside the baseline's spread.
     """
     same = [r for r in records if (r.setting, r.op, r.bytes) == (setting, op, size_bytes)]
     return _past(baseline(same), value, OWN_PAST, less_is_better=less_is_better)
 
 
 def worse_parts(same: Iterable[Record], values: Mapping[str, float], limits: PartLimits) -> dict[str, Past]:
-    """GPUs, nodes or pairs that are worse than the baseline of their own figures; more is better.
+    """Return GPUs, nodes or pairs that are worse than the baseline of their own figures; higher is better.
 
-    ``same`` are earlier runs' records of that figure, ``values`` this run's by part. None where it is more
-    than half of them: what has become slower then is common to all, and the figure of the whole tells it.
+    ``same``: records of the figure from earlier runs; ``values``: this run's figure by part. Empty if more
+    than half of the parts are worse: then the cause is common, and the figure of the whole run reports it.
     """
     every = sorted(same, key=lambda record: record.unix)
     most: dict[str, float] = {}
@@ -163,7 +164,7 @@ def worse_parts(same: Iterable[Record], values: Mapping[str, float], limits: Par
             most[name] = max(value, most.get(name, value))
     worse = {}
     for name, value in values.items():
-        # A median is no more than the most: without a look at each night most parts are cleared by that
+        # The median is at most the maximum, which clears most parts without reading every night
         if name not in most or value >= (1 - limits.warn_share) * most[name]:
             continue
         own = part_of(every, name)
@@ -178,7 +179,7 @@ def worse_parts(same: Iterable[Record], values: Mapping[str, float], limits: Par
 
 
 def part_of(same: Iterable[Record], name: str) -> list[Record]:
-    """The records of one part alone. A run in which it failed has none."""
+    """Return the records of one part. A run in which the part failed contributes none."""
     return [
         replace(
             record,
@@ -207,41 +208,41 @@ def _past(
 
 
 def baseline(same: Iterable[Record]) -> Baseline | None:
-    """What records of one figure add up to, in the order of time; None where none of them counts."""
-    found: Baseline | None = None
+    """Derive the baseline from the records of one figure, in order of time; None if no record qualifies."""
+    current: Baseline | None = None
     steady: list[Record] = []
     for record in sorted(same, key=lambda record: record.unix):
         if record.accepted:
-            found, steady = None, []
+            current, steady = None, []
         if record.verdict not in ("PASS", "WARN"):
-            steady = []  # a failure is no level to settle on
+            steady = []  # a failure never becomes the new level
             continue
         steady = _nights([*steady, record])
-        if found is not None and len(found.values) >= LEAST and _settled(steady, found):
+        if current is not None and len(current.values) >= LEAST and _settled(steady, current):
             values = tuple(one.value for one in steady)
-            found = Baseline(values=values, since_unix=record.unix, before=found.median)
-        elif record.verdict == "PASS" and (found is None or len(found.values) < MOST):
-            found = _with(found, record)
-    return found
+            current = Baseline(values=values, since_unix=record.unix, before=current.median)
+        elif record.verdict == "PASS" and (current is None or len(current.values) < MOST):
+            current = _with(current, record)
+    return current
 
 
-def _with(found: Baseline | None, record: Record) -> Baseline:
-    if found is None:
+def _with(current: Baseline | None, record: Record) -> Baseline:
+    if current is None:
         return Baseline(values=(record.value,), since_unix=record.unix)
-    return replace(found, values=(*found.values, record.value))
+    return replace(current, values=(*current.values, record.value))
 
 
 def _nights(records: list[Record]) -> list[Record]:
-    """The newest of each day (UTC), of the last few days."""
+    """Return the newest record of each of the last ``STEADY_NIGHTS`` days (UTC)."""
     by_day = {record.unix // DAY_S: record for record in records}
     return list(by_day.values())[-STEADY_NIGHTS:]
 
 
-def _settled(nights: list[Record], found: Baseline) -> bool:
-    """Whether those nights are a level of their own, as far from the baseline as a warning is or further."""
+def _settled(nights: list[Record], current: Baseline) -> bool:
+    """Return whether the nights form a steady level that differs from the baseline by at least a warning."""
     values = [night.value for night in nights]
     middle = statistics.median(values)
     if len(nights) < STEADY_NIGHTS or max(values) - min(values) > STEADY * middle:
         return False
-    away = abs(middle / found.median - 1)
-    return away > max(WARN_SHARE, SPREADS * found.sigma)
+    away = abs(middle / current.median - 1)
+    return away > max(WARN_SHARE, SPREADS * current.sigma)

@@ -1,9 +1,9 @@
-"""The bottleneck model: what goes from i to j is the least of what i sends, j receives and the link carries.
+"""Bottleneck model: bandwidth from i to j is the minimum of what i sends, j receives and the link carries.
 
-So the best that i reached with anybody is a bound of its sending side, the best that anybody reached with j
-one of its receiving side, and a pair that stays below both its ends' bounds has a slow link. All of that in
-shares of what pairs of the same class of path reach (:mod:`checklist.analysis.paths`), so that an NVLink
-domain is no measure of the network, nor one kind of node of another.
+The best bandwidth from i to any node bounds i's sending side, the best from any node to j bounds j's
+receiving side, and a pair below the bounds of both ends has a slow link. All values are shares of the
+reference of the pair's class of paths (:mod:`checklist.analysis.paths`), so an NVLink domain is never the
+reference for the network, nor one kind of node for another.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from numpy.typing import NDArray
 from checklist.analysis.baseline import MAD_TO_SIGMA, SPREADS
 from checklist.analysis.paths import ACROSS, DOMAIN, LEAF, Paths
 
-TAU = 0.8  # below this share of what is due a side or a link is slow; simulated in benchmarks/diagnosis.py
-SLIGHT_TAU = 0.92  # between the two it is slow a little, if that is outside of the run's own spread
-UNEVEN = 1.1  # times the reference: nodes of one kind on one class of path differ less
-LEAST_SAMPLES = 12  # four nodes' pairs; fewer have no spread of their own
-WITNESSES = 2  # well partners that must see a node slow before it is named
-ROUND_SAMPLES = 8  # values of a round from which on its median says how crowded it was
+TAU = (
+    0.8  # a side or link below this share of the expected value is slow; simulated in benchmarks/diagnosis.py
+)
+SLIGHT_TAU = 0.92  # between TAU and this it is slightly slow, if that is outside the run's spread
+UNEVEN = 1.1  # multiple of the reference; nodes of one kind on one class of path differ less
+LEAST_SAMPLES = 12  # pairs of four nodes; fewer samples give no usable spread
+WITNESSES = 2  # healthy partners that must measure a node slow before it is reported
+ROUND_SAMPLES = 8  # minimum values per round for its median to show contention
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -30,10 +32,10 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """One pass of measurements: {(src, dst): (GB/s, round)} as columns, each with what it is held against.
+    """One pass of measurements, {(src, dst): (GB/s, round)} as columns, each with its reference.
 
-    A node has two sides that send and two that receive, one for the network and one for NVLink between nodes,
-    which is other hardware: side = node, or node + the number of nodes.
+    A node has two sending and two receiving sides: one for the network and one for NVLink between nodes,
+    which is separate hardware. Index of a side: node for the network, node + number of nodes for NVLink.
     """
 
     nodes: int
@@ -43,27 +45,27 @@ class Samples:
     rounds: Ints
     classes: Ints
     due_gbytes_per_s: Floats
-    """Of each sample: its class's reference."""
+    """Reference of each sample's class."""
     references: dict[int, float]
-    """By class: the median of the best of its sides, or the spec where that is more, GB/s."""
+    """Reference by class, GB/s: median over its sides of each side's best, or the spec if higher."""
     share: Floats
-    """value / due."""
+    """value / due_gbytes_per_s."""
     sender: Ints
     receiver: Ints
     tells_sender: Flags
-    """Whether it says something of its sender's side: not where the other end or the path limits it."""
+    """Whether the sample bounds its sender's side: False where the other end or the path is the limit."""
     tells_receiver: Flags
 
     @property
     def main_reference(self) -> float:
-        """That of the class with the most samples."""
+        """Reference of the class with the most samples, GB/s."""
         numbers, counts = np.unique(self.classes, return_counts=True)
         return self.references[int(numbers[counts.argmax()])]
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What follows from one pass, in shares of the references; the index of tx and rx is the side."""
+    """Bounds derived from one pass, as shares of the references; ``tx`` and ``rx`` are indexed by side."""
 
     samples: Samples
     tx: Floats
@@ -73,60 +75,61 @@ class Bounds:
     blamed_tx: Flags
     blamed_rx: Flags
     ability: Floats
-    """What each sample's ends could do, of its class's reference."""
-    due: Floats
-    """The same, times how crowded its round was."""
+    """Share of its class's reference that the ends of each sample can reach."""
+    expected: Floats
+    """``ability`` times the contention factor of the sample's round."""
     slow_link: Flags
     undecided: Flags
     crowded: tuple[int, ...]
 
     @property
     def well(self) -> Flags:
-        """Samples between two ends that are well, over a link that is."""
+        """Samples between two healthy ends over a healthy link."""
         ends = self.good_tx[self.samples.sender] & self.good_rx[self.samples.receiver]
         return ends & ~self.slow_link
 
     @property
     def spread(self) -> float:
-        """The standard deviation, from its MAD, of the links' own shares of what is due."""
-        reached = self.samples.share[self.due > 0] / self.due[self.due > 0]
+        """Standard deviation (from the MAD) of the links' measured / expected shares."""
+        reached = self.samples.share[self.expected > 0] / self.expected[self.expected > 0]
         if not reached.size:
             return 0.0
         return MAD_TO_SIGMA * float(np.median(np.abs(reached - np.median(reached))))
 
     @property
     def slight_tau(self) -> float | None:
-        """Below this share a side or link is slow a little; None: this run's spread is too wide to say so."""
+        """Share below which a side or link is slightly slow; None if this run's spread is too wide."""
         tau = min(SLIGHT_TAU, 1 - SPREADS * self.spread)
         return tau if self.samples.value.size >= LEAST_SAMPLES and tau > TAU else None
 
 
 @dataclass(frozen=True, slots=True)
 class Uneven:
-    """A class of paths between nodes of one kind, of which fewer than half are far above the others."""
+    """A class of paths between nodes of one kind on which fewer than half are far above the others."""
 
     number: int
     fast: tuple[int, ...]
     nodes: int
-    """All that have such paths."""
+    """Number of nodes with paths of this class."""
     most_gbytes_per_s: float
 
 
 def uneven(bounds: Bounds, paths: Paths) -> tuple[Uneven, ...]:
-    """Classes with sides above ``UNEVEN`` times the reference, outside of the run's own spread.
+    """Return classes with sides above ``UNEVEN`` times the reference and outside the run's spread.
 
-    A path is fast both ways: the way back must be above by half as much at least, where it was measured. One
-    direction alone is luck, as on a line that lets a burst through after its sender was held up.
+    A fast path is fast both ways: if the reverse direction was measured, it must exceed the reference by at
+    least half as much. A single fast direction is noise, e.g. a burst that passes after its sender was held
+    up.
     """
     samples, found = bounds.samples, []
     limit = max(UNEVEN, 1 + SPREADS * bounds.spread)
-    due = samples.due_gbytes_per_s
-    far_above = samples.value > limit * due
-    back_above = _of_ways_back(samples, samples.value > (1 + limit) / 2 * due)
+    expected = samples.due_gbytes_per_s
+    forward_above = samples.value > limit * expected
+    reverse_above = _flags_of_reverse(samples, samples.value > (1 + limit) / 2 * expected)
     for number, reference in samples.references.items():
         inside = samples.classes == number
         nodes = np.union1d(samples.src[inside], samples.dst[inside])
-        above = inside & far_above & back_above
+        above = inside & forward_above & reverse_above
         if not paths.one_kind(number) or inside.sum() < LEAST_SAMPLES or not above.any() or not reference:
             continue
         fast = np.union1d(samples.src[above], samples.dst[above])
@@ -134,8 +137,8 @@ def uneven(bounds: Bounds, paths: Paths) -> tuple[Uneven, ...]:
     return tuple(found)
 
 
-def _of_ways_back(samples: Samples, flags: Flags) -> Flags:
-    """What ``flags`` say of each sample's way back; True where that was not measured."""
+def _flags_of_reverse(samples: Samples, flags: Flags) -> Flags:
+    """Return the flag of each sample's reverse direction; True if that was not measured."""
     ends = zip(samples.src.tolist(), samples.dst.tolist(), strict=True)
     by_ends = dict(zip(ends, flags.tolist(), strict=True))
     ends = zip(samples.dst.tolist(), samples.src.tolist(), strict=True)
@@ -143,11 +146,11 @@ def _of_ways_back(samples: Samples, flags: Flags) -> Flags:
 
 
 def samples_of(first: dict[tuple[int, int], tuple[float, int]], spec: float | None, paths: Paths) -> Samples:
-    """A pass that is not empty, with its references.
+    """Build the samples and references of a pass that is not empty.
 
-    The reference of a class is the median of the best that each of its sides reached, or ``spec``, what one
-    node's network should reach in GB/s, where that is more. So neither a few fast ones nor half of them being
-    slow moves it. Within a leaf at least as much is due as across leaves, by nodes of the same kinds.
+    The reference of a class is the median of the best bandwidth of each of its sides, or ``spec`` (specified
+    GB/s of one node's network) if higher. A few fast sides, or half of them being slow, don't move it. The
+    reference within a leaf is at least the one across leaves for nodes of the same kinds.
     """
     ends = np.array(list(first), dtype=np.int64)
     src, dst = ends[:, 0], ends[:, 1]
@@ -157,14 +160,14 @@ def samples_of(first: dict[tuple[int, int], tuple[float, int]], spec: float | No
     classes = paths.classes(src, dst)
     references = _references(nodes, src, dst, value, classes, spec)
     _narrow_as_wide(references, len(paths.names))
-    due = np.array([references[number] for number in np.unique(classes)])[
+    expected = np.array([references[number] for number in np.unique(classes)])[
         np.unique(classes, return_inverse=True)[1]
     ]
     over_nvlink = nodes * (paths.path(src, dst) == DOMAIN)
     sender, receiver = src + over_nvlink, dst + over_nvlink
     most = np.zeros(2 * nodes)
-    np.fmax.at(most, np.concatenate([sender, receiver]), np.concatenate([due, due]))
-    share = np.divide(value, due, out=np.zeros_like(value), where=due > 0)
+    np.fmax.at(most, np.concatenate([sender, receiver]), np.concatenate([expected, expected]))
+    share = np.divide(value, expected, out=np.zeros_like(value), where=expected > 0)
     return Samples(
         nodes,
         src,
@@ -172,13 +175,13 @@ def samples_of(first: dict[tuple[int, int], tuple[float, int]], spec: float | No
         value,
         rounds,
         classes,
-        due,
+        expected,
         references,
         share,
         sender,
         receiver,
-        due >= TAU * most[sender],
-        due >= TAU * most[receiver],
+        expected >= TAU * most[sender],
+        expected >= TAU * most[receiver],
     )
 
 
@@ -197,7 +200,10 @@ def _references(
 
 
 def _narrow_as_wide(references: dict[int, float], kinds: int) -> None:
-    """A path within a leaf is part of each path across: its few pairs are no measure of themselves."""
+    """Raise references within a leaf to those across leaves.
+
+    Every path across leaves includes one within a leaf, and pairs within a leaf are too few for a reference.
+    """
     each = kinds * kinds
     for number in references:
         if number // each == LEAF:
@@ -206,7 +212,7 @@ def _narrow_as_wide(references: dict[int, float], kinds: int) -> None:
 
 
 def localise(samples: Samples, tau: float) -> Bounds:
-    """Bounds of all sides, and what is below ``tau`` of what is due: sides with witnesses, then links."""
+    """Compute all sides' bounds; flag sides with enough witnesses, then links, below ``tau`` of expected."""
     sides = 2 * samples.nodes
     tx, rx = np.full(sides, np.nan), np.full(sides, np.nan)
     sent, received = samples.tells_sender, samples.tells_receiver
@@ -218,9 +224,9 @@ def localise(samples: Samples, tau: float) -> Bounds:
     blamed_tx, blamed_rx = (tx < tau) & (seen_tx >= WITNESSES), (rx < tau) & (seen_rx >= WITNESSES)
     ability = _ability(samples, tx, rx)
     crowding, crowded = _crowding(samples.share, ability, samples.rounds, tau)
-    due = ability * crowding
-    slow_link = samples.share < tau * due
-    # Between two ends that are well, the link's own rule has spoken
+    expected = ability * crowding
+    slow_link = samples.share < tau * expected
+    # Between two healthy ends the rule for links has already decided
     good_ends = good_tx[samples.sender] & good_rx[samples.receiver]
     explained = blamed_tx[samples.sender] | blamed_rx[samples.receiver] | slow_link | good_ends
     undecided = (samples.share < tau * crowding) & ~explained
@@ -233,7 +239,7 @@ def localise(samples: Samples, tau: float) -> Bounds:
         blamed_tx,
         blamed_rx,
         ability,
-        due,
+        expected,
         slow_link,
         undecided,
         crowded,
@@ -241,9 +247,9 @@ def localise(samples: Samples, tau: float) -> Bounds:
 
 
 def _ability(samples: Samples, tx: Floats, rx: Floats) -> Floats:
-    """What the two ends of each sample can do, as a share of its class's reference, 1 at most.
+    """Return the share of its class's reference that the ends of each sample can reach, at most 1.
 
-    A side's bound is a share of the best of its classes; over a path that carries less it can be enough.
+    A side's bound is a share of its best class; on a path of lower capacity the same bound may suffice.
     """
     most = np.zeros(len(tx))
     both = np.concatenate([samples.sender, samples.receiver])
@@ -258,10 +264,10 @@ def _ability(samples: Samples, tx: Floats, rx: Floats) -> Floats:
 
 
 def _crowding(value: Floats, ability: Floats, rounds: Ints, tau: float) -> tuple[Floats, tuple[int, ...]]:
-    """How much of its ends' ability the median pair of each sample's round reached, 1 at most.
+    """Return, per sample, the share of its ends' ability that the round's median pair reached (at most 1).
 
-    Pairs that run together can share a switch. What all of a round lose is no link's fault, so it is taken
-    out before links are suspected; in small rounds one slow link would move the median, so it is left.
+    Pairs of one round can share a switch. A loss common to the round is not a link fault and is divided out
+    before links are suspected. Small rounds are not corrected, because one slow link would move their median.
     """
     share = np.ones_like(value)
     crowded = []

@@ -1,8 +1,8 @@
-"""Bandwidth as nccl-tests counts it, and a message's fixed cost and rate fitted from a sweep.
+"""Bandwidth as nccl-tests defines it, and latency and rate of a message fitted from a sweep.
 
-S is the size, t the time of the slowest of n ranks. algbw = S / t; busbw = algbw * factor, which is what the
-wires carry, so that figures of different n and different operations can be compared
-(NVIDIA/nccl-tests, doc/PERFORMANCE.md and the ``GetBw`` function of each test, at a0b82b2).
+S is the size, t the time of the slowest of n ranks. algbw = S / t; busbw = algbw * factor is the traffic on
+the wires, which makes different n and different operations comparable (NVIDIA/nccl-tests, doc/PERFORMANCE.md
+and the ``GetBw`` function of each test, at a0b82b2).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Literal
 
 KIB, MIB = 2**10, 2**20
 GB = 1e9  # nccl-tests' GB/s are 10^9 bytes a second
-SMALL_BYTES = 4 * KIB  # up to here a message costs its latency alone
+SMALL_BYTES = 4 * KIB  # up to here latency dominates
 LARGE_BYTES = 64 * MIB  # from here its cost is bandwidth, also over EFA, whose curve bends late
 DECADE = 10
 
@@ -50,7 +50,7 @@ OPS: dict[str, Op] = {
 
 
 def bus_factor(op: str, ranks: int) -> float:
-    """busbw / algbw of that operation over that many ranks."""
+    """Return busbw / algbw of an operation over ``ranks`` ranks."""
     kind = OPS[op].factor
     if kind == "one":
         return 1.0
@@ -60,37 +60,37 @@ def bus_factor(op: str, ranks: int) -> float:
 
 
 def uneven_parts(elements: int, ranks: int) -> list[int]:
-    """What a rank of an uneven all-to-all sends to itself, to the next rank, to the one after it, and so on.
+    """Return the elements a rank of an uneven all-to-all sends to itself, the next rank, the one after, etc.
 
-    As tokens for experts are: every other one gets three times as much. All ranks send and receive the same
-    in all, and keep half a part, so that what the wires carry is known.
+    Models tokens routed to experts: every other rank gets three times as much. All ranks send and receive the
+    same total and keep half a part, so the traffic on the wires is known.
     """
     few, many = elements // 2, 2 * elements - elements // 2
     return [elements if 2 * (place // 2) + 1 == ranks else (few, many)[place % 2] for place in range(ranks)]
 
 
 def algbw(size_bytes: int, seconds: float) -> float:
-    """Algorithm bandwidth in GB/s (10^9 bytes a second); infinite where no time has passed."""
+    """Return algorithm bandwidth in GB/s (10^9 bytes a second); infinite for zero seconds."""
     return size_bytes / seconds / GB if seconds else math.inf
 
 
 def busbw(op: str, size_bytes: int, seconds: float, ranks: int) -> float:
-    """Bus bandwidth in GB/s (10^9 bytes a second)."""
+    """Return bus bandwidth in GB/s (10^9 bytes a second)."""
     return algbw(size_bytes, seconds) * bus_factor(op, ranks)
 
 
 def buffer_elements(op: str, size_bytes: int, element_bytes: int, ranks: int) -> int:
-    """Elements of one rank's part for a message of S bytes, at least one.
+    """Return the elements of one rank's part for a message of S bytes, at least one.
 
-    Where S counts all ranks together, S is rounded down to a multiple of the ranks; :func:`actual_bytes` says
-    what is then moved.
+    If S counts all ranks together, it is rounded down to a multiple of the ranks; :func:`actual_bytes`
+    returns the resulting size.
     """
     parts = ranks if OPS[op].counts == "total" else 1
     return max(1, size_bytes // (element_bytes * parts))
 
 
 def actual_bytes(op: str, elements: int, element_bytes: int, ranks: int) -> int:
-    """S of an operation over buffers of that many elements for each rank's part."""
+    """Return S of an operation whose part per rank has ``elements`` elements."""
     if OPS[op].counts == "nothing":
         return 0
     return elements * element_bytes * (ranks if OPS[op].counts == "total" else 1)
@@ -98,14 +98,14 @@ def actual_bytes(op: str, elements: int, element_bytes: int, ranks: int) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fit:
-    """t = alpha + S / beta, each from the part of the sweep that shows it. None: the sweep doesn't."""
+    """Model t = alpha + S / beta, each fitted to its part of the sweep; None if that part is missing."""
 
     alpha_s: float | None
-    """Fixed cost of a message: the median time up to 4 KiB."""
+    """Latency of a message: the median time up to 4 KiB."""
     beta_gbytes_per_s: float | None
-    """Rate of large messages (algbw): the slope from 64 MiB on, or over the sweep's largest decade."""
+    """Rate of large messages (algbw): the slope from 64 MiB, or over the sweep's largest decade."""
     beta_from_bytes: int | None
-    """The smallest size that the slope was taken from."""
+    """Smallest size in the fit of the slope."""
 
     @property
     def half_bytes(self) -> float | None:
@@ -115,17 +115,17 @@ class Fit:
         return self.alpha_s * self.beta_gbytes_per_s * GB
 
     def seconds(self, size_bytes: int) -> float | None:
-        """What a message of that size should take."""
+        """Predict the duration of a message."""
         if self.alpha_s is None or self.beta_gbytes_per_s is None:
             return None
         return self.alpha_s + size_bytes / (self.beta_gbytes_per_s * GB)
 
 
 def fit(points: Iterable[tuple[int, float]]) -> Fit:
-    """Fits (bytes, seconds) piecewise.
+    """Fit (bytes, seconds) piecewise.
 
-    One line through the whole sweep would be far off: protocols change with the size, and the large
-    messages' errors swamp the small ones' times.
+    A single line through the whole sweep is inaccurate: protocols change with the size, and the errors of
+    large messages exceed the times of small ones.
     """
     times = sorted((size, seconds) for size, seconds in points if size > 0 and math.isfinite(seconds))
     small = [seconds for size, seconds in times if size <= SMALL_BYTES]
@@ -141,7 +141,7 @@ def fit(points: Iterable[tuple[int, float]]) -> Fit:
 
 
 def _rate(points: list[tuple[int, float]]) -> float | None:
-    """GB/s from the slope of seconds over bytes; None where it isn't a rate."""
+    """Return GB/s from the slope of seconds over bytes; None if the slope isn't positive."""
     if _sizes(points) < 2:
         return None
     slope = statistics.linear_regression([size for size, _ in points], [t for _, t in points]).slope

@@ -1,4 +1,4 @@
-"""What a figure can't be above, by the hardware's own data: a GPU's data sheet, a node's line rate."""
+"""Physical upper bounds of figures: the GPU's data sheet and the node's line rate."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from checklist.checks import LOCALS
 from checklist.measurements import Collective, Facts, Measurements
 from estimator import hardware
 
-BEYOND_SHEET = 1.5  # of the data sheet's dense rate or memory bandwidth, which no product or copy reaches
-# Of the line rate: all_reduce's busbw counts up to twice what crosses a node's network (two nodes of many
-# ranks), and a bond may tell one port's rate only
+BEYOND_SHEET = (
+    1.5  # multiple of the data sheet's dense rate or memory bandwidth that no matmul or copy reaches
+)
+# Multiple of the line rate: all_reduce's busbw counts up to twice what crosses a node's network (two nodes of
+# many ranks), and a bond may report the rate of only one port
 BEYOND_LINE = 4.0
 MOST = {"GB/s": 1e5, "TFLOPS": 1e5}  # ten times what the fastest GPU of estimator/data/gpus.csv has
 
 
 class Ceiling(NamedTuple):
-    """The most that a figure can be, and by what."""
+    """Upper bound of a figure, and a description of its source."""
 
     value: float
     words: str
@@ -26,23 +28,23 @@ class Ceiling(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ceilings:
-    """What no figure of one run can be above."""
+    """Upper bounds of one run's figures."""
 
     gpus: dict[int, str]
-    """By rank, the driver's name of its GPU."""
+    """Driver's name of the GPU, by rank."""
     lines: dict[int, float]
-    """By node, the line rate in GB/s of what its plain sockets use; empty where that is not what is used."""
+    """Line rate of the interface used by plain sockets, GB/s by node; empty if plain sockets aren't used."""
 
     @classmethod
     def of(cls, run: Measurements) -> Ceilings:
-        """Those of a run."""
+        """Derive the ceilings of a run."""
         over = None if run.transport is None else run.transport.network
         sockets = not run.local and (run.backend == "gloo" or over == "socket")
         return cls.by_facts(run.facts, sockets=sockets)
 
     @classmethod
     def by_facts(cls, facts: Iterable[Facts], *, sockets: bool) -> Ceilings:
-        """Those of hosts; ``sockets``: whether they talk over plain sockets, and over a network."""
+        """Derive the ceilings of hosts; ``sockets``: whether they use plain sockets over a network."""
         gpus, lines = {}, {}
         for fact in facts:
             if fact.local_rank < len(fact.gpu_names):
@@ -53,7 +55,7 @@ class Ceilings:
         return cls(gpus=gpus, lines=lines)
 
     def local(self, rank: int, what: str) -> Ceiling | None:
-        """Of a figure that a rank measures alone."""
+        """Return the ceiling of a figure that a rank measures alone."""
         unit = LOCALS[what].unit
         gpu = hardware.find_gpu_by_nvml_name(self.gpus[rank]) if rank in self.gpus else None
         sheet = None
@@ -66,12 +68,12 @@ class Ceilings:
         return Ceiling(BEYOND_SHEET * sheet, f"{BEYOND_SHEET:g} times the data sheet of {gpu.name}")
 
     def pair(self, src: int, dst: int) -> Ceiling | None:
-        """Of the bandwidth from one node to another."""
+        """Return the ceiling of the bandwidth from one node to another."""
         known = [self.lines[node] for node in (src, dst) if node in self.lines]
         return _of_line(min(known)) if known else none_above("GB/s")
 
     def world(self, item: Collective) -> Ceiling | None:
-        """Of a collective's busbw."""
+        """Return the ceiling of a collective's busbw."""
         across = item.nodes > 1 and len(self.lines) >= item.nodes
         return _of_line(min(self.lines.values())) if across else none_above("GB/s")
 
@@ -81,5 +83,5 @@ def _of_line(gbytes_per_s: float) -> Ceiling:
 
 
 def none_above(unit: str) -> Ceiling | None:
-    """Of any figure in that unit, whatever it was measured on; None: of times."""
+    """Return the hardware-independent ceiling of a unit; None for times."""
     return Ceiling(MOST[unit], "which no hardware can do") if unit in MOST else None

@@ -1,8 +1,9 @@
-"""From the bandwidths between pairs of nodes to the node, direction or link that is at fault.
+"""Localization of slow nodes, directions and links from the bandwidths between pairs of nodes.
 
-Two rules keep the bottleneck model (:mod:`checklist.analysis.bottleneck`) honest: a node is named only if
-two others, known to be well, saw it slow (else it may be the link, or the other one), and nobody is accused
-before the slow pairs were measured again with nothing else running (pairs of one round may share a switch).
+Two rules guard the bottleneck model (:mod:`checklist.analysis.bottleneck`) against false positives. A node is
+reported only if two healthy partners measured it slow; otherwise the link or the partner may be the cause. No
+fault is confirmed before the slow pairs were measured again with nothing else running, because pairs of one
+round may share a switch.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from checklist.analysis.bottleneck import (
     uneven,
 )
 from checklist.analysis.paths import Paths
-from checklist.analysis.second_pass import RERUNS_ABOVE, Alone, Due, best_of
+from checklist.analysis.second_pass import RERUNS_ABOVE, Alone, ExpectedAlone, best_of
 from checklist.measurements import STRICT, Pair
 
 RERUN_PARTNERS = 3  # pairs measured again for each slow direction of a node
-CONTROLS = 2  # good pairs of each class measured again too: alone must be compared with alone
-PASSES = RERUNS_ABOVE + 1  # of pairs alone; the last is for suspects that others hid
-MOST_RERUNS = 96  # in one pass, one direction of one pair each; they run one after another
+CONTROLS = 2  # healthy pairs per class measured again as controls, so that both are measured in isolation
+PASSES = RERUNS_ABOVE + 1  # isolated passes; the last one is for suspects that other faults masked
+MOST_RERUNS = 96  # maximum per pass, one direction of one pair each; they run sequentially
 
 FaultKind = Literal["node", "transmit", "receive", "link"]
 Status = Literal["suspect", "confirmed", "cleared"]
@@ -42,7 +43,7 @@ Over = Literal["network", "nvlink"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
-    """One slow thing. "transmit" and "receive" are one direction of a node, "node" is both."""
+    """A slow node, direction or link. "transmit" and "receive": one direction of a node; "node": both."""
 
     __pydantic_config__ = STRICT
     kind: FaultKind
@@ -50,66 +51,66 @@ class Fault:
     src: int | None = None
     dst: int | None = None
     both_ways: bool = False
-    """Of a link: also from dst to src."""
+    """For a link: whether it is also slow from dst to src."""
     ratio: float
-    """Measured over what is due: the reference, or of a link the lower of its ends' bounds."""
+    """Measured / expected bandwidth. Expected is the reference; for a link, the lower of its ends' bounds."""
     status: Status
-    """"confirmed": still slow when measured alone; "cleared": only slow together with other pairs."""
+    """"confirmed": still slow in isolation; "cleared": slow only while other pairs were sending."""
     slight: bool = False
-    """Between ``TAU`` and ``SLIGHT_TAU`` of what is due, and outside of this run's spread."""
+    """Whether the ratio is between ``TAU`` and ``SLIGHT_TAU`` and outside this run's spread."""
     over: Over = "network"
     """"nvlink": between nodes of one NVLink domain."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnevenPath:
-    """A class of paths of which a few nodes' are far above the others' median."""
+    """A class of paths on which a few nodes are far above the median of the others."""
 
     __pydantic_config__ = STRICT
     path: str
     fast: tuple[int, ...]
     nodes: int
-    """All that have such paths."""
+    """Number of nodes with paths of this class."""
     most_gbytes_per_s: float
     reference_gbytes_per_s: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Diagnosis:
-    """What the pairs say. Only confirmed faults accuse anybody."""
+    """Result of the pair measurements. Only confirmed faults are reported against a node or link."""
 
     __pydantic_config__ = STRICT
     nodes: int
     reference_gbytes_per_s: float | None
-    """Of the class of paths with the most pairs."""
+    """Reference bandwidth of the class of paths with the most pairs."""
     basis: Literal["spec", "median"]
     """Source of ``reference_gbytes_per_s``: the table of GPUs, or the median of the measured pairs."""
     references: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Of each class of paths, GB/s."""
+    """Reference bandwidth by class of paths, GB/s."""
     transmit: tuple[float | None, ...]
-    """The best that each node sent to anybody, GB/s; None: not measured."""
+    """Best bandwidth each node sent to any other, GB/s; None if not measured."""
     receive: tuple[float | None, ...]
     faults: tuple[Fault, ...]
     undecided: tuple[tuple[int, int], ...]
-    """Slow pairs (src, dst) for which nobody can be named, slowest first."""
+    """Slow pairs (src, dst) whose cause can't be attributed to a node or link, slowest first."""
     undecided_settled: bool
-    """Whether some of those were still slow when measured alone."""
+    """Whether some undecided pairs were still slow in isolation."""
     why: Why | None
-    """Why nobody can be named for those."""
+    """Reason the undecided pairs can't be attributed."""
     again: tuple[tuple[int, int], ...]
-    """Pairs (src, dst) to measure again, one at a time, before anyone is accused; () when that is settled."""
+    """Pairs (src, dst) to measure again, one at a time, before faults are confirmed; () if none are left."""
     crowded_rounds: tuple[int, ...]
-    """Rounds in which most pairs were slower than their ends can be: they share something."""
+    """Rounds in which most pairs were slower than both of their ends can be, so they share a bottleneck."""
     uneven: tuple[UnevenPath, ...] = ()
-    """Where a few nodes are far above the others of their kind, or the others slow."""
+    """Classes on which a few nodes are far above others of their kind, or the others are slow."""
 
     def with_status(self, status: Status) -> tuple[Fault, ...]:
-        """The faults in that state."""
+        """Return the faults with this status."""
         return tuple(fault for fault in self.faults if fault.status == status)
 
     @property
     def bad_nodes(self) -> tuple[int, ...]:
-        """Nodes that are slow themselves, confirmed. The ends of a slow link are not among them."""
+        """Nodes confirmed slow, sorted. Excludes the ends of slow links."""
         return tuple(sorted({f.node for f in self.with_status("confirmed") if f.node is not None}))
 
 
@@ -121,34 +122,34 @@ def diagnose(
     tau: float = TAU,
     paths: Paths | None = None,
 ) -> Diagnosis:
-    """Names what is slow among ``nodes`` nodes, from pairs each measured in one direction.
+    """Localize slow components among ``nodes`` nodes from pairs that were each measured in one direction.
 
-    A pair that failed (``gbytes_per_s`` None with an error) counts as 0; one that was not measured counts as
-    nothing. Call it with the first pass, measure ``again`` alone, call it with both, and so on, until
-    ``again`` is empty or PASSES were made; what is suspect then stays so.
+    A failed pair (``gbytes_per_s`` None with an error) counts as 0; an unmeasured pair is ignored. Call it
+    with the first pass, measure the pairs in ``again`` in isolation, call it with both passes, and repeat
+    until ``again`` is empty or PASSES were made. Faults that are suspect then stay suspect.
 
     Parameters
     ----------
     spec_gbytes_per_s:
-        What one node's network should reach. None, or less than that: the median of what the nodes reached;
-        without a spec a cluster that is slow as a whole can't be seen.
+        Specified bandwidth of one node's network. If None, or below the median that the nodes reached, the
+        median is the reference; without a spec, a uniformly slow cluster goes undetected.
     paths:
-        Which nodes and paths are alike. None: all of them.
+        Classes of nodes and paths that are compared with each other. None: all nodes form one class.
     """
     measured = [pair for pair in pairs if pair.gbytes_per_s is not None or pair.error is not None]
     first = best_of(pair for pair in measured if pair.first)
     alone = Alone([pair for pair in measured if pair.alone], nodes)
     if not first:
         return _nothing(nodes)
-    paths = paths or Paths.alike(nodes)
+    paths = paths or Paths.uniform(nodes)
     samples = samples_of(first, spec_gbytes_per_s, paths)
     bounds = localise(samples, tau)
-    due = Due(bounds, alone, spec_gbytes_per_s)
-    faults = _faults(bounds, alone, due, tau)
-    undecided = [pair for pair in _worst(bounds, bounds.undecided) if due.share(pair) < tau]
+    expected = ExpectedAlone(bounds, alone, spec_gbytes_per_s)
+    faults = _faults(bounds, alone, expected, tau)
+    undecided = [pair for pair in _worst(bounds, bounds.undecided) if expected.share(pair) < tau]
     settled = alone.settled(undecided, 1)
     slight, closer = _slight(samples, bounds, alone, faults, set(undecided))
-    told = [fault for fault in slight if fault.status == "confirmed"]
+    reported = [fault for fault in slight if fault.status == "confirmed"]
     return Diagnosis(
         nodes=nodes,
         reference_gbytes_per_s=samples.main_reference,
@@ -156,7 +157,7 @@ def diagnose(
         references={paths.words(number): value for number, value in samples.references.items()},
         transmit=_best_of_sides(samples, samples.src),
         receive=_best_of_sides(samples, samples.dst),
-        faults=(*faults, *told),
+        faults=(*faults, *reported),
         undecided=tuple(undecided),
         undecided_settled=settled,
         why=_why(bounds) if undecided else None,
@@ -183,17 +184,17 @@ def _uneven(bounds: Bounds, paths: Paths) -> tuple[UnevenPath, ...]:
 def _slight(
     samples: Samples, bounds: Bounds, alone: Alone, faults: list[Fault], undecided: set[tuple[int, int]]
 ) -> tuple[list[Fault], Bounds]:
-    """What is slow a little and not already told, in any state, by the bounds that come with it."""
+    """Return slightly slow faults (any status) that ``faults`` doesn't cover, and the bounds behind them."""
     tau = bounds.slight_tau
     if tau is None:
         return [], bounds
     closer = localise(samples, tau)
-    told = {(fault.node, fault.src, fault.dst) for fault in faults if fault.status != "cleared"}
+    reported = {(fault.node, fault.src, fault.dst) for fault in faults if fault.status != "cleared"}
     slow = {fault.node for fault in faults if fault.node is not None and fault.status != "cleared"}
     found = [
         dataclasses.replace(fault, slight=True)
-        for fault in _faults(closer, alone, Due(closer, alone, None, typical=True), tau)
-        if (fault.node, fault.src, fault.dst) not in told
+        for fault in _faults(closer, alone, ExpectedAlone(closer, alone, None, typical=True), tau)
+        if (fault.node, fault.src, fault.dst) not in reported
         and not slow & {fault.src, fault.dst}
         and (fault.src, fault.dst) not in undecided
     ]
@@ -201,9 +202,9 @@ def _slight(
 
 
 def without_lost(pairs: Iterable[Pair], lost: Collection[int]) -> tuple[Pair, ...]:
-    """The pairs without those that failed with a node that was lost, or beside one in the same round.
+    """Drop pairs that failed with a lost node, or in the same round as one.
 
-    A request that is broken off by a lost node ends for all that take part in it; their links are no slower.
+    Losing a node aborts the request for all participants, so their failures say nothing about their links.
     """
     every, gone = tuple(pairs), set(lost)
     failed = [pair for pair in every if pair.error is not None]
@@ -241,10 +242,10 @@ def _why(bounds: Bounds) -> Why:
 def _again(
     looks: list[tuple[Bounds, list[Fault]]], undecided: list[tuple[int, int]]
 ) -> tuple[tuple[int, int], ...]:
-    """Ordered pairs to measure alone for what is suspect, and controls: nodes, then links, the worst first.
+    """Return ordered pairs to measure in isolation: controls, then suspect nodes, then links, worst first.
 
-    ``looks``: at what is slow, then at what is slow a little. In a large run more links have met passing
-    traffic than can be measured again; they must not keep a node from being looked at.
+    ``looks``: bounds and faults at the slow threshold, then at the slight one. In a large run more links met
+    passing traffic than can be measured again; nodes come first so that links never crowd them out.
     """
     chosen: list[tuple[int, int]] = []
     for pair in undecided[:RERUN_PARTNERS]:
@@ -260,7 +261,7 @@ def _again(
 
 
 def _pairs_for(bounds: Bounds, fault: Fault) -> list[tuple[int, int]]:
-    """The pairs that show whether one suspect is at fault."""
+    """Return the pairs whose isolated measurement decides whether one suspect is at fault."""
     if fault.node is None:
         there = (int(fault.src or 0), int(fault.dst or 0))
         return [there, there[::-1]] if fault.both_ways else [there]
@@ -274,39 +275,39 @@ def _pairs_for(bounds: Bounds, fault: Fault) -> list[tuple[int, int]]:
 
 
 def _controls(bounds: Bounds, chosen: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Good pairs of the classes of the chosen ones."""
-    wanted = set(chosen)
+    """Return healthy pairs of the same classes as the chosen pairs."""
+    selected = set(chosen)
     pairs = zip(bounds.samples.src.tolist(), bounds.samples.dst.tolist(), strict=True)
     number_of = zip(pairs, bounds.samples.classes.tolist(), strict=True)
-    classes = dict.fromkeys(number for pair, number in number_of if pair in wanted)
+    classes = dict.fromkeys(number for pair, number in number_of if pair in selected)
     each = (_some(bounds, bounds.well & (bounds.samples.classes == number), CONTROLS) for number in classes)
     found = [pair for pairs_of_class in each for pair in pairs_of_class]
     return found or _some(bounds, bounds.well, CONTROLS)
 
 
 def _worst(bounds: Bounds, among: Flags) -> list[tuple[int, int]]:
-    """The flagged samples as ordered pairs, slowest first."""
+    """Return the flagged samples as ordered pairs, slowest first."""
     return _some(bounds, among, int(among.sum()))[::-1]
 
 
 def _witnessed(bounds: Bounds, side: int, *, sends: bool) -> list[tuple[int, int]]:
-    """A few pairs that show how a side sends or receives: with others that are well, over links that are."""
+    """Return the fastest pairs of one side with healthy partners over healthy links."""
     samples = bounds.samples
     own_samples = samples.sender == side if sends else samples.receiver == side
     others = bounds.good_rx[samples.receiver] if sends else bounds.good_tx[samples.sender]
-    tells = samples.tells_sender if sends else samples.tells_receiver
-    return _some(bounds, own_samples & others & tells & ~bounds.slow_link, RERUN_PARTNERS)
+    informative = samples.tells_sender if sends else samples.tells_receiver
+    return _some(bounds, own_samples & others & informative & ~bounds.slow_link, RERUN_PARTNERS)
 
 
 def _some(bounds: Bounds, among: Flags, count: int) -> list[tuple[int, int]]:
-    """The fastest few of the flagged samples, as ordered pairs."""
+    """Return up to ``count`` flagged samples as ordered pairs, fastest first."""
     samples = bounds.samples
     index = np.flatnonzero(among)
     index = index[np.argsort(-samples.share[index], kind="stable")][:count]
     return list(zip(samples.src[index].tolist(), samples.dst[index].tolist(), strict=True))
 
 
-def _faults(bounds: Bounds, alone: Alone, due: Due, tau: float) -> list[Fault]:
+def _faults(bounds: Bounds, alone: Alone, expected: ExpectedAlone, tau: float) -> list[Fault]:
     sides: dict[tuple[int, Status], dict[str, float]] = {}
     for side, blamed, bound in (
         ("transmit", bounds.blamed_tx, bounds.tx),
@@ -314,16 +315,16 @@ def _faults(bounds: Bounds, alone: Alone, due: Due, tau: float) -> list[Fault]:
     ):
         for place in np.flatnonzero(blamed).tolist():
             seen = _witnessed(bounds, place, sends=side == "transmit")
-            reached = due.of(seen)
+            reached = expected.of(seen)
             ratio = float(bound[place] if reached is None else reached)
             settled = alone.settled(seen, min(WITNESSES, len(seen)))
             status = _status(ratio, tau, measured=reached is not None, settled=settled)
             sides.setdefault((place, status), {})[side] = ratio
-    return [*_nodes(sides, bounds.samples.nodes), *_links(bounds, alone, due, tau)]
+    return [*_nodes(sides, bounds.samples.nodes), *_links(bounds, alone, expected, tau)]
 
 
 def _status(ratio: float, tau: float, *, measured: bool, settled: bool) -> Status:
-    """``measured``: alone, at all; ``settled``: often enough to accuse somebody."""
+    """Classify a fault. ``measured``: at least once in isolation; ``settled``: often enough to confirm it."""
     if measured and ratio >= tau:
         return "cleared"
     return "confirmed" if settled else "suspect"
@@ -339,14 +340,14 @@ def _nodes(sides: dict[tuple[int, Status], dict[str, float]], nodes: int) -> lis
     return faults
 
 
-def _links(bounds: Bounds, alone: Alone, due: Due, tau: float) -> list[Fault]:
+def _links(bounds: Bounds, alone: Alone, expected: ExpectedAlone, tau: float) -> list[Fault]:
     samples = bounds.samples
     slow: dict[tuple[int, int], tuple[float, Status, Over]] = {}
     for index in np.flatnonzero(bounds.slow_link).tolist():
         pair = (int(samples.src[index]), int(samples.dst[index]))
         over: Over = "network" if samples.sender[index] < samples.nodes else "nvlink"
-        reached = due.of([pair])
-        ratio = float(samples.share[index] / bounds.due[index])
+        reached = expected.of([pair])
+        ratio = float(samples.share[index] / bounds.expected[index])
         if reached is not None:
             ratio = reached / float(bounds.ability[index])
         settled = alone.settled([pair], 1)

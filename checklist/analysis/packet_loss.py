@@ -1,8 +1,8 @@
-"""Whose packets are lost: from what each pair had to send again to the node, direction or link.
+"""Localization of packet loss to a node, direction or link from each pair's TCP retransmissions.
 
-Bandwidth hides loss: with one packet of a hundred lost, the best message of a pair is as fast as ever. So
-here it is the segments that TCP has sent again that count, pair by pair and direction by direction; where
-there was no socket, how far a pair's slow messages are behind its best.
+Bandwidth hides loss: at 1 % loss the fastest message of a pair is unaffected. This module counts the segments
+that TCP retransmitted, by pair and direction. Without a socket it uses the gap between a pair's slow messages
+and its fastest one.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Literal
 from checklist.analysis.busbw import GB
 from checklist.measurements import Pair
 
-LOSSY = 0.002  # share of segments sent again; a link in order is one or two orders below
-SERIOUS = 0.01  # from here TCP's rate over any distance is limited by it (Mathis et al., 1997)
-LEAST_SEGMENTS = 5  # sent again: fewer may be one burst
-UNEVEN = 0.5  # slow messages at less than this share of the best
-# A stall is a message at less than a tenth of the best rate, held up for TCP's shortest retransmission
-# timeout (TCP_RTO_MIN of Linux) or longer. Of the 408 pairs of 34 healthy runs among namespaces, at loads of
-# 1 to 28 on two cores, the worst had 0.69 of its best and was held up for 0.04 s, and 0.04 % of its segments
-# were sent again. A carrier that is away for 3 s in 6 has 0.02 to 0.04, 3 s and 0.8 to 3 %.
+LOSSY = 0.002  # share of retransmitted segments; a healthy link is one or two orders of magnitude below
+SERIOUS = 0.01  # from here loss limits TCP's rate over any distance (Mathis et al., 1997)
+LEAST_SEGMENTS = 5  # minimum retransmitted segments; fewer may be one burst
+UNEVEN = 0.5  # limit for rate of slow messages / rate of the fastest
+# A stall is a message below a tenth of the best rate, delayed by at least TCP's shortest retransmission
+# timeout (TCP_RTO_MIN of Linux). Among 408 pairs of 34 healthy runs between network namespaces, at loads of 1
+# to 28 on two cores, the worst had 0.69 of its best rate, a delay of 0.04 s and 0.04 % retransmitted
+# segments. A carrier that is down for 3 s of every 6 gives 0.02 to 0.04, 3 s and 0.8 to 3 %.
 STALLED, STALL_S = 0.1, 0.2
-SIDE_SHARE = 2 / 3  # of a node's pairs in one direction must be bad to be that side's fault
-WITNESSES = 2  # and so many of them: one is a link
-RERUN = 3  # pairs measured again alone for each fault
+SIDE_SHARE = 2 / 3  # share of a node's pairs in one direction that must be bad to attribute it to that side
+WITNESSES = 2  # minimum number of such pairs; a single one is a link fault
+RERUN = 3  # pairs measured again in isolation for each fault
 
 Ordered = tuple[int, int]
 Kind = Literal["transmit", "receive", "link"]
@@ -34,33 +34,33 @@ Kind = Literal["transmit", "receive", "link"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loss:
-    """Where packets are lost."""
+    """Packet loss of one node, direction or link."""
 
     kind: Kind
     pairs: tuple[Ordered, ...]
-    """The bad ones, the worst first."""
+    """Pairs with loss, worst first."""
     node: int | None
-    """None: a link, between the first pair's ends."""
+    """None for a link, which then connects the ends of the first pair."""
     rate: float
-    """Share of the segments of those pairs that were sent again; 0: no socket told it."""
+    """Share of the pairs' segments that were retransmitted; 0 if no socket reported it."""
     alone: bool | None
-    """Whether it shows with nothing else running; None: that was not tried."""
+    """Whether the loss also occurs with nothing else running; None if not measured."""
     stall_s: float = 0.0
-    """For how long the worst of those pairs' messages was held up, if it was a stall."""
+    """Longest stall of a message of those pairs, seconds; 0 without a stall."""
 
     @property
     def lasts(self) -> bool:
-        """Whether it was there each time: a fault that can be measured again."""
+        """Whether the loss is reproducible: it occurred in every measurement."""
         return self.alone is True and (self.rate >= SERIOUS or not self.stall_s)
 
     @property
     def comes_and_goes(self) -> bool:
-        """Whether it was serious, and then not any more: nothing is cleared by that."""
+        """Whether the loss was serious and then absent, which does not clear the components."""
         return not self.lasts and (self.stall_s > 0 or (self.alone is False and self.rate >= SERIOUS))
 
 
 def find(pairs: Iterable[Pair]) -> tuple[Loss, ...]:
-    """Who loses packets, the worst first. Those that only show beside other pairs have ``alone`` False."""
+    """Localize packet loss, worst first. Loss that occurs only under other traffic has ``alone`` False."""
     every = tuple(pairs)
     first = _by_pair(pair for pair in every if pair.first)
     again = _by_pair(pair for pair in every if pair.alone)
@@ -70,13 +70,13 @@ def find(pairs: Iterable[Pair]) -> tuple[Loss, ...]:
 
 
 def suspects(pairs: Iterable[Pair]) -> tuple[Ordered, ...]:
-    """Pairs to measure again alone, before anybody is accused."""
+    """Return pairs to measure again in isolation before a fault is reported."""
     unsure = [pair for loss in find(pairs) if loss.alone is None for pair in loss.pairs[:RERUN]]
     return tuple(dict.fromkeys(unsure))
 
 
 def rate(pairs: Iterable[Pair]) -> float | None:
-    """The share of the segments that were sent again; None: no socket told it."""
+    """Return the share of retransmitted segments; None if no socket reported it."""
     counted = [pair for pair in pairs if pair.segments and pair.retransmitted is not None]
     sent = sum(pair.segments or 0 for pair in counted)
     return sum(pair.retransmitted or 0 for pair in counted) / sent if sent else None
@@ -85,13 +85,13 @@ def rate(pairs: Iterable[Pair]) -> float | None:
 def _by_pair(pairs: Iterable[Pair]) -> dict[Ordered, list[Pair]]:
     by_pair: dict[Ordered, list[Pair]] = {}
     for pair in pairs:
-        if pair.gbytes_per_s is not None:  # what failed altogether is another check's
+        if pair.gbytes_per_s is not None:  # another check handles failed pairs
             by_pair.setdefault((pair.src, pair.dst), []).append(pair)
     return by_pair
 
 
 def stall(pair: Pair) -> float:
-    """By how many seconds a slow message of the pair was held up; 0: it was not, as stalls go."""
+    """Return the delay of the pair's slow messages in seconds; 0 if it doesn't count as a stall."""
     best, slow = pair.gbytes_per_s, pair.gbytes_per_s_p95
     if not best or not slow or not pair.bytes or slow >= STALLED * best:
         return 0.0
@@ -112,7 +112,7 @@ def _bad(measured: list[Pair]) -> bool:
 
 
 def _blame(bad: set[Ordered], measured: set[Ordered]) -> list[tuple[Kind, int | None, list[Ordered]]]:
-    """The fewest sides that explain the bad pairs, then links for what is left."""
+    """Return the fewest sides that explain the bad pairs, then links for the remaining pairs."""
     blamed: list[tuple[Kind, int | None, list[Ordered]]] = []
     every = Counter(side for pair in measured for side in _sides(pair))
     left = set(bad)
@@ -142,7 +142,7 @@ def _loss(
 ) -> Loss:
     worst = sorted(chosen, key=lambda pair: -(rate(first[pair]) or 0.0))
     tried = [pair for pair in worst if pair in again]
-    # Together they are many enough that one burst more or less changes nothing
+    # Pooled, so that a single burst doesn't change the result
     repeated = [one for pair in tried for one in again[pair]]
     return Loss(
         kind=kind,

@@ -1,8 +1,8 @@
-"""What is alike in a cluster: ranks that are peers, and pairs of nodes whose paths are of one class.
+"""Comparable parts of a cluster: ranks that are peers, and pairs of nodes whose paths are of one class.
 
-A figure is held against its like alone. Nodes are of a kind where their GPUs are of one model (without GPUs,
-where their machines are of one type). A path is within an NVLink domain, within a leaf of the network, or
-across leaves; with the kinds of its two ends that is its class.
+Figures are compared only within one class. Nodes are of one kind if they have the same GPU model (without
+GPUs, the same machine type). A path runs within an NVLink domain, within a leaf of the network, or across
+leaves. The class of a path is that scope plus the kinds of its two ends.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ T = TypeVar("T", bound=Hashable)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Paths:
-    """Each node's kind, leaf and NVLink domain, as numbers that are equal where those are; -1: unknown."""
+    """Kind, leaf and NVLink domain of each node, encoded as numbers; -1: unknown."""
 
     kinds: tuple[int, ...]
     leaves: tuple[int, ...]
     domains: tuple[int, ...]
     names: tuple[str, ...] = ("",)
-    """Of the kinds."""
+    """Names of the kinds, indexed by kind."""
 
     @classmethod
-    def alike(cls, nodes: int) -> Paths:
-        """Those of nodes of which nothing is known: one kind, one class of path."""
+    def uniform(cls, nodes: int) -> Paths:
+        """Build the paths of nodes without known facts: one kind, one class of path."""
         return cls(kinds=(0,) * nodes, leaves=(-1,) * nodes, domains=(-1,) * nodes)
 
     @classmethod
     def of(cls, facts: Iterable[Facts], nodes: int) -> Paths:
-        """Those of ``nodes`` nodes, from the facts of each one's first rank.
+        """Build the paths of ``nodes`` nodes from the facts of each node's first rank.
 
-        A node that doesn't tell its kind is taken for one of the most common: a missing label must not make
-        it its own measure.
+        A node without a kind is assumed to be of the most common kind, because a missing label must not
+        exempt it from comparison.
         """
         first: dict[int, Facts] = {}
         for fact in sorted(facts, key=lambda fact: fact.rank):
             first.setdefault(fact.node, fact)
-        told = [kind_of(first[node]) if node in first else None for node in range(nodes)]
-        usual = Counter(kind for kind in told if kind).most_common(1)
-        named = [kind or (usual[0][0] if usual else "") for kind in told]
+        reported = [kind_of(first[node]) if node in first else None for node in range(nodes)]
+        usual = Counter(kind for kind in reported if kind).most_common(1)
+        named = [kind or (usual[0][0] if usual else "") for kind in reported]
         kinds = tuple(dict.fromkeys(named))
         leaf_of = _leaves(first)
         return cls(
@@ -62,7 +62,7 @@ class Paths:
         )
 
     def path(self, src: Ints, dst: Ints) -> Ints:
-        """ACROSS, LEAF or DOMAIN for each pair of nodes."""
+        """Return ACROSS, LEAF or DOMAIN for each pair of nodes."""
         leaves, domains = np.array(self.leaves), np.array(self.domains)
         path = np.full(len(src), ACROSS, dtype=np.int64)
         path[(leaves[src] == leaves[dst]) & (leaves[src] >= 0)] = LEAF
@@ -70,19 +70,19 @@ class Paths:
         return path
 
     def classes(self, src: Ints, dst: Ints) -> Ints:
-        """A number for each pair, equal for pairs of one class, whichever end sends."""
+        """Return the number of each pair's class, the same for both directions."""
         kinds, count = np.array(self.kinds), len(self.names)
         low, high = np.minimum(kinds[src], kinds[dst]), np.maximum(kinds[src], kinds[dst])
         numbers: Ints = (self.path(src, dst) * count + low) * count + high
         return numbers
 
     def one_kind(self, number: int) -> bool:
-        """Whether both ends of that class's pairs are nodes of one kind."""
+        """Return whether both ends of the class are of one kind."""
         count = len(self.names)
         return number // count % count == number % count
 
     def words(self, number: int) -> str:
-        """A class in words."""
+        """Describe a class for users."""
         count = len(self.names)
         path, low, high = number // count**2, number // count % count, number % count
         path_words = WORDS[path] if path != ACROSS or self.have_leaves else "between nodes"
@@ -91,23 +91,23 @@ class Paths:
 
     @property
     def have_leaves(self) -> bool:
-        """Whether the network's layers are known of some nodes."""
+        """Whether the network layers of any node are known."""
         return any(leaf >= 0 for leaf in self.leaves)
 
 
 def kind_of(fact: Facts) -> str | None:
-    """What a node's figures depend on by its hardware: the GPU's model, without one the machine type."""
+    """Return the kind of a node: its GPU model, or the machine type without GPUs."""
     return fact.gpu_names[0] if fact.gpu_names else fact.instance_type
 
 
 def peers_of(fact: Facts) -> tuple[str | None, str | None]:
-    """What a rank's peers have in common with it: the model of its own GPU, and its NVLink domain."""
+    """Return the key shared by a rank's peers: model of its GPU, and NVLink domain."""
     own = fact.gpu_names[fact.local_rank] if fact.local_rank < len(fact.gpu_names) else None
     return own or kind_of(fact), fact.nvlink_domain
 
 
 def _leaves(first: dict[int, Facts]) -> dict[int, tuple[str, ...]]:
-    """By node the smallest unit of the network that any two of them share: below that is the host itself."""
+    """Return, by node, the smallest network unit shared by at least two nodes; smaller ones are hosts."""
     known = {node: fact.network_nodes for node, fact in first.items() if fact.network_nodes}
     depth = min((len(layers) for layers in known.values()), default=0)
     for layers in range(depth, 0, -1):

@@ -1,7 +1,7 @@
-"""Rails: each GPU of a node with its counterparts, over a network card and often a switch of its own.
+"""Slow rails. A rail connects GPUs of equal local rank over their own network cards and often a switch.
 
-What a rail carries is held against the other rails of the same two nodes, in the same measurement: what slows
-down a whole node or path slows down all of them alike, and is not this module's affair.
+A rail's bandwidth is compared with the other rails of the same two nodes in the same measurement. A slow node
+or path slows down all rails equally and is out of scope here.
 """
 
 from __future__ import annotations
@@ -20,20 +20,23 @@ Kind = Literal["node", "transmit", "receive"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlowRail:
-    """A rail that is slow in the best of all measurements of a node, with whomever."""
+    """A rail that is slow even in a node's best measurement with any partner."""
 
     rail: int
     """The local rank of its GPUs."""
     nodes: tuple[int, ...]
-    """One; all of them where it is the rail's own fault; the two of a run that has no others."""
+    """One node; all nodes if the rail itself is at fault; both nodes of a run with two."""
     kind: Kind
     share: float
-    """Of what the other rails of the same pairs carry."""
+    """Bandwidth relative to the other rails of the same pairs."""
 
 
 def slow_rails(pairs: Iterable[Pair]) -> list[SlowRail]:
-    """Rails below ``TAU`` of their neighbours with every partner that a node has, of whom it takes two."""
-    # By rail, node and whether it sends: of each partner the best share
+    """Return rails below ``TAU`` of their neighbors with every partner of a node; needs two partners.
+
+    In a run of two nodes one partner is enough.
+    """
+    # {(rail, node, whether it sends): {partner: best share}}
     seen: dict[tuple[int, int, bool], dict[int, float]] = defaultdict(dict)
     nodes: set[int] = set()
     for pair in pairs:
@@ -60,7 +63,7 @@ def slow_rails(pairs: Iterable[Pair]) -> list[SlowRail]:
 
 
 def slow_between(pairs: Iterable[Pair], src: int, dst: int) -> tuple[int, ...]:
-    """Rails that are below ``TAU`` of their neighbours from one node to the other, each time."""
+    """Return rails that are below ``TAU`` of their neighbors from ``src`` to ``dst`` in every measurement."""
     shares: dict[int, float] = {}
     for pair in pairs:
         if (pair.src, pair.dst) == (src, dst) and len(pair.rails) > 1:

@@ -1,7 +1,7 @@
-"""What comes and goes, over nights: who lost packets on how many of them, and whether a link or a node.
+"""Intermittent faults over several nights: nodes or links that lost packets, and on how many nights.
 
-One night says little of a link that was well when it was measured alone. The same node on several says that
-it is no passing traffic.
+A single night says little about a link that was healthy in isolation. The same node on several nights rules
+out transient traffic as the cause.
 """
 
 from __future__ import annotations
@@ -13,62 +13,65 @@ from dataclasses import dataclass
 
 from checklist.measurements import STRICT
 
-NIGHTS = 3  # with the same node or link: one or two may be traffic that passes, or a switch's maintenance
-WITHIN_DAYS = 14  # then it has to come twice a week; a link that was mended is forgotten after as long
+NIGHTS = 3  # minimum with the same node or link; one or two may be transient traffic or switch maintenance
+WITHIN_DAYS = 14  # requires about two sightings a week; also how long a repaired link stays in the history
 _DAY_S = 86_400.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Look:
-    """One run that has looked for what comes and goes."""
+    """One run that checked for intermittent faults."""
 
     __pydantic_config__ = STRICT
     unix: float
     nodes: tuple[str, ...]
-    """Those that it has looked at."""
+    """Nodes that were checked."""
     seen: tuple[tuple[str, ...], ...] = ()
-    """With whom it was seen: a node, or both ends of a link."""
+    """Nodes and links with a fault: a node, or both ends of a link."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recurrence:
-    """The same node or link on several nights."""
+    """Faults of the same node or link on several nights."""
 
     names: tuple[str, ...]
     """A node, or both ends of a link."""
     nights: tuple[str, ...]
-    """The days (UTC) on which it was seen."""
+    """Days (UTC) with a fault."""
     looked: int
-    """On so many it was looked for."""
+    """Number of nights on which it was checked."""
 
     @property
     def enough(self) -> bool:
-        """Whether it is no passing matter any more."""
+        """Whether there are enough nights to rule out a transient cause."""
         return len(self.nights) >= NIGHTS
 
     @property
     def words(self) -> str:
-        """When and how often."""
+        """Description of when and how often it was seen."""
         return f"on {len(self.nights)} of {self.looked} nights ({', '.join(self.nights)})"
 
 
 def recent(looks: Iterable[Look], now_unix: float) -> tuple[Look, ...]:
-    """Those of the last ``WITHIN_DAYS`` days."""
+    """Return the runs of the last ``WITHIN_DAYS`` days."""
     return tuple(look for look in looks if now_unix - WITHIN_DAYS * _DAY_S < look.unix <= now_unix)
 
 
 def of(names: Iterable[str], looks: Iterable[Look]) -> Recurrence:
-    """How often any of those was seen."""
-    wanted, every = set(names), tuple(looks)
-    seen = [look for look in every if any(wanted & set(group) for group in look.seen)]
-    looked = [look for look in every if wanted & set(look.nodes)]
+    """Count how often any of the named nodes had a fault."""
+    names_of_group, every = set(names), tuple(looks)
+    seen = [look for look in every if any(names_of_group & set(group) for group in look.seen)]
+    looked = [look for look in every if names_of_group & set(look.nodes)]
     return Recurrence(
-        names=tuple(sorted(wanted)), nights=_nights(seen), looked=len(_nights([*seen, *looked]))
+        names=tuple(sorted(names_of_group)), nights=_nights(seen), looked=len(_nights([*seen, *looked]))
     )
 
 
 def recurring(looks: Iterable[Look]) -> tuple[Recurrence, ...]:
-    """Who was seen on ``NIGHTS`` nights or more, the most often seen first; each sighting counts for one."""
+    """Return nodes and links seen on at least ``NIGHTS`` nights, most frequent first.
+
+    Each sighting is attributed to only one of them.
+    """
     every = tuple(looks)
     left = {(look.unix, group) for look in every for group in look.seen}
     found = []
@@ -82,7 +85,7 @@ def recurring(looks: Iterable[Look]) -> tuple[Recurrence, ...]:
             break
         own = {(unix, group) for unix, group in left if most in group}
         groups = {frozenset(group) for _, group in own}
-        # Always the same other end: nobody knows which of the two it is, or the wire between them
+        # Always the same other end: either end or the cable between them may be the cause
         names = next(iter(groups)) if len(groups) == 1 else frozenset((most,))
         left -= own
         looked = [look for look in every if names <= set(look.nodes)]

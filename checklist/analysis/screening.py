@@ -1,8 +1,9 @@
-"""Which pairs of a large run are worth a round of their own: the slowest of a pass in which all send at once.
+"""Selection of extra pairs to measure in a large run: the slowest of a pass in which all nodes send at once.
 
-The rounds of one night have only some of the pairs above 32 nodes. :mod:`checklist.probes.screen` times all
-of them within minutes, beside each other's traffic. What is slow there is measured by rounds like any other
-pair, and again alone before it is named: screening accuses nobody, it only spends rounds where they tell.
+Above 32 nodes, the rounds of one night cover only some of the pairs. :mod:`checklist.probes.screen` times all
+of them within minutes, under each other's traffic. Pairs that are slow there are measured in rounds like any
+other pair, and again in isolation before a fault is reported. Screening itself never reports a fault; it only
+directs rounds to the pairs where they are most informative.
 """
 
 from __future__ import annotations
@@ -12,17 +13,17 @@ from numpy.typing import NDArray
 
 from checklist.round_robin import MORE_ROUNDS, Pairs
 
-SUSPECT = 0.87  # of what both ends reach with others; a link at 75 % is below it in spite of noise
-REACHED = 0.75  # the quantile of an end's pairs that says what it reaches: a quarter may be crowded or slow
+SUSPECT = 0.87  # share of what both ends reach with others; a link at 75 % stays below it despite noise
+REACHED = 0.75  # quantile of an end's pairs taken as what it reaches; a quarter may be congested or slow
 
 Floats = NDArray[np.float64]
 
 
 def rates(best_s: Floats, size: int) -> Floats:
-    """GB/s from node to node, of the seconds that each node saw for each distance; NaN: not measured.
+    """Convert each node's seconds per ring distance to a node-by-node matrix of GB/s; NaN: not measured.
 
-    A message is over for both of its ends when it is over, so the shorter time of the two is nearer to its
-    own: the longer one was another message's.
+    A message ends at the same time on both ends, so the shorter of the two times is closer to its duration;
+    the longer one includes another message.
     """
     count = len(best_s)
     if count < 2:
@@ -38,7 +39,7 @@ def rates(best_s: Floats, size: int) -> Floats:
 
 
 def slow_pairs(rate: Floats) -> list[tuple[int, int]]:
-    """Unordered pairs of nodes that are slow one way or both, the slowest first."""
+    """Return unordered pairs of nodes that are slow in at least one direction, slowest first."""
     if not np.isfinite(rate).any():
         return []
     with np.errstate(all="ignore"):
@@ -51,7 +52,7 @@ def slow_pairs(rate: Floats) -> list[tuple[int, int]]:
 
 
 def more_rounds(pairs: list[tuple[int, int]], most: int = MORE_ROUNDS) -> tuple[Pairs, ...]:
-    """Rounds in which no node is in two pairs; what doesn't fit into so many is left out."""
+    """Pack pairs into at most ``most`` rounds without repeated nodes; pairs that don't fit are dropped."""
     rounds: list[list[tuple[int, int]]] = []
     busy: list[set[int]] = []
     for a, b in pairs:

@@ -1,4 +1,4 @@
-"""What was measured again with nothing else running, and what was due then."""
+"""Pairs measured again with nothing else running, and the bandwidth expected of them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from checklist.analysis.bottleneck import Bounds
 from checklist.measurements import Pair
 from checklist.round_robin import ALL_PAIRS_UP_TO
 
-RERUNS = 2  # times that a pair must be slow alone: other jobs' traffic passes
-RERUNS_ABOVE = 3  # above 32 nodes: of so many pairs some meet passing traffic twice
+RERUNS = 2  # isolated measurements in which a pair must be slow, because other jobs' traffic is transient
+RERUNS_ABOVE = 3  # above 32 nodes: with that number of pairs some meet passing traffic twice
 
 
 class Alone:
-    """The second pass: the best of each ordered pair, and how often it was measured."""
+    """Isolated measurements: the best of each ordered pair, and how often it was measured."""
 
     def __init__(self, pairs: Sequence[Pair], nodes: int) -> None:
         self.enough = RERUNS if nodes <= ALL_PAIRS_UP_TO else RERUNS_ABOVE
@@ -24,14 +24,14 @@ class Alone:
         self.times = Counter((pair.src, pair.dst) for pair in pairs)
 
     def settled(self, pairs: Iterable[tuple[int, int]], needed: int) -> bool:
-        """Whether so many of those pairs were measured often enough to accuse somebody."""
+        """Return whether at least ``needed`` of the pairs were measured often enough to confirm a fault."""
         return sum(self.times[pair] >= self.enough for pair in pairs) >= needed
 
 
-class Due:
-    """What a pair should reach with nothing else running: what a good one of its class does then.
+class ExpectedAlone:
+    """Bandwidth expected of a pair in isolation, taken from healthy control pairs of its class.
 
-    ``typical``: the median of those controls, and not the best of them; for what is slow a little.
+    ``typical``: use the median of the controls instead of the best, for detecting slight slowness.
     """
 
     def __init__(self, bounds: Bounds, alone: Alone, spec: float | None, *, typical: bool = False) -> None:
@@ -53,20 +53,20 @@ class Due:
         self._by_class: dict[int, float] = {}
 
     def share(self, pair: tuple[int, int]) -> float:
-        """What the pair reached alone, of what was due; 0: it was not measured alone."""
+        """Return measured / expected bandwidth of a pair in isolation; 0 if it was not measured so."""
         return self.of([pair]) or 0.0
 
     def of(self, pairs: Iterable[tuple[int, int]]) -> float | None:
-        """The best share of those pairs, measured alone; None where none was."""
+        """Return the best share of the pairs measured in isolation; None if none was."""
         shares = [
-            self._alone.best[pair] / due
+            self._alone.best[pair] / expected
             for pair in pairs
-            if pair in self._class and (due := self._due(self._class[pair])) > 0
+            if pair in self._class and (expected := self._expected_gbytes_per_s(self._class[pair])) > 0
         ]
         return max(shares, default=None)
 
-    def _due(self, number: int) -> float:
-        """Of a class, GB/s; without a good pair of it by those of others, else by the best of any."""
+    def _expected_gbytes_per_s(self, number: int) -> float:
+        """Return a class's expected GB/s, scaled from its healthy pairs, any healthy pairs, or any pairs."""
         if number not in self._by_class:
             reference = self._references[number]
             same = [pair for pair in self._well if self._class[pair] == number]
@@ -82,7 +82,7 @@ class Due:
 
 
 def best_of(pairs: Iterable[Pair]) -> dict[tuple[int, int], tuple[float, int]]:
-    """The best value of each ordered pair, and its round: whatever disturbs only makes it slower."""
+    """Return the best value of each ordered pair and its round; disturbances only slow a pair down."""
     best: dict[tuple[int, int], tuple[float, int]] = {}
     for pair in pairs:
         value = pair.gbytes_per_s or 0.0

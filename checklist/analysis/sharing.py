@@ -1,9 +1,10 @@
-"""Pairs that are well alone and slow whenever some of them send at once: what they share carries less.
+"""Detection of shared bottlenecks: pairs that are fast in isolation and slow whenever several send at once.
 
-So an oversubscribed uplink shows: alone each pair has all of it. A round that was slow once may have met
-another job's traffic, and many hosts at once may be too much for something else than the network. So the
-slow couples of one round are measured together again, ``REPEATS`` times, in turn with as many couples of a
-round that was well, as controls. Only what is slow each time, with every control well each time, is told.
+An oversubscribed uplink looks like this, because in isolation each pair has the whole uplink. A round that
+was slow once may have met another job's traffic, and many active hosts may overload something other than the
+network. So the slow couples of one round are measured together again ``REPEATS`` times, alternating with an
+equal number of couples from a healthy round as controls. A bottleneck is reported only if the couples are
+slow in every repeat and every control is healthy in every repeat.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from checklist.measurements import Pair
 from checklist.round_robin import Pairs
 
 REPEATS = 2
-FEWEST = 2  # couples at once
+FEWEST = 2  # minimum number of couples that send at once
 Link = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """Couples to measure together again, no node twice in either; as many of both."""
+    """Couples to measure together again: two lists of equal length, no node twice within either."""
 
     shared: Pairs
     controls: Pairs
@@ -33,20 +34,20 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Ordered pairs that slow each other down, and the median of what each has then of what it has alone."""
+    """Ordered pairs that slow each other down; ``share``: median of bandwidth together / in isolation."""
 
     links: tuple[Link, ...]
     share: float
 
 
 def repeat(pairs: Iterable[Pair]) -> Repeat | None:
-    """The round with the most couples that were slow in it and well alone, and a round without any."""
+    """Select the round with the most couples slow only in that round, and controls from a healthy round."""
     every = tuple(pairs)
-    due = _Due(every)
+    isolated = _Isolated(every)
     shared: list[Link] = []
     controls: list[Link] = []
-    for shares in _rounds(every, due):
-        slow = [couple for couple, share in shares.items() if share < TAU and due.is_known(couple)]
+    for shares in _rounds(every, isolated):
+        slow = [couple for couple, share in shares.items() if share < TAU and isolated.is_known(couple)]
         well = [couple for couple, share in shares.items() if share >= TAU]
         shared = max(shared, slow, key=len)
         controls = max(controls, [] if slow else well, key=len)
@@ -55,15 +56,15 @@ def repeat(pairs: Iterable[Pair]) -> Repeat | None:
 
 
 def find(pairs: Iterable[Pair]) -> Shared | None:
-    """What the repeated rounds say; None: nothing is shared, or a control was slow too."""
+    """Evaluate the repeated rounds; None if nothing is shared or a control was slow too."""
     every = tuple(pairs)
-    due = _Due(every)
-    if any(due.share(pair) < TAU for pair in every if pair.repeat == "control"):
+    isolated = _Isolated(every)
+    if any(isolated.share(pair) < TAU for pair in every if pair.repeat == "control"):
         return None
     at_once: dict[int, dict[Link, float]] = defaultdict(dict)
     for pair in every:
         if pair.repeat == "shared":
-            at_once[pair.round][pair.src, pair.dst] = due.share(pair)
+            at_once[pair.round][pair.src, pair.dst] = isolated.share(pair)
     ways: dict[frozenset[Link], list[dict[Link, float]]] = defaultdict(list)
     for shares in at_once.values():
         ways[frozenset(shares)].append(shares)
@@ -76,29 +77,29 @@ def find(pairs: Iterable[Pair]) -> Shared | None:
     return Shared(tuple(sorted(slow)), statistics.median(slow.values())) if slow else None
 
 
-class _Due:
-    """What each pair has alone, GB/s; of one that was not measured so, the median of those that were."""
+class _Isolated:
+    """Isolated bandwidth of each pair, GB/s; for pairs without one, the median of the others."""
 
     def __init__(self, pairs: tuple[Pair, ...]) -> None:
-        self._alone = {link: value for link, (value, _) in best_of(p for p in pairs if p.alone).items()}
-        self._middle = statistics.median(self._alone.values()) if self._alone else 0.0
+        self._by_link = {link: value for link, (value, _) in best_of(p for p in pairs if p.alone).items()}
+        self._middle = statistics.median(self._by_link.values()) if self._by_link else 0.0
 
     def share(self, pair: Pair) -> float:
-        """Of a measurement; 1 where there is nothing to hold it against."""
-        due = self._alone.get((pair.src, pair.dst), self._middle)
-        return (pair.gbytes_per_s or 0.0) / due if due > 0 else 1.0
+        """Return measured / isolated bandwidth; 1 without a reference."""
+        isolated = self._by_link.get((pair.src, pair.dst), self._middle)
+        return (pair.gbytes_per_s or 0.0) / isolated if isolated > 0 else 1.0
 
     def is_known(self, couple: Link) -> bool:
-        """Whether a direction of it was measured alone, and carried something."""
-        return any(self._alone.get(link, 0.0) > 0 for link in (couple, couple[::-1]))
+        """Return whether a direction of the couple was measured in isolation and carried data."""
+        return any(self._by_link.get(link, 0.0) > 0 for link in (couple, couple[::-1]))
 
 
-def _rounds(pairs: tuple[Pair, ...], due: _Due) -> list[dict[Link, float]]:
-    """Of each round its couples, as they were sent first, with the lower share of their two directions."""
+def _rounds(pairs: tuple[Pair, ...], isolated: _Isolated) -> list[dict[Link, float]]:
+    """Return the couples of each round, in first-sent order, with the lower share of their two directions."""
     at_once: dict[int, dict[Link, float]] = defaultdict(dict)
     for pair in pairs:
         if pair.first:
-            at_once[pair.round][pair.src, pair.dst] = due.share(pair)
+            at_once[pair.round][pair.src, pair.dst] = isolated.share(pair)
     found: dict[frozenset[frozenset[int]], dict[Link, float]] = {}
     for number in sorted(at_once):
         members = frozenset(frozenset(link) for link in at_once[number])

@@ -1,7 +1,7 @@
-"""Figures that can't be: no number, no time at all, or more than the hardware can do. They count nowhere.
+"""Filters for physically impossible measurements: NaN, non-positive durations, rates above a ceiling.
 
-Whoever told one is named in ``Measurements.unsound``, and the run is judged without it: it is nobody's
-reference, no peer's median, no history.
+The rank or node that reported one is listed in ``Measurements.unsound``. The value is excluded everywhere:
+from references, from the medians of peers and from the history.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from checklist.measurements import (
     Unsound,
 )
 
-UNLIMITED = -1  # of memlock
+UNLIMITED = -1  # value of memlock without a limit
 _COUNTS = (
     "ecc_uncorrected",
     "ecc_corrected",
@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 def sound(measurements: Measurements) -> Measurements:
-    """The measurements without what can't be, each of which is named in ``unsound``."""
+    """Remove physically impossible values and list each of them in ``unsound``."""
     run, found = measurements, list(measurements.unsound)
     ceilings, nodes = Ceilings.of(run), run.nodes_by_rank
 
@@ -66,17 +66,17 @@ def sound(measurements: Measurements) -> Measurements:
 
 
 def sound_pairs(pairs: Iterable[Pair], ceilings: Ceilings) -> tuple[Pair, ...]:
-    """Those of the pairs that can be."""
+    """Return the pairs whose values are physically possible."""
     return _kept(pairs, lambda pair: _pair(pair, ceilings), [])
 
 
 def sound_records(records: Iterable[Record]) -> tuple[Record, ...]:
-    """Those of earlier runs' figures that can be."""
+    """Return the records of earlier runs whose values are physically possible."""
     return tuple(item for item in records if not wrong(item.value, item.unit, none_above(item.unit)))
 
 
 def wrong(value: float | None, unit: str = "s", most: Ceiling | None = None) -> str | None:
-    """Why a time can't be, or a rate, which has a ceiling; None: it can, or was not measured."""
+    """Return why a time or rate (with ceiling ``most``) is impossible; None if it is possible or missing."""
     if value is None:
         return None
     if not math.isfinite(value):
@@ -91,9 +91,9 @@ def wrong(value: float | None, unit: str = "s", most: Ceiling | None = None) -> 
 def unsound_times(
     seconds: Sequence[float], *, check: str, what: str, node: int, rank: int, dst: int | None = None
 ) -> list[Unsound]:
-    """The first of a rank's times that can't be; none: all can."""
+    """Report the first impossible time of a rank; empty if all are possible."""
     bad = next(((one, why) for one in seconds if (why := wrong(one))), None)
-    return [] if bad is None else _Teller(check, node, rank, dst).bad(what, bad[0], "s", bad[1])
+    return [] if bad is None else _Source(check, node, rank, dst).bad(what, bad[0], "s", bad[1])
 
 
 def _kept(
@@ -109,8 +109,8 @@ def _kept(
 
 
 @dataclass(frozen=True)
-class _Teller:
-    """Who told the figures of one record, and what of them is bad."""
+class _Source:
+    """Source of one record's values, which builds the findings for the impossible ones."""
 
     check: str
     node: int | None = None
@@ -155,29 +155,29 @@ def _facts(fact: Facts) -> tuple[Facts, list[Unsound]]:
         ("memlock", "memlock_bytes", "bytes", _negative_limit(fact.memlock_bytes)),
     ):
         if why:
-            found += _Teller(check, fact.node, fact.rank).bad(field, getattr(fact, field), unit, why)
+            found += _Source(check, fact.node, fact.rank).bad(field, getattr(fact, field), unit, why)
             changes[field] = None
-    if "clock_offset_error_s" in changes:  # an offset that may be off by anything says nothing
+    if "clock_offset_error_s" in changes:  # an offset of unknown error is useless
         changes["clock_offset_s"] = None
     nics = tuple(
         replace(nic, gbps=None) if nic.gbps is not None and wrong(nic.gbps) else nic for nic in fact.nics
     )
     for nic in fact.nics:
         why = None if nic.gbps is None else wrong(nic.gbps)
-        found += _Teller("interface", fact.node, fact.rank).bad(
+        found += _Source("interface", fact.node, fact.rank).bad(
             f"rate of {nic.name}", nic.gbps, "Gbit/s", why
         )
     ports = fact.rdma_ports and tuple(
         replace(port, gbps=None) if wrong(port.gbps) else port for port in fact.rdma_ports
     )
     for port in fact.rdma_ports or ():
-        teller = _Teller("rdma", fact.node, fact.rank)
-        found += teller.bad(f"rate of {port.name}", port.gbps, "Gbit/s", wrong(port.gbps))
+        source = _Source("rdma", fact.node, fact.rank)
+        found += source.bad(f"rate of {port.name}", port.gbps, "Gbit/s", wrong(port.gbps))
     return (replace(fact, nics=nics, rdma_ports=ports, **changes) if found else fact), found
 
 
 def _wrong_or_zero(value: float | None) -> str | None:
-    """As :func:`wrong`, of what may be zero."""
+    """Return as :func:`wrong`, but allow zero."""
     return None if value == 0 else wrong(value)
 
 
@@ -186,14 +186,14 @@ def _negative_limit(value: int | None) -> str | None:
 
 
 def _health(state: GpuHealth, node: int | None) -> tuple[GpuHealth, list[Unsound]]:
-    teller = _Teller("gpu-health", node, state.rank)
+    source = _Source("gpu-health", node, state.rank)
     whys = {field: _negative(getattr(state, field)) for field in _COUNTS}
     whys |= {field: _not_finite(getattr(state, field)) for field in _FLOATS}
-    found = [one for name, why in whys.items() for one in teller.bad(name, getattr(state, name), "", why)]
+    found = [one for name, why in whys.items() for one in source.bad(name, getattr(state, name), "", why)]
     changes: dict[str, Any] = {field: None for field, why in whys.items() if why}
     errors = state.nvlink_errors or {}
     for kind, number in errors.items():
-        found += teller.bad(f"NVLink {kind}", number, "", _negative(number))
+        found += source.bad(f"NVLink {kind}", number, "", _negative(number))
     if any(number < 0 for number in errors.values()):
         changes["nvlink_errors"] = {kind: number for kind, number in errors.items() if number >= 0}
     return replace(state, **changes), found
@@ -203,8 +203,8 @@ def _probe(probe: Probe) -> tuple[Probe, list[Unsound]]:
     why = wrong(probe.seconds)
     if why is None:
         return probe, []
-    teller = _Teller("mesh", probe.src, dst=probe.dst)
-    return replace(probe, seconds=None), teller.bad("seconds", probe.seconds, "s", why)
+    source = _Source("mesh", probe.src, dst=probe.dst)
+    return replace(probe, seconds=None), source.bad("seconds", probe.seconds, "s", why)
 
 
 def _local(local: Local, node: int | None, ceilings: Ceilings) -> tuple[Local | None, list[Unsound]]:
@@ -212,59 +212,59 @@ def _local(local: Local, node: int | None, ceilings: Ceilings) -> tuple[Local | 
     if kind is None or local.value is None:
         return local, []
     most = ceilings.local(local.rank, local.what)
-    told = (local.value, *local.samples)
-    bad = next(((value, why) for value in told if (why := wrong(value, kind.unit, most))), None)
+    values = (local.value, *local.samples)
+    bad = next(((value, why) for value in values if (why := wrong(value, kind.unit, most))), None)
     if bad is None:
         return local, []
-    return None, _Teller(kind.check, node, local.rank).bad(local.what, bad[0], kind.unit, bad[1])
+    return None, _Source(kind.check, node, local.rank).bad(local.what, bad[0], kind.unit, bad[1])
 
 
 def _collective(item: Collective, ceilings: Ceilings) -> tuple[Collective, list[Unsound]]:
-    """Its times go; whether the values were right is another matter, and stays."""
+    """Drop impossible times and rates; the result of the check for correct values stays."""
     rate, most = item.busbw_gbytes_per_s, ceilings.world(item)
-    told = (
+    values = (
         (item.seconds_median, "s", wrong(item.seconds_median)),
         (item.seconds_p95, "s", wrong(item.seconds_p95)),
         (rate, "GB/s", wrong(rate, "GB/s", most) if item.ranks > 1 else _not_finite(rate)),
     )
-    bad = next(((value, unit, why) for value, unit, why in told if why), None)
+    bad = next(((value, unit, why) for value, unit, why in values if why), None)
     if bad is None:
         return item, []
     small = item.op == "barrier" or item.bytes <= SMALL_BYTES
-    teller = _Teller("latency" if small else "bandwidth")
+    source = _Source("latency" if small else "bandwidth")
     cleared = replace(
         item, seconds_median=None, seconds_p95=None, algbw_gbytes_per_s=None, busbw_gbytes_per_s=None
     )
-    return cleared, teller.bad(f"{item.op} of {item.bytes} bytes ({item.dtype})", *bad)
+    return cleared, source.bad(f"{item.op} of {item.bytes} bytes ({item.dtype})", *bad)
 
 
 def _pair(pair: Pair, ceilings: Ceilings) -> tuple[Pair | None, list[Unsound]]:
     most = ceilings.pair(pair.src, pair.dst)
     for rate in (pair.gbytes_per_s, pair.gbytes_per_s_p95, *pair.rails):
         if why := wrong(rate, "GB/s", most):
-            return None, _Teller("pairs", pair.src, dst=pair.dst).bad("bandwidth", rate, "GB/s", why)
+            return None, _Source("pairs", pair.src, dst=pair.dst).bad("bandwidth", rate, "GB/s", why)
     again, sent = pair.retransmitted, pair.segments
     why = _negative(again) or _negative(sent)
     if why is None and again is not None and sent is not None and again > sent:
         why = "more than were sent"
     if why is None:
         return pair, []
-    found = _Teller("loss", pair.src, dst=pair.dst).bad("segments sent again", f"{again} of {sent}", "", why)
+    found = _Source("loss", pair.src, dst=pair.dst).bad("segments sent again", f"{again} of {sent}", "", why)
     return replace(pair, segments=None, retransmitted=None), found
 
 
 def _counters(counted: Counters) -> tuple[Counters, list[Unsound]]:
-    teller = _Teller("loss", counted.node)
+    source = _Source("loss", counted.node)
     found: list[Unsound] = []
     changes: dict[str, Any] = {}
     for name in ("tcp_segments", "tcp_retransmitted", "carrier_changes"):
         if why := _negative(getattr(counted, name)):
-            found += teller.bad(name, getattr(counted, name), "", why)
+            found += source.bad(name, getattr(counted, name), "", why)
             changes[name] = None
     for name in ("rdma_errors", "port_errors"):
         errors: dict[str, int] = getattr(counted, name) or {}
         for port, grown in errors.items():
-            found += teller.bad(port, grown, "", _negative(grown))
+            found += source.bad(port, grown, "", _negative(grown))
         if any(grown < 0 for grown in errors.values()):
             changes[name] = {port: grown for port, grown in errors.items() if grown >= 0}
     return (replace(counted, **changes) if changes else counted), found

@@ -1,19 +1,18 @@
-"""Slow links that are one uplink: all pairs between two groups of nodes, and none within either."""
+"""Grouping of slow links into one uplink: all pairs between two groups of nodes and none within either."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-FEWEST_LINKS = 4  # between two and two; fewer are as well links of their own
+FEWEST_LINKS = 4  # two nodes to two nodes; with fewer, separate link faults are as likely
 Link = tuple[int, int]
 
 
 def uplinks(slow: Collection[Link], measured: Iterable[Link]) -> tuple[tuple[int, ...], ...]:
-    """The groups of nodes between which every measured pair is slow, the smallest first; () without any.
+    """Return groups of nodes between which every measured pair is slow, smallest first; () if there are none.
 
-    Links in either order. Nodes of a group are those that reach each other, over one or more, by pairs that
-    are well: found from the pairs alone, so no label is needed. A group of one is a node of its own, which
-    the diagnosis names.
+    The order of a link's ends is irrelevant. A group is a connected component of the graph of healthy pairs,
+    so no topology labels are needed. A group of one is a node fault, which the diagnosis reports.
     """
     broken = {(min(link), max(link)) for link in slow}
     seen = {(min(link), max(link)) for link in measured}

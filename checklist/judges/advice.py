@@ -1,4 +1,4 @@
-"""What to do about a finding, in one or two lines, with a command to copy where one helps."""
+"""Advice for findings: one or two lines, with a command to copy where useful."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FILE = Path(__file__).parents[1] / "data" / "advice.yaml"
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """Texts with places for what a finding knows: {nodes}, {ranks} and those its maker names."""
+    """Text templates with placeholders: {nodes}, {ranks} and those passed with the finding."""
 
     lines: tuple[str, ...]
     command: str | None = None
@@ -23,7 +23,7 @@ class Advice:
 
 @cache
 def table() -> dict[str, Advice]:
-    """All advice by its code."""
+    """Load all advice, by code."""
     import yaml  # heavy to import
 
     advice = yaml.safe_load(FILE.read_text())
@@ -49,7 +49,7 @@ def finding(
     links: Iterable[tuple[str, str]] = (),
     **known: object,
 ) -> Finding:
-    """A finding with its advice. ``known`` fills the places of the texts; the others are shown as places."""
+    """Build a finding with its advice. ``known`` fills the placeholders; the rest are shown unfilled."""
     advice = table()[code]
     names, maybe, numbers = tuple(nodes), tuple(suspects), tuple(ranks)
     values = _Known(known) | {

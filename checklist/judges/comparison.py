@@ -1,4 +1,4 @@
-"""A figure held against what it should be: a floor, its peers, its own past."""
+"""Comparison of a figure with its references: a floor, its peers, its own history."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ Basis = Literal["floor", "peers", "history", "none"]
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A figure held against what it should be."""
+    """Result of comparing a figure with its references."""
 
     level: Level | None = None
-    """None: there was nothing to compare it against."""
+    """None if there was no reference."""
     expected: float | None = None
     basis: Basis = "none"
     source: str | None = None
     words: str = ""
-    """What is wrong, to follow the figure in a sentence."""
+    """Description of the deficit, which follows the figure in a sentence."""
 
     @property
     def code(self) -> str:
-        """The code of the advice for such a figure (checklist/data/advice.yaml)."""
+        """Code of the advice for the figure (checklist/data/advice.yaml)."""
         return {"floor": "below-floor", "peers": "straggler"}.get(self.basis, "below-history")
 
     def figure(
@@ -57,15 +57,15 @@ class Comparison:
 def compare(
     value: float,
     threshold: Threshold | None = None,
-    beside: tuple[Level, float] | None = None,
+    against_peers: tuple[Level, float] | None = None,
     past: Past | None = None,
 ) -> Comparison:
-    """The first of floor, peers (verdict and median) and past that finds fault, else the first there is."""
+    """Return the first bad comparison among floor, peers (verdict, median) and history, else the first."""
     comparisons = [
         each
         for each in (
             _compare_with_floor(value, threshold),
-            _compare_with_peers(value, beside),
+            _compare_with_peers(value, against_peers),
             compare_with_history(past),
         )
         if each.level is not None
@@ -86,17 +86,17 @@ def _compare_with_floor(value: float, threshold: Threshold | None) -> Comparison
     return Comparison(level, threshold.floor, "floor", threshold.origin, words)
 
 
-def _compare_with_peers(value: float, beside: tuple[Level, float] | None) -> Comparison:
-    if beside is None:
+def _compare_with_peers(value: float, against_peers: tuple[Level, float] | None) -> Comparison:
+    if against_peers is None:
         return Comparison()
-    level, median = beside
+    level, median = against_peers
     return Comparison(
         level, median, "peers", None, f"{1 - value / median:.0%} below its peers" if median else ""
     )
 
 
 def compare_with_history(past: Past | None) -> Comparison:
-    """A figure held against its own past alone."""
+    """Compare a figure with its own history alone."""
     if past is None:
         return Comparison()
     words = f"{-past.change:.0%} worse than its past, {past.median:.4g}"

@@ -1,4 +1,4 @@
-"""One run before the judges: its measurements, what they are held against, and how an answer is given."""
+"""Input of the judges (measurements and references) and constructors of their judgements."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from estimator import hardware
 from estimator.errors import UserError
 
 ORDER: tuple[Verdict, ...] = ("PASS", "NO-VERDICT", "WARN", "FAIL")  # from the best to the worst
-_MOST_NAMES = 8  # in one title
+_MOST_NAMES = 8  # maximum number of names in one title
 
 
 class Measured(NamedTuple):
-    """A figure for the history of later runs."""
+    """A figure stored in the history."""
 
     op: str
     bytes: int | None
     value: float
     unit: str
     parts: Mapping[str, float] = {}
-    """The same by GPU, node or pair, under names that stay from run to run."""
+    """The figure by GPU, node or pair, under names that are stable across runs."""
 
 
 Records = list[Measured]
@@ -47,37 +47,37 @@ Records = list[Measured]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judgement:
-    """What one judge says of its check, and what it leaves for the history."""
+    """Result of one check, plus the figures it adds to the history."""
 
     result: CheckResult | Skipped
     findings: tuple[Finding, ...] = ()
     records: tuple[Measured, ...] = ()
     diagnosis: Diagnosis | None = None
-    """Who among the nodes is slow with whom, from the one judge that compares them pair by pair."""
+    """Diagnosis of slow nodes and links, set only by check pairs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JudgingContext:
-    """One run before the judges, and what it is compared with: thresholds, earlier runs."""
+    """One run's measurements and their references: thresholds and earlier runs."""
 
     measurements: Measurements
     table: Table
     history: tuple[Record, ...] = ()
     accept_baseline: bool = False
-    """Whether the past is given up and starts anew with this run."""
+    """Whether the history is discarded and restarts with this run."""
     pairs_seen: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    """When earlier runs have measured a pair of nodes last, Unix time."""
+    """Time of the last measurement of each pair of nodes in earlier runs, Unix time."""
     looks: tuple[Look, ...] = ()
-    """Earlier runs' looks for what comes and goes."""
+    """Records of intermittent faults from earlier runs."""
     system: str | None = None
-    """The user's name for this system, asked for first in the table of thresholds."""
+    """User's name for this system, looked up first in the table of thresholds."""
     reference: Reference | None = None
-    """Settings of hosts that are right, from a kept result."""
+    """Reference host settings from a stored result."""
     reference_node: str | None = None
-    """The node of this run whose settings are right."""
+    """Node of this run whose settings are the reference."""
     setting: Setting = field(init=False)
     leaders: tuple[Facts, ...] = field(init=False)
-    """The facts of each node's first rank, by node."""
+    """Facts of each node's first rank, by node."""
     nodes_by_rank: dict[int, int] = field(init=False)
     paths: Paths = field(init=False)
     _names: dict[int, str] = field(init=False)
@@ -89,17 +89,17 @@ class JudgingContext:
             first.setdefault(fact.node, fact)
         names = run.names
         same = Counter(names.values())
-        told = {
+        identity = {
             "setting": setting_of(run),
             "leaders": tuple(first[node] for node in sorted(first)),
             "nodes_by_rank": run.nodes_by_rank,
             "paths": Paths.of(first.values(), max((run.nodes_asked - 1, *first)) + 1),
             "_names": {n: f"{name} (node {n})" if same[name] > 1 else name for n, name in names.items()},
         }
-        for name, value in told.items():
+        for name, value in identity.items():
             object.__setattr__(self, name, value)
 
-    # ---- who is who
+    # ---- nodes and ranks
 
     @property
     def facts(self) -> tuple[Facts, ...]:
@@ -118,7 +118,7 @@ class JudgingContext:
         return self.measurements.local
 
     def name(self, node: int) -> str:
-        """A node's name; with its number where two nodes call themselves the same."""
+        """Return a node's name, with its number if two nodes have the same name."""
         return self._names.get(node) or self.measurements.hosts.get(node) or f"node {node}"
 
     def names(self, nodes: Iterable[int]) -> tuple[str, ...]:
@@ -134,24 +134,24 @@ class JudgingContext:
 
     @property
     def gpus(self) -> dict[str, tuple[str, ...]]:
-        """By node, the UUIDs of the GPUs that its ranks use."""
+        """Return the UUIDs of the GPUs used by each node's ranks."""
         by_node: dict[str, tuple[str, ...]] = {}
         for fact in self.facts:
             name, own = self._names[fact.node], fact.gpu_uuids[fact.local_rank :][:1]
             by_node[name] = (*by_node.get(name, ()), *own)
         return by_node
 
-    # ---- what figures are held against
+    # ---- references
 
     def systems(self, instance_type: str | None, gpu_names: Iterable[str]) -> tuple[str, ...]:
-        """The names that thresholds may know such a machine or GPU by, the most telling first."""
+        """Return the names of a machine or GPU in the table of thresholds, most specific first."""
         gpus = [hardware.find_gpu_by_nvml_name(name) for name in dict.fromkeys(gpu_names)]
         names = [self.system, instance_type, *(gpu.name for gpu in gpus if gpu is not None)]
         names += [f"TCP {rate:g} Gbit/s" for rate in self._socket_rates()]
         return tuple(dict.fromkeys(name for name in names if name))
 
     def _socket_rates(self) -> list[float]:
-        """Line rates of the interfaces that plain sockets use; nothing where RDMA is used."""
+        """Return the line rates of the interfaces used by plain sockets; empty if RDMA is used."""
         transport = self.measurements.transport
         if self.local or (
             self.measurements.backend == "nccl" and (transport is None or transport.network != "socket")
@@ -161,9 +161,9 @@ class JudgingContext:
         return [min(rates)] if rates and len(rates) == len(self.leaders) else []
 
     def threshold(self, op: str, size_bytes: int | None, algorithm: str | None = None) -> Threshold | None:
-        """Of what all nodes do together: where they are of several kinds, the lowest of all of theirs.
+        """Return the threshold of an operation over all nodes; for mixed kinds, the lowest of theirs.
 
-        None where one kind has none: that one may be the slower.
+        None if any kind has none, because that kind may be the slowest.
         """
         kinds = dict.fromkeys((fact.instance_type, fact.gpu_names) for fact in self.leaders)
         rows = [self._row(self.systems(*kind), op, size_bytes, algorithm) for kind in kinds]
@@ -171,7 +171,7 @@ class JudgingContext:
         return min(known, key=lambda row: row.floor) if known and len(known) == len(rows) else None
 
     def thresholds_by_rank(self, op: str) -> dict[int, Threshold]:
-        """Of a figure that each rank measures alone, by its own machine and its own GPU."""
+        """Return the threshold of each rank's own figure, by its machine and GPU."""
         rows: dict[tuple[str | None, tuple[str, ...]], Threshold | None] = {}
         found = {}
         for fact in self.facts:
@@ -208,32 +208,32 @@ class JudgingContext:
     def worse_parts(
         self, op: str, size_bytes: int | None, values: Mapping[str, float], limits: PartLimits = OWN_PAST
     ) -> dict[str, Past]:
-        """GPUs, nodes or pairs whose figure is worse than their own past."""
+        """Return GPUs, nodes or pairs whose figure is worse than their own history."""
         if self.accept_baseline:
             return {}
         return worse_parts(self._of(self.setting, op, size_bytes), values, limits)
 
     def _of(self, *key: object) -> tuple[Record, ...]:
-        """Earlier runs' records of one figure: setting, op, bytes."""
+        """Return the records of one figure (setting, op, bytes) from earlier runs."""
         return tuple(one for one in self.history if (one.setting, one.op, one.bytes) == key)
 
     def same(self, record: Record) -> tuple[Record, ...]:
-        """Earlier runs' records of the same figure."""
+        """Return the records of the same figure from earlier runs."""
         return self._of(record.setting, record.op, record.bytes)
 
     @property
     def machine_gpus(self) -> int | None:
-        """How many GPUs the machine type has, where there is one type and the table knows it."""
+        """Return the machine type's number of GPUs; None for several or unlisted types."""
         kinds = {fact.instance_type for fact in self.leaders}
         kind = kinds.pop() if len(kinds) == 1 else None
         try:
             return None if kind is None else hardware.instance(kind).gpu_count
-        except UserError:  # a type that no table lists
+        except UserError:  # unlisted machine type
             return None
 
     @property
     def machine_fabric(self) -> str:
-        """What the table says of the machine type's network; empty: unknown."""
+        """Return the table's network of the machine type; empty if unknown."""
         kinds = {fact.instance_type for fact in self.leaders}
         kind = kinds.pop() if len(kinds) == 1 else None
         try:
@@ -241,15 +241,15 @@ class JudgingContext:
         except UserError:
             return ""
 
-    # ---- answers
+    # ---- judgements
 
     def ran(self, phase: PhaseName) -> bool:
-        """Whether that phase came to its end."""
+        """Return whether the phase finished."""
         run = self.measurements.phase(phase)
         return run is not None and run.status == "done"
 
     def unmeasured(self, check: str, phase: PhaseName) -> Judgement:
-        """NO-VERDICT, with what the phase says of itself."""
+        """Return NO-VERDICT with the phase's own reason."""
         run = self.measurements.phase(phase)
         if run is None:
             why = f"phase {phase} did not run"
@@ -269,7 +269,7 @@ def answer(
     figures: Iterable[Figure] = (),
     records: Iterable[Measured] = (),
 ) -> Judgement:
-    """PASS with ``good`` as the reason, or the worst finding."""
+    """Return PASS with ``good`` as the reason, or the worst finding."""
     given = tuple(findings)
     worst = worst_of([finding.verdict for finding in given])
     titles = [finding.title for finding in given if finding.verdict == worst]
@@ -290,7 +290,7 @@ def no_verdict(
     findings: Iterable[Finding] = (),
     records: Iterable[Measured] = (),
 ) -> Judgement:
-    """NO-VERDICT: not measured, or measured with nothing to compare with."""
+    """Return NO-VERDICT: not measured, or measured without a reference."""
     result = CheckResult(
         check=check,
         verdict="NO-VERDICT",
@@ -303,16 +303,16 @@ def no_verdict(
 
 
 def skipped(check: str, reason: str) -> Judgement:
-    """The judgement of a check that does not apply here; ``reason`` says why."""
+    """Return the judgement of a check that does not apply, for ``reason``."""
     return Judgement(result=Skipped(check=check, reason=reason))
 
 
 def worst_of(verdicts: Iterable[Verdict]) -> Verdict:
-    """The worst of them; PASS where there are none."""
+    """Return the worst verdict; PASS if there are none."""
     return max(verdicts, key=ORDER.index, default="PASS")
 
 
 def few(names: tuple[str, ...]) -> str:
-    """Names, of many the first ones."""
+    """Format names, shortened to the first few if there are many."""
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     return ", ".join(names[:_MOST_NAMES]) + more

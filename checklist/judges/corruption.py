@@ -1,4 +1,4 @@
-"""Whether the same arithmetic gives the same bits: on one device each time, and on all of them."""
+"""Check for silent data corruption: equal arithmetic must give equal bits on every repeat and device."""
 
 from __future__ import annotations
 
@@ -10,31 +10,30 @@ from checklist.result import Finding
 
 
 def corruption(context: JudgingContext) -> Judgement:
-    """FAIL for a rank whose matrix product isn't the same to the last bit each time, or not as the others'.
+    """FAIL for a rank whose matmul isn't bitwise equal on every repeat, or differs from the other ranks.
 
-    The product of random operands is compared with itself on one rank: cuBLAS gives the same bits on one
+    The product of random operands is compared between repeats on one rank: cuBLAS gives the same bits on one
     stream of one GPU (its documentation, "Results Reproducibility"), oneDNN and MKL with the same threads.
-    The product of small whole numbers is exact in any order, so it is compared over all ranks, whatever GPUs
-    they have; the bits of more than half of the ranks are taken for right.
+    The product of small integers is exact in any order, so it is compared over all ranks regardless of GPU;
+    the bits of more than half of the ranks are the reference.
 
     Limits: none; a single bit fails. Fleets see such faults on a few of a thousand machines (Dixit et al.
     2021, "Silent Data Corruptions at Scale"; Hochschild et al. 2021, "Cores that don't count").
 
-    Can't tell: what a fault would do at another temperature, clock or instruction; only bfloat16 (on CPUs
-    fp32) products are looked at, for a fraction of the load's time. With half of the ranks against the other
-    half all are suspects.
+    Not detected: faults at another temperature, clock or instruction; only bfloat16 (on CPUs fp32) matmuls
+    are compared, for a fraction of the load's time. If the ranks split into two halves, all are suspects.
     """
-    told = [one for one in context.measurements.repeated if one.rank in context.nodes_by_rank]
-    if not told:
+    repeated = [one for one in context.measurements.repeated if one.rank in context.nodes_by_rank]
+    if not repeated:
         return context.unmeasured("corruption", "node")
-    findings = [_unsteady(context, one.rank, one.differing) for one in told if one.differing]
-    unsteady = {one.rank for one in told if one.differing}
-    digests = {one.rank: one.digest for one in told if one.whole and one.rank not in unsteady}
+    findings = [_unsteady(context, one.rank, one.differing) for one in repeated if one.differing]
+    unsteady = {one.rank for one in repeated if one.differing}
+    digests = {one.rank: one.digest for one in repeated if one.whole and one.rank not in unsteady}
     findings += _odd(context, digests)
-    times = min(one.times for one in told)
-    ranks = len({one.rank for one in told})
+    times = min(one.times for one in repeated)
+    ranks = len({one.rank for one in repeated})
     good = f"A matrix product has the same bits on {ranks} ranks, at least {times} times each."
-    nodes = context.names({context.nodes_by_rank[one.rank] for one in told})
+    nodes = context.names({context.nodes_by_rank[one.rank] for one in repeated})
     return answer("corruption", good, findings, nodes=nodes)
 
 
@@ -45,7 +44,7 @@ def _unsteady(context: JudgingContext, rank: int, differing: int) -> Finding:
 
 
 def _odd(context: JudgingContext, digests: dict[int, str]) -> list[Finding]:
-    """Ranks whose exact product has other bits than that of most."""
+    """Report ranks whose exact product differs from that of most ranks."""
     counts = Counter(digests.values())
     if len(counts) < 2:
         return []

@@ -1,4 +1,4 @@
-"""What of each check was measured, and of whom: less than enough of it is no verdict, and nobody's health."""
+"""Coverage of each check: measured ranks, nodes and pairs. Too little coverage gives no verdict."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from checklist.judges.context import Judgement, JudgingContext
 from checklist.result import CheckResult, Coverage, Finding
 from checklist.round_robin import pairs_of
 
-LEAST_SHARE = 0.9  # of the ranks or nodes, or of the pairs that a run of so many nodes measures
+LEAST_SHARE = 0.9  # minimum share of the ranks or nodes, or of the pairs that a run of that size measures
 WORLD = ("correctness", "latency", "bandwidth", "transport")
-# Checks whose ranks are one GPU each
+# Checks in which each rank is one GPU
 OF_GPUS = ("dcgm", "gemm", "gpu-load", "corruption", "hbm", "host-copy", "peer-copy", "gpu-health", "gpus")
-_WHEN = {"gpu-health": "after", "gpu-load": "loaded"}  # of a GPU's health, which such a check needs
+_WHEN = {"gpu-health": "after", "gpu-load": "loaded"}  # the record of GPU health that the check needs
 Link = tuple[int, int]
 
 
-def told(context: JudgingContext, judged: Judgement) -> Judgement:
-    """The judgement with what it covers: a PASS of less than ``LEAST_SHARE`` is none.
+def add(context: JudgingContext, judged: Judgement) -> Judgement:
+    """Add the coverage to a judgement; a PASS that covers less than ``LEAST_SHARE`` becomes NO-VERDICT.
 
-    Beside that, who is covered: nodes whose ranks were all measured, pairs that were measured both ways, and
-    whom a finding is about. By these later runs know what of an earlier failure has been looked at again.
+    Also records nodes whose ranks were all measured, pairs measured both ways, and the subjects of findings.
+    Later runs use these to decide which earlier failures were measured again.
     """
     result = judged.result
     if not isinstance(result, CheckResult):
@@ -48,7 +48,7 @@ def _covered(context: JudgingContext, result: CheckResult) -> CheckResult:
     world = context.measurements.nodes_asked * context.measurements.gpus_per_node_asked
     if check in WORLD:
         ranks = [item.ranks for item in context.measurements.collectives]
-        # The backend's log knows of more than the collectives: where they are not there it speaks for all
+        # The backend's log covers all ranks, also without measured collectives
         return _limited(result, Coverage(what="ranks", measured=max(ranks, default=world), of=world))
     if check in BY_NODE:
         nodes = {context.nodes_by_rank[rank] for rank in _measured_alone(context, check)}
@@ -86,7 +86,7 @@ def _of_pairs(context: JudgingContext, result: CheckResult) -> CheckResult:
     count = len(run.nodes)
     every = count * (count - 1) // 2
     if result.check == "mesh":
-        if len(run.probes) == 2 * every and result.verdict == "PASS":  # the judge has seen each of them
+        if len(run.probes) == 2 * every and result.verdict == "PASS":  # the judge covered every pair
             return replace(result, coverage=Coverage(what="pairs", measured=every, of=every))
         ways = {(probe.src, probe.dst) for probe in run.probes}
     else:
@@ -97,20 +97,20 @@ def _of_pairs(context: JudgingContext, result: CheckResult) -> CheckResult:
             if not loss or pair.segments is not None or pair.gbytes_per_s_p95 is not None
         }
     links = sorted({(a, b) for a, b in ways if a < b and (b, a) in ways})
-    if not links and result.check == "loss":  # counters alone speak of nodes
+    if not links and result.check == "loss":  # counters alone cover nodes, not pairs
         return replace(result, links=())
     covered = Coverage(what="pairs", measured=len(links), of=every)
-    due = every if result.check == "mesh" else pairs_of(count)
+    expected = every if result.check == "mesh" else pairs_of(count)
     if len(links) < every:
         covered = _with_ages(context, covered, set(links))
         places = {name: place for place, name in enumerate(context.all_names)}
         known = [(places[context.name(a)], places[context.name(b)]) for a, b in links]
         result = replace(result, nodes=context.all_names, links=tuple(known))
-    return _limited(result, covered, due)
+    return _limited(result, covered, expected)
 
 
 def _with_ages(context: JudgingContext, covered: Coverage, links: set[Link]) -> Coverage:
-    """How many of the other pairs earlier runs have measured, and when the longest ago."""
+    """Add how many of the other pairs earlier runs measured, and the time of the oldest measurement."""
     here = {context.name(node): node for node in context.measurements.nodes}
     earlier = [
         unix
@@ -127,13 +127,16 @@ def _only(context: JudgingContext, result: CheckResult, nodes: Iterable[int]) ->
     return replace(result, nodes=tuple(name for name in result.nodes if name in names))
 
 
-def _limited(result: CheckResult, covered: Coverage, due: int | None = None) -> CheckResult:
-    """With its coverage in words where it is not all; without a verdict where it is too little."""
+def _limited(result: CheckResult, covered: Coverage, expected: int | None = None) -> CheckResult:
+    """Describe incomplete coverage in the result; remove the verdict if coverage is insufficient."""
     result = replace(result, coverage=covered)
     if covered.measured >= covered.of:
         return result
     words = covered.words
-    if covered.measured < LEAST_SHARE * (covered.of if due is None else due) and result.verdict == "PASS":
+    if (
+        covered.measured < LEAST_SHARE * (covered.of if expected is None else expected)
+        and result.verdict == "PASS"
+    ):
         why = f"Too little was measured: {words}"
         return replace(result, verdict="NO-VERDICT", measured=False, reason=why)
     return replace(result, reason=f"{result.reason} Measured: {words}")

@@ -1,4 +1,4 @@
-"""What NVIDIA's own diagnostic has found, in its own words, with the GPU."""
+"""Check of the results of NVIDIA's diagnostic (dcgmi diag), with DCGM's wording and the GPU."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from checklist.judges.context import Judgement, JudgingContext, answer, few, no_
 from checklist.measurements import Diagnosed, DiagnosticFault
 from checklist.result import Finding, Gravity
 
-# dcgm_errors.h, dcgmErrorSeverity_t: to be monitored while work goes on, and of the configuration
+# dcgm_errors.h, dcgmErrorSeverity_t: monitor while workloads continue, and configuration
 HARMLESS = (1, 5)
 
 
 def dcgm(context: JudgingContext) -> Judgement:
-    """FAIL for a test of ``dcgmi diag`` that DCGM calls failed, WARN for one of which it warns.
+    """FAIL for a test of ``dcgmi diag`` that failed, WARN for one with a warning.
 
-    WARN too for a failed test whose errors it wants monitored only, or that are of the configuration, such as
-    persistence mode. Profile deep runs level 2, alone on the GPUs, where dcgmi is on the path.
+    WARN also for a failed test whose errors have severity monitor or configuration only, such as persistence
+    mode. Profile deep runs level 2, with nothing else on the GPUs, if dcgmi is on the path.
 
-    Limits: none of our own; DCGM's are in its documentation ("Diagnostic Plugins"), its severities in
-    dcgm_errors.h, of which two are harmless (``HARMLESS``).
+    Limits: DCGM's only (its documentation, "Diagnostic Plugins"); severities as in dcgm_errors.h, of which
+    two are harmless (``HARMLESS``).
 
-    Can't tell: anything without dcgmi and a running host engine; what level 3 would, as stress and power.
+    Not detected: anything without dcgmi and a running host engine; what only level 3 finds (stress, power).
     """
     if not context.cuda:
         return skipped("dcgm", "The run uses no GPUs.")
     profile = next((one for one in EFFORTS if one == context.measurements.profile), None)
-    told = context.measurements.diagnosed
-    if not told and profile is not None and not EFFORTS[profile].dcgm_level:
+    diagnosed = context.measurements.diagnosed
+    if not diagnosed and profile is not None and not EFFORTS[profile].dcgm_level:
         return skipped("dcgm", f"Profile {profile} does not run DCGM's diagnostic; deep does.")
-    if not told:
+    if not diagnosed:
         return context.unmeasured("dcgm", "diag")
-    if not any(one.installed for one in told):
+    if not any(one.installed for one in diagnosed):
         return skipped("dcgm", "dcgmi is on no node's path.")
-    findings = [fault for one in told for fault in _faults(context, one)]
-    answered = [one for one in told if one.error is None and (one.passed or one.faults)]
+    findings = [fault for one in diagnosed for fault in _faults(context, one)]
+    answered = [one for one in diagnosed if one.error is None and (one.passed or one.faults)]
     nodes = context.names(one.node for one in answered)
-    silent = [one for one in told if one not in answered]
+    silent = [one for one in diagnosed if one not in answered]
     if silent and not findings:
         first = silent[0]
         why = first.error or f"it has left out all its tests ({few(first.left_out)})"
@@ -48,23 +48,23 @@ def dcgm(context: JudgingContext) -> Judgement:
         )
     passed = len({name for one in answered for name in one.passed})
     left_out = tuple(sorted({name for one in answered for name in one.left_out}))
-    good = f"DCGM's diagnostic at level {told[0].level}: {passed} tests passed"
+    good = f"DCGM's diagnostic at level {diagnosed[0].level}: {passed} tests passed"
     good += f", left out {few(left_out)}." if left_out else "."
     return answer("dcgm", good, findings, nodes=nodes)
 
 
-def _faults(context: JudgingContext, told: Diagnosed) -> list[Finding]:
-    """A node's faults, those of one test together."""
+def _faults(context: JudgingContext, diagnosed: Diagnosed) -> list[Finding]:
+    """Report a node's faults, grouped by test."""
     ranks = {
         uuid: fact.rank
         for fact in context.facts
-        if fact.node == told.node
+        if fact.node == diagnosed.node
         for uuid in fact.gpu_uuids[fact.local_rank :][:1]
     }
     groups: dict[tuple[str, Gravity], list[DiagnosticFault]] = defaultdict(list)
-    for fault in told.faults:
+    for fault in diagnosed.faults:
         groups[fault.test, _gravity(fault)].append(fault)
-    name = context.name(told.node)
+    name = context.name(diagnosed.node)
     findings = []
     for (test, verdict), faults in groups.items():
         of_ranks = [ranks[fault.gpu] for fault in faults if fault.gpu in ranks]

@@ -1,4 +1,4 @@
-"""Does EFA work on each host by itself?"""
+"""Check that EFA works within each host."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from checklist.result import Figure
 
 
 def efa(context: JudgingContext) -> Judgement:
-    """FAIL for a node that doesn't get a message to itself over EFA.
+    """FAIL for a node that can't send a message to itself over EFA.
 
-    Limits: none. The bandwidth is shown and not judged: nobody publishes what it should be.
+    Limits: none. The bandwidth is shown without a verdict, because no reference values are published.
 
-    Can't tell: whether EFA works between hosts (checks pairs and transport do); anything without EFA devices
-    or the EFA installer's fi_pingpong; which of a host's devices failed, as libfabric takes the first.
+    Not detected: whether EFA works between hosts (see checks pairs and transport); anything without EFA
+    devices or the EFA installer's fi_pingpong; which device of a host failed, because libfabric uses the
+    first.
     """
     tried = [local for local in context.measurements.locals if local.what == "efa_loopback"]
     if not any(fact.efa_devices for fact in context.leaders) and context.facts:

@@ -1,4 +1,4 @@
-"""What the ranks' facts say: is the job what was asked for, is the software one, are the hosts set up?"""
+"""Checks of the ranks' facts: size of the job, equal software on all ranks, and set-up of the hosts."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ _GIB = 2**30
 LEAST_SHM = _GIB  # NCCL uses tens of MB for each rank, data loaders far more; 64 MB is Docker's default
 LEAST_MEMLOCK = _GIB
 UNLIMITED = -1
-SKEW_WARN_S = 1.0  # logs of different nodes can't be put in order any more
+SKEW_WARN_S = 1.0  # logs of different nodes can no longer be merged in order
 SKEW_FAIL_S = 900.0  # S3 refuses requests that are 15 minutes off
-ONE_EVERYWHERE = ("torch", "cuda", "nccl", "driver")  # a mix of these can hang; of others it only puzzles
-TORCH_HANGS = ((2, 6, 0), (2, 7, 1))  # after the first, before the second: pytorch#153960
+ONE_EVERYWHERE = ("torch", "cuda", "nccl", "driver")  # a mix of these can hang; other mixes are harmless
+TORCH_HANGS = ((2, 6, 0), (2, 7, 1))  # versions between the two, exclusive: pytorch#153960
 
 
 def ranks(context: JudgingContext) -> Judgement:
-    """FAIL where fewer ranks or nodes came than were asked for, or where two of them are one.
+    """FAIL if fewer ranks or nodes joined than requested, or if two of them are the same host or GPU.
 
-    Two nodes are one if their kernels' boot ids are equal, two ranks if their GPUs' UUIDs are. WARN where the
-    nodes have unequal numbers of ranks.
+    Two nodes are the same host if their kernels' boot ids are equal, two ranks share a GPU if the UUIDs are.
+    WARN if the nodes have unequal numbers of ranks.
 
     Limits: none; everything is counted.
 
-    Can't tell: who keeps a missing rank away. Hosts that don't give their boot id count as different ones.
+    Not detected: why a rank is missing. Hosts without a known boot id count as different ones.
     """
     run = context.measurements
     world = run.nodes_asked * run.gpus_per_node_asked
@@ -56,7 +56,7 @@ def _missing(context: JudgingContext, world: int) -> list[Finding]:
 
 
 def _absent(context: JudgingContext) -> str:
-    """The nodes that told nothing, by what the control channel knows of them."""
+    """Describe the nodes that reported no facts, from data of the control channel."""
     here = set(context.measurements.nodes)
     absent = tuple(context.name(node) for node in range(context.measurements.nodes_asked) if node not in here)
     return f"; without {few(absent)}" if absent else ""
@@ -71,8 +71,14 @@ def _unequal(context: JudgingContext) -> list[Finding]:
         by_count[count].append(node)
     usual = max(by_count, key=lambda count: len(by_count[count]))
     odd = context.names(node for node, count in counts.items() if count != usual)
-    told = "; ".join(f"{count} on {few(context.names(nodes))}" for count, nodes in sorted(by_count.items()))
-    return [finding("ranks", "ranks-unequal", "WARN", f"The nodes' ranks are unequal: {told}.", suspects=odd)]
+    ranks_per_node = "; ".join(
+        f"{count} on {few(context.names(nodes))}" for count, nodes in sorted(by_count.items())
+    )
+    return [
+        finding(
+            "ranks", "ranks-unequal", "WARN", f"The nodes' ranks are unequal: {ranks_per_node}.", suspects=odd
+        )
+    ]
 
 
 def _shared_hosts(context: JudgingContext) -> list[Finding]:
@@ -113,13 +119,13 @@ def _shared_gpus(context: JudgingContext) -> list[Finding]:
 
 
 def versions(context: JudgingContext) -> Judgement:
-    """FAIL where a library of ``ONE_EVERYWHERE`` differs between ranks, WARN where any other does.
+    """FAIL if a library of ``ONE_EVERYWHERE`` differs between ranks, WARN if any other does.
 
-    WARN too for a torch that is known to hang with NCCL.
+    WARN also for a version of torch that is known to hang with NCCL.
 
-    Limits: ``TORCH_HANGS``, after its first and before its second version (pytorch#153960).
+    Limits: ``TORCH_HANGS``, versions between its first and second, exclusive (pytorch#153960).
 
-    Can't tell: which of the versions is the right one, nor whether a mix that hangs nowhere else hangs here.
+    Not detected: which of the versions is right, and whether a mix hangs in practice.
     """
     if not context.facts:
         return context.unmeasured("versions", "facts")
@@ -161,7 +167,7 @@ def shared_memory(context: JudgingContext) -> Judgement:
 
     Limits: ``LEAST_SHM``, 1 GiB: NCCL uses tens of MB for each rank, loaders more; Docker gives 64 MB.
 
-    Can't tell: how much a job's own data loaders will take.
+    Not detected: how much the job's data loaders will use.
     """
     sizes = [(fact, fact.shm_bytes) for fact in context.leaders if fact.shm_bytes is not None]
     if not sizes:
@@ -185,12 +191,12 @@ def shared_memory(context: JudgingContext) -> Judgement:
 
 
 def memlock(context: JudgingContext) -> Judgement:
-    """FAIL for a node that may lock too little memory for RDMA, WARN for any limit at all.
+    """FAIL for a node whose memlock limit is too low for RDMA, WARN for any other limit.
 
-    Limits: ``LEAST_MEMLOCK``, 1 GiB: less has no room for a rank's registered buffers; ``UNLIMITED`` is
-    what the vendors of EFA and InfiniBand ask for.
+    Limits: ``LEAST_MEMLOCK``, 1 GiB: less is too small for a rank's registered buffers; the vendors of EFA
+    and InfiniBand require ``UNLIMITED``.
 
-    Can't tell: anything where there are no RDMA devices; then the check is left out.
+    Not detected: anything without RDMA devices; the check is skipped then.
     """
     if not any(fact.efa_devices or fact.ib_devices for fact in context.facts):
         return skipped("memlock", "There are no RDMA devices.")
@@ -212,15 +218,15 @@ def memlock(context: JudgingContext) -> Judgement:
 
 
 def clock(context: JudgingContext) -> Judgement:
-    """WARN for a node whose clock is off the others', FAIL where S3 would refuse its requests.
+    """WARN for a node whose clock deviates from the others, FAIL if S3 would reject its requests.
 
-    The others' is the median of all clocks, of which rank 0's is one; of two nodes both are suspects. What
-    the round trip leaves open counts for the node.
+    The reference is the median of all clocks, including rank 0's; with two nodes both are suspects. The
+    uncertainty of the round trip is resolved in the node's favor.
 
-    Limits: ``SKEW_WARN_S``, 1 s: logs can't be put in order any more; ``SKEW_FAIL_S``, 900 s: AWS refuses
+    Limits: ``SKEW_WARN_S``, 1 s: logs can no longer be merged in order; ``SKEW_FAIL_S``, 900 s: AWS rejects
     signatures that are 15 minutes off.
 
-    Can't tell: which of two clocks is right, so a node is suspected and not blamed.
+    Not detected: which of two clocks is right, so the node is a suspect only.
     """
     if context.local or len(context.leaders) < 2:
         return skipped("clock", "All ranks are on one machine.")
@@ -230,7 +236,7 @@ def clock(context: JudgingContext) -> Judgement:
     findings = []
     if len(offsets) == 2:
         usual = 0.0
-        offsets = offsets[1:]  # rank 0's own says nothing more
+        offsets = offsets[1:]  # rank 0's offset is zero by definition
     else:
         usual = statistics.median_low(offset for _, offset in offsets)
     for fact, offset in offsets:
@@ -249,12 +255,12 @@ def clock(context: JudgingContext) -> Judgement:
 
 
 def placement(context: JudgingContext) -> Judgement:
-    """WARN where the nodes of this run are in more than one zone, or placement group.
+    """WARN if the nodes of this run are in several zones or placement groups.
 
     Limits: none.
 
-    Can't tell: anything where a zone is not known (NO-VERDICT); how far apart hosts of one zone are, unless
-    node labels tell the network's layers, which are named in the answer and not judged.
+    Not detected: anything if a zone is unknown (NO-VERDICT); the distance of hosts within a zone. Network
+    layers from node labels are listed in the result without a verdict.
     """
     if context.local or len(context.leaders) < 2:
         return skipped("placement", "All ranks are on one machine.")

@@ -1,4 +1,4 @@
-"""How the GPUs were while they worked hard: one that is held back is named, and by what."""
+"""Check of the GPUs under load: reduced clocks, power limits, temperature and PCIe generation."""
 
 from __future__ import annotations
 
@@ -7,30 +7,29 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from checklist.judges.advice import finding
-from checklist.judges.beside import fewer, kinds_of
 from checklist.judges.context import Judgement, JudgingContext, answer, no_verdict, skipped
 from checklist.judges.gpus import NORMAL_THROTTLING
+from checklist.judges.peer_gpus import fewer, kinds_of
 from checklist.judges.speed import peers
 from checklist.measurements import GpuHealth
 from checklist.result import Figure, Finding, Gravity, Verdict
 
-CAPPED = 0.99  # of what others have: firmware rounds limits
+CAPPED = 0.99  # share of the peers' power limit; firmware rounds limits
 
 
 def gpu_load(context: JudgingContext) -> Judgement:
-    """What NVML says of each GPU during the matrix products.
+    """Judge what NVML reports for each GPU during the matmuls.
 
-    FAIL for SM clocks (the median) 10 % below the median of GPUs of its model, WARN for 5 %, if they are an
-    outlier too, as for gemm. WARN for a power limit that is lower than most others' of its model, or without
-    others than its own by default; for clocks that are held down by heat or power faults; for a GPU that is
-    as hot as where the hardware slows down; for a PCIe generation that is older than others of its model
-    have, or without others than GPU and slot have.
+    FAIL for median SM clocks 10 % below the median of GPUs of its model, WARN for 5 %, if they are also an
+    outlier as for gemm. WARN for a power limit below that of most GPUs of the model (without peers: below its
+    default); for clocks throttled by heat or power faults; for a GPU at its slowdown temperature; for a PCIe
+    generation older than that of GPUs of its model (without peers: than GPU and slot support).
 
-    Limits: those of check gemm, in checklist/judges/speed.py; ``CAPPED`` (99 %) of others' power; where the
-    hardware slows down NVML tells. Reasons that every large GPU meets under load are left out
+    Limits: those of check gemm, in checklist/judges/speed.py; ``CAPPED`` (99 %) of the peers' power limit;
+    NVML's slowdown temperature. Throttling reasons that every large GPU has under load are ignored
     (``NORMAL_THROTTLING``).
 
-    Can't tell: a cap or a slow slot that all GPUs of a model share: the cluster may be set up so.
+    Not detected: a cap or slow slot common to all GPUs of a model, which may be intended.
     """
     if not context.cuda:
         return skipped("gpu-load", "The run uses no GPUs.")
@@ -61,7 +60,7 @@ def gpu_load(context: JudgingContext) -> Judgement:
 def _clocks(
     context: JudgingContext, states: list[GpuHealth], kinds: dict[int, str]
 ) -> tuple[list[Figure], list[Finding]]:
-    """Each GPU's clock beside those of its model."""
+    """Compare each GPU's clock with those of its model."""
     by_kind: dict[str | None, list[tuple[GpuHealth, int]]] = defaultdict(list)
     for state in states:
         if state.sm_clock_mhz is not None:
@@ -93,7 +92,7 @@ def _clocks(
 
 
 def _capped(context: JudgingContext, states: list[GpuHealth], kinds: dict[int, str]) -> list[Finding]:
-    """GPUs whose power limit is lower than that of most others of their model."""
+    """Report GPUs whose power limit is below that of most GPUs of their model."""
     limits: dict[str | None, Counter[float]] = defaultdict(Counter)
     for state in states:
         if state.power_limit_w is not None:
@@ -123,7 +122,7 @@ def _held(context: JudgingContext, state: GpuHealth) -> Iterator[Finding]:
 
 
 def _old_link(context: JudgingContext, state: GpuHealth) -> Iterator[Finding]:
-    """Of a GPU that has no others of its model beside it."""
+    """Report an old PCIe generation of a GPU without peers of its model."""
     own, most = state.pcie_generation, state.pcie_generation_most
     if own is not None and most is not None and own < most:
         what = f"has a PCIe link of generation {own} under load, where GPU and slot have {most}"

@@ -1,4 +1,4 @@
-"""What the GPUs say of themselves: how many there are, and whether they are well before and after a load."""
+"""Checks of the number of GPUs and of their health before and after a load."""
 
 from __future__ import annotations
 
@@ -7,26 +7,29 @@ from dataclasses import replace
 
 from checklist.judges import xids
 from checklist.judges.advice import finding
-from checklist.judges.beside import fewer, kinds_of, load_s
 from checklist.judges.context import Judgement, JudgingContext, answer, no_verdict, skipped
 from checklist.judges.nvlink import nvlink
+from checklist.judges.peer_gpus import fewer, kinds_of, load_s
 from checklist.measurements import GpuHealth
 from checklist.result import Finding
 
-NORMAL_THROTTLING = ("software power cap", "sync boost")  # under load every large GPU meets its power limit
+NORMAL_THROTTLING = (
+    "software power cap",
+    "sync boost",
+)  # normal: large GPUs reach their power limit under load
 PCIE_REPLAYS_PER_MINUTE = 8  # DCGM's dcgm_gpu_hardware_limits.h
 
 
 def gpus(context: JudgingContext) -> Judgement:
-    """FAIL for a node with fewer GPUs than it should have, WARN where others' processes were on one.
+    """FAIL for a node with fewer GPUs than expected, WARN if a GPU had processes of other users.
 
-    Due is what most nodes have or what was asked for; the machine type's number (from
-    estimator/data/instances.csv) where the node's own doesn't divide it: half of a machine may be asked for,
-    7 of 8 may not.
+    Expected is the count of most nodes or the requested count, whichever is higher. If a node's count doesn't
+    divide that of the machine type (estimator/data/instances.csv), the latter is expected: half of a machine
+    can be requested, 7 of 8 GPUs can't.
 
     Limits: none; everything is counted.
 
-    Can't tell: whether all nodes of a type that no table lists lack the same GPU.
+    Not detected: a GPU that is missing on all nodes of an unlisted machine type.
     """
     if not context.cuda:
         return skipped("gpus", "The run uses no GPUs.")
@@ -37,12 +40,12 @@ def gpus(context: JudgingContext) -> Judgement:
     machine = context.machine_gpus
     findings = []
     for node, count in counts.items():
-        due = max(usual, context.measurements.gpus_per_node_asked)
-        # A pod may ask for half of a machine, but not for 7 of 8
+        expected = max(usual, context.measurements.gpus_per_node_asked)
+        # A pod may request half of a machine, but not 7 of 8 GPUs
         if machine and machine % max(count, 1):
-            due = machine
-        if count < due:
-            title = f"{context.name(node)} has {count} of {due} GPUs."
+            expected = machine
+        if count < expected:
+            title = f"{context.name(node)} has {count} of {expected} GPUs."
             findings.append(finding("gpus", "gpu-count", "FAIL", title, nodes=[context.name(node)]))
     for fact in context.facts:
         if fact.gpu_processes:
@@ -54,23 +57,23 @@ def gpus(context: JudgingContext) -> Judgement:
 
 
 def gpu_health(context: JudgingContext) -> Judgement:
-    """What NVML and the kernel's log say of each GPU, before the load and after it.
+    """Judge the health of each GPU by NVML and the kernel's log, before and after the load.
 
-    FAIL for uncorrectable memory errors, rows to be remapped, an XID that takes the GPU out of service, a
-    recovery that the driver asks for, fewer or slower NVLinks than others of its kind, NVLinks that had to
-    recover or send again, and a GPU that the fabric manager has not taken in. WARN for an XID that only ends
-    the application or is from before the run, for throttling, and for GPUs of one NVLink cluster that are in
-    several cliques. Fewer PCIe lanes than others of its kind are WARN, and FAIL where GPU and slot have more;
-    so many on all of a kind are taken for meant, as a virtual machine may tell what isn't so.
+    FAIL for uncorrectable memory errors, pending row remaps, an XID that takes the GPU out of service, a
+    recovery action requested by the driver, fewer or slower NVLinks than GPUs of the same kind, NVLink
+    recoveries or replays, and a GPU that the fabric manager has not registered. WARN for an XID that only
+    ends the application or predates the run, for throttling, and for GPUs of one NVLink cluster in several
+    cliques. Fewer PCIe lanes than GPUs of the same kind are WARN, and FAIL if GPU and slot support more; a
+    reduced width on all GPUs of a kind is accepted, because a virtual machine may report a wrong one.
 
-    Limits: none of our own: what an XID asks for is checklist/data/xids.csv (NVIDIA's catalogue); reasons
-    of throttling that every large GPU meets under load are left out (``NORMAL_THROTTLING``); WARN for more
+    Limits: actions for XIDs are from checklist/data/xids.csv (NVIDIA's catalogue); throttling reasons that
+    every large GPU has under load are ignored (``NORMAL_THROTTLING``); WARN for more
     than ``PCIE_REPLAYS_PER_MINUTE`` (8, DCGM's limit); NVLinks' errors by DCGM's limits, in
     checklist/judges/nvlink.py.
 
-    Can't tell: PASS needs XIDs and memory errors to be readable after the load, else it is NO-VERDICT; a
-    link that all GPUs of a kind lack looks as if it were so by design. NVLinks' errors are those of the load
-    of each GPU and of copies between them, not of collectives.
+    Not detected: a link that is missing on all GPUs of a kind, which looks intended; NVLink errors during
+    collectives, because only the load of each GPU and copies between GPUs are covered. PASS requires readable
+    XIDs and memory errors after the load, else NO-VERDICT.
     """
     if not context.cuda:
         return skipped("gpu-health", "The run uses no GPUs.")
@@ -93,7 +96,7 @@ def gpu_health(context: JudgingContext) -> Judgement:
 
 
 def _narrow(context: JudgingContext, states: list[GpuHealth]) -> list[Finding]:
-    """GPUs whose PCIe link has trained to fewer lanes."""
+    """Report GPUs whose PCIe link trained to fewer lanes."""
     below = {
         state.rank: state
         for state in states
@@ -110,7 +113,7 @@ def _narrow(context: JudgingContext, states: list[GpuHealth]) -> list[Finding]:
     kinds = kinds_of(context)
     only = Counter(kinds.values())
     for rank, state in below.items():
-        if only[kinds.get(rank, "")] == 1:  # nobody to be beside
+        if only[kinds.get(rank, "")] == 1:  # no peers to compare with
             name = context.name_of_rank(rank)
             lanes = f"{state.pcie_width} PCIe lanes of {state.pcie_width_most}"
             title = f"The GPU of rank {rank} ({name}) has {lanes}."

@@ -1,4 +1,4 @@
-"""Which ranks did not come along at all, as the control channel has seen it."""
+"""Check for ranks that hung, died or were lost, as observed by the control channel."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from checklist.judges.advice import finding
 from checklist.judges.context import Judgement, JudgingContext, answer, no_verdict
 from checklist.measurements import IDLE, PHASES, Hang, PhaseName
 
-# Other profiles don't have that phase, whose program has a limit of its own
+# Only some profiles have that phase, and its program has a separate time limit
 _DEEP_ALONE: PhaseName = "diag"
 
 
 def hangs(context: JudgingContext) -> Judgement:
-    """FAIL for each rank that hung, died or was lost, as the control channel has seen it.
+    """FAIL for each rank that hung, died or was lost, as observed by the control channel.
 
     Limits: the profile's ``op_limit_s`` (checklist/effort.py), or --op-timeout, for one operation.
 
-    Can't tell: a fault of one's own from a node that its cluster took away with the whole step, nor who held
-    up a phase that ended early with nobody behind: both are NO-VERDICT. A run that leaves out phases (other
-    than that of DCGM's diagnostic) covers nobody, so that it clears no earlier hang.
+    Not distinguished (NO-VERDICT): a node fault from a node that the cluster removed with the whole step, and
+    the cause of a phase that ended early with no rank behind. A run that skips phases (except DCGM's
+    diagnostic) covers no node, so it never clears an earlier hang.
     """
     findings = []
     for hang in context.measurements.hangs:
@@ -43,7 +43,7 @@ def hangs(context: JudgingContext) -> Judgement:
         return no_verdict("hangs", f"A phase ended early and nobody can be named: {reasons_text}.")
     if not context.measurements.phases:
         return no_verdict("hangs", "Not measured: no phase ran.")
-    # A run that leaves out phases can't clear a hang in one of them: it covers nobody
+    # A run that skips phases can't clear a hang in one of them, so it covers no node
     done = {phase.name for phase in context.measurements.phases if phase.status == "done"}
     whole = done >= set(PHASES) - {_DEEP_ALONE}
     return answer("hangs", "Every phase ended in time.", findings, nodes=context.all_names if whole else ())

@@ -1,4 +1,4 @@
-"""Are the hosts set up alike, and as the one whose settings are known to be right?"""
+"""Check of host settings: equal on all nodes, and equal to a reference host if there is one."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from checklist.measurements import Facts
 from checklist.reference import Reference, compared, is_called, machine_of, most_have, values_of
 from checklist.result import Finding
 
-# Between the nodes of a run these are other checks' (versions, interface): no second finding of one thing
+# Differences between the nodes of a run that checks versions and interface already report
 ELSEWHERE = ("kernel release", "MTU of the interface in use")
-_MOST_NAMED = 4  # settings in one title; the result has all of them
-Differences = tuple[tuple[str, str, str], ...]  # name, own value, due value
+_MOST_NAMED = 4  # maximum number of settings in one title; the result lists all
+Differences = tuple[tuple[str, str, str], ...]  # name, own value, reference value
 
 
 def host_settings(context: JudgingContext) -> Judgement:
-    """WARN for a node whose settings are not the reference's; without one, not those of most nodes.
+    """WARN for a node whose settings differ from the reference or, without one, from most nodes.
 
-    The reference is a node of this run or a kept result. Nodes are held against their like: of the same
-    machine type, or the same GPUs and processor. Between nodes the kernel's release and the MTU in use are
-    left to checks versions and interface.
+    The reference is a node of this run or a stored result. Nodes are compared only with nodes of the same
+    machine type, or of the same GPUs and processor. Between nodes, checks versions and interface cover the
+    kernel's release and the MTU in use.
 
-    Limits: ``FEWEST``, 3 nodes of a kind, of which more than half must have one value, of
-    checklist/reference.py; values are compared for being equal.
+    Limits: ``FEWEST`` of checklist/reference.py: 3 nodes of a kind, of which more than half must have the
+    same value; values are compared for equality.
 
-    Can't tell: whether a difference costs anything; what a container hides (net.core of old kernels) or only
-    root may read (ACS), which is not compared; which of two nodes is right.
+    Not detected: whether a difference affects performance; which of two nodes is right; settings that a
+    container hides (net.core of old kernels) or only root may read (ACS), which are not compared.
     """
     hosts = [fact for fact in context.leaders if fact.settings][: 1 if context.local else None]
     if not context.facts or (context.leaders and not hosts):
@@ -44,8 +44,8 @@ def host_settings(context: JudgingContext) -> Judgement:
     if not known:
         title = f"The reference is of {_words(reference)}, and no node of this run is."
         return no_verdict("host-settings", title)
-    told = {fact.node: _differences(fact, reference[machine_of(fact)]) for fact in known}
-    findings = _findings(context, told, f"those of {right}", blamed=True)
+    differences_of = {fact.node: _differences(fact, reference[machine_of(fact)]) for fact in known}
+    findings = _findings(context, differences_of, f"those of {right}", blamed=True)
     good = f"All settings that are known are those of {right}."
     if others:
         names = few(context.names(fact.node for fact in others))
@@ -54,7 +54,7 @@ def host_settings(context: JudgingContext) -> Judgement:
 
 
 def _reference(context: JudgingContext, hosts: Iterable[Facts]) -> tuple[Reference | None, str]:
-    """The settings that are right, and what they are called."""
+    """Return the reference settings and their name in messages."""
     if context.reference is not None:
         return context.reference, "the reference"
     name = context.reference_node
@@ -74,11 +74,13 @@ def _among_themselves(context: JudgingContext, hosts: list[Facts]) -> Judgement:
     for same in by_kind.values():
         counted = values_of(fact.settings for fact in same)
         values = {name: counts for name, counts in counted.items() if name not in ELSEWHERE}
-        due = {name: value for name, counts in values.items() if (value := most_have(counts)) is not None}
-        open_ones |= dict.fromkeys(name for name in values if name not in due)
-        count = max(count, len(due))
-        told = {fact.node: _differences(fact, due) for fact in same}
-        findings += _findings(context, told, "those of most nodes like it", blamed=False)
+        expected = {
+            name: value for name, counts in values.items() if (value := most_have(counts)) is not None
+        }
+        open_ones |= dict.fromkeys(name for name in values if name not in expected)
+        count = max(count, len(expected))
+        differences_of = {fact.node: _differences(fact, expected) for fact in same}
+        findings += _findings(context, differences_of, "those of most nodes like it", blamed=False)
     if open_ones and not findings:
         why = f"{few(tuple(open_ones))}: no value is that of most nodes; --reference-node says who is right."
         return no_verdict(
@@ -89,26 +91,26 @@ def _among_themselves(context: JudgingContext, hosts: list[Facts]) -> Judgement:
     )
 
 
-def _differences(fact: Facts, due: dict[str, str]) -> Differences:
-    """What of the host's settings is not as due; what either side doesn't know is not compared."""
-    names = sorted({*due, *fact.settings})
-    own, right = compared(fact.settings, names), compared(due, names)
+def _differences(fact: Facts, expected: dict[str, str]) -> Differences:
+    """Return the host's settings that differ from the expected ones; values unknown to either are skipped."""
+    names = sorted({*expected, *fact.settings})
+    own, right = compared(fact.settings, names), compared(expected, names)
     both = sorted(own.keys() & right.keys())
     return tuple((name, own[name], right[name]) for name in both if own[name] != right[name])
 
 
 def _findings(
-    context: JudgingContext, told: dict[int, Differences], whose: str, *, blamed: bool
+    context: JudgingContext, differences_of: dict[int, Differences], whose: str, *, blamed: bool
 ) -> list[Finding]:
-    """One for all nodes that differ in the same way."""
-    alike: dict[Differences, list[int]] = defaultdict(list)
-    for node, differences in told.items():
+    """Report one finding per group of nodes with the same differences."""
+    nodes_by_differences: dict[Differences, list[int]] = defaultdict(list)
+    for node, differences in differences_of.items():
         if differences:
-            alike[differences].append(node)
+            nodes_by_differences[differences].append(node)
     findings = []
-    for differences, nodes in alike.items():
+    for differences, nodes in nodes_by_differences.items():
         names = context.names(nodes)
-        words = [f"{name} {own} instead of {due}" for name, own, due in differences[:_MOST_NAMED]]
+        words = [f"{name} {own} instead of {expected}" for name, own, expected in differences[:_MOST_NAMED]]
         if len(differences) > _MOST_NAMED:
             words.append(f"{len(differences) - _MOST_NAMED} more")
         title = f"The settings of {few(names)} are not {whose}: {'; '.join(words)}."

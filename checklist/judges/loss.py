@@ -1,4 +1,4 @@
-"""Whether packets are lost between nodes, by whom, and whether that comes and goes."""
+"""Check for packet loss between nodes: where it occurs, and whether it is intermittent."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from checklist.judges.ports import has_any, nic_of, ports
 from checklist.measurements import Counters
 from checklist.result import Figure, Finding, Gravity, Result, Verdict
 
-CROWDED = 3  # nodes or links that lose packets only beside others: it is the network that they share
-COMES_AND_GOES = ("loss-intermittent", "carrier")  # codes of findings that a later run looks back on
+CROWDED = 3  # minimum number of nodes or links with loss only under load: then the shared network is at fault
+COMES_AND_GOES = ("loss-intermittent", "carrier")  # codes of intermittent findings kept for later runs
 
 
 def loss(context: JudgingContext) -> Judgement:
-    """FAIL where a link or node loses packets also when it is measured alone, WARN for less sure signs.
+    """FAIL for a link or node that loses packets even in isolation, WARN for weaker signs.
 
-    Signs are TCP segments sent again between a pair, messages of a pair that take far longer than its best,
-    errors that ports have counted, and a node's own retransmissions where no pair tells more. What was
-    serious and is well when it is measured alone is WARN, and FAIL once it was seen on several nights.
+    Signs are a pair's TCP retransmissions, messages of a pair that take far longer than its fastest, error
+    counters of ports, and a node's total retransmissions if no pair explains them. Serious loss that is
+    absent in isolation is WARN, and FAIL once it was seen on several nights.
 
     Limits: ``LOSSY`` (0.2 % of the segments, WARN) and ``SERIOUS`` (1 %, FAIL), ``STALLED`` (a message below
     a tenth of the pair's best rate) for ``STALL_S`` of checklist/analysis/packet_loss.py, with their reasons
-    there; ``CROWDED`` (3) places at once are no node's fault; ``NIGHTS`` (3) within ``WITHIN_DAYS`` (14) of
-    checklist/analysis/recurrence.py; ``DOWN`` and ``ETHERNET_DOWN``, a link that went down, fail however
-    seldom, as a carrier that changed does.
+    there; ``CROWDED`` (3) places at once are not attributed to nodes; ``NIGHTS`` (3) within ``WITHIN_DAYS``
+    (14) of checklist/analysis/recurrence.py; a link that went down (``DOWN``, ``ETHERNET_DOWN``) or a carrier
+    change fails regardless of frequency.
 
-    Can't tell: anything between nodes of one machine (NO-VERDICT); loss over RDMA where ports keep no
-    counters; for one pair, which of its ends.
+    Not detected: anything between nodes of one machine (NO-VERDICT); loss over RDMA if ports keep no
+    counters; for a single pair, which of its ends is at fault.
     """
     run = context.measurements
     if run.nodes_asked < 2:
@@ -54,7 +54,7 @@ def loss(context: JudgingContext) -> Judgement:
 
 
 def look_of(result: Result) -> Look | None:
-    """What a run leaves for later ones to look back on; None where it has not looked."""
+    """Return the record of intermittent faults for later runs; None if the run did not check for them."""
     check = result.check("loss")
     if check is None or not check.measured or result.measurements.local:
         return None
@@ -91,7 +91,7 @@ def _of_pairs(context: JudgingContext) -> list[Finding]:
 
 
 def _crowded(losses: list[Loss]) -> Finding:
-    """Loss at many places that none has alone is of what they share, and no node's."""
+    """Report loss at many places that is absent in isolation as a fault of the shared network."""
     pairs, worst = sum(len(one.pairs) for one in losses), max(one.rate for one in losses)
     title = f"Packets of {pairs} pairs are lost while others send too, up to {worst:.1%}, and of none alone."
     return finding("loss", "loss-crowded", "WARN", title)
@@ -114,7 +114,7 @@ def _lasting(context: JudgingContext, lost: Loss) -> Finding:
 
 
 def _whose(context: JudgingContext, lost: Loss) -> tuple[str, tuple[str, ...]]:
-    """Which packets, in words; the node, or both ends of the link."""
+    """Return a description of the lost packets, and the node or both ends of the link."""
     if lost.node is None:
         src, dst = (context.name(node) for node in lost.pairs[0])
         where = f"between {src} and {dst}" if len(lost.pairs) > 1 else f"from {src} to {dst}"
@@ -124,7 +124,7 @@ def _whose(context: JudgingContext, lost: Loss) -> tuple[str, tuple[str, ...]]:
 
 
 def _intermittent(context: JudgingContext, lost: Loss) -> Finding:
-    """What was serious for a while; when, and how often that was."""
+    """Report temporary serious loss, with its dates and frequency."""
     where, names = _whose(context, lost)
     signs = [f"{lost.rate:.1%} of the segments were sent again"] if lost.rate >= LOSSY else []
     signs += [f"a message was held up for {lost.stall_s:.1f} s"] if lost.stall_s else []
@@ -138,7 +138,7 @@ def _intermittent(context: JudgingContext, lost: Loss) -> Finding:
 
 
 def _recurring(context: JudgingContext, findings: list[Finding]) -> list[Finding]:
-    """Nodes and links of this run that were seen on several nights, tonight or not."""
+    """Report nodes and links of this run with loss on several nights, including this one or not."""
     earlier = recurrence.recent(context.looks, context.finished_unix)
     tonight = _look(context.finished_unix, context.all_names, findings)
     here = set(context.all_names)
@@ -166,7 +166,7 @@ def _of_nights(context: JudgingContext, again: Recurrence) -> Finding:
 
 
 def _of_node(context: JudgingContext, counted: Counters) -> list[Finding]:
-    """Retransmissions of a whole node, where no pair tells more: the other end may be at fault."""
+    """Report retransmissions of a whole node that no pair explains; the other end may be at fault."""
     if not counted.tcp_segments or not counted.tcp_retransmitted:
         return []
     share = counted.tcp_retransmitted / (counted.tcp_segments + counted.tcp_retransmitted)

@@ -1,4 +1,4 @@
-"""Who of the nodes reaches whom, as connections over plain sockets tell."""
+"""Check of connectivity between all pairs of nodes over plain sockets."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _CUT = {
 def mesh(context: JudgingContext) -> Judgement:
     """FAIL for each pair of nodes that can't connect, or connects and stalls within 256 KB (an MTU).
 
-    A node that reaches nobody while others are well, that nobody reaches, or that only sends is at fault
-    itself; of a single pair both ends are suspects.
+    A node is at fault itself if it reaches no other while others are healthy, if no other reaches it, or if
+    it only sends; both ends of a single bad pair are suspects.
 
     Limits: none here; a connection counts as cut after the control channel's ``Limits.connect``.
 
-    Can't tell: who drops the packets of a pair, the ends or something between them.
+    Not detected: whether an end of a pair or a device between them drops the packets.
     """
     probes = context.measurements.probes
     nodes = context.measurements.nodes
@@ -70,7 +70,7 @@ def mesh(context: JudgingContext) -> Judgement:
 
 
 def cut_off(bad: set[tuple[int, int]], nodes: tuple[int, ...]) -> dict[int, str]:
-    """Nodes of which every pair is bad, both ways or one, while others are well with each other."""
+    """Return nodes whose pairs are all bad, in one or both directions, while other pairs are healthy."""
     sent, received = Counter(src for src, _ in bad), Counter(dst for _, dst in bad)
     others = len(nodes) - 1
     ways = {
@@ -93,7 +93,7 @@ def _address(context: JudgingContext, node: int) -> str:
 
 
 def unreached(context: JudgingContext) -> set[tuple[int, int]]:
-    """Ordered pairs that the mesh has found cut or stalled: its findings, which need no second one here."""
+    """Return ordered pairs that check mesh reports as cut or stalled, so other checks skip them."""
     return {
         (probe.src, probe.dst)
         for probe in context.measurements.probes

@@ -1,4 +1,4 @@
-"""What the ranks' facts say of the network: interfaces, RDMA devices, and what a host's own name leads to."""
+"""Checks of the network from the ranks' facts: interfaces, RDMA devices, and resolution of hostnames."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from checklist.judges.rdma_ports import rates, rdma_ports
 from checklist.measurements import Facts
 from checklist.result import Finding, Gravity
 
-UNREACHABLE = ("127.", "169.254.", "::1", "fe80")  # loopback and link-local addresses begin so
+UNREACHABLE = ("127.", "169.254.", "::1", "fe80")  # prefixes of loopback and link-local addresses
 
 
 def interface(context: JudgingContext) -> Judgement:
-    """FAIL for a node whose NCCL or gloo would take an interface that others can't reach.
+    """FAIL for a node whose NCCL or gloo would use an interface that others can't reach.
 
-    That is one that is not there, is down or has a loopback or link-local address only. FAIL too for an
-    address that two hosts have on the interface that they use. WARN where the interfaces of the nodes are not
-    alike in line rate or MTU.
+    Such an interface is missing, is down, or has only a loopback or link-local address. FAIL also for an
+    address that two hosts have on the interface in use. WARN if the interfaces of the nodes differ in line
+    rate or MTU.
 
-    Limits: none; addresses are told apart by their prefixes, rates and MTUs by being equal.
+    Limits: none; addresses are classified by prefix, rates and MTUs are compared for equality.
 
-    Can't tell: whether packets really pass (check mesh does), or what NCCL takes in the end (check
+    Not detected: whether packets pass (see check mesh), and which interface NCCL finally uses (see check
     transport).
     """
     known = [fact for fact in context.leaders if fact.nic is not None]
@@ -62,10 +62,10 @@ def interface(context: JudgingContext) -> Judgement:
 
 
 def _duplicates(context: JudgingContext, known: list[Facts]) -> list[Finding]:
-    """Addresses that different hosts have on the interface that they use.
+    """Report addresses that several hosts have on the interface in use.
 
-    Of two such hosts one is mostly lost before it says anything; then the control channel knows from where
-    it has joined. A caller's address that those who call from it don't have is a gateway's.
+    One of two such hosts is usually lost before it reports facts; the control channel still knows the address
+    from which it joined. A source address that none of its hosts has belongs to a gateway.
     """
     hosts: dict[str, set[int]] = defaultdict(set)  # nodes by address
     for fact in known:
@@ -74,19 +74,24 @@ def _duplicates(context: JudgingContext, known: list[Facts]) -> list[Finding]:
             if not address.startswith(UNREACHABLE):
                 hosts[address].add(fact.node)
     run = context.measurements
-    told = {fact.node: fact for fact in context.leaders}
+    facts_by_node = {fact.node: fact for fact in context.leaders}
     callers: dict[str, list[int]] = defaultdict(list)
     for node, address in run.callers.items():
         callers[address].append(node)
     for address, nodes in callers.items():
         named = {run.hosts.get(node) for node in nodes}
-        theirs = all(node not in told or address in told[node].addresses for node in nodes)
+        theirs = all(node not in facts_by_node or address in facts_by_node[node].addresses for node in nodes)
         if len(named) == len(nodes) > 1 and theirs:
             hosts[address] |= set(nodes)
     findings = []
     for address, holders in hosts.items():
-        # Two nodes of one host are another finding
-        if len({(told[node].boot_id if node in told else None) or node for node in holders}) > 1:
+        # Two nodes on one host have their own finding
+        if (
+            len(
+                {(facts_by_node[node].boot_id if node in facts_by_node else None) or node for node in holders}
+            )
+            > 1
+        ):
             names = context.names(holders)
             title = f"Duplicate address: {' and '.join(names)} both have {address}."
             findings.append(
@@ -104,7 +109,7 @@ def _duplicates(context: JudgingContext, known: list[Facts]) -> list[Finding]:
 
 
 def _unlike_nics(context: JudgingContext, known: list[Facts]) -> list[Finding]:
-    """Interfaces that are not alike on all hosts: a link that has trained to a lower rate, another MTU."""
+    """Report interfaces that differ between hosts: a link trained to a lower rate, another MTU."""
     findings = []
     for field, what, code in (("gbps", "Gbit/s", "nic-rate"), ("mtu", "bytes of MTU", "mtu-differs")):
         holders: dict[float, list[int]] = defaultdict(list)
@@ -138,17 +143,17 @@ def _nic_fault_of(addresses: tuple[str, ...]) -> str | None:
 
 
 def rdma(context: JudgingContext) -> Judgement:
-    """FAIL for a node that sees fewer EFA or InfiniBand devices than the others, or none where there must be.
+    """FAIL for a node with fewer EFA or InfiniBand devices than the others, or none where required.
 
-    There must be some where the machine type's row in estimator/data/instances.csv names EFA. FAIL too for a
-    port that is down, or at a lower rate than the port of that name and model has on the other nodes; WARN
-    where a single node says so, or only other ports of the same node.
+    They are required if the machine type's row in estimator/data/instances.csv names EFA. FAIL also for a
+    port that is down, or has a lower rate than the port of that name and model on the other nodes; WARN if
+    only a single node, or only other ports of the same node, serve as reference.
 
-    Limits: the node with the most devices is the measure; of ports, what most others have, and at least
+    Limits: the reference is the node with the most devices; for ports, the value of most others, and at least
     ``WITNESSES`` (2) of them for FAIL.
 
-    Can't tell: whether packets pass, nor, for a machine that no table lists, whether all nodes lack a device;
-    a port that is down or slow on most nodes is taken for one that nobody uses.
+    Not detected: whether packets pass; a device missing on all nodes of an unlisted machine type; a port that
+    is down or slow on most nodes, which is taken for unused.
     """
     if not context.cuda:
         return skipped("rdma", "The run uses no GPUs.")
@@ -184,15 +189,15 @@ def rdma(context: JudgingContext) -> Judgement:
 
 
 def hostname(context: JudgingContext) -> Judgement:
-    """FAIL (on one machine WARN) for a host that can't resolve its own name, WARN for one that gets loopback.
+    """FAIL (on one machine WARN) for a host that can't resolve its own name, WARN if it gets loopback.
 
-    WARN too for two hosts of one name: whatever goes by names takes one for the other.
+    WARN also for two hosts with the same name, which name-based services confuse.
 
     gloo and torch's store announce themselves by that name.
 
     Limits: none.
 
-    Can't tell: whether the others resolve it too; check mesh connects by address.
+    Not detected: whether other hosts resolve the name; check mesh connects by address.
     """
     known = [fact for fact in context.leaders if fact.resolves_own_hostname is not None]
     if not known:
@@ -223,14 +228,14 @@ def hostname(context: JudgingContext) -> Judgement:
 
 
 def _same_names(context: JudgingContext) -> list[Finding]:
-    """Names that different hosts have, as they call themselves or as the cluster does."""
+    """Report names (hostname, or the cluster's name) shared by several hosts."""
     holders: dict[str, dict[int, str | int]] = defaultdict(dict)
     for fact in () if context.local else context.leaders:
         for name in {fact.hostname, fact.node_name or fact.hostname}:
             holders[name][fact.node] = fact.boot_id or fact.node
     findings = []
     for name, nodes in sorted(holders.items()):
-        if len(set(nodes.values())) > 1:  # two nodes of one host are another finding
+        if len(set(nodes.values())) > 1:  # two nodes on one host have their own finding
             title = (
                 f"Duplicate host name: {few(context.names(nodes))} are different hosts, all called {name}."
             )

@@ -1,12 +1,12 @@
-"""NVLinks that are missing, slow or in error, and GPUs that no fabric manager has taken in."""
+"""Findings about missing, slow or faulty NVLinks, and GPUs not registered by the fabric manager."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 
 from checklist.judges.advice import finding
-from checklist.judges.beside import fewer, load_s
 from checklist.judges.context import JudgingContext, few
+from checklist.judges.peer_gpus import fewer, load_s
 from checklist.measurements import GpuHealth
 from checklist.result import Finding, Gravity
 
@@ -21,7 +21,7 @@ _TRANSIENT = ("route recovery", "access timeout recovery")
 
 
 def nvlink(context: JudgingContext) -> list[Finding]:
-    """All findings about NVLinks; none where the GPUs have no links and no fabric."""
+    """Return all findings about NVLinks; empty if the GPUs have neither links nor a fabric."""
     states = context.measurements.health
     findings = fewer(context, states, "nvlinks_active", "nvlink-down", "FAIL", "NVLinks")
     findings += fewer(
@@ -38,7 +38,7 @@ def nvlink(context: JudgingContext) -> list[Finding]:
 
 
 def _errors(context: JudgingContext, before: GpuHealth | None, after: GpuHealth) -> list[Finding]:
-    """What has grown since before the load; a counter that began anew counts for nothing."""
+    """Report error counters that grew during the load; a counter that was reset is ignored."""
     if before is None or before.nvlink_errors is None or after.nvlink_errors is None:
         return []
     grown = {
@@ -60,7 +60,7 @@ def _fabric(context: JudgingContext, state: GpuHealth) -> list[Finding]:
         return []
     if state.fabric != _DONE:
         what = f"is not taken in by the fabric manager: {state.fabric}"
-        # One GPU of a machine that is shared needs no others; of more, CUDA won't begin without the fabric
+        # A single GPU of a shared machine works without the fabric; with several, CUDA doesn't initialize
         alone = context.measurements.gpus_per_node_asked == 1
         return [_of_gpu(context, state, "fabric-state", "WARN" if alone else "FAIL", what)]
     if not state.fabric_faults:
@@ -77,12 +77,12 @@ def _of_gpu(context: JudgingContext, state: GpuHealth, code: str, verdict: Gravi
 
 
 def _cliques(context: JudgingContext, states: list[GpuHealth]) -> list[Finding]:
-    """Cliques within one domain, which can't reach each other over NVLink."""
+    """Report cliques within one domain, which can't reach each other over NVLink."""
     domains: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for state in states:
         if state.fabric_clique is not None:
             cluster = state.fabric_clique.rpartition(".")[0]
-            # On HGX boards the cluster is zeros everywhere, and each board a domain of its own
+            # On HGX boards the cluster id is all zeros, and each board is a separate domain
             board = not cluster.strip("0-")
             domains[context.name_of_rank(state.rank) if board else cluster][state.fabric_clique].append(
                 state.rank

@@ -1,4 +1,4 @@
-"""Are the ports open that collectives take, all over the kernel's range, and over IPv4 and IPv6 alike?"""
+"""Check that the ports used by collectives are open over the kernel's whole range, for IPv4 and IPv6."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from checklist.judges.context import Judgement, JudgingContext, answer, few, no_
 from checklist.measurements import OpenPorts
 from checklist.result import Finding, Gravity
 
-Way = tuple[int, int]  # from which node to which
+Way = tuple[int, int]  # source and destination node
 
 
 def open_ports(context: JudgingContext) -> Judgement:
-    """FAIL for a node into or out of which a part of the ports is blocked, WARN for one family of addresses.
+    """FAIL for a node with partly blocked ports, inbound or outbound; WARN for one blocked address family.
 
-    Each node is tried by two others. A node that is reached over IPv4 and not over IPv6, or the other way
-    round, is WARN where others are, FAIL where the run goes over that family.
+    Two other nodes connect to each node. A node that is reachable over only one of IPv4 and IPv6 is WARN if
+    others are reachable over both, FAIL if the run uses the blocked family.
 
-    Limits: none; a port is open or not. Sixteen ports are tried, so that a blocked part of less than a
-    sixteenth of the range can be missed, and where it begins is known to a sixteenth.
+    Limits: none; a port is open or not. Sixteen ports are tried, so a blocked part below a sixteenth of the
+    range can be missed, and its boundaries are known to a sixteenth.
 
-    Can't tell: of two nodes, which one's firewall it is; anything of ports outside of the kernel's range. A
-    node of which no port is open is check mesh's.
+    Not detected: which of two nodes has the firewall; ports outside the kernel's range. Check mesh covers a
+    node without any open port.
     """
     tried = context.measurements.open_ports
     if context.local or context.measurements.nodes_asked < 2:
@@ -47,7 +47,7 @@ def open_ports(context: JudgingContext) -> Judgement:
 
 
 def _parts(context: JudgingContext, reached: dict[Way, OpenPorts]) -> list[Finding]:
-    """Parts of the range that are blocked, by whose they are."""
+    """Report blocked parts of the range, by the node responsible."""
     bad = {way for way, one in reached.items() if one.blocked}
     findings = []
     whole = set(reached)
@@ -69,7 +69,7 @@ def _parts(context: JudgingContext, reached: dict[Way, OpenPorts]) -> list[Findi
 
 
 def _whose(bad: set[Way], whole: set[Way], end: int, least: int = 2) -> set[int]:
-    """Nodes at that end of which every way is bad, of so many or more."""
+    """Return nodes whose connections at that end are all bad, if there are at least ``least``."""
     ways: dict[int, list[bool]] = defaultdict(list)
     for way in whole:
         ways[way[end]].append(way in bad)
@@ -79,12 +79,12 @@ def _whose(bad: set[Way], whole: set[Way], end: int, least: int = 2) -> set[int]
 def _families(
     context: JudgingContext, main: dict[Way, OpenPorts], cut: set[Way], other: dict[Way, OpenPorts]
 ) -> list[Finding]:
-    """Nodes that one family of addresses doesn't reach, or doesn't leave, while the other does."""
+    """Report nodes where one address family is blocked, inbound or outbound, and the other is not."""
     closed = {way for way, one in other.items() if one.blocked}
     findings = []
     for bad, ways, good in ((cut, main, set(other) - closed), (closed, other, set(main) - cut)):
         used = ways is main
-        bad = bad & good  # where neither family leads anywhere, it is no family's fault
+        bad = bad & good  # if both families are blocked, the address family is not the cause
         if not bad or (not used and bad == set(ways) and not _taken_by_name(context, ways)):
             continue
         into = _whose(bad, set(ways), 1, least=1)
@@ -114,7 +114,7 @@ def _families(
 
 
 def _taken_by_name(context: JudgingContext, ways: dict[Way, OpenPorts]) -> bool:
-    """Whether a host's own name leads to an address of that family, so that gloo takes it."""
+    """Return whether a hostname resolves to an address of that family, so that gloo uses it."""
     own = {fact.node: fact.hostname_address for fact in context.leaders}
     return any(own.get(one.dst) == one.address for one in ways.values())
 
@@ -128,14 +128,14 @@ def _blocked(title: str, nodes: Iterable[str] = (), suspects: Iterable[str] = ()
 
 
 def _words(one: OpenPorts) -> str:
-    """The blocked parts, from half-way to the neighbour that is open on either side."""
+    """Describe the blocked parts; each extends halfway to the open neighbor on either side."""
     parts = " and ".join(f"{begin} to {end}" for begin, end in spans(one))
     tried = f"{len(one.blocked)} of {len(one.tried)} tried of {_range(one)}"
     return f"these ports are blocked: about {parts} ({tried})"
 
 
 def spans(one: OpenPorts) -> list[tuple[int, int]]:
-    """Where blocked ports are next to each other, as from and to."""
+    """Return spans (first, last) of adjacent blocked ports."""
     blocked, found = set(one.blocked), list[tuple[int, int]]()
     for place, port in enumerate(one.tried):
         if port not in blocked:

@@ -1,4 +1,4 @@
-"""What the bandwidths between pairs of nodes say: who is slow with whom, and slower than before."""
+"""Check of the bandwidth between pairs of nodes: slow nodes, directions and links, and regressions."""
 
 from __future__ import annotations
 
@@ -19,35 +19,34 @@ from checklist.judges.rails import rails, rails_between
 from checklist.judges.thresholds import PAIR, Threshold
 from checklist.result import Figure, Finding, Gravity
 
-SENT, RECEIVED = "pair, sent", "pair, received"  # of the history: a node's best pair, by direction
-FEWEST_NODES = 4  # with fewer, all of them slow alike can't be told from all well
-CROWDED_SHARE = 0.5  # of the rounds; fewer may be another job's passing traffic
+SENT, RECEIVED = "pair, sent", "pair, received"  # keys in the history: a node's best pair, by direction
+FEWEST_NODES = 4  # with fewer nodes, uniformly slow and healthy can't be distinguished
+CROWDED_SHARE = 0.5  # minimum share of the rounds; fewer may be transient traffic of another job
 
 
 def pairs(context: JudgingContext) -> Judgement:
-    """FAIL for a node, direction or link that is slow also when it is measured alone, WARN for suspects.
+    """FAIL for a node, direction or link that is slow even in isolation, WARN for suspects.
 
-    Due is what paths of one class reach: within an NVLink domain, within a leaf, across leaves, between nodes
-    of the same kinds. WARN for what is slow a little, and where few of one kind are far above the others.
-    Where one rail of a node (a GPU and its network card) is slow and the others are not, it is the rail that
-    is named; one that is slow on all nodes is nobody's own (checklist/analysis/rails.py).
-    Slow links that are all paths between groups of nodes are one uplink (checklist/analysis/uplinks.py). WARN
-    for pairs that are slow only together, each time: what they share is narrow
-    (checklist/analysis/sharing.py).
-    Who is at fault is found by checklist/analysis/diagnosis.py; its findings go along as ``diagnosis``. The
-    median pair is compared with a floor and with its own past besides, each node and pair with its own.
+    The expected bandwidth is that of paths of the same class: within an NVLink domain, within a leaf or
+    across leaves, between nodes of the same kinds. WARN for slight slowness, and if a few nodes of one kind
+    are far above the others. If only one rail of a node (a GPU and its network card) is slow, the rail is
+    reported; a rail that is slow on all nodes is not attributed to any node (checklist/analysis/rails.py).
+    Slow links that form all paths between groups of nodes are one uplink (checklist/analysis/uplinks.py).
+    WARN for pairs that are slow only while sending together, in every repeat: they share a bottleneck
+    (checklist/analysis/sharing.py). checklist/analysis/diagnosis.py localizes the faults; its result is
+    stored as ``diagnosis``. In addition the median pair is compared with a floor and its history, and each
+    node and pair with its own history.
 
-    Limits: the row ``pair`` of thresholds.csv (GB/s of one direction, of which the diagnosis asks for
-    floor / ``TAU``);
-    ``TAU``, 0.8 of what is due (benchmarks/diagnosis.py), ``SLIGHT_TAU``, 0.92, for what is slow a little and
-    outside of the run's own spread, ``UNEVEN``, 1.1 times the median, of checklist/analysis/bottleneck.py;
-    ``CROWDED_SHARE``, half of the rounds, as fewer may be another job's passing traffic; for the past
+    Limits: the row ``pair`` of thresholds.csv (GB/s of one direction; the diagnosis expects floor / ``TAU``);
+    ``TAU``, 0.8 of the expected value (benchmarks/diagnosis.py), ``SLIGHT_TAU``, 0.92, for slight slowness
+    outside the run's spread, and ``UNEVEN``, 1.1 times the median, of checklist/analysis/bottleneck.py;
+    ``CROWDED_SHARE``, half of the rounds, as fewer may be another job's transient traffic; for history
     ``WARN_SHARE`` and ``FAIL_SHARE``, of a node ``OWN_NETWORK`` (8 and 20 %), of a pair ``OWN_PAIR`` (8 %,
-    three times in a row, WARN) of checklist/analysis/baseline.py; ``FEWEST_NODES``, 4, below which equals say
-    nothing of all being slow.
+    three times in a row, WARN) of checklist/analysis/baseline.py; ``FEWEST_NODES``, 4, below which a
+    uniformly slow cluster can't be recognized.
 
-    Can't tell: anything between nodes of one machine but that a pair failed; with two nodes, whether the
-    sender, the receiver or the link is slow.
+    Not detected: anything but failed pairs between nodes of one machine; with two nodes, whether the sender,
+    the receiver or the link is slow.
     """
     lost = {hang.node for hang in context.measurements.hangs}
     measured = without_lost(context.measurements.pairs, lost)
@@ -56,7 +55,7 @@ def pairs(context: JudgingContext) -> Judgement:
     if not measured or not context.measurements.nodes:
         return context.unmeasured("pairs", "pairs")
     threshold = None if context.local else context.threshold(PAIR, measured[0].bytes)
-    # The table's floor is the lowest that is well; the diagnosis asks for tau of the spec
+    # The table's floor is the lowest healthy value; the diagnosis applies TAU to a spec
     spec = None if threshold is None else threshold.floor / TAU
     count = len(context.paths.kinds)
     diagnosis = diagnose(measured, count, spec_gbytes_per_s=spec, paths=context.paths)
@@ -65,7 +64,7 @@ def pairs(context: JudgingContext) -> Judgement:
 
 
 def _local_pairs(context: JudgingContext, _: Diagnosis, threshold: Threshold | None) -> Judgement:
-    """Nodes that are processes of one machine: only that a pair failed says anything."""
+    """Judge nodes that are processes of one machine, where only failed pairs are meaningful."""
     figures = _median_pair(context, threshold)[2]
     failed = next((pair for pair in context.measurements.pairs if pair.error is not None), None)
     if failed is not None:
@@ -111,7 +110,7 @@ def _networked_pairs(context: JudgingContext, diagnosis: Diagnosis, threshold: T
 def _median_pair(
     context: JudgingContext, threshold: Threshold | None
 ) -> tuple[float, Comparison, tuple[Figure, ...]]:
-    """The median of the first measurements in GB/s, what it is beside floor and past, and as a figure."""
+    """Return the median first-pass GB/s, its comparison with floor and history, and its figure."""
     size = context.measurements.pairs[0].bytes
     first = [float(pair.gbytes_per_s or 0) for pair in context.measurements.pairs if pair.first]
     middle = statistics.median(first) if first else 0.0
@@ -121,7 +120,7 @@ def _median_pair(
 
 
 def _sides(context: JudgingContext, best: tuple[float | None, ...]) -> dict[str, float]:
-    """By node: the best that it sent to anybody, or received."""
+    """Return the best bandwidth that each node sent (or received), by node."""
     return {context.name(node): value for node, value in enumerate(best) if value}
 
 
@@ -137,7 +136,7 @@ def _best_by_pair(context: JudgingContext) -> dict[str, float]:
 def _below_own_past(
     context: JudgingContext, size: int | None, kept: dict[str, dict[str, float]]
 ) -> list[Finding]:
-    """Nodes whose best pair, and pairs that, are slower than they were themselves."""
+    """Report nodes (by their best pair) and pairs that are slower than their own history."""
     findings = []
     ways: tuple[tuple[str, str, PartLimits], ...] = (
         (SENT, "sends", OWN_NETWORK),
@@ -157,7 +156,7 @@ def _below_own_past(
 
 
 def _uneven(context: JudgingContext, diagnosis: Diagnosis) -> list[Finding]:
-    """Nodes of one kind of which a few are faster, or the most slow; nobody can say which."""
+    """Report classes where either a few nodes are faster or most are slow, which can't be distinguished."""
     findings = []
     for one in diagnosis.uneven:
         title = f"{len(one.fast)} of {one.nodes} nodes reach up to {one.most_gbytes_per_s:.4g} GB/s "
@@ -183,7 +182,7 @@ def _faults(context: JudgingContext, diagnosis: Diagnosis) -> list[Finding]:
     links = [fault for fault in faults if fault.node is None and fault.status == "confirmed"]
     uplink = _uplink(context, links)
     rest = [fault for fault in faults if uplink is None or fault not in links]
-    whole = [fault for fault in rest if (fault.node,) not in of_rails]  # else a rail of it is the reason
+    whole = [fault for fault in rest if (fault.node,) not in of_rails]  # else a slow rail explains it
     found = [uplink] if uplink else []
     return [
         *found,
@@ -193,7 +192,7 @@ def _faults(context: JudgingContext, diagnosis: Diagnosis) -> list[Finding]:
 
 
 def _uplink(context: JudgingContext, links: list[Fault]) -> Finding | None:
-    """All slow links as one finding, where they are every path between groups of nodes."""
+    """Report all slow links as one finding if they are exactly the paths between groups of nodes."""
     slow = [(int(fault.src or 0), int(fault.dst or 0)) for fault in links]
     measured = ((p.src, p.dst) for p in context.measurements.pairs if p.gbytes_per_s is not None)
     groups = uplinks(slow, measured)
@@ -293,11 +292,11 @@ def _crowded(context: JudgingContext, diagnosis: Diagnosis) -> list[Finding]:
 
 
 def _shared(context: JudgingContext, diagnosis: Diagnosis) -> list[Finding]:
-    """Pairs that are well alone and slow at once, each time: they share what carries less than they do."""
+    """Report pairs that are healthy in isolation but slow in every repeat together: a shared bottleneck."""
     shared = sharing.find(context.measurements.pairs)
     slow = {(fault.src, fault.dst) for fault in diagnosis.with_status("confirmed")}
     if shared is None or any({link, link[::-1]} & slow for link in shared.links):
-        return []  # what is slow alone too has a finding of its own
+        return []  # pairs that are slow in isolation have their own finding
     links = [(context.name(src), context.name(dst)) for src, dst in shared.links]
     ways = few(tuple(f"{src} to {dst}" for src, dst in links))
     title = f"{ways} reach {shared.share:.0%} of what each does alone when they send at once: "
@@ -306,7 +305,7 @@ def _shared(context: JudgingContext, diagnosis: Diagnosis) -> list[Finding]:
 
 
 def _narrow_uplinks(diagnosis: Diagnosis) -> list[Finding]:
-    """Paths across leaves that carry far less than those within one, by nodes of the same kinds."""
+    """Report paths across leaves with far less bandwidth than within a leaf, for nodes of the same kinds."""
     findings = []
     for words, within in diagnosis.references.items():
         across = diagnosis.references.get(words.replace(WITHIN_LEAF, ACROSS_LEAVES), within)

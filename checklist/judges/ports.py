@@ -1,4 +1,4 @@
-"""What the ports of a node have counted during a run: errors, and links that went down."""
+"""Findings from port counters of a node during a run: errors, and links that went down."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from checklist.judges.context import JudgingContext
 from checklist.measurements import Counters
 from checklist.result import Finding
 
-DOWN = "link_downed"  # the one error of an RDMA port that is serious however seldom
-ETHERNET_DOWN = "link_down_events_phy"  # the same of an Ethernet port, as ethtool counts it
+DOWN = "link_downed"  # RDMA port counter that is serious even for a single event
+ETHERNET_DOWN = "link_down_events_phy"  # its equivalent for Ethernet ports in ethtool
 
 
 def ports(context: JudgingContext, counted: Counters) -> list[Finding]:
-    """Findings about what a node's ports have counted in one phase."""
+    """Return findings from the counters of a node's ports in one phase."""
     return [*_carrier(context, counted), *_ethernet(context, counted), *_rdma(context, counted)]
 
 
 def has_any(counted: Counters) -> bool:
-    """Whether a port told anything."""
-    told = (counted.rdma_errors, counted.carrier_changes, counted.port_errors)
-    return any(one is not None for one in told)
+    """Return whether any port reported counters."""
+    reported = (counted.rdma_errors, counted.carrier_changes, counted.port_errors)
+    return any(one is not None for one in reported)
 
 
 def _carrier(context: JudgingContext, counted: Counters) -> list[Finding]:
-    """A carrier that was lost or came back; some drivers count it only in hardware."""
+    """Report carrier changes; some drivers count them only in hardware."""
     changes = counted.carrier_changes or 0
     downs = (counted.port_errors or {}).get(ETHERNET_DOWN, 0)
     if not changes and not downs:
@@ -63,5 +63,5 @@ def _counts(errors: list[tuple[str, int]]) -> str:
 
 
 def nic_of(context: JudgingContext, node: int | None) -> str:
-    """The interface that a node uses; a place to fill in where it is not known."""
+    """Return the interface that a node uses, or a placeholder if it is unknown."""
     return next((fact.nic for fact in context.leaders if fact.node == node and fact.nic), "<interface>")

@@ -1,4 +1,4 @@
-"""Which rail of a node is slow, where its GPUs were measured one by one."""
+"""Findings about slow rails of a node, if its GPUs were measured separately."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _WAYS = {"node": "is slow in both directions", "transmit": "sends slowly", "rece
 
 
 def rails(context: JudgingContext) -> dict[tuple[int, ...], list[Finding]]:
-    """Findings about rails, by the nodes that they are of."""
+    """Return findings about rails, by their nodes."""
     found: dict[tuple[int, ...], list[Finding]] = {}
     for one in slow_rails(context.measurements.pairs):
         found.setdefault(one.nodes, []).append(_finding(context, one))
@@ -19,7 +19,7 @@ def rails(context: JudgingContext) -> dict[tuple[int, ...], list[Finding]]:
 
 
 def rails_between(context: JudgingContext, src: int, dst: int) -> str:
-    """Which rails of a slow link it is, if not all alike; with a blank before it."""
+    """Describe the slow rails of a slow link, with a leading space; empty if all rails are equally slow."""
     slow = slow_between(context.measurements.pairs, src, dst)
     if not slow:
         return ""

@@ -1,4 +1,4 @@
-"""RDMA ports that are down, or slower than the same port of other nodes."""
+"""Detection of RDMA ports that are down or slower than the same port of other nodes."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from checklist.judges.context import JudgingContext, few
 from checklist.measurements import RdmaPort
 from checklist.result import Finding, Gravity
 
-WITNESSES = 2  # other nodes that have a port up: one may be the odd one itself
-_UP = "ACTIVE"  # INIT is a link without a subnet manager, ARMED one before it is let go
+WITNESSES = 2  # minimum number of other nodes with the port up; a single one may be the exception itself
+_UP = "ACTIVE"  # INIT: a link without a subnet manager; ARMED: a link before activation
 _OFF = "Disabled"
 _ELSEWHERE, _BESIDE = "on the other nodes", "other ports of its model"
 
 
 def rdma_ports(context: JudgingContext) -> list[Finding]:
-    """Ports of each node that are not up, and those that are slow.
+    """Report ports of each node that are not up or are slow.
 
-    A port is held against the port of the same name and model on other nodes of its kind; where no other node
-    has one, against the node's own ports of its model and layer. Among those a port that is switched off is
-    nobody's fault.
+    A port is compared with the port of the same name and model on other nodes of its kind. If no other node
+    has one, it is compared with the node's own ports of its model and layer; a port that is switched off
+    there is no finding.
     """
     known = {fact.node: fact.rdma_ports for fact in context.facts if fact.rdma_ports}
     kinds = {fact.node: kind_of(fact) for fact in context.leaders}
@@ -35,17 +35,17 @@ def rdma_ports(context: JudgingContext) -> list[Finding]:
         down: dict[tuple[Gravity, str], list[str]] = defaultdict(list)
         slow: dict[tuple[Gravity, str], list[str]] = defaultdict(list)
         for port in ports:
-            beside = same[kinds.get(node), port.model, port.name]
-            others = [other for place, other in beside.items() if place != node]
+            same_port = same[kinds.get(node), port.model, port.name]
+            others = [other for place, other in same_port.items() if place != node]
             where = _ELSEWHERE if others else _BESIDE
             others = others or [other for other in ports if _alike(other, port)]
             sure: Gravity = "FAIL" if where == _ELSEWHERE and len(others) >= WITNESSES else "WARN"
             switched_off = where == _BESIDE and port.physical == _OFF
             if port.state not in (None, _UP) and _mostly_up(others) and not switched_off:
                 down[sure, where].append(f"{port.name} ({port.state}, {port.physical})")
-            due = _usual_rate(others)
-            if port.state == _UP and port.gbps is not None and due is not None and port.gbps < due:
-                slow[sure, where].append(f"{port.name} ({port.gbps:g} of {due:g} Gbit/s)")
+            expected = _usual_rate(others)
+            if port.state == _UP and port.gbps is not None and expected is not None and port.gbps < expected:
+                slow[sure, where].append(f"{port.name} ({port.gbps:g} of {expected:g} Gbit/s)")
         name = context.name(node)
         findings += [
             finding("rdma", code, verdict, _title(name, what, where, names), nodes=[name])
@@ -56,14 +56,14 @@ def rdma_ports(context: JudgingContext) -> list[Finding]:
 
 
 def rates(context: JudgingContext) -> str:
-    """At which rates the ports run that are up, in words; empty: no port has told one."""
-    told = {
+    """Describe the rates of the ports that are up; empty if no port reported one."""
+    reported = {
         port.gbps
         for fact in context.facts
         for port in fact.rdma_ports or ()
         if port.state == _UP and port.gbps is not None
     }
-    return f"{' and '.join(f'{rate:g}' for rate in sorted(told))} Gbit/s" if told else ""
+    return f"{' and '.join(f'{rate:g}' for rate in sorted(reported))} Gbit/s" if reported else ""
 
 
 def _title(name: str, what: str, where: str, ports: list[str]) -> str:
@@ -81,6 +81,6 @@ def _mostly_up(ports: Sequence[RdmaPort]) -> bool:
 
 
 def _usual_rate(ports: Sequence[RdmaPort]) -> float | None:
-    """What most of those have that are up; the higher one where two are as many."""
+    """Return the most common rate of the ports that are up; the higher rate on a tie."""
     rates = Counter(port.gbps for port in ports if port.state == _UP and port.gbps is not None)
     return max(rates, key=lambda rate: (rates[rate], rate), default=None)

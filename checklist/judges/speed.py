@@ -1,4 +1,4 @@
-"""Whether figures are as they should be: an absolute floor first, then the peers, then their own past."""
+"""Checks of GPU, memory and storage speed: against an absolute floor, then peers, then history."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from checklist.judges.thresholds import Threshold
 from checklist.measurements import NO_FOLDER, Facts, Local
 from checklist.result import Figure, Finding, Gravity
 
-PEERS = 4  # fewer values have no outlier
+PEERS = 4  # minimum number of values for outlier detection
 OUTLIER = (
     -3.5
 )  # modified z-score (Iglewicz and Hoaglin); alone it flags 8 to 12 % of healthy fleets of 4 to 8
 _Z_OF_MAD = 0.6745
-PEERS_WARN, PEERS_FAIL = 0.95, 0.90  # of the median, as with history
-UNEVEN = 1.1  # from the slowest to the fastest of GPUs of one model: half of them may be slow
-EXTREMES = 20  # one of so many is left out at either end of that: large fleets have lawful outliers
-_UUID_LETTERS = 12  # "GPU-" and eight more tell the GPUs of a node apart
-GPU_ALONE = ("gemm", "hbm")  # checks of what is within a GPU; copies depend on sockets and bridges, too
+PEERS_WARN, PEERS_FAIL = 0.95, 0.90  # share of the median, as for history
+UNEVEN = 1.1  # fastest / slowest GPU of one model from which half of them may be slow
+EXTREMES = 20  # one in this many is excluded at either end of that: large fleets have legitimate outliers
+_UUID_LETTERS = 12  # "GPU-" and eight more characters distinguish the GPUs of a node
+GPU_ALONE = ("gemm", "hbm")  # checks internal to a GPU; copies also depend on sockets and bridges
 
 
 def peers(values: Sequence[float]) -> list[Literal["PASS", "WARN", "FAIL"]] | None:
-    """Each value beside the others; more is better. None: too few to say anything.
+    """Rate each value against the others; higher is better. None if there are too few values.
 
-    An outlier by the median absolute deviation that is also more than 5 % below the median; more than 10 %
-    fails.
+    WARN for an outlier by the median absolute deviation that is also more than 5 % below the median, FAIL for
+    more than 10 %.
     """
     if len(values) < PEERS:
         return None
@@ -57,40 +57,40 @@ def peers(values: Sequence[float]) -> list[Literal["PASS", "WARN", "FAIL"]] | No
 
 
 def gemm(context: JudgingContext) -> Judgement:
-    """FAIL for a GPU whose matrix products are below the floor, its peers or the past; WARN for near it.
+    """FAIL for a GPU whose matmuls are below the floor, its peers or its history; WARN for near it.
 
-    If all GPUs are below the floor, that is no single node's fault.
+    If all GPUs are below the floor, no single node is reported.
 
-    Peers are GPUs of one model, of one NVLink domain where that has enough of them; floors go by the rank.
-    WARN where those of one model are so uneven that half of them may be slow.
+    Peers are GPUs of one model, restricted to one NVLink domain if it has enough of them; floors are selected
+    by rank. WARN if the GPUs of one model are so uneven that half of them may be slow.
 
-    Two figures: the fastest products of a burst (``gemm_bf16``), as the table's sources measure, and products
-    for seconds (``gemm_bf16_sustained``), during which a GPU at its power limit lowers its clocks, on normal
-    numbers by a seventh; the table has no row of that.
+    Two figures: the fastest matmuls of a burst (``gemm_bf16``), measured like the table's sources, and
+    matmuls over seconds (``gemm_bf16_sustained``), during which a GPU at its power limit lowers its clocks
+    (by a seventh with normally distributed operands); the table has no row for the latter.
 
     Limits: the rows ``gemm_bf16``, ``gemm_bf16_sustained``, ``gemm_fp8`` and ``gemm_fp32`` of thresholds.csv
-    (TFLOPS); beside at least ``PEERS`` others an ``OUTLIER`` below ``PEERS_WARN`` or ``PEERS_FAIL`` of their
+    (TFLOPS); with at least ``PEERS`` values, an ``OUTLIER`` below ``PEERS_WARN`` or ``PEERS_FAIL`` of their
     median; ``UNEVEN``, 1.1 from the slowest to the fastest, without one of ``EXTREMES`` at either end; for
     the slowest, and for each GPU by itself, ``WARN_SHARE`` and ``FAIL_SHARE`` of
     checklist/analysis/baseline.py.
 
-    Can't tell: why. On CPUs it depends on what else runs: NO-VERDICT.
+    Not detected: the cause. On CPUs the figure depends on other load: NO-VERDICT.
     """
     return _judge_node(context, "gemm")
 
 
 def hbm(context: JudgingContext) -> Judgement:
-    """FAIL for a GPU whose memory copies are below the floor, its peers or the past; WARN for near it.
+    """FAIL for a GPU whose memory copies are below the floor, its peers or its history; WARN for near it.
 
-    On CPUs host memory is measured instead (``memory_copy``), and not judged. Peers, floors by rank and WARN
-    for uneven GPUs are as in check gemm.
+    On CPUs host memory is measured instead (``memory_copy``), without a verdict. Peers, floors by rank and
+    WARN for uneven GPUs are as in check gemm.
 
-    Limits: the row ``hbm_copy`` of thresholds.csv (GB/s, read plus write); beside ``PEERS`` or more an
+    Limits: the row ``hbm_copy`` of thresholds.csv (GB/s, read plus write); with ``PEERS`` or more values, an
     ``OUTLIER`` below ``PEERS_WARN`` or ``PEERS_FAIL`` of their median; ``UNEVEN`` without one of
     ``EXTREMES``; for the slowest, and for each GPU by itself, ``WARN_SHARE`` and ``FAIL_SHARE`` of
     checklist/analysis/baseline.py.
 
-    Can't tell: memory errors; check gpu-health asks the GPU for those.
+    Not detected: memory errors; check gpu-health queries the GPU for those.
     """
     return _judge_node(context, "hbm")
 
@@ -98,58 +98,58 @@ def hbm(context: JudgingContext) -> Judgement:
 def host_copy(context: JudgingContext) -> Judgement:
     """FAIL for a GPU whose copies to or from pinned host memory are too slow; WARN for near it.
 
-    Limits: the rows ``h2d`` and ``d2h`` of thresholds.csv (GB/s); beside at least ``PEERS`` others an
+    Limits: the rows ``h2d`` and ``d2h`` of thresholds.csv (GB/s); with at least ``PEERS`` values, an
     ``OUTLIER`` below ``PEERS_WARN`` or ``PEERS_FAIL`` of their median; for the slowest, and for each GPU by
     itself, ``WARN_SHARE`` and ``FAIL_SHARE`` of checklist/analysis/baseline.py. Uneven GPUs (``UNEVEN``,
-    ``EXTREMES``) are no finding here: sockets are not equally far.
+    ``EXTREMES``) are no finding here, because distances to the CPU sockets differ.
 
-    Can't tell: a narrow PCIe link from host memory that is far away (NUMA); check gpu-health counts lanes.
+    Not distinguished: a narrow PCIe link and remote host memory (NUMA); check gpu-health counts lanes.
     """
     return _judge_node(context, "host-copy")
 
 
 def peer_copy(context: JudgingContext) -> Judgement:
-    """FAIL for a GPU whose copies to another of its node are too slow; WARN for near it.
+    """FAIL for a GPU whose copies to another GPU of its node are too slow; WARN for near it.
 
-    Limits: the row ``peer_copy`` of thresholds.csv (GB/s); beside at least ``PEERS`` others an ``OUTLIER``
+    Limits: the row ``peer_copy`` of thresholds.csv (GB/s); with at least ``PEERS`` values, an ``OUTLIER``
     below ``PEERS_WARN`` or ``PEERS_FAIL`` of their median; for the slowest, and for each GPU by its slowest
     peer, ``WARN_SHARE`` and ``FAIL_SHARE`` of checklist/analysis/baseline.py. Uneven GPUs (``UNEVEN``,
-    ``EXTREMES``) are no finding here: NVLink bridges join some of them only.
+    ``EXTREMES``) are no finding here, because NVLink bridges connect only some of them.
 
-    Can't tell: which of the two GPUs is slow; NVLink from PCIe where no row knows the GPU.
+    Not detected: which of the two GPUs is slow; PCIe used instead of NVLink if no row covers the GPU.
     """
     return _judge_node(context, "peer-copy")
 
 
 def storage(context: JudgingContext) -> Judgement:
-    """FAIL where the work directory can't be written and read; that it can is a PASS, however fast.
+    """FAIL if the work directory can't be written and read; otherwise PASS, regardless of speed.
 
-    Limits: rows ``storage_write`` and ``storage_read`` (GB/s) and ``storage_files`` (files/s), small files
-    made, looked at and removed, that a user adds to thresholds.csv; the shipped table has none, as no source
-    gives one. For the slowest ``WARN_SHARE`` and ``FAIL_SHARE`` of checklist/analysis/baseline.py. Ranks are
-    not compared with each other (``PEERS``, ``OUTLIER``, ``PEERS_WARN``, ``PEERS_FAIL``, ``UNEVEN``,
-    ``EXTREMES``): a file system is shared.
+    Limits: rows ``storage_write`` and ``storage_read`` (GB/s) and ``storage_files`` (files/s: create, stat
+    and remove small files) that a user adds to thresholds.csv; the shipped table has none, because no source
+    publishes one. For the slowest rank ``WARN_SHARE`` and ``FAIL_SHARE`` of checklist/analysis/baseline.py.
+    Ranks are not compared with each other (``PEERS``, ``OUTLIER``, ``PEERS_WARN``, ``PEERS_FAIL``,
+    ``UNEVEN``, ``EXTREMES``), because a file system is shared.
 
-    Can't tell: whose fault a failure is, so nodes are suspected only.
+    Not detected: the cause of a failure, so nodes are only suspects.
     """
     return _judge_node(context, "storage")
 
 
 def datastore(context: JudgingContext) -> Judgement:
-    """FAIL where the datastore can't be written and read; that it can is a PASS, however fast.
+    """FAIL if the datastore can't be written and read; otherwise PASS, regardless of speed.
 
     Limits: rows ``datastore_write`` and ``datastore_read`` that a user adds to thresholds.csv (GB/s); the
-    shipped table has none, as no source gives one. For the slowest ``WARN_SHARE`` and ``FAIL_SHARE`` of
-    checklist/analysis/baseline.py. Ranks are not compared with each other (``PEERS``, ``OUTLIER``,
-    ``PEERS_WARN``, ``PEERS_FAIL``, ``UNEVEN``, ``EXTREMES``): a store is shared.
+    shipped table has none, because no source publishes one. For the slowest rank ``WARN_SHARE`` and
+    ``FAIL_SHARE`` of checklist/analysis/baseline.py. Ranks are not compared with each other (``PEERS``,
+    ``OUTLIER``, ``PEERS_WARN``, ``PEERS_FAIL``, ``UNEVEN``, ``EXTREMES``), because a store is shared.
 
-    Can't tell: anything without a datastore to measure (NO-VERDICT); whose fault a failure is.
+    Not detected: anything without a datastore (NO-VERDICT); the cause of a failure.
     """
     return _judge_node(context, "datastore")
 
 
 def _judge_node(context: JudgingContext, check: str) -> Judgement:
-    """One of the checks of single nodes: every figure of it, of every rank."""
+    """Judge one single-node check: all its figures on all ranks."""
     kinds = [kind for kind in LOCALS.values() if kind.check == check]
     locals_ = [local for local in context.measurements.locals if local.what in {kind.name for kind in kinds}]
     if not locals_:
@@ -165,14 +165,14 @@ def _judge_node(context: JudgingContext, check: str) -> Judgement:
         same = [local for local in locals_ if local.what == kind.name and local.value is not None]
         if same:
             figures += _judge_locals(context, check, same, findings)
-            # The slowest: what a job over all of them feels, and what a single bad one moves
+            # The slowest rank limits a job over all of them and shows a single bad one
             least = min(float(local.value or 0) for local in same)
             parts = {} if stores or not context.cuda else _by_gpu(context, same)
             records.append(Measured(kind.name, None, least, kind.unit, parts))
     nodes = context.names(
         node for local in locals_ if (node := context.nodes_by_rank.get(local.rank)) is not None
     )
-    # That storage could be written and read is an answer by itself, however fast it was
+    # Successful writes and reads are a result by themselves, regardless of speed
     if findings or stores or any(figure.basis != "none" for figure in figures):
         names = ", ".join(dict.fromkeys(figure.name for figure in figures if "," not in figure.name))
         good = f"{names}: {'done without error' if stores else 'as expected'}."
@@ -196,7 +196,7 @@ def _judge_node(context: JudgingContext, check: str) -> Judgement:
 
 
 def _failed(context: JudgingContext, check: str, failed: list[Local], *, stores: bool) -> list[Finding]:
-    """What could not be measured. ``stores`` are shared: their failure may be nobody's own."""
+    """Report failed measurements. ``stores``: shared storage, whose failure may have no single cause."""
     findings: list[Finding] = []
     missing: dict[str, list[Local]] = {}
     for local in failed:
@@ -233,17 +233,20 @@ def _does_not_apply(context: JudgingContext, check: str) -> str | None:
 def _judge_locals(
     context: JudgingContext, check: str, same: list[Local], findings: list[Finding]
 ) -> list[Figure]:
-    """One kind of figure over all ranks, each GPU and the slowest over time. Adds to ``findings``."""
+    """Judge one kind of figure over all ranks, plus each GPU's and the slowest one's history.
+
+    Appends to ``findings``.
+    """
     what, unit = same[0].what, same[0].unit
     floors = context.thresholds_by_rank(what)
-    # A file system is shared, so that one rank's speed says little of its node
+    # A file system is shared, so one rank's speed says little about its node
     alone = context.cuda and check not in ("storage", "datastore")
-    beside = _beside_peers(context, same) if alone else {}
+    against_peers = _compare_peers(context, same) if alone else {}
     common = _all_below(check, same, floors, findings)
     figures = []
     for index, local in enumerate(same):
         value, name = float(local.value or 0), context.name_of_rank(local.rank)
-        comparison = compare(value, floors.get(local.rank), beside.get(index))
+        comparison = compare(value, floors.get(local.rank), against_peers.get(index))
         figures.append(comparison.figure(what, value, unit, node=name, rank=local.rank))
         if comparison.level in ("WARN", "FAIL") and floors.get(local.rank) not in common:
             peer = "" if local.peer is None else f" to rank {local.peer}"
@@ -259,8 +262,8 @@ def _judge_locals(
     return figures
 
 
-def _beside_peers(context: JudgingContext, same: list[Local]) -> dict[int, tuple[Level, float]]:
-    """By place in ``same``: the verdict beside its peers, and their median."""
+def _compare_peers(context: JudgingContext, same: list[Local]) -> dict[int, tuple[Level, float]]:
+    """Return, by index in ``same``, the verdict against the peers and their median."""
     facts = {fact.rank: fact for fact in context.facts}
     groups: dict[tuple[str | None, str | None], list[int]] = defaultdict(list)
     for index, local in enumerate(same):
@@ -269,22 +272,22 @@ def _beside_peers(context: JudgingContext, same: list[Local]) -> dict[int, tuple
     by_model: dict[str | None, list[int]] = defaultdict(list)
     for (model, _), places in groups.items():
         by_model[model] += places
-    beside: dict[int, tuple[Level, float]] = {}
+    against_peers: dict[int, tuple[Level, float]] = {}
     for (model, _), places in groups.items():
-        # A domain that has too few of them to tell is compared with all of the model
+        # GPUs of a domain with too few peers are compared with all GPUs of the model
         wide = by_model[model] if len(places) < PEERS else places
         values = [float(same[place].value or 0) for place in wide]
         verdicts = peers(values)
         if verdicts is not None:
             levels, median = dict(zip(wide, verdicts, strict=True)), statistics.median(values)
-            beside |= {place: (levels[place], median) for place in places}
-    return beside
+            against_peers |= {place: (levels[place], median) for place in places}
+    return against_peers
 
 
 def _all_below(
     check: str, same: list[Local], floors: dict[int, Threshold], findings: list[Finding]
 ) -> list[Threshold]:
-    """Floors that all ranks of a kind are below: that is no single node's fault."""
+    """Return floors that all ranks of a kind miss, which no single node causes."""
     by_floor: dict[Threshold, list[float]] = defaultdict(list)
     for local in same:
         if local.rank in floors:
@@ -305,7 +308,7 @@ def _all_below(
 
 
 def _by_gpu(context: JudgingContext, same: list[Local]) -> dict[str, float]:
-    """Each GPU's figure by its name over time, the slowest of copies to several peers."""
+    """Return each GPU's figure by its name in the history; for copies, the slowest peer's."""
     names = {fact.rank: _gpu(context, fact) for fact in context.facts}
     figures: dict[str, float] = {}
     for local in same:
@@ -316,13 +319,13 @@ def _by_gpu(context: JudgingContext, same: list[Local]) -> dict[str, float]:
 
 
 def _gpu(context: JudgingContext, fact: Facts) -> str:
-    """A GPU's name over time: one that was put in for another begins a past of its own."""
+    """Name a GPU in the history; a replacement GPU starts a new history."""
     known = fact.gpu_uuids[fact.local_rank :][:1]
     return f"{context.name(fact.node)} {known[0][:_UUID_LETTERS] if known else f'GPU{fact.local_rank}'}"
 
 
 def _below_own_past(context: JudgingContext, check: str, same: list[Local], findings: list[Finding]) -> bool:
-    """GPUs that are slower than they were themselves; whether there are any."""
+    """Report GPUs slower than their own history in ``findings``; return whether there are any."""
     what, unit = same[0].what, same[0].unit
     figures = _by_gpu(context, same)
     worse = context.worse_parts(what, None, figures)
@@ -338,7 +341,7 @@ def _below_own_past(context: JudgingContext, check: str, same: list[Local], find
 
 
 def _uneven(context: JudgingContext, check: str, same: list[Local]) -> list[Finding]:
-    """GPUs of one model in machines of one type that differ more than such GPUs do, with no outlier."""
+    """Report GPUs of one model and machine type that differ too much without any outlier."""
     types = {fact.rank: (peers_of(fact)[0], fact.instance_type) for fact in context.facts}
     groups: dict[tuple[str | None, ...], list[Local]] = defaultdict(list)
     for local in same:
@@ -361,7 +364,7 @@ def _uneven(context: JudgingContext, check: str, same: list[Local]) -> list[Find
 def _slowest_over_time(
     context: JudgingContext, check: str, same: list[Local], findings: list[Finding], *, blamed: bool
 ) -> list[Figure]:
-    """The slowest beside its past; a finding only where no rank is to blame already."""
+    """Compare the slowest rank with its history; adds a finding only if no rank was reported yet."""
     what, unit = same[0].what, same[0].unit
     slowest = min(same, key=lambda local: float(local.value or 0))
     least = float(slowest.value or 0)

@@ -1,7 +1,7 @@
-"""What a figure must reach on a known system: a table of rows with sources, and a user's rows above them.
+"""Minimum values of figures on known systems: a table with sources, preceded by a user's rows.
 
-A row speaks only for its key: system, operation, size, algorithm, GPUs of each node, nodes. Where no row fits
-there is no threshold; nothing is scaled or guessed from another one.
+A row applies only to its key: system, operation, size, algorithm, GPUs per node, nodes. Without a matching
+row there is no threshold; nothing is scaled or extrapolated from another row.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ COLUMNS = (
 NEEDED = ("system", "op", "floor", "source")
 UNITS = ("GB/s", "TFLOPS")
 KINDS = ("published", "proposal")
-ROUNDED = 1.001  # messages are cut to a multiple of the ranks
-PAIR = "pair"  # one node to another, one direction
+ROUNDED = 1.001  # tolerance for sizes, because messages are cut to a multiple of the ranks
+PAIR = "pair"  # operation: one node to another, one direction
 _RANGE = re.compile(r"(\d+)(-(\d*))?")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Span:
-    """Whole numbers from ``low`` to ``high``, both included; None: without end."""
+    """Integers from ``low`` to ``high``, both inclusive; None: unbounded."""
 
     low: int = 0
     high: int | None = None
@@ -63,21 +63,21 @@ class Span:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Key:
-    """What a threshold is looked up for. None: unknown, or not a matter of this figure."""
+    """Key of a threshold lookup. None: unknown, or not applicable to this figure."""
 
     systems: tuple[str, ...]
-    """Names that this system goes by, the most telling first: machine type, GPU, network."""
+    """Names of this system, most specific first: machine type, GPU, network."""
     op: str
     bytes: int | None = None
     algorithm: str | None = None
     gpus: int | None = None
-    """For each node."""
+    """GPUs per node."""
     nodes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Threshold:
-    """One row. More is better in all of them; ``floor`` and ``warn`` are in ``unit``."""
+    """One row. Higher is better in all rows; ``floor`` and ``warn`` are in ``unit``."""
 
     system: str
     op: str
@@ -89,14 +89,14 @@ class Threshold:
     warn: float | None
     unit: str
     kind: Literal["published", "proposal"]
-    """"proposal": measured by the source, the floor is ours."""
+    """"proposal": the source measured it, and this package set the floor."""
     measured: float | None
     source: str
     own: bool = False
-    """From the user's file."""
+    """Whether the row is from the user's file."""
 
     def fits(self, key: Key) -> bool:
-        """Whether this row speaks for that key; an unknown part of the key fits only a row that has none."""
+        """Return whether the row applies; an unknown part of the key matches only a row without that part."""
         return (
             self.system.lower() in {name.lower() for name in key.systems}
             and self.op == key.op
@@ -117,15 +117,15 @@ def _covers(span: Span, value: int | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows in the order in which they are asked: the user's before the shipped ones."""
+    """Rows in lookup order: the user's before the shipped ones."""
 
     rows: tuple[Threshold, ...]
 
     def find(self, key: Key) -> Threshold | None:
-        """The row for that key, or None.
+        """Return the row for the key, or None.
 
-        The user's rows come first, then the more telling name of the system, then a row for this algorithm,
-        then the one for the larger messages.
+        Precedence: the user's rows, then the more specific name of the system, then a row for this algorithm,
+        then the row for larger messages.
         """
         order = {name.lower(): index for index, name in enumerate(key.systems)}
         return min(
@@ -136,7 +136,7 @@ class Table:
 
 
 def table(own: Path | None = None) -> Table:
-    """The shipped rows, and those of a user's file above them. Raises UserError for a bad file."""
+    """Load the user's rows followed by the shipped ones. Raises UserError for a bad file."""
     rows = () if own is None else read(own, own=True)
     return Table((*rows, *_shipped()))
 
@@ -147,7 +147,7 @@ def _shipped() -> tuple[Threshold, ...]:
 
 
 def read(file: Path, *, own: bool = False) -> tuple[Threshold, ...]:
-    """The rows of a CSV file. Raises UserError, which names line, column and value of the first mistake."""
+    """Read the rows of a CSV file. Raises UserError with line, column and value of the first mistake."""
     try:
         with file.open(newline="", encoding="utf-8-sig") as opened:
             lines = csv.DictReader(opened, restkey="", restval="", strict=True)
@@ -180,7 +180,7 @@ def _check_header(file: Path, names: Iterable[str] | None) -> None:
 
 
 class _Line:
-    """One line of a file, each cell checked as it is read."""
+    """One line of a file, whose cells are validated on access."""
 
     def __init__(self, file: Path, number: int, cells: dict[str, str]) -> None:
         if "" in cells:
@@ -225,7 +225,7 @@ class _Line:
         value = self.cells.get(column, "")
         return UserError(
             f"{self.where}, column {column}: {value!r} {rule}.",
-            advice or "Mend that cell; checklist/data/thresholds.csv shows how rows look.",
+            advice or "Correct that cell; checklist/data/thresholds.csv shows how rows look.",
         )
 
     def _text(self, column: str) -> str:

@@ -1,4 +1,4 @@
-"""Figures that can't be are a finding against whoever told them: of every check, after its own judge."""
+"""Findings for physically impossible figures, added to the judgement of each check."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from checklist.result import CheckResult, Finding
 CODE = "bad-figure"
 
 
-def told(context: JudgingContext, judged: Judgement) -> Judgement:
-    """The judgement with what was told for its check and can't be: then it is no PASS.
+def add(context: JudgingContext, judged: Judgement) -> Judgement:
+    """Add findings for impossible figures of the check to its judgement; it is no PASS then.
 
-    WARN, as the fault may be the clock's, the driver's or ours; a check that has no other figure stays
-    without a verdict.
+    WARN, because the clock, the driver or this package may be at fault; a check without other figures stays
+    NO-VERDICT.
     """
     check = judged.result.check
     found = [one for one in context.measurements.unsound if one.check == check]

@@ -1,4 +1,4 @@
-"""What the collectives over all ranks say: are they right, fast enough, and over the right network?"""
+"""Checks of collectives over all ranks: correct values, speed, and the network in use."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _TOPOLOGY = "NCCL_TOPO_FILE"
 
 
 def correctness(context: JudgingContext) -> Judgement:
-    """FAIL for an operation that gave wrong values, or that failed, on any rank.
+    """FAIL for an operation that failed or returned wrong values on any rank.
 
-    The values tell ranks and places apart, so that a partial or misplaced result can't look right.
+    Values differ by rank and position, so a partial or misplaced result is detected.
 
-    Limits: none; values are compared for being equal.
+    Limits: none; values are compared for equality.
 
-    Can't tell: who made a wrong value; ranks that saw one are suspects. NO-VERDICT where the values of an
-    operation were not compared.
+    Not detected: the rank that produced a wrong value; ranks that received one are suspects. NO-VERDICT if
+    the values of an operation were not compared.
     """
     tried = context.measurements.collectives
     if not tried:
@@ -61,7 +61,7 @@ def _wrong(context: JudgingContext, op: str, wrong: list[Collective]) -> Finding
     values = sum(item.wrong_values or 0 for item in wrong)
     where = f" on rank {', '.join(map(str, ranks))}" if ranks else ""
     title = f"{op} gave {values or 'some'} wrong values{where} ({wrong[0].dtype}, {wrong[0].bytes} bytes)."
-    # Whoever sees a wrong value has not necessarily made it
+    # The rank that receives a wrong value did not necessarily produce it
     suspects = [context.name_of_rank(rank) for rank in ranks]
     return finding(
         "correctness", "wrong-values", "FAIL", title, suspects=dict.fromkeys(suspects), ranks=ranks
@@ -69,13 +69,13 @@ def _wrong(context: JudgingContext, op: str, wrong: list[Collective]) -> Finding
 
 
 def transport(context: JudgingContext) -> Judgement:
-    """FAIL where NCCL sees another world than the job, or uses sockets beside RDMA devices.
+    """FAIL if NCCL's world differs from the job's, or if it uses sockets although RDMA devices exist.
 
-    WARN where GPU Direct RDMA is off.
+    WARN if GPU Direct RDMA is off.
 
     Limits: none; nodes and ranks are counted, the network is the one that NCCL's log names.
 
-    Can't tell: anything of gloo, which keeps no log, or where the log names no network (NO-VERDICT).
+    Not detected: anything with gloo, which writes no log, or if the log names no network (NO-VERDICT).
     """
     seen = context.measurements.transport
     if seen is None:
@@ -91,7 +91,7 @@ def transport(context: JudgingContext) -> Judgement:
         title = f"NCCL saw {seen.nodes_seen} nodes, the launcher {nodes}."
         network = f"{seen.nodes_seen} of {nodes} nodes"
         findings.append(finding("transport", "separate-world", "FAIL", title, seen=network))
-    elif seen.ranks_seen not in (None, world) and len(context.facts) == world:  # else check ranks tells
+    elif seen.ranks_seen not in (None, world) and len(context.facts) == world:  # else check ranks reports it
         title = f"NCCL's world has {seen.ranks_seen} ranks, the job's {world}."
         network = f"{seen.ranks_seen} of {world} ranks"
         findings.append(finding("transport", "separate-world", "FAIL", title, seen=network))
@@ -115,7 +115,7 @@ def transport(context: JudgingContext) -> Judgement:
 
 
 def _rdma(context: JudgingContext) -> str:
-    """The RDMA devices of the nodes, in words; empty: none in sight."""
+    """Describe the RDMA devices of the nodes; empty if there are none."""
     efa = max((fact.efa_devices or 0 for fact in context.leaders), default=0)
     if efa or context.machine_fabric.upper().startswith("EFA"):
         return f"{efa} EFA devices" if efa else "EFA devices in this machine type"
@@ -124,13 +124,13 @@ def _rdma(context: JudgingContext) -> str:
 
 
 def latency(context: JudgingContext) -> Judgement:
-    """FAIL or WARN for small messages and the barrier that take longer than in runs before.
+    """FAIL or WARN for small messages and barriers that take longer than in earlier runs.
 
-    Limits: messages up to ``SMALL_BYTES``, 4 KiB, whose size costs nothing yet; ``WARN_SHARE`` and
-    ``FAIL_SHARE`` of checklist/analysis/baseline.py. No row of thresholds.csv: nobody publishes latencies
-    by machine type.
+    Limits: messages up to ``SMALL_BYTES``, 4 KiB, where latency dominates; ``WARN_SHARE`` and ``FAIL_SHARE``
+    of checklist/analysis/baseline.py. thresholds.csv has no rows, because latencies by machine type are not
+    published.
 
-    Can't tell: which rank is late; without a history, or on one machine, anything (NO-VERDICT).
+    Not detected: which rank is late; anything without a history or on one machine (NO-VERDICT).
     """
     times: dict[str, list[float]] = defaultdict(list)
     for item in _timed(context):
@@ -155,14 +155,14 @@ def latency(context: JudgingContext) -> Judgement:
 
 
 def bandwidth(context: JudgingContext) -> Judgement:
-    """FAIL for a collective whose busbw is below the floor or its past, WARN for near it.
+    """FAIL for a collective whose busbw is below the floor or its history, WARN for near it.
 
     Limits: the rows of thresholds.csv by operation (``all_reduce``, ``all_gather`` and so on, GB/s of busbw),
     at sizes above ``SMALL_BYTES``; for the largest size ``WARN_SHARE`` and ``FAIL_SHARE`` of
     checklist/analysis/baseline.py.
 
-    Can't tell: which node is slow (check pairs does); where no row fits this system, size and number of
-    nodes, and there is no history, anything (NO-VERDICT).
+    Not detected: which node is slow (see check pairs); anything if no row fits the system, size and number
+    of nodes and there is no history (NO-VERDICT).
     """
     large = [
         item for item in _timed(context) if item.busbw_gbytes_per_s is not None and item.bytes > SMALL_BYTES
@@ -199,7 +199,7 @@ def bandwidth(context: JudgingContext) -> Judgement:
 
 
 def _topology_suspect(context: JudgingContext) -> bool:
-    """Whether NCCL was given a topology while the GPUs reach each other as fast as they should."""
+    """Return whether NCCL was given a topology file although copies between the GPUs are fast enough."""
     floors = context.thresholds_by_rank("peer_copy")
     slow = any(
         local.what == "peer_copy" and local.rank in floors and (local.value or 0) < floors[local.rank].floor

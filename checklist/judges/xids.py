@@ -1,4 +1,4 @@
-"""What an XID code asks for: NVIDIA's catalogue as a table of data, with its source."""
+"""Recommended actions for XID codes: NVIDIA's catalogue as a data table with its source."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from typing import Literal, get_args
 
 FILE = Path(__file__).parents[1] / "data" / "xids.csv"
 Action = Literal["MONITOR", "RESET", "REBOOT", "ISOLATE"]
-ACTIONS: tuple[Action, ...] = get_args(Action)  # from the least to the most
+ACTIONS: tuple[Action, ...] = get_args(Action)  # in ascending severity
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Xid:
-    """One row of NVIDIA's catalogue of XID errors, and what it means for the node."""
+    """One row of NVIDIA's catalogue of XID errors, and its consequence for the node."""
 
     code: int
     name: str
     action: Action
-    """MONITOR: the application ends, or nothing; the others take the GPU or the node out of service."""
+    """MONITOR: at most the application ends; the others take the GPU or the node out of service."""
     catalogue: str
-    """The catalogue's own word for the immediate action."""
+    """The immediate action in the catalogue's wording."""
     source: str
     date: str
-    """When the catalogue was read."""
+    """Date on which the catalogue was read."""
 
 
 @cache
 def table() -> dict[int, Xid]:
-    """All rows by code. Codes that the catalogue calls unused are left out."""
+    """Load all rows by code, without codes marked unused in the catalogue."""
     with FILE.open(newline="", encoding="utf-8") as file:
         return {int(row["code"]): _xid(row) for row in csv.DictReader(file)}
 
@@ -48,10 +48,10 @@ def _xid(row: dict[str, str]) -> Xid:
 
 
 def action(code: int) -> Action:
-    """What that code asks for; MONITOR for one that the table doesn't know."""
+    """Return the action for a code; MONITOR if the code is unknown."""
     return table()[code].action if code in table() else "MONITOR"
 
 
 def words(code: int) -> str:
-    """An XID's code with its name in the catalogue, as text."""
+    """Format an XID's code with its name in the catalogue."""
     return f"{code} ({table()[code].name})" if code in table() else f"{code} (not in the catalogue's table)"

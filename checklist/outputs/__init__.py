@@ -1,4 +1,4 @@
-"""Where a result goes besides result.json: chat, metrics, and the cluster's own record of its nodes.
+"""Outputs of a result besides result.json: chat, metrics, and taints or labels of Kubernetes nodes.
 
-An output that fails never costs the result: each says in one line what went wrong.
+A failing output never loses the result; it reports the failure in one line.
 """

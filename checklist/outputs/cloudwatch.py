@@ -1,4 +1,4 @@
-"""The result as one line of CloudWatch's embedded metric format: a log line that becomes metrics.
+"""Output of the result as one log line in CloudWatch's embedded metric format.
 
 The format: https://docs.aws.amazon.com/AmazonCloudWatch/latest/monitoring/CloudWatch_Embedded_Metric_Format_Specification.html
 """
@@ -13,12 +13,12 @@ from checklist.result import Result
 from estimator.errors import UserError
 
 NAMESPACE = "TrainingChecklist"
-MOST_METRICS = 100  # that one line may hold
+MOST_METRICS = 100  # maximum per line
 UNITS = {"GB/s": "Gigabytes/Second", "s": "Seconds"}
 
 
 def line(result: Result, *, cluster: str = "default", namespace: str = NAMESPACE) -> str:
-    """The JSON line, without a newline. The only dimension is the cluster's name."""
+    """Build the JSON line, without a newline. The only dimension is the cluster's name."""
     if not cluster.strip():
         raise UserError("The cluster's name for CloudWatch is empty.", "Give it a name; it is a dimension.")
     values: dict[str, tuple[float, str]] = {
@@ -34,7 +34,7 @@ def line(result: Result, *, cluster: str = "default", namespace: str = NAMESPACE
         values["AllReduceBusBandwidth"] = (result.busbw_gbytes_per_s, UNITS["GB/s"])
     for check in result.checks:
         for figure in check.figures:
-            if figure.node is None:  # one of a node would need a dimension of its own
+            if figure.node is None:  # figures of a node would need another dimension
                 size = "" if figure.bytes is None else f"/{figure.bytes}"
                 values[f"Figure/{figure.name}{size}"] = (figure.value, UNITS.get(figure.unit, "None"))
     kept = dict(list(values.items())[:MOST_METRICS])
@@ -53,6 +53,6 @@ def line(result: Result, *, cluster: str = "default", namespace: str = NAMESPACE
 
 
 def write(result: Result, stream: TextIO, *, cluster: str = "default", namespace: str = NAMESPACE) -> None:
-    """The line to a stream whose lines go to CloudWatch Logs, such as a Batch job's standard output."""
+    """Write the line to a stream collected by CloudWatch Logs, such as a Batch job's standard output."""
     stream.write(line(result, cluster=cluster, namespace=namespace) + "\n")
     stream.flush()

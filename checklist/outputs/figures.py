@@ -1,4 +1,4 @@
-"""What was measured, to stand beside the verdicts: in a few words for each check, and rank by rank."""
+"""Formatted figures for display next to the verdicts, per check and per rank."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from checklist.checks import LOCALS
 from checklist.result import CheckResult, Figure, Result
 
-MOST_NAMES = 3  # of a check's figures, in words
+MOST_NAMES = 3  # maximum number of figures named per check
 LOADED = {"sm_clock_mhz": "SM clock, MHz", "power_w": "power, W", "temperature_c": "temperature, °C"}
 Row = tuple[str, ...]
 
 
 def of_check(check: CheckResult) -> str:
-    """A check's figures as "gemm_bf16 758 to 771 TFLOPS", the largest message of each; empty: it has none."""
+    """Format a check's figures, e.g. "gemm_bf16 758 to 771 TFLOPS", at the largest message; empty if none."""
     by_name: dict[str, list[Figure]] = defaultdict(list)
     for figure in check.figures:
         by_name[figure.name].append(figure)
@@ -24,16 +24,18 @@ def of_check(check: CheckResult) -> str:
 
 
 def by_rank(result: Result) -> tuple[Row, tuple[Row, ...]]:
-    """Headers, and what each rank has measured alone; no rows where none did."""
-    told: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    """Build a table of each rank's own figures: headers and rows; no rows without figures."""
+    values_by_rank: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for local in result.measurements.locals:
         if local.value is not None:
-            told[local.rank][local.what].append(local.value)
+            values_by_rank[local.rank][local.what].append(local.value)
     loaded = {state.rank: state for state in result.measurements.health if state.when == "loaded"}
     of_gpus = [
         field for field in LOADED if any(getattr(state, field) is not None for state in loaded.values())
     ]
-    kinds = [kind for kind in LOCALS.values() if any(kind.name in figures for figures in told.values())]
+    kinds = [
+        kind for kind in LOCALS.values() if any(kind.name in figures for figures in values_by_rank.values())
+    ]
     nodes, names = result.measurements.nodes_by_rank, result.measurements.names
     headers = (
         "rank",
@@ -45,19 +47,19 @@ def by_rank(result: Result) -> tuple[Row, tuple[Row, ...]]:
         (
             str(rank),
             names.get(nodes.get(rank, -1), ""),
-            *(_cell(told[rank][kind.name]) for kind in kinds),
+            *(_cell(values_by_rank[rank][kind.name]) for kind in kinds),
             *(
                 _cell([value] if (value := getattr(loaded.get(rank), field, None)) else [])
                 for field in of_gpus
             ),
         )
-        for rank in sorted(told)
+        for rank in sorted(values_by_rank)
     )
     return headers, rows
 
 
 def amount(value: float, unit: str) -> str:
-    """A figure with its unit; times in microseconds or milliseconds."""
+    """Format a figure with its unit; times in microseconds or milliseconds."""
     if unit != "s":
         return f"{_number(value)} {unit}"
     return (
@@ -81,7 +83,7 @@ def _span(same: Sequence[Figure]) -> str:
 
 
 def _cell(values: Sequence[float]) -> str:
-    """Of copies to several peers the slowest."""
+    """Format a cell; for copies to several peers, the slowest."""
     return _number(min(values)) if values else ""
 
 

@@ -1,4 +1,4 @@
-"""The result as a Prometheus textfile, for node_exporter's textfile collector."""
+"""Output of the result as a Prometheus textfile, for node_exporter's textfile collector."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from estimator.errors import UserError
 
 LEVELS: dict[Verdict, int] = {"PASS": 0, "WARN": 1, "FAIL": 2, "NO-VERDICT": 3}
 PREFIX = "training_checklist"
-MOST_PAIRS = 64  # each is a series of its own
+MOST_PAIRS = 64  # maximum number of pairs, because each is a separate series
 
 
 def write(result: Result, file: Path, cluster: str = "default") -> None:
-    """Replaces the file in one step, as a collector may read it at any time. Raises UserError."""
+    """Replace the file atomically, because a collector may read it at any time. Raises UserError."""
     check(file)
-    import prometheus_client as prometheus  # heavy, and not everybody's
+    import prometheus_client as prometheus  # heavy, and an optional dependency
 
     registry = prometheus.CollectorRegistry()
     _fill(result, registry, cluster)
@@ -32,7 +32,7 @@ def write(result: Result, file: Path, cluster: str = "default") -> None:
 
 
 def check(file: Path) -> None:
-    """Whether such a file can be written, as far as that is known before. Raises UserError."""
+    """Check in advance that the file can be written. Raises UserError."""
     if importlib.util.find_spec("prometheus_client") is None:
         raise UserError(
             "A Prometheus textfile needs the prometheus_client library, which is not installed.",
@@ -47,9 +47,9 @@ def _fill(result: Result, registry: Any, cluster: str) -> None:
 
     gauges: dict[str, Any] = {}
 
-    def put(name: str, tells: str, value: float, **labels: str) -> None:
+    def put(name: str, description: str, value: float, **labels: str) -> None:
         if name not in gauges:
-            gauges[name] = Gauge(f"{PREFIX}_{name}", tells, ("cluster", *labels), registry=registry)
+            gauges[name] = Gauge(f"{PREFIX}_{name}", description, ("cluster", *labels), registry=registry)
         gauges[name].labels(cluster=cluster, **labels).set(value)
 
     levels = ", ".join(f"{number} {verdict}" for verdict, number in LEVELS.items())
@@ -91,7 +91,7 @@ def _fill(result: Result, registry: Any, cluster: str) -> None:
 
 
 def _gpus(result: Result, put: Callable[..., None]) -> None:
-    """What was found against each GPU itself."""
+    """Add the worst finding of each GPU."""
     worst: dict[str, float] = {}
     for finding in result.findings:
         for uuid in finding.gpus:
@@ -99,25 +99,25 @@ def _gpus(result: Result, put: Callable[..., None]) -> None:
     names = result.measurements.names
     for fact in result.measurements.facts:
         for uuid in fact.gpu_uuids[fact.local_rank :][:1]:
-            tells = "Of each GPU, by what was found against it: 0 nothing, 1 warn, 2 fail"
-            put("gpu_verdict", tells, worst.get(uuid, 0), node=names[fact.node], gpu=uuid)
+            description = "Of each GPU, by what was found against it: 0 nothing, 1 warn, 2 fail"
+            put("gpu_verdict", description, worst.get(uuid, 0), node=names[fact.node], gpu=uuid)
 
 
 def _pairs(result: Result, put: Callable[..., None]) -> None:
-    """Each node's best pair by direction, and the slowest pairs."""
+    """Add each node's best pair by direction, and the slowest pairs."""
     names = dict(zip(result.measurements.nodes, result.nodes, strict=True))
     if result.diagnosis is not None:
         ways = {"sent": result.diagnosis.transmit, "received": result.diagnosis.receive}
         for way, best in ways.items():
             for node, value in enumerate(best):
                 if value is not None and node in names:
-                    tells = "The best that the node sent to any other, or received, GB/s"
-                    put("node_pair_gbytes_per_second", tells, value, node=names[node], way=way)
+                    description = "The best that the node sent to any other, or received, GB/s"
+                    put("node_pair_gbytes_per_second", description, value, node=names[node], way=way)
     reached: dict[tuple[str, str], float] = {}
     for pair in result.measurements.pairs:
         if pair.src in names and pair.dst in names:
             ends = names[pair.src], names[pair.dst]
             reached[ends] = max(pair.gbytes_per_s or 0.0, reached.get(ends, 0.0))
     for src, dst in sorted(reached, key=reached.__getitem__)[:MOST_PAIRS]:
-        tells = f"The {MOST_PAIRS} slowest pairs of nodes, GB/s; 0: it failed"
-        put("pair_gbytes_per_second", tells, reached[src, dst], src=src, dst=dst)
+        description = f"The {MOST_PAIRS} slowest pairs of nodes, GB/s; 0: it failed"
+        put("pair_gbytes_per_second", description, reached[src, dst], src=src, dst=dst)

@@ -1,9 +1,9 @@
-"""All outputs that a run was asked for, in one place: whatever fails, the measured result stays.
+"""Dispatch of a result to all requested outputs; a failing output never loses the measured result.
 
-How a run uses it: make :class:`Outputs` (it refuses what can't be), call :func:`check` before anything is
-measured and show its lines, measure, *keep the result first* (result.json, an artifact), then call
-:func:`publish` and show its lines. The run's exit status is the verdict's: an output that fails does not
-change it, so that nobody takes a webhook that is down for a cluster that is.
+Usage: create :class:`Outputs` (it rejects invalid values), call :func:`check` before measuring and show its
+lines, measure, *store the result first* (result.json, an artifact), then call :func:`publish` and show its
+lines. The exit status depends on the verdict only, so that a webhook outage is never mistaken for a cluster
+fault.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ Output = Literal["prometheus", "cloudwatch", "nodes", "webhook"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outputs:
-    """Where a result goes besides result.json. Raises UserError for values that can't be."""
+    """Outputs of a result besides result.json. Raises UserError for invalid values."""
 
     webhook: bool = False
-    """Post to the address in $CHECKLIST_WEBHOOK_URL, which is read when it is needed and never shown."""
+    """Post to the address in $CHECKLIST_WEBHOOK_URL, which is read when needed and never shown."""
     prometheus: Path | None = None
-    """A textfile for node_exporter; its name ends in .prom."""
+    """Textfile for node_exporter; its name ends in .prom."""
     cloudwatch: str | None = None
-    """A file that the line is appended to; "-" is standard output."""
+    """File to append the line to; "-" for standard output."""
     mark: taint.How | None = None
-    """How nodes of a Kubernetes cluster are marked; None: they are not."""
+    """How to mark nodes of a Kubernetes cluster; None: don't mark them."""
     apply: bool = False
-    """Mark them; otherwise it is only said what would be done."""
+    """Mark the nodes; otherwise only print the intended changes."""
     most_share: float = MOST_SHARE
-    """Of the cluster's nodes that may be marked in all."""
+    """Maximum share of the cluster's nodes that may be marked in total."""
     context: str | None = None
-    """Of the kubeconfig; None: the current one, or the cluster that this pod runs in."""
+    """Context of the kubeconfig; None: the current one, or the cluster of this pod."""
     cluster: str = "default"
-    """What messages and metrics call this cluster."""
+    """Name of this cluster in messages and metrics."""
 
     def __post_init__(self) -> None:
         taint.check_share(self.most_share)
@@ -59,7 +59,7 @@ class Outputs:
 
 
 def outputs_of(options: OutputOptions, *, cluster: str = "default", context: str | None = None) -> Outputs:
-    """Where the result goes, as options say it. Raises UserError for values that can't be."""
+    """Build the outputs from the options. Raises UserError for invalid values."""
     return Outputs(
         webhook=options.webhook,
         prometheus=options.prometheus,
@@ -74,20 +74,20 @@ def outputs_of(options: OutputOptions, *, cluster: str = "default", context: str
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """What became of one output."""
+    """Outcome of one output."""
 
     output: Output
     failed: bool
     lines: tuple[str, ...]
-    """For people: what was done, or why it failed; never an address of a webhook."""
+    """Messages for users: what was done, or why it failed; never the address of a webhook."""
 
 
 def check(outputs: Outputs) -> tuple[str, ...]:
-    """Before the run: refuse what will never work, and say in a line each what does not work now.
+    """Validate outputs before the run: reject permanent problems, return a line for each temporary one.
 
-    To be called where the outputs will be made. Raises UserError for a missing library, folder, kubeconfig
-    or webhook address. A cluster or webhook that is down and marks that are not allowed are lines only: the
-    measurement is worth more, and they may be mended by its end.
+    Call it on the host that will write the outputs. Raises UserError for a missing library, folder,
+    kubeconfig or webhook address. A cluster or webhook that is down, or missing permission to mark nodes,
+    gives lines only: the measurement is more important, and the problem may be fixed by its end.
     """
     if outputs.prometheus is not None:
         prometheus.check(outputs.prometheus)
@@ -131,9 +131,9 @@ def _check_webhook() -> str | None:
 
 
 def publish(result: Result, outputs: Outputs) -> tuple[Report, ...]:
-    """Hand the result to every output that was asked for. Never raises; each that fails is a line.
+    """Write the result to every requested output. Never raises; each failure becomes a line.
 
-    Returns within the outputs' own limits of time. The result must have been kept before.
+    Returns within the outputs' time limits. The result must be stored before.
     """
     title = "Checklist" if outputs.cluster == Outputs().cluster else f"Checklist of {outputs.cluster}"
     todo: list[tuple[Output, Callable[[], tuple[str, ...]]]] = []
@@ -158,15 +158,15 @@ def _report(output: Output, call: Callable[[], tuple[str, ...]]) -> Report:
 
 
 def _problem(call: Callable[[], object]) -> str | None:
-    """What goes wrong, in one line; None where nothing does."""
+    """Run an output and return its failure as one line; None on success."""
     try:
         call()
-    except taint.NotAllMarkedError:  # has more than one line to tell
+    except taint.NotAllMarkedError:  # has more than one line
         raise
     except UserError as error:
         return " ".join(f"{error.problem} {error.advice}".split())
-    except Exception as error:  # noqa: BLE001 - a fault of an output's must not cost the result
-        return f"Unexpected {type(error).__name__}."  # its text might quote the webhook's address
+    except Exception as error:  # noqa: BLE001 - a failing output must not lose the result
+        return f"Unexpected {type(error).__name__}."  # its text may contain the webhook's address
     return None
 
 

@@ -1,8 +1,8 @@
-"""Marks bad nodes in Kubernetes, so that the next job goes elsewhere, and unmarks those that are well again.
+"""Taints or labels of bad Kubernetes nodes, which keep jobs away, and their removal after recovery.
 
-A taint keeps pods away that don't tolerate it. A label does it the other way round, as selectors ask for
-equality: healthy nodes say fit=true, bad ones fit=false. Nothing is changed unless that is asked for. A node
-carries what it has failed as an annotation, and its mark is taken off only when a later run clears that
+A taint repels pods that don't tolerate it. A label works the opposite way, because selectors test equality:
+healthy nodes have fit=true, bad ones fit=false. Nothing is changed unless requested. The failures of a node
+are stored in an annotation, and its mark is removed only after a later run clears them
 (:func:`checklist.open_failures.still_open`).
 """
 
@@ -31,11 +31,11 @@ from estimator.hardware.cluster_api import (
 )
 from estimator.hardware.cluster_nodes import NODES
 
-KEY = "training-checklist/unfit"  # of the taint and the annotation
+KEY = "training-checklist/unfit"  # key of the taint and the annotation
 LABEL = "training-checklist/fit"
-EFFECT = "NoSchedule"  # what runs there may end
+EFFECT = "NoSchedule"  # running pods are not evicted
 TIMEOUT_S = 10.0
-ATTEMPTS = 3  # at one node, which others write to as well
+ATTEMPTS = 3  # tries per node, which others may change concurrently
 RULE = 'a ClusterRole with verbs ["get", "list", "patch"] on resources ["nodes"], bound to this account'
 How = Literal["taint", "label"]
 T = TypeVar("T")
@@ -43,15 +43,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
-    """What we need of one of the cluster's nodes."""
+    """Relevant state of one Kubernetes node."""
 
     name: str
     version: str
-    """resourceVersion: a change that is based on an older one is refused."""
+    """resourceVersion: the server rejects changes based on an older one."""
     taints: tuple[Mapping[str, Any], ...] = ()
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
     reasons: tuple[Standing, ...] = ()
-    """What it was marked for; () and marked: by somebody else, so it is left alone."""
+    """Failures it was marked for; () for a marked node: marked by another party, so it is never changed."""
 
     @property
     def marked(self) -> bool:
@@ -60,32 +60,32 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeChange:
-    """What is to be done with one node."""
+    """Intended change of one node."""
 
     node: Node
     kind: Literal["mark", "unmark", "fit"]
-    """"fit": say of a healthy node that it is; for labels only."""
+    """"fit": label a healthy node as fit (labels only)."""
     reasons: tuple[Standing, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Changes:
-    """What is to be done, and what is not, with the reason."""
+    """Intended changes, and omitted ones with the reason."""
 
     changes: tuple[NodeChange, ...] = ()
     refused: tuple[str, ...] = ()
 
 
 class NodeError(UserError):
-    """What goes wrong with one node, and says nothing of the others."""
+    """Failure that concerns one node only."""
 
 
 class NodeChangedError(NodeError):
-    """Somebody else has changed a node since it was read."""
+    """Node was changed by another party since it was read."""
 
 
 class NotAllMarkedError(UserError):
-    """Some nodes could not be marked. ``lines``: one for each node, those that were marked too."""
+    """Some nodes could not be marked. ``lines``: one for each node, including marked ones."""
 
     def __init__(self, lines: tuple[str, ...]) -> None:
         super().__init__("Not all nodes could be marked.", " ".join(lines))
@@ -93,7 +93,7 @@ class NotAllMarkedError(UserError):
 
 
 def check_share(most_share: float) -> None:
-    """Raises UserError for a share that can't be."""
+    """Validate the share. Raises UserError."""
     if not (math.isfinite(most_share) and 0 <= most_share <= 1):
         raise UserError(f"A share of {most_share} of the nodes is not possible.", "Give one from 0 to 1.")
 
@@ -101,10 +101,10 @@ def check_share(most_share: float) -> None:
 def changes(
     result: Result, nodes: tuple[Node, ...], *, how: How = "taint", most_share: float = MOST_SHARE
 ) -> Changes:
-    """What follows from a result for the cluster's nodes. Raises UserError for an impossible share.
+    """Derive the changes of the cluster's nodes from a result. Raises UserError for an invalid share.
 
-    Where more than ``most_share`` of the nodes would be marked in the end, no further one is: so many bad
-    nodes are more likely one common cause.
+    If more than ``most_share`` of the nodes would be marked in total, no further node is marked, because a
+    common cause is more likely than that number of bad nodes.
     """
     check_share(most_share)
     why = _failures(result)
@@ -128,7 +128,7 @@ def changes(
 
 
 def _failures(result: Result) -> dict[str, list[Standing]]:
-    """By node: the open failures that it is to blame for."""
+    """Return the open failures attributed to each node."""
     by_node: dict[str, list[Standing]] = {}
     for item in result.open_failures():
         for name in item.nodes if item.blamed else ():
@@ -137,8 +137,8 @@ def _failures(result: Result) -> dict[str, list[Standing]]:
 
 
 def _change(node: Node, result: Result, failures: list[Standing], how: How) -> NodeChange | None:
-    """What is to be done with a node, given its failures that are open."""
-    # What it was marked for before counts too, until it is cleared
+    """Decide the change of a node from its open failures."""
+    # Earlier reasons for the mark also count until they are cleared
     began = result.measurements.started_unix
     before = still_open(node.reasons, result.checks, result.profile, result.gpus, began)
     reasons = (*before, *(item for item in failures if _key(item) not in {_key(old) for old in before}))
@@ -146,7 +146,7 @@ def _change(node: Node, result: Result, failures: list[Standing], how: How) -> N
         same = node.marked and {_key(item) for item in reasons} == {_key(item) for item in node.reasons}
         return None if same else NodeChange(node=node, kind="mark", reasons=reasons)
     if node.marked:
-        # Without reasons of ours somebody else has marked it, who may unmark it
+        # A mark without stored reasons belongs to another party
         return NodeChange(node=node, kind="unmark") if node.reasons and not before else None
     if how == "label" and node.name in result.healthy_nodes and node.labels.get(LABEL) != "true":
         return NodeChange(node=node, kind="fit")
@@ -165,10 +165,10 @@ def publish(
     most_share: float = MOST_SHARE,
     context: str | None = None,
 ) -> tuple[str, ...]:
-    """Marks and unmarks nodes; a line for each, also for what is left. Without ``apply`` it only says them.
+    """Mark and unmark nodes; return a line for each, including skipped ones. Dry run without ``apply``.
 
-    Raises UserError where the cluster can't be reached, or doesn't allow it (the message names the rule that
-    is missing); NotAllMarkedError where some nodes were left by that, or because they can't be changed.
+    Raises UserError if the cluster is unreachable or denies access (the message names the missing rule), and
+    NotAllMarkedError if that, or unchangeable nodes, left some nodes unmarked.
     """
     cluster = Cluster(context)
     todo = changes(result, cluster.nodes(), how=how, most_share=most_share)
@@ -182,10 +182,10 @@ def publish(
     for number, change in enumerate(todo.changes):
         try:
             done = _carry_out(cluster, change, result, how)
-        except NodeError as error:  # noqa: PERF203 - each has its own
+        except NodeError as error:  # noqa: PERF203 - errors are handled per node
             lines.append(f"{change.node.name}: left as it is. {error.problem} {error.advice}")
             whole = False
-        except UserError as error:  # the other nodes would meet it too
+        except UserError as error:  # the other nodes would fail too
             if number == 0:
                 raise
             names = ", ".join(each.node.name for each in todo.changes[number:])
@@ -206,7 +206,7 @@ def _line(change: NodeChange, text: str, how: How) -> str:
 
 
 def _carry_out(cluster: Cluster, change: NodeChange, result: Result, how: How) -> NodeChange | None:
-    """Change a node, looked at again where somebody else has changed it; None: nothing is left to be done."""
+    """Change a node, read again after a conflict; return None if no change is necessary any more."""
     todo: NodeChange | None = change
     for attempt in range(1, ATTEMPTS + 1):
         if todo is None:
@@ -223,7 +223,7 @@ def _carry_out(cluster: Cluster, change: NodeChange, result: Result, how: How) -
 
 
 def check_installed() -> None:
-    """Raises UserError where the library is missing."""
+    """Import the Kubernetes library. Raises UserError if it is missing."""
     if importlib.util.find_spec("kubernetes") is None:
         raise UserError(
             "Marking nodes needs the kubernetes library, which is not installed.",
@@ -232,9 +232,9 @@ def check_installed() -> None:
 
 
 def check(context: str | None = None, *, apply: bool = False) -> None:
-    """Whether nodes could be marked, asked before there is anything to mark. Changes nothing.
+    """Check in advance that nodes can be marked, without changing anything.
 
-    Raises UserError where the cluster can't be reached, or says that this account may not.
+    Raises UserError if the cluster is unreachable or denies the permission.
     """
     cluster = Cluster(context)
     for verb in ("list", "patch") if apply else ("list",):
@@ -242,27 +242,27 @@ def check(context: str | None = None, *, apply: bool = False) -> None:
 
 
 class Cluster:
-    """The nodes of one Kubernetes cluster: of that kubeconfig's context, or the one that this pod runs in."""
+    """Nodes of one Kubernetes cluster: the kubeconfig's context, or the cluster of this pod."""
 
     def __init__(self, context: str | None = None) -> None:
         clock = Clock(overall_s=math.inf, call_s=TIMEOUT_S)
         self._api = ClusterApi(context, purpose="Marking nodes", clock=clock)
 
     def nodes(self) -> tuple[Node, ...]:
-        """All of them. Raises UserError."""
+        """List all nodes. Raises UserError."""
         return tuple(map(_node, self._ask("list", list_all, self._api.get, *NODES)))
 
     def node(self, name: str) -> Node:
-        """One of them, as it is now. Raises UserError."""
+        """Read the current state of one node. Raises UserError."""
         return _node(self._ask("get", self._api.get, f"/api/v1/nodes/{name}"))
 
     def patch(self, change: NodeChange, how: How) -> None:
-        """Marks or unmarks one node. Raises UserError; NodeError where another node may well be changed."""
+        """Mark or unmark one node. Raises UserError, or NodeError if only this node is affected."""
         path = f"/api/v1/nodes/{change.node.name}"
         self._ask("patch", self._api.patch, path, patch_of(change, how))
 
     def ask_leave(self, verb: str) -> None:
-        """Ask whether this account may do that with nodes. Raises UserError where it may not."""
+        """Check that this account may use ``verb`` on nodes. Raises UserError if not."""
         if not self._ask(verb, self._api.may, verb, "nodes"):
             raise _not_allowed(verb)
 
@@ -276,7 +276,7 @@ class Cluster:
 
 
 def patch_of(change: NodeChange, how: How) -> dict[str, Any]:
-    """The body of the patch. Taints are one list for Kubernetes, so those of others are sent along."""
+    """Build the body of the patch. Kubernetes replaces the list of taints, so other taints are included."""
     node, mark = change.node, change.kind == "mark"
     reasons = json.dumps([dataclasses.asdict(item) for item in change.reasons]) if mark else None
     metadata: dict[str, Any] = {"resourceVersion": node.version, "annotations": {KEY: reasons}}
@@ -303,7 +303,7 @@ def _node(item: Mapping[str, Any]) -> Node:
 
 
 def _reasons(text: str | None) -> tuple[Standing, ...]:
-    """What the annotation says; nothing that we could clear if it isn't ours."""
+    """Parse the annotation; empty if this package didn't write it."""
     try:
         return tuple(record(Standing, item) for item in json.loads(text or "[]"))
     except (ValueError, TypeError, UserError):

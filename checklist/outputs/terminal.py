@@ -1,4 +1,4 @@
-"""The result for the person at the terminal."""
+"""Output of the result on the terminal."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from checklist.outputs import figures
 from checklist.result import Result, Verdict
 
 COLOURS: dict[Verdict, str] = {"PASS": "green", "WARN": "yellow", "FAIL": "bold red", "NO-VERDICT": "magenta"}
-MOST_RANKS = 16  # two machines' GPUs one by one; of more, from which to which
+MOST_RANKS = 16  # GPUs of two machines; with more ranks only ranges are shown
 
 
 def show(result: Result) -> None:
-    """The verdicts beside what was measured, what to do about each finding, and what to run next."""
+    """Format verdicts with figures, advice for each finding, and the next commands."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -1,4 +1,4 @@
-"""The result as a Slack-shaped message to a webhook, whose URL is a secret and so is never shown."""
+"""Output of the result as a Slack-compatible message to a webhook, whose URL is secret and never shown."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from urllib.parse import urlsplit
 
 from checklist.result import Finding, Result
 
-URL_VARIABLE = "CHECKLIST_WEBHOOK_URL"  # not an option: it is in no artifact and on no command line
+URL_VARIABLE = "CHECKLIST_WEBHOOK_URL"  # not an option, to keep it out of artifacts and command lines
 TIMEOUT_S = 5.0
 TRIES = 4
-LATER = (429, 503)  # too many requests, out of service: what Retry-After is for (RFC 9110 10.2.3, RFC 6585 4)
-WAIT_S = 1.0  # before the second try where the answer doesn't say, then twice as long each time
-MOST_WAIT_S = 60.0  # in all, whatever is asked for: the run's end waits too
+LATER = (429, 503)  # too many requests, unavailable: statuses with Retry-After (RFC 9110 10.2.3, RFC 6585 4)
+WAIT_S = 1.0  # delay before the second try without Retry-After; doubles each time
+MOST_WAIT_S = 60.0  # maximum total delay regardless of Retry-After, because the run waits for it
 MOST_FINDINGS = 10
-MOST_CHARACTERS = 2900  # Slack takes 3,000 in a section's text
+MOST_CHARACTERS = 2900  # Slack's limit for a section's text is 3,000
 SYMBOLS = {"PASS": ":white_check_mark:", "WARN": ":warning:", "FAIL": ":x:", "NO-VERDICT": ":grey_question:"}
 
 
 def message(result: Result, *, title: str = "Checklist") -> dict[str, Any]:
-    """The body: ``text`` for notifications, ``blocks`` for the message."""
+    """Build the body: ``text`` for notifications, ``blocks`` for the message."""
     nodes = f"{len(result.healthy_nodes)} of {len(result.nodes)} nodes healthy"
     bad = f", bad: {', '.join(result.bad_nodes)}" if result.bad_nodes else ""
     head = f"{SYMBOLS[result.verdict]} *{_plain(title)}: {result.verdict}*\n{_plain(result.headline)}"
@@ -42,14 +42,14 @@ def message(result: Result, *, title: str = "Checklist") -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """How a call ended."""
+    """Outcome of a request."""
 
     problem: str | None = None
-    """Why it failed, without the address; None: it has not."""
+    """Reason for the failure, without the address; None on success."""
     later: bool = False
-    """Whether another call may be well."""
+    """Whether a retry may succeed."""
     wait_s: float | None = None
-    """For how long the answer asks to wait before that."""
+    """Delay requested by the response before a retry."""
 
 
 def send(
@@ -60,10 +60,10 @@ def send(
     timeout_s: float = TIMEOUT_S,
     most_wait_s: float = MOST_WAIT_S,
 ) -> str | None:
-    """Posts the message; a line of warning where that failed, else None.
+    """Post the message; return a warning on failure, else None.
 
-    One that is told to come later does, when it is told to. Returns within ``timeout_s`` for each of the
-    ``TRIES`` and ``most_wait_s`` between them together.
+    Retries as requested by Retry-After. Returns within ``timeout_s`` for each of the ``TRIES`` plus
+    ``most_wait_s`` for all delays together.
     """
     if not is_address(url):
         return f"The webhook was not called: ${URL_VARIABLE} is no http(s) address."
@@ -72,15 +72,15 @@ def send(
 
 
 def _call(url: str, body: bytes, timeout_s: float, left_s: float) -> str | None:
-    """Why it failed; None: it has not."""
+    """Post with retries; return the reason for a failure, None on success."""
     for tried in range(1, TRIES + 1):
         answer = _within(url, body, timeout_s)
         if not answer.later:
             return answer.problem
         wait_s = WAIT_S * 2 ** (tried - 1) if answer.wait_s is None else answer.wait_s
         if wait_s > left_s:
-            due = f"the next call is due in {wait_s:g} s, and no more than {left_s:g} s are left"
-            return f"{answer.problem}, {due}"
+            next_try = f"the next call is due in {wait_s:g} s, and no more than {left_s:g} s are left"
+            return f"{answer.problem}, {next_try}"
         if tried < TRIES:
             time.sleep(wait_s)
             left_s -= wait_s
@@ -88,7 +88,7 @@ def _call(url: str, body: bytes, timeout_s: float, left_s: float) -> str | None:
 
 
 def _within(url: str, body: bytes, timeout_s: float) -> _Answer:
-    """One call that ends in time: urlopen's limit is for each read, which a dripping server can stretch."""
+    """Send one request with a total time limit; urlopen's limit applies only to each read."""
     answers: list[_Answer] = []
     worker = threading.Thread(target=lambda: answers.append(_post(url, body, timeout_s)), daemon=True)
     worker.start()
@@ -97,44 +97,44 @@ def _within(url: str, body: bytes, timeout_s: float) -> _Answer:
 
 
 def asked_wait(headers: Message) -> float | None:
-    """Seconds until the time that Retry-After tells, as a number or a date; None: it tells none.
+    """Parse the delay in seconds from Retry-After (number or date); None without one.
 
-    A date is held against the server's own clock where the answer has it: two hosts' may differ.
+    A date is compared with the server's Date header if present, because clocks may differ.
     """
-    told = (headers.get("Retry-After") or "").strip()
-    if told.isascii() and told.isdigit():
-        return float(told)
-    until, now = _date(told), _date(headers.get("Date") or "")
+    retry_after = (headers.get("Retry-After") or "").strip()
+    if retry_after.isascii() and retry_after.isdigit():
+        return float(retry_after)
+    until, now = _date(retry_after), _date(headers.get("Date") or "")
     if until is None:
         return None
     return max(0.0, until - (time.time() if now is None else now))
 
 
 def _date(text: str) -> float | None:
-    """Unix time of an HTTP date; None: it is none."""
+    """Parse an HTTP date to Unix time; None if invalid."""
     try:
         date = parsedate_to_datetime(text)
     except ValueError:
         return None
-    # An HTTP date is in GMT; "-0000" would leave it without a zone
+    # HTTP dates are in GMT; "-0000" would parse without a zone
     return (date if date.tzinfo else date.replace(tzinfo=datetime.timezone.utc)).timestamp()
 
 
 def out_of_reach(url: str, *, timeout_s: float = TIMEOUT_S) -> str | None:
-    """Why a message could not be sent now: nobody listens there; None where somebody does. Sends nothing."""
+    """Return why the webhook is unreachable, without sending anything; None if it accepts connections."""
     if not is_address(url):
         return f"${URL_VARIABLE} is no http(s) address."
     parts = urlsplit(url)
     try:
         port = parts.port or (443 if parts.scheme == "https" else 80)
         socket.create_connection((parts.hostname or "", port), timeout=timeout_s).close()
-    except (OSError, ValueError) as error:  # their texts may quote the address
+    except (OSError, ValueError) as error:  # error texts may contain the address
         return f"The webhook in ${URL_VARIABLE} can't be reached: no connection ({type(error).__name__})."
     return None
 
 
 def is_address(url: str) -> bool:
-    """Whether it is one that a message could be sent to."""
+    """Return whether the address is valid for a webhook."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -143,7 +143,7 @@ def is_address(url: str) -> bool:
 
 
 def _post(url: str, body: bytes, timeout_s: float) -> _Answer:
-    """One call; its problem is without the address, which some errors quote."""
+    """Send one request; removes the address from error texts."""
     try:
         request = urllib.request.Request(  # noqa: S310 - the scheme was checked
             url, data=body, headers={"Content-Type": "application/json"}, method="POST"
@@ -177,5 +177,5 @@ def _finding(finding: Finding) -> str:
 
 
 def _plain(text: str) -> str:
-    """Without what Slack would read as its own marks."""
+    """Escape Slack's markup."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

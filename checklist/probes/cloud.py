@@ -1,4 +1,4 @@
-"""Where a host is: from the environment, its Kubernetes node's labels, else the cloud's metadata service."""
+"""Location of a host from the environment, its Kubernetes node's labels, or the cloud's metadata service."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any
 
 from estimator.hardware.cluster_nodes import INSTANCE_TYPE, ZONE
 
-_ZONES = ("NODE_ZONE", "TOPOLOGY_ZONE", "AVAILABILITY_ZONE")  # as a pod's downward API may set them
+_ZONES = ("NODE_ZONE", "TOPOLOGY_ZONE", "AVAILABILITY_ZONE")  # may be set by a pod's downward API
 _METADATA = "http://169.254.169.254"
-_LIMIT_S = 1.0  # a blocked service doesn't answer at all
-_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # Kubernetes puts it into every pod
-_LABELS_NETWORK = (  # the network's units, the largest first: EKS, GKE
+_LIMIT_S = 1.0  # a blocked service never responds
+_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # mounted into every pod by Kubernetes
+_LABELS_NETWORK = (  # network units, largest first: EKS, GKE
     tuple(f"topology.k8s.aws/network-node-layer-{layer}" for layer in (1, 2, 3)),
     tuple(f"cloud.google.com/gce-topology-{unit}" for unit in ("block", "subblock", "host")),
 )
@@ -25,7 +25,7 @@ _LABELS_NETWORK = (  # the network's units, the largest first: EKS, GKE
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CloudPlace:
-    """What is known of a host's place; None: it isn't."""
+    """Location of a host; None: unknown."""
 
     zone: str | None = None
     instance: str | None = None
@@ -35,7 +35,7 @@ class CloudPlace:
 
 
 def place() -> CloudPlace:
-    """The environment's word counts before the labels', and theirs before the metadata service's."""
+    """Determine the location: the environment overrides labels, which override the metadata service."""
     labels = node_labels()
     zone = next((os.environ[name] for name in _ZONES if os.environ.get(name)), labels.get(ZONE))
     kind = os.environ.get("NODE_INSTANCE_TYPE") or labels.get(INSTANCE_TYPE)
@@ -51,7 +51,7 @@ def place() -> CloudPlace:
 
 
 def node_labels() -> dict[str, str]:
-    """The labels of the node that this pod is on (NODE_NAME, from the downward API); empty: not to be had.
+    """Read the labels of this pod's node (NODE_NAME, from the downward API); empty if unavailable.
 
     The pod's service account must be allowed to get nodes.
     """
@@ -76,7 +76,7 @@ def _labels(text: str) -> dict[str, str]:
     try:
         labels: Any = json.loads(text)["metadata"]["labels"]
         return {str(name): str(value) for name, value in labels.items()}
-    except (ValueError, KeyError, TypeError, AttributeError):  # a node without labels, or another's answer
+    except (ValueError, KeyError, TypeError, AttributeError):  # a node without labels, or an unknown response
         return {}
 
 
@@ -85,10 +85,10 @@ def _metadata_disabled() -> bool:
 
 
 class _Service:
-    """EC2's metadata, with a session token (IMDSv2). Nothing is asked again once it did not answer."""
+    """Read EC2's metadata with a session token (IMDSv2); stop after the first request without a response."""
 
     def __init__(self) -> None:
-        # Where the AWS SDKs look for it too
+        # The AWS SDKs use the same variable
         address = urllib.parse.urlsplit(os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or _METADATA)
         self._host, self._port = address.hostname or "", address.port or 80
         self._token = self._ask("PUT", "/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"})
@@ -107,7 +107,7 @@ class _Service:
 def _answer(
     connection: http.client.HTTPConnection, method: str, path: str, headers: dict[str, str]
 ) -> str | None:
-    """The body of a good answer; None for any other, and for none within the limit."""
+    """Return the body of a successful response; None otherwise, including after the time limit."""
     try:
         connection.request(method, path, headers=headers)
         answer = connection.getresponse()

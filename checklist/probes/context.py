@@ -1,4 +1,4 @@
-"""What a rank's commands share: which rank it is, how far it is, what one command leaves for the next."""
+"""Shared state of a rank's commands: rank, progress, and objects kept for later commands."""
 
 from __future__ import annotations
 
@@ -20,4 +20,4 @@ class Context:
         self.node = int(os.environ["CHECKLIST_NODE"])
         self.directory = directory
         self.progress = Progress(directory / f"rank{self.rank}.progress")
-        self.kept: dict[str, Any] = {}  # what a command leaves for later ones: the sink, the process group
+        self.kept: dict[str, Any] = {}  # objects kept for later commands, e.g. the sink and the process group

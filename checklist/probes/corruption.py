@@ -1,8 +1,8 @@
-"""Phase 2: the same matrix product again and again, compared bit by bit.
+"""Phase 2: repeated matmuls, compared bitwise.
 
-Two kinds of operands. Random ones, whose bits go through all of the arithmetic: on one device the product is
-the same each time, as cuBLAS and oneDNN promise for one stream and one number of threads. And small whole
-numbers, whose sums are exact in any order: there the product is the same on every device there is.
+Two kinds of operands. Random numbers exercise all bits of the arithmetic; their product is reproducible on
+one device, as cuBLAS and oneDNN guarantee for one stream and a fixed number of threads. Small integers have
+exact sums in any order, so their product is the same on every device.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from checklist.probes.context import Context
 if TYPE_CHECKING:
     import torch
 
-_CPU_ORDER, _CUDA_ORDER = 512, 8192  # as those of the products that are timed
-_LARGEST = 8  # of the whole numbers: 8192 products of two of them stay below 2**24, exact in fp32
+_CPU_ORDER, _CUDA_ORDER = 512, 8192  # same as for the timed matmuls
+_LARGEST = 8  # largest integer: sums of 8192 products stay below 2**24, exact in fp32
 _SEED = 20_260_101  # any, but the same on all ranks
-_FEWEST = 8  # repetitions
+_FEWEST = 8  # minimum number of repetitions
 
 
 def repeat(context: Context, device: str, seconds: float) -> list[dict[str, Any]]:
-    """Products of both kinds of operands for that long together, as Repeated."""
+    """Repeat matmuls with both kinds of operands for ``seconds`` in total; return Repeated records."""
     import torch
 
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False  # partial sums stay exact

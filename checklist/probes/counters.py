@@ -1,6 +1,7 @@
-"""What this host counts of its network: TCP segments sent again, errors of ports, links that went down.
+"""Network counters of this host: TCP retransmissions, port errors and links that went down.
 
-Figures grow from when the host (or the pod's network) came up; what a phase has added is the difference.
+Counters grow since the host (or the pod's network) came up; a phase's share is the difference of two
+readings.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ _SNMP = Path("/proc/self/net/snmp")  # of this process's network namespace
 _RDMA = Path("/sys/class/infiniband")
 _NETWORK = Path("/sys/class/net")
 # Documentation/ABI/stable/sysfs-class-infiniband of the kernel; hw_counters of mlx5 and of efa's driver.
-# Left out: counters that also grow in health, as efa's retrans_pkts and rnr_nak_retry_err do. The oldest ones
-# stop at their end (symbol_error at 65,535, link_downed at 255), where they can't tell any more.
+# Omitted: counters that also grow on healthy hosts, such as efa's retrans_pkts and rnr_nak_retry_err. The
+# oldest counters saturate (symbol_error at 65,535, link_downed at 255) and are useless from then on.
 _ERRORS = (
     "counters/symbol_error",
     "counters/link_error_recovery",
@@ -39,15 +40,15 @@ _ERRORS = (
 )
 
 
-# Of an Ethernet port, as ethtool -S has them: Documentation/networking/device_drivers/ethernet/mellanox/mlx5/
-# counters.rst of the kernel. Left out: what also grows in health, as discards for want of buffers do.
+# Ethernet counters of ethtool -S: Documentation/networking/device_drivers/ethernet/mellanox/mlx5/counters.rst
+# of the kernel. Omitted: counters that also grow on healthy hosts, such as discards for lack of buffers.
 _PORT = ("link_down_events_phy", "rx_crc_errors_phy", "rx_symbol_err_phy")
 _CRC = "statistics/rx_crc_errors"  # Documentation/ABI/testing/sysfs-class-net-statistics, of any driver
 _ETHTOOL_S = 5.0
 
 
 def read(_: Context, nic: str | None) -> dict[str, Any]:
-    """TCP segments sent and sent again, RDMA ports' errors, those of ``nic``; None: not to be had here."""
+    """Read TCP segments and retransmissions, and errors of RDMA ports and ``nic``; None if unavailable."""
     sent, again = tcp(_SNMP)
     port = None if nic is None else _NETWORK / nic
     return {
@@ -59,11 +60,11 @@ def read(_: Context, nic: str | None) -> dict[str, Any]:
     }
 
 
-def ethernet(port: Path, told: str) -> dict[str, int]:
-    """Error counters of an interface in /sys/class/net, and those among what ``ethtool -S`` has told."""
+def ethernet(port: Path, ethtool_output: str) -> dict[str, int]:
+    """Return error counters of an interface from /sys/class/net and from the output of ``ethtool -S``."""
     crc = _number(port / _CRC)
     counted = {} if crc is None else {"rx_crc_errors": crc}
-    for line in told.splitlines():
+    for line in ethtool_output.splitlines():
         name, _, value = line.partition(":")
         if name.strip() in _PORT and value.strip().isdigit():
             counted[name.strip()] = int(value)
@@ -71,18 +72,18 @@ def ethernet(port: Path, told: str) -> dict[str, int]:
 
 
 def _ethtool(nic: str) -> str:
-    """What ethtool -S says; empty where there is no ethtool or the driver counts nothing."""
+    """Return the output of ethtool -S; empty without ethtool or driver counters."""
     try:
         done = subprocess.run(
             ["ethtool", "-S", nic], capture_output=True, text=True, timeout=_ETHTOOL_S, check=False
         )
-    except (OSError, subprocess.TimeoutExpired):  # not installed, or a driver that doesn't answer
+    except (OSError, subprocess.TimeoutExpired):  # not installed, or the driver doesn't respond
         return ""
     return done.stdout
 
 
 def tcp(snmp: Path) -> tuple[int | None, int | None]:
-    """OutSegs (without those sent again) and RetransSegs of RFC 4022."""
+    """Read OutSegs (without retransmissions) and RetransSegs of RFC 4022."""
     try:
         lines = [line.split()[1:] for line in snmp.read_text().splitlines() if line.startswith("Tcp:")]
         values = dict(zip(lines[0], map(int, lines[1]), strict=True))
@@ -92,12 +93,12 @@ def tcp(snmp: Path) -> tuple[int | None, int | None]:
 
 
 def rdma(devices: Path) -> dict[str, int] | None:
-    """Every error counter that a port has, as "device/port/counter"; None: there is no port."""
+    """Read all error counters of RDMA ports as "device/port/counter"; None without ports."""
     ports = sorted(devices.glob("*/ports/*"))
     grown: dict[str, int] = {}
     for port in ports:
         device = port.parent.parent.name
-        # EFA's counters belong to the device in some kernels, and to its port in others
+        # EFA's counters are in the device's folder in some kernels, in the port's folder in others
         for place, where in ((port, f"{device}/{port.name}"), (device_of(port), device)):
             for error in _ERRORS:
                 value = _number(place / error)
@@ -107,12 +108,12 @@ def rdma(devices: Path) -> dict[str, int] | None:
 
 
 def device_of(port: Path) -> Path:
-    """The folder of the device that a port belongs to."""
+    """Return the folder of a port's device."""
     return port.parent.parent
 
 
 def growth(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """What was added from one reading to the next; None where either has none."""
+    """Return the growth between two readings; None if either is missing."""
 
     def more(name: str) -> int | None:
         first, last = before[name], after[name]

@@ -1,8 +1,8 @@
-"""NVIDIA's own diagnostic, ``dcgmi diag``, where DCGM is installed: run, ended in time, and read.
+"""Runner and parser of NVIDIA's diagnostic ``dcgmi diag``, with a time limit, if DCGM is installed.
 
-Levels by its documentation (DCGM, "dcgmi diag"): 1 looks at the deployment in seconds; 2 tests PCIe, NVLink
-and memory too, in about two minutes; 3 adds stress and takes about a quarter of an hour; 4 takes longer. It
-wants idle GPUs. Its results are JSON of two forms, up to DCGM 3 and from DCGM 4 on.
+Levels in its documentation (DCGM, "dcgmi diag"): 1 checks the deployment in seconds; 2 also tests PCIe,
+NVLink and memory in about two minutes; 3 adds stress and takes about a quarter of an hour; 4 takes longer. It
+requires idle GPUs. Its JSON results have two formats, up to DCGM 3 and from DCGM 4 on.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from checklist.measurements import Diagnosed, DiagnosticFault, to_dict
 from checklist.probes.context import Context
 
 _PROGRAM = "dcgmi"
-_ROOTS = ("DCGM Diagnostic", "DCGM GPU Diagnostic")  # of the document: since DCGM 4, and before
-# "| 0      | Name: NVIDIA H100 80GB HBM3 |", and two lines below "|        | Device UUID: GPU-927d7444-... |"
+_ROOTS = ("DCGM Diagnostic", "DCGM GPU Diagnostic")  # root keys of the document: since DCGM 4, and before
+# "| 0      | Name: NVIDIA H100 80GB HBM3 |", then two lines later "|        | Device UUID: GPU-927d7444-...
+# |"
 _ID = re.compile(r"^\|\s*(\d+)\s*\|")
 _UUID = re.compile(r"UUID:\s*(GPU-[0-9a-fA-F-]+)")
 _DISCOVERY_S = 30.0
-_LEAVE_S = 5.0  # for dcgmi to tell the host engine that its diagnostic is over
+_LEAVE_S = 5.0  # time for dcgmi to stop the diagnostic in the host engine
 _MOST_FAULTS, _MOST_LETTERS = 64, 300
-# It shall not outlive this process, and take an interrupt, which this process leaves to its supervisor
+# It must end with this process and react to an interrupt, which this process leaves to its supervisor
 _WITH_PARENT = (
     "import os, signal, sys; from launchers.cluster.processes import die_with_parent; "
     "die_with_parent(int(sys.argv[1])); signal.signal(signal.SIGINT, signal.SIG_DFL); "
@@ -41,17 +42,17 @@ _WITH_PARENT = (
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """What a program has printed; ``ended``: it took too long."""
+    """Output of a program; ``ended``: it exceeded its time limit."""
 
     output: str
     ended: bool = False
 
 
 def diagnose(context: Context, gpus: Sequence[str], level: int, limit_s: float) -> dict[str, Any]:
-    """Run the diagnostic on GPUs of this node, by UUID, as Diagnosed. By one rank of a node, on idle GPUs."""
+    """Run the diagnostic on idle GPUs (UUIDs) of this node, from one rank per node; return a Diagnosed."""
     begin = time.monotonic()
-    told = _diagnose(Diagnosed(node=context.node, level=level), gpus, begin + limit_s)
-    return to_dict(replace(told, seconds=time.monotonic() - begin))
+    reported = _diagnose(Diagnosed(node=context.node, level=level), gpus, begin + limit_s)
+    return to_dict(replace(reported, seconds=time.monotonic() - begin))
 
 
 def _diagnose(blank: Diagnosed, gpus: Sequence[str], until: float) -> Diagnosed:
@@ -59,12 +60,12 @@ def _diagnose(blank: Diagnosed, gpus: Sequence[str], until: float) -> Diagnosed:
         return replace(blank, installed=False, error=f"{_PROGRAM} is not on the path")
     found = _run(["discovery", "-l"], min(_DISCOVERY_S, until - time.monotonic()))
     ids = ids_of(found.output)
-    wanted = [number for number, uuid in ids.items() if uuid in gpus]
-    if len(wanted) < len(gpus) or not wanted:
+    selected = [number for number, uuid in ids.items() if uuid in gpus]
+    if len(selected) < len(gpus) or not selected:
         why = "no answer in time" if found.ended else "other ones alone" if ids else _last(found.output)
         return replace(blank, error=f"DCGM does not list the GPUs of this node: {why}")
-    # Without a choice it takes all; others' GPUs are not to be loaded
-    choice = [] if len(wanted) == len(ids) else ["-i", ",".join(map(str, wanted))]
+    # Without a selection it loads all GPUs, including those of other jobs
+    choice = [] if len(selected) == len(ids) else ["-i", ",".join(map(str, selected))]
     left_s = until - time.monotonic()
     done = _run(["diag", "-r", str(blank.level), *choice, "-j"], left_s)
     if done.ended:
@@ -73,7 +74,7 @@ def _diagnose(blank: Diagnosed, gpus: Sequence[str], until: float) -> Diagnosed:
 
 
 def ids_of(listing: str) -> dict[int, str]:
-    """DCGM's numbers of the GPUs and their UUIDs, as ``dcgmi discovery -l`` lists them."""
+    """Parse DCGM's GPU numbers and their UUIDs from ``dcgmi discovery -l``."""
     ids: dict[int, str] = {}
     number = None
     for line in listing.splitlines():
@@ -85,13 +86,13 @@ def ids_of(listing: str) -> dict[int, str]:
 
 
 def read(blank: Diagnosed, output: str, ids: Mapping[int, str]) -> Diagnosed:
-    """The results in what ``dcgmi diag -j`` has printed, whatever stands before and after them."""
+    """Parse the results printed by ``dcgmi diag -j``, ignoring surrounding text."""
     try:
         document = json.loads(output[output.find("{") : output.rfind("}") + 1])
         root = next(document[name] for name in _ROOTS if name in document)
         categories = [category for category in root.get("test_categories", ()) if category]
         tests = [test for category in categories for test in category["tests"] if test]
-        # 3.x gives its version within, 4.x beside the results
+        # 3.x stores its version inside the results, 4.x next to them
         version = root.get("version") or document.get("metadata", {}).get("version")
         read_tests = [(str(test["name"]), [result for result in test["results"] if result]) for test in tests]
         faults = [fault for name, results in read_tests for fault in _faults(name, results, ids)]
@@ -111,7 +112,7 @@ def read(blank: Diagnosed, output: str, ids: Mapping[int, str]) -> Diagnosed:
 
 
 def _passed(results: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether a test has passed wherever it was not skipped."""
+    """Return whether a test passed everywhere it was not skipped."""
     statuses = {str(result["status"]).lower() for result in results}
     return "pass" in statuses and statuses <= {"pass", "skip", "skipped"}
 
@@ -136,12 +137,12 @@ def _faults(test: str, results: Iterable[Mapping[str, Any]], ids: Mapping[int, s
     return faults
 
 
-def _warning(told: Any) -> tuple[str, int | None]:
-    """A warning's text and severity, which is told since DCGM 4 and by the last ones of 3."""
-    if not isinstance(told, Mapping):
-        return str(told), None
-    severity = told.get("error_severity")
-    return str(told.get("warning", "")), severity if isinstance(severity, int) else None
+def _warning(reported: Any) -> tuple[str, int | None]:
+    """Parse a warning's text and severity; only DCGM 4 and the last versions of 3 report the severity."""
+    if not isinstance(reported, Mapping):
+        return str(reported), None
+    severity = reported.get("error_severity")
+    return str(reported.get("warning", "")), severity if isinstance(severity, int) else None
 
 
 def _listed(value: Any) -> list[Any]:
@@ -149,16 +150,16 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _gpu(result: Mapping[str, Any], ids: Mapping[int, str]) -> str | None:
-    """The UUID of the one GPU that a result is of; None: it is of several, or of something else."""
+    """Return the UUID of a result's single GPU; None for several GPUs or another entity."""
     if result.get("entity_group", "GPU") != "GPU":
         return None
-    told = next((result[name] for name in ("entity_id", "gpu_id", "gpu_ids") if name in result), "")
-    text = str(told)
+    reported = next((result[name] for name in ("entity_id", "gpu_id", "gpu_ids") if name in result), "")
+    text = str(reported)
     return ids.get(int(text)) if text.isdigit() else None
 
 
 def _run(arguments: Sequence[str], limit_s: float) -> _Done:
-    """What dcgmi prints, both streams. At the limit it is interrupted, then its process group killed."""
+    """Run dcgmi and capture both streams. At the limit, interrupt it, then kill its process group."""
     command = [sys.executable, "-c", _WITH_PARENT, str(os.getpid()), _PROGRAM, *arguments]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
@@ -167,7 +168,7 @@ def _run(arguments: Sequence[str], limit_s: float) -> _Done:
             output, _ = process.communicate(timeout=limit_s)
             return _Done(output.decode(errors="replace"))
         except subprocess.TimeoutExpired:
-            # The test itself runs under the host engine, which dcgmi tells to stop when it is interrupted
+            # The test itself runs in the host engine, which dcgmi stops when it is interrupted
             os.killpg(process.pid, signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_LEAVE_S)
@@ -178,7 +179,7 @@ def _run(arguments: Sequence[str], limit_s: float) -> _Done:
 
 
 def _last(output: str) -> str:
-    """The last line that says anything."""
+    """Return the last line that is not blank."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     return _short(lines[-1]) if lines else "it said nothing"
 

@@ -1,4 +1,4 @@
-"""Messages from a host to itself over EFA, as the EFA installer's own test (efa_test.sh) sends them."""
+"""Loopback messages over EFA, with the parameters of the EFA installer's test (efa_test.sh)."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from checklist.measurements import NO_TOOL
 from launchers.cluster.endpoint import unused_port
 
 TOOL = "fi_pingpong"
-_INSTALLED = "/opt/amazon/efa/bin"  # where the installer puts it, which not every shell's path has
-_ATTEMPTS = 3  # as efa_test.sh, as are the next three
+_INSTALLED = "/opt/amazon/efa/bin"  # install location, which is not on every PATH
+_ATTEMPTS = 3  # from efa_test.sh, like the next three
 _CLIENT_S = 8.0
 _SERVER_FIRST_S = 0.5
-_OVER_EFA = {"FI_EFA_ENABLE_SHM_TRANSFER": "0"}  # else a host talks to itself through shared memory
+_OVER_EFA = {"FI_EFA_ENABLE_SHM_TRANSFER": "0"}  # else loopback uses shared memory
 # bytes, #sent, #ack, total, time, MB/sec: the last is 10^6 bytes a second
 _ROW = re.compile(r"^\s*(\d+[kmg]?)\s+\S+\s+=?\S+\s+\S+\s+[\d.]+s\s+([\d.]+)\s", re.MULTILINE)
 _MB = 1e-3  # in GB
 
 
 def devices() -> int:
-    """EFA devices: those whose driver is efa."""
+    """Count the devices with driver efa."""
     drivers = Path("/sys/class/infiniband").glob("*/device/driver")
     return sum(driver.resolve().name == "efa" for driver in drivers)
 
 
 def loopback(begin: Callable[[], None]) -> tuple[list[float], str | None]:
-    """GB/s of the largest message, and nothing to note; ``begin`` is called before each attempt.
+    """Measure GB/s of the largest message (the note is None); ``begin`` is called before each attempt.
 
-    Raises OSError, which says what the tool has said last, where no attempt came to its end.
+    Raises OSError with the tool's last message if all attempts failed.
     """
     tool = shutil.which(TOOL) or shutil.which(TOOL, path=_INSTALLED)
     if tool is None:
@@ -41,15 +41,15 @@ def loopback(begin: Callable[[], None]) -> tuple[list[float], str | None]:
     problem = ""
     for _ in range(_ATTEMPTS):
         begin()
-        told, problem = _attempt(tool)
-        rows = _ROW.findall(told)
+        output, problem = _attempt(tool)
+        rows = _ROW.findall(output)
         if rows and not problem:
             return [float(rows[-1][1]) * _MB], None
     raise OSError(problem or f"{TOOL} has told no figures")
 
 
 def _attempt(tool: str) -> tuple[str, str]:
-    """What the client has printed, and why it failed; empty: it didn't."""
+    """Run the client once; return its output and its error (empty on success)."""
     port, environment = str(unused_port()), {**os.environ, **_OVER_EFA}
     command = [tool, "-e", "rdm", "-p", "efa"]
     with subprocess.Popen(

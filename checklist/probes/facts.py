@@ -1,4 +1,4 @@
-"""Phase 0: what a rank can say of its host, its devices and its software, without torch and without load."""
+"""Phase 0: facts of a rank about host, devices and software, collected without torch and without load."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from checklist.measurements import Facts, to_dict
 from checklist.probes import cloud, efa, gpus, nics, rdma, settings
 from checklist.probes.context import Context
 
-HOST_ID = "CHECKLIST_HOST_ID"  # instead of the kernel's boot id, where one kernel plays several hosts
+HOST_ID = "CHECKLIST_HOST_ID"  # replaces the kernel's boot id if one kernel simulates several hosts
 _IMAGE_VARIABLES = ("CHECKLIST_IMAGE", "CONTAINER_IMAGE", "IMAGE_NAME")
 
 
 def gather(context: Context, backend: str, route_to: str) -> dict[str, Any]:
-    """The rank's Facts. ``route_to`` is an address of the cluster, rank 0's."""
+    """Collect the rank's Facts. ``route_to``: rank 0's address."""
     seen = gpus.look()
     uuid = seen.uuids[context.local_rank] if context.local_rank < len(seen.uuids) else None
     interfaces = nics.interfaces()
@@ -63,7 +63,7 @@ def gather(context: Context, backend: str, route_to: str) -> dict[str, Any]:
 
 
 def _versions(driver: str | None) -> dict[str, str | None]:
-    """Read from files and package metadata: importing torch takes seconds, and may be what fails."""
+    """Read versions from files and package metadata, because importing torch takes seconds and may fail."""
     nccl = next(
         (
             distribution.version
@@ -85,7 +85,7 @@ def _versions(driver: str | None) -> dict[str, str | None]:
 
 
 def _efa_installer() -> str | None:
-    """The version of AWS's EFA installer (libfabric, aws-ofi-nccl), where it has left its list."""
+    """Return the version of AWS's EFA installer (libfabric, aws-ofi-nccl); None without its package list."""
     match = re.search(r"EFA installer version:\s*(\S+)", _read("/opt/amazon/efa_installed_packages") or "")
     return match.group(1) if match else None
 
@@ -98,7 +98,7 @@ def _package(name: str) -> str | None:
 
 
 def _torch_cuda() -> str | None:
-    """What torch was built for, from its version.py."""
+    """Read torch's build versions from its version.py."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
@@ -109,7 +109,7 @@ def _torch_cuda() -> str | None:
 
 def _shared_memory() -> int | None:
     try:
-        filesystem = os.statvfs("/dev/shm")  # noqa: S108 - its size is asked for
+        filesystem = os.statvfs("/dev/shm")  # noqa: S108 - only its size is read
     except OSError:
         return None
     return filesystem.f_frsize * filesystem.f_blocks
@@ -122,7 +122,7 @@ def _memlock() -> int:
 
 def _devices(directory: str) -> tuple[str, ...]:
     try:
-        return tuple(sorted(os.listdir(directory)))  # noqa: PTH208 - names are what is wanted
+        return tuple(sorted(os.listdir(directory)))  # noqa: PTH208 - only names are needed
     except OSError:
         return ()
 

@@ -1,7 +1,7 @@
-"""torch's flight recorder: which collective each rank began last, and whether it still waits in it.
+"""Reader of torch's flight recorder: the last collective started by each rank, and whether it still waits.
 
-The recorder numbers a group's collectives alike on all ranks, so whoever has the lowest number holds the
-others up. Its state is no help over gloo, where it stays "scheduled"; whether an entry is retired is.
+The recorder numbers a group's collectives equally on all ranks, so the rank with the lowest number blocks the
+others. The recorded state is useless with gloo, where it stays "scheduled"; the retired flag is reliable.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-Record = dict[str, Any]  # sequence, operation, waits, size: plain, as it goes through the control channel
+Record = dict[str, Any]  # sequence, operation, waits, size: plain values for the control channel
 # Private to torch, so each may be missing: NCCL's own recorder, and the one of all backends (since 2.9)
 _DUMPS: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("_dump_nccl_trace_json", (True, False)),
@@ -20,7 +20,7 @@ _DUMPS: tuple[tuple[str, tuple[Any, ...]], ...] = (
 
 
 def read() -> Record | None:
-    """This process's last collective; None where there is no recorder, or nothing in it."""
+    """Read this process's last collective; None without a recorder or entries."""
     if "torch" not in sys.modules:
         return None
     return next(filter(None, (_dumped(name, arguments) for name, arguments in _DUMPS)), None)
@@ -32,12 +32,12 @@ def _dumped(name: str, arguments: tuple[Any, ...]) -> Record | None:
 
         dump = getattr(torch._C._distributed_c10d, name)
         return last(json.loads(dump(*arguments)))
-    except Exception:  # noqa: BLE001 - another form, another signature: an extra, never a failure
+    except Exception:  # noqa: BLE001 - private API in an unknown format; optional, so never a failure
         return None
 
 
 def last(trace: Mapping[str, Any]) -> Record | None:
-    """The newest collective of a dump; sends and receives are numbered for each pair and left out."""
+    """Return the newest collective of a dump, without sends and receives, which are numbered per pair."""
     entries = [entry for entry in trace.get("entries", ()) if not entry.get("is_p2p")]
     if not entries:
         return None
@@ -56,7 +56,7 @@ def last(trace: Mapping[str, Any]) -> Record | None:
 
 
 def behind(records: Mapping[int, Record]) -> list[int]:
-    """Ranks whose newest collective is older than others'; none where all are alike."""
+    """Return ranks whose newest collective is older than that of others; empty if all are equal."""
     if not records:
         return []
     newest = max(record["sequence"] for record in records.values())
@@ -65,7 +65,7 @@ def behind(records: Mapping[int, Record]) -> list[int]:
 
 
 def words(records: Mapping[int, Record], culprit: int) -> str | None:
-    """Where the culprit and those who wait are, in a clause; None: no recorder told anything."""
+    """Describe the position of the blocking rank and of the waiting ranks; None without records."""
     waiting: dict[str, list[int]] = {}
     for rank, record in sorted(records.items()):
         if rank != culprit and record["waits"]:

@@ -1,6 +1,6 @@
-"""How a GPU is while it works hard: clocks, power, temperature and its PCIe link, asked through NVML.
+"""State of a GPU under load from NVML: clocks, power, temperature and PCIe link.
 
-Idle GPUs tell nothing of that: their clocks are low, and the PCIe link drops to an older generation to save
+The idle state is not informative: clocks are low, and the PCIe link drops to an older generation to save
 power (``nvidia-smi --help-query-gpu``: pcie.link.gen.current).
 """
 
@@ -19,28 +19,28 @@ from checklist.probes.context import Context
 from checklist.probes.nvml import optional, session, text, throttle_reasons, visible
 
 _EVERY_S = 0.2
-_FEWEST = 3  # samples; the shortest load has ten
-_OFTEN = 0.1  # of the samples: what slows clocks down for less is over before it is felt
+_FEWEST = 3  # minimum number of samples; the shortest load has ten
+_OFTEN = 0.1  # minimum share of the samples; shorter throttling has no noticeable effect
 _LEAVE_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """What NVML has said at one moment."""
+    """NVML's values at one moment."""
 
     sm_clock_mhz: int | None = None
     power_w: float | None = None
     temperature_c: float | None = None
     margin_c: float | None = None
-    """Degrees up to where it slows down, which newer GPUs tell instead of the limit."""
+    """Degrees below the slowdown temperature; newer GPUs report this instead of the limit."""
     reasons: tuple[str, ...] | None = None
-    """Why its clocks are held down."""
+    """Throttling reasons."""
     pcie_generation: int | None = None
 
 
 @contextlib.contextmanager
 def watched(context: Context) -> Iterator[None]:
-    """Sample this rank's GPU meanwhile; the GpuHealth of it is kept for the next command "health"."""
+    """Sample this rank's GPU during the block and keep its GpuHealth for the next command "health"."""
     over, seen = threading.Event(), list[GpuHealth]()
     thread = threading.Thread(target=_watch, args=(context, over, seen), name="checklist-load", daemon=True)
     thread.start()
@@ -48,7 +48,7 @@ def watched(context: Context) -> Iterator[None]:
         yield
     finally:
         over.set()
-        thread.join(_LEAVE_S)  # a GPU that is gone may not answer: then nothing is known
+        thread.join(_LEAVE_S)  # a lost GPU may not respond; then there is no result
         context.kept["loaded"] = next(iter(seen), None)
 
 
@@ -65,7 +65,7 @@ def _watch(context: Context, over: threading.Event, seen: list[GpuHealth]) -> No
 
 
 def sample(nvml: Any, handle: Any) -> Sample:
-    """How the GPU is now."""
+    """Read the GPU's current state."""
 
     def ask(name: str, *arguments: Any) -> Any:
         return optional(lambda: getattr(nvml, name)(handle, *arguments), nvml)
@@ -82,38 +82,38 @@ def sample(nvml: Any, handle: Any) -> Sample:
 
 
 def health(nvml: Any, handle: Any, rank: int, samples: Sequence[Sample]) -> GpuHealth:
-    """The GPU under load: medians, the hottest moment, and the fastest that its PCIe link was."""
+    """Summarize the samples: medians, maximum temperature, and newest PCIe generation."""
 
     def ask(name: str, *arguments: Any) -> Any:
         return optional(lambda: getattr(nvml, name)(handle, *arguments), nvml)
 
-    def told(field: str) -> list[Any]:
+    def values_of(field: str) -> list[Any]:
         return [value for one in samples if (value := getattr(one, field)) is not None]
 
-    clocks, power, hot = told("sm_clock_mhz"), told("power_w"), told("temperature_c")
+    clocks, power, hot = values_of("sm_clock_mhz"), values_of("power_w"), values_of("temperature_c")
     limits = [ask("nvmlDeviceGetEnforcedPowerLimit"), ask("nvmlDeviceGetPowerManagementDefaultLimit")]
     enforced, default = (None if limit is None else limit / 1000 for limit in limits)
     slowdown = ask("nvmlDeviceGetTemperatureThreshold", nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
-    if slowdown is None and hot and (margins := told("margin_c")):
+    if slowdown is None and hot and (margins := values_of("margin_c")):
         slowdown = max(hot) + min(margins)
     return GpuHealth(
         rank=rank,
         uuid=text(nvml.nvmlDeviceGetUUID(handle)),
         when="loaded",
-        throttle_reasons=_often(told("reasons")),
+        throttle_reasons=_often(values_of("reasons")),
         sm_clock_mhz=round(statistics.median(clocks)) if clocks else None,
         power_w=statistics.median(power) if power else None,
         power_limit_w=enforced,
         power_default_w=default,
         temperature_c=max(hot, default=None),
         slowdown_c=slowdown,
-        pcie_generation=max(told("pcie_generation"), default=None),
+        pcie_generation=max(values_of("pcie_generation"), default=None),
         pcie_generation_most=ask("nvmlDeviceGetMaxPcieLinkGeneration"),
     )
 
 
 def _often(reasons: Sequence[tuple[str, ...]]) -> tuple[str, ...] | None:
-    """What has held the clocks down in enough of the samples."""
+    """Return throttling reasons present in enough of the samples."""
     if not reasons:
         return None
     counted = Counter(name for names in reasons for name in names)
@@ -121,6 +121,6 @@ def _often(reasons: Sequence[tuple[str, ...]]) -> tuple[str, ...] | None:
 
 
 def _margin(nvml: Any, handle: Any) -> float | None:
-    """Degrees up to the slowdown, since r560."""
+    """Read the degrees below the slowdown temperature (driver r560 or newer)."""
     margin = optional(lambda: nvml.nvmlDeviceGetMarginTemperature(handle), nvml)
     return None if margin is None else float(margin)

@@ -1,4 +1,4 @@
-"""What NVML says of the GPUs: who they are, how they are, and who else uses them. Nothing without GPUs."""
+"""Identity, health and other users of the GPUs, from NVML. Empty without GPUs."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _RECOVERIES = {  # nvml.h, nvmlDeviceGpuRecoveryAction_t
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Seen:
-    """The GPUs that this process may use, in CUDA's order."""
+    """GPUs available to this process, in CUDA's order."""
 
     uuids: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     driver: str | None = None
     nvlink_domain: str | None = None
-    """Of the first GPU; the others of a host are in the same."""
+    """NVLink domain of the first GPU, shared by all GPUs of a host."""
     busy: dict[str, int] | None = None
-    """Processes on each GPU, by UUID."""
+    """Number of processes on each GPU, by UUID."""
 
 
 def look() -> Seen:
-    """All visible GPUs; empty where there is no driver."""
+    """List all visible GPUs; empty without a driver."""
     with session() as nvml:
         if nvml is None:
             return Seen()
@@ -56,7 +56,7 @@ def look() -> Seen:
 
 
 def health(context: Context, when: str) -> list[dict[str, Any]]:
-    """The health of this rank's GPU, as GpuHealth, and how it was under load; empty where it has none."""
+    """Read GpuHealth of this rank's GPU, plus its record under load if there is one; empty without a GPU."""
     with session() as nvml:
         handles = visible(nvml) if nvml is not None else []
         if nvml is None or context.local_rank >= len(handles):
@@ -100,13 +100,13 @@ def _health(nvml: Any, handle: Any, rank: int, when: Any) -> GpuHealth:
 
 
 def _recovery(nvml: Any, handle: Any) -> str | None:
-    """What the driver asks for, since r560; None where it doesn't say."""
+    """Return the recovery action requested by the driver (r560 or newer); None if not reported."""
 
-    wanted = getattr(nvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
-    number = None if wanted is None else fields(nvml, handle, [wanted])[0]
+    field = getattr(nvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
+    number = None if field is None else fields(nvml, handle, [field])[0]
     return None if number is None else _RECOVERIES.get(number, f"action {number}")
 
 
 def _others(nvml: Any, handle: Any) -> int:
-    """Processes that compute on that GPU. None of ours does yet when this is asked."""
+    """Count compute processes on a GPU, before this package starts any."""
     return len(optional(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle), nvml) or ())

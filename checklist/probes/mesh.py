@@ -1,7 +1,7 @@
-"""Phase 1: every node connects to every other and moves 256 KB, over plain sockets, in seconds.
+"""Phase 1: connections and transfers of 256 KB between all pairs of nodes over plain sockets, in seconds.
 
-A cut pair shows as a connection that doesn't come about; an MTU that is too large for the path lets small
-packets through, so the connection comes about and the 256 KB don't arrive.
+A cut pair fails to connect. If the MTU is too large for the path, small packets pass, so the connection
+succeeds but the 256 KB don't arrive.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from checklist.probes.context import Context
 from checklist.probes.sockets import Sink, deliver
 
 BULK_BYTES = 256 << 10
-_AT_ONCE = 16  # probes of one node; more would be limited by its own processor
+_AT_ONCE = 16  # concurrent probes per node; its processor limits more
 
 
 def listen(context: Context, address: str) -> int:
-    """Take what others send to ``address``; the port on which."""
+    """Listen on ``address`` for transfers; return the port."""
     sink = context.kept.get("sink")
     if sink is None:
         sink = context.kept["sink"] = Sink(address)

@@ -1,4 +1,4 @@
-"""A host's network interfaces, and which of them NCCL or gloo will take."""
+"""Network interfaces of a host, and the one that NCCL or gloo will use."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _VIRTUAL = ("docker", "veth", "br-", "virbr", "cni")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """The interface that the backend takes."""
+    """Interface used by the backend."""
 
     nic: str | None
-    """Its name, also where the host has none of that name."""
+    """Name, even if the host has no such interface."""
     reason: str
     address: str | None
-    """Where others are to reach this host; where the choice is unusable, that of the route to rank 0."""
+    """Address at which others reach this host; if the interface is unusable, that of the route to rank 0."""
     usable: bool
-    """Whether the backend can talk to others over it."""
+    """Whether the backend can reach other hosts over it."""
 
 
 def interfaces() -> tuple[Nic, ...]:
-    """All interfaces with their addresses, loopback too."""
+    """List all interfaces with their addresses, including loopback."""
     import psutil
 
     states = psutil.net_if_stats()
@@ -51,7 +51,7 @@ def interfaces() -> tuple[Nic, ...]:
 def choose(
     backend: str, nics: tuple[Nic, ...], route_to: str, environment: Mapping[str, str] = os.environ
 ) -> Choice:
-    """Which interface NCCL (``NCCL_SOCKET_IFNAME``, else its order) or gloo (own host name) takes."""
+    """Return the interface of NCCL (``NCCL_SOCKET_IFNAME``, else its order) or gloo (hostname)."""
     variable = f"{backend.upper()}_SOCKET_IFNAME"
     route = _route(route_to)
     named = environment.get(variable)
@@ -62,7 +62,7 @@ def choose(
             does = "leaves" if named.startswith("^") else "names"
             reason = f"{variable}={named} {does} no interface of this host, which has {has}"
             return Choice(nic=named.removeprefix("="), reason=reason, address=route, usable=False)
-        # NCCL passes over those without an address, of which an exclusion leaves many
+        # NCCL skips interfaces without an address, many of which remain after an exclusion
         first = next((nic for nic in matching if nic.addresses and nic.up is not False), matching[0])
         return _of(first, f"{variable}={named}", route, route_to)
     if backend == "gloo":
@@ -75,7 +75,7 @@ def choose(
 
 
 def own_address() -> str | None:
-    """What this host's name resolves to; None where it doesn't."""
+    """Resolve this host's name; None if that fails."""
     try:
         addresses = socket.getaddrinfo(socket.gethostname(), None, proto=socket.IPPROTO_TCP)
     except OSError:
@@ -107,7 +107,7 @@ def _of(nic: Nic, reason: str, route: str | None, route_to: str) -> Choice:
         return Choice(nic=nic.name, reason=f"{reason}; it has no address", address=route, usable=False)
     if route is not None and route in nic.addresses:
         address = route
-    # Loopback is right only where rank 0 is met over loopback too: all ranks are on one machine then.
+    # Loopback is valid only if rank 0 is reached over loopback too, i.e. all ranks are on one machine.
     if is_loopback(address) and not is_loopback(route_to):
         return Choice(nic=nic.name, reason=f"{reason}; loopback", address=route, usable=False)
     return Choice(nic=nic.name, reason=reason, address=address, usable=True)
@@ -136,7 +136,7 @@ def _loopback(nics: tuple[Nic, ...]) -> str | None:
 
 
 def _route(target: str) -> str | None:
-    """This host's address on the way to ``target``; nothing is sent."""
+    """Return this host's address on the route to ``target`` without sending anything."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(target, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:
@@ -147,15 +147,15 @@ def _route(target: str) -> str | None:
 
 
 def rate(interface: Path) -> float | None:
-    """Line rate in Gbit/s of an interface in /sys/class/net; None where there is no line.
+    """Read the line rate in Gbit/s of an interface in /sys/class/net; None without a link.
 
-    A veth, as pods have, says 10 Gbit/s whatever carries it; a VLAN or a bond has what is below it.
+    A veth (used by pods) always reports 10 Gbit/s; a VLAN or a bond reports the rate of its lower devices.
     """
     below = (one for one in interface.glob("lower_*") if (one / "device").exists())
     if not (interface / "device").exists() and next(below, None) is None:
         return None
     try:
         megabits = int((interface / "speed").read_text())
-    except (OSError, ValueError):  # some virtual machines' have none
+    except (OSError, ValueError):  # not reported in some virtual machines
         return None
     return megabits / 1000 if megabits > 0 else None

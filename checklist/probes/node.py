@@ -1,4 +1,4 @@
-"""Phase 2: what a rank can do alone, while the others of its node do the same."""
+"""Phase 2: single-rank measurements, run concurrently on all ranks of a node."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from checklist.probes.context import Context
 if TYPE_CHECKING:
     import torch
 
-_CPU_ORDER = 512  # of the matrices on CPU: enough to be limited by arithmetic, over in milliseconds
-_CUDA_ORDER = 8192  # as for the figures that the thresholds come from (MAMF, ml-engineering)
+_CPU_ORDER = 512  # matrix order on CPUs: compute-bound, and done in milliseconds
+_CUDA_ORDER = 8192  # matrix order used by the source of the thresholds (MAMF, ml-engineering)
 _CPU_COPY_BYTES = 64 << 20
 _CUDA_COPY_BYTES = 2 << 30
 _HOST_COPY_BYTES = 256 << 20
@@ -28,17 +28,17 @@ _COPIES = 10
 _FEWEST = 5
 _WARM_UP = 3
 _BURST, _FASTEST = 20, 5  # products; 20 are 28 ms on an H200, which lowers its clocks after about as long
-_NEED_TORCH = {"gemm", "gpu-load", "hbm", "host-copy", "peer-copy"}  # it is slow to import, so only for these
+_NEED_TORCH = {"gemm", "gpu-load", "hbm", "host-copy", "peer-copy"}  # only these import torch, which is slow
 
 
 def measure(
     context: Context, device: str, checks: list[str], load_s: float, places: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """Those of the checks gemm, hbm, host-copy, peer-copy and efa that are asked for, and storage, as Locals.
+    """Measure the requested checks among gemm, hbm, host-copy, peer-copy and efa, plus storage, as Locals.
 
-    The load of gemm is also that of check gpu-load.
+    The load of gemm also serves check gpu-load.
 
-    ``places``: what :func:`checklist.probes.storage.measure` is told, by each node's first rank.
+    ``places``: arguments of :func:`checklist.probes.storage.measure` on each node's first rank.
     """
     figures: list[Local] = []
 
@@ -50,7 +50,9 @@ def measure(
             values, note = sampled()
         except (RuntimeError, OSError) as error:
             first = (str(error).splitlines() or [""])[0]
-            ours = type(error) is OSError  # a store's own words; others are told by their names too
+            ours = (
+                type(error) is OSError
+            )  # raised by storage with a full message; others also need their type
             values, problem = [], first if ours else f"{type(error).__name__}: {first}"
         figures.append(
             Local(
@@ -80,7 +82,7 @@ def measure(
 def _compute(
     context: Context, on_gpu: bool, checks: list[str], load_s: float, figure: Callable[..., None]
 ) -> None:
-    """What the processor or GPU can do."""
+    """Measure the matmul throughput of the processor or GPU."""
     import torch
 
     where = torch.device("cuda", context.local_rank) if on_gpu else torch.device("cpu")
@@ -106,17 +108,17 @@ def _compute(
 
 
 def _burst(where: torch.device, dtype: torch.dtype) -> list[float]:
-    """TFLOPS of the fastest of a few products, at clocks that the power limit has not lowered yet.
+    """Measure TFLOPS of the fastest of a few matmuls, before the power limit lowers the clocks.
 
-    mamf-finder (version 4, stas00/ml-engineering@0359db8) measures so what the thresholds come from: the
-    median of the five fastest iterations of a burst that begins after an idle gap.
+    Follows mamf-finder (version 4, stas00/ml-engineering@0359db8), the source of the thresholds: the median
+    of the five fastest iterations of a burst after an idle gap.
     """
     product = _product(where, dtype)
     return sorted(product() for _ in range(_BURST))[-_FASTEST:]
 
 
 def _load(where: torch.device, dtype: torch.dtype, seconds: float) -> list[float]:
-    """TFLOPS of products, one after the other for that long. A GPU at its power limit lowers its clocks.
+    """Measure TFLOPS of consecutive matmuls for ``seconds``. A GPU at its power limit lowers its clocks.
 
     On an H200 at 690 of 700 W that was 14 % below the burst (benchmarks/results/products_nvidia_h200.md).
     """
@@ -125,12 +127,12 @@ def _load(where: torch.device, dtype: torch.dtype, seconds: float) -> list[float
     deadline = time.perf_counter() + seconds
     while len(samples) < _FEWEST or time.perf_counter() < deadline:
         samples.append(product())
-    stride = max(1, len(samples) // 1000)  # a burn of ten minutes makes many
+    stride = max(1, len(samples) // 1000)  # a ten-minute burn-in produces many samples
     return samples[::stride]
 
 
 def _product(where: torch.device, dtype: torch.dtype) -> Callable[[], float]:
-    """A function that multiplies two square matrices of normal numbers and returns its TFLOPS."""
+    """Build a function that multiplies two square matrices of normal numbers and returns its TFLOPS."""
     import torch
 
     order = _CUDA_ORDER if where.type == "cuda" else _CPU_ORDER
@@ -149,7 +151,7 @@ def _product(where: torch.device, dtype: torch.dtype) -> Callable[[], float]:
 
 
 def _copies(source: torch.device, target: torch.device, size: int, *, both: bool = False) -> list[float]:
-    """GB/s of copies; ``both`` counts what is read and what is written, as BabelStream does."""
+    """Measure GB/s of copies; ``both`` counts bytes read and written, like BabelStream."""
     import torch
 
     def buffer(device: torch.device) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What NVML says of a GPU's NVLinks, and of the fabric manager that joins them over NVSwitches."""
+"""State of a GPU's NVLinks and of its registration with the fabric manager (NVSwitch), from NVML."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 from checklist.probes.nvml import fields, optional
 
-_LINKS = 18  # the most that a GPU has (H100 to B200); those that are not there raise an error
+_LINKS = 18  # maximum per GPU (H100 to B200); querying a missing link raises an error
 _STATES = {1: "not started", 2: "in progress", 3: "completed"}  # nvml.h, NVML_GPU_FABRIC_STATE_*; 0: none
-_FAULTS = {  # nvml.h, NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_*; two bits each, of which 1 says yes
+_FAULTS = {  # nvml.h, NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_*; two bits each, 1 means true
     0: "bandwidth degraded",
     2: "route recovery",
     4: "route unhealthy",
     6: "access timeout recovery",
 }
 _YES = 1
-# Counters of each link, up to Hopper and from Blackwell on; before Hopper there are sums of all links alone.
+# Counters per link, up to Hopper and from Blackwell on; before Hopper only sums over all links exist.
 _OF_LINKS = {
     "replay": ("NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY",),
     "recovery": ("NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY",),
@@ -36,7 +36,7 @@ _OF_ALL = {
 
 
 def links(nvml: Any, handle: Any) -> dict[str, Any]:
-    """The fields of GpuHealth that are about its links; all None where it has none."""
+    """Return the NVLink fields of GpuHealth; all None without links."""
 
     def state(number: int) -> Any:
         return optional(lambda: nvml.nvmlDeviceGetNvLinkState(handle, number), nvml)
@@ -47,8 +47,8 @@ def links(nvml: Any, handle: Any) -> dict[str, Any]:
         return {}
     active = [number for number in there if states[number] == nvml.NVML_FEATURE_ENABLED]
     speed = getattr(nvml, "NVML_FI_DEV_NVLINK_GET_SPEED", None)
-    wanted = [] if speed is None else [(speed, number) for number in active]
-    speeds = [one for one in fields(nvml, handle, wanted) if one] if wanted else []
+    requested = [] if speed is None else [(speed, number) for number in active]
+    speeds = [one for one in fields(nvml, handle, requested) if one] if requested else []
     return {
         "nvlinks_active": len(active),
         "nvlink_mbytes_per_s": min(speeds, default=None),
@@ -57,25 +57,25 @@ def links(nvml: Any, handle: Any) -> dict[str, Any]:
 
 
 def _errors(nvml: Any, handle: Any, active: list[int]) -> dict[str, int] | None:
-    """Errors of all active links since the driver was loaded, by kind; None: it counts nothing."""
+    """Return errors of all active links since the driver was loaded, by kind; None without counters."""
     counted: dict[str, int] = {}
     for table, places in ((_OF_LINKS, active), (_OF_ALL, [0])):
         for kind, names in table.items():
             numbers = [getattr(nvml, name) for name in names if hasattr(nvml, name)]
-            wanted = [(number, place) for number in numbers for place in places]
-            told = [one for one in fields(nvml, handle, wanted) if one is not None] if wanted else []
-            if told:
-                counted.setdefault(kind, sum(told))
+            requested = [(number, place) for number in numbers for place in places]
+            values = [one for one in fields(nvml, handle, requested) if one is not None] if requested else []
+            if values:
+                counted.setdefault(kind, sum(values))
     return counted or None
 
 
 def fabric(nvml: Any, handle: Any) -> dict[str, Any]:
-    """The fields of GpuHealth that are about its fabric; empty where there is none, as without NVSwitches."""
+    """Return the fabric fields of GpuHealth; empty without a fabric, e.g. without NVSwitches."""
     info = _info(nvml, handle)
     if info is None or info.state not in _STATES:
         return {}
     completed = info.state == nvml.NVML_GPU_FABRIC_STATE_COMPLETED
-    failed = completed and info.status != nvml.NVML_SUCCESS  # which says nothing in another state
+    failed = completed and info.status != nvml.NVML_SUCCESS  # only meaningful in this state
     cluster = uuid.UUID(bytes=bytes(info.clusterUuid))
     return {
         "fabric": f"failed with status {info.status}" if failed else _STATES[info.state],
@@ -87,13 +87,13 @@ def fabric(nvml: Any, handle: Any) -> dict[str, Any]:
 
 
 def domain(nvml: Any, handle: Any) -> str | None:
-    """The NVLink domain that spans hosts, since r535; None where the GPU is in none."""
+    """Return the GPU's NVLink domain across hosts (driver r535 or newer); None without one."""
     clique = fabric(nvml, handle).get("fabric_clique")
     return None if clique is None else across_hosts(clique)
 
 
 def across_hosts(clique: str) -> str | None:
-    """A cluster and clique that span hosts. GPUs of an HGX board are registered too, with zeros."""
+    """Return the clique if it spans hosts. GPUs of an HGX board are registered too, with zeros."""
     return clique if any(uuid.UUID(clique.rpartition(".")[0]).bytes) else None
 
 

@@ -1,4 +1,4 @@
-"""NVIDIA's library for management, NVML: asked for what it may not offer. Nothing without GPUs."""
+"""Queries to NVIDIA's management library (NVML) that tolerate missing features, drivers and GPUs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from estimator.hardware.visible_gpus import VARIABLE, whole_gpus
 
 T = TypeVar("T")
-Field = int | tuple[int, int]  # a field's number; with the number of the link that is meant
-THROTTLES = {  # nvml.h, nvmlClocksEventReason*; idle (0x1) and application clocks (0x2) are nobody's fault
+Field = int | tuple[int, int]  # field number, optionally with a link number
+THROTTLES = {  # nvml.h, nvmlClocksEventReason*; idle (0x1) and application clocks (0x2) are harmless
     0x4: "software power cap",
     0x8: "hardware slowdown",
     0x10: "sync boost",
@@ -24,12 +24,12 @@ _KINDS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")  # nvm
 
 @contextlib.contextmanager
 def session() -> Iterator[Any]:
-    """The library, begun and ended again; None where there is none, or it doesn't answer."""
+    """Initialize NVML for the block; yield None if it is missing or doesn't respond."""
     try:
         import pynvml
 
         pynvml.nvmlInit()
-    except Exception:  # noqa: BLE001 - no driver, or one that doesn't answer: then there are no GPUs for us
+    except Exception:  # noqa: BLE001 - no driver or no response is treated as no GPUs
         yield None
         return
     try:
@@ -39,25 +39,25 @@ def session() -> Iterator[Any]:
 
 
 def visible(nvml: Any) -> list[Any]:
-    """Handles in the order that CUDA gives them in this process."""
+    """Return handles in CUDA's order for this process."""
     handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
     uuids = [text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
     return [handles[place] for place in whole_gpus(os.environ.get(VARIABLE), uuids)]
 
 
 def optional(ask: Callable[[], T], nvml: Any) -> T | None:
-    """What is asked for, or None where this GPU, driver or library doesn't offer it."""
+    """Return the result of a query; None if the GPU, driver or library doesn't support it."""
     try:
         return ask()
     except (nvml.NVMLError, AttributeError):
         return None
 
 
-def fields(nvml: Any, handle: Any, wanted: Sequence[Field]) -> list[int | None]:
-    """Field values, all in one call; None for what this GPU or driver doesn't have."""
-    answers = optional(lambda: nvml.nvmlDeviceGetFieldValues(handle, list(wanted)), nvml)
+def fields(nvml: Any, handle: Any, requested: Sequence[Field]) -> list[int | None]:
+    """Read field values in one call; None for fields unsupported by the GPU or driver."""
+    answers = optional(lambda: nvml.nvmlDeviceGetFieldValues(handle, list(requested)), nvml)
     if answers is None:
-        return [None] * len(wanted)
+        return [None] * len(requested)
     return [
         int(getattr(answer.value, _KINDS[answer.valueType]))
         if answer.nvmlReturn == nvml.NVML_SUCCESS
@@ -67,13 +67,13 @@ def fields(nvml: Any, handle: Any, wanted: Sequence[Field]) -> list[int | None]:
 
 
 def throttle_reasons(nvml: Any, handle: Any) -> tuple[str, ...] | None:
-    """Why its clocks are held down, by the names of ``THROTTLES``; None: it doesn't say."""
+    """Return the throttling reasons, as names of ``THROTTLES``; None if not reported."""
     reasons = optional(lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle), nvml)
-    if reasons is None:  # its name before driver 535
+    if reasons is None:  # name of the function before driver 535
         reasons = optional(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle), nvml)
     return None if reasons is None else tuple(name for bit, name in THROTTLES.items() if reasons & bit)
 
 
 def text(value: Any) -> str:
-    """A string of NVML's, which some versions of its binding give as bytes."""
+    """Convert a string from NVML, which some versions of its binding return as bytes."""
     return value.decode() if isinstance(value, bytes) else str(value)

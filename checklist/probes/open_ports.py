@@ -1,7 +1,7 @@
-"""Some of the ports that the kernel gives out, tried from other nodes: a firewall may open a part of them.
+"""Probe of ephemeral ports from other nodes, because a firewall may open only a part of the range.
 
-The mesh connects to one port of each node, and the next collective to others. Which ones is up to the kernel,
-so that a half-open range fails one run and not the next.
+The mesh connects to one port of each node, and collectives to others that the kernel chooses, so a partly
+open range fails some runs and not others.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from checklist.measurements import OpenPorts, to_dict
 from checklist.probes.context import Context
 
 RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")  # of this network namespace, and of IPv6 too
-TRIED = 16  # of the range; a blocked part of a sixteenth of it is seen
-_NEXT = 32  # ports that are tried where one is in use
+TRIED = 16  # ports per range, so a blocked sixteenth of it is detected
+_NEXT = 32  # number of next ports to try if one is in use
 _AT_ONCE = 32
 _BACKLOG = 64
 
@@ -28,21 +28,21 @@ def open_some(context: Context, address: str, other: str | None) -> dict[str, An
     close(context)
     low, high = (int(number) for number in RANGE.read_text().split())
     step = (high - low + 1) / TRIED
-    wanted = [low + int((place + 0.5) * step) for place in range(TRIED)]
+    requested = [low + int((place + 0.5) * step) for place in range(TRIED)]
     listeners = context.kept["open"] = []
-    ports = [port for first in wanted if (port := _listen(listeners, address, first)) is not None]
-    others = [] if other is None else [_listen(listeners, other, wanted[TRIED // 2])]
+    ports = [port for first in requested if (port := _listen(listeners, address, first)) is not None]
+    others = [] if other is None else [_listen(listeners, other, requested[TRIED // 2])]
     return {"low": low, "high": high, "ports": ports, "others": [port for port in others if port is not None]}
 
 
 def close(context: Context) -> None:
-    """Listen no more."""
+    """Close all listeners."""
     for listener in context.kept.pop("open", ()):
         listener.close()
 
 
 def knock(context: Context, doors: Sequence[dict[str, Any]], connect_s: float) -> list[dict[str, Any]]:
-    """Connect to each port of those nodes; what failed once is tried again, as a packet may be lost."""
+    """Connect to each port of the nodes; retry failures once, because a packet may be lost."""
     records = []
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         for door in doors:
@@ -58,7 +58,7 @@ def knock(context: Context, doors: Sequence[dict[str, Any]], connect_s: float) -
 
 
 def _listen(listeners: list[socket.socket], address: str, first: int) -> int | None:
-    """The first free port from there on; None: there is none near it, or no such address."""
+    """Listen on the first free port from ``first``; None without a free port nearby or the address."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     for port in range(first, first + _NEXT):
         with contextlib.suppress(OSError):  # in use

@@ -1,8 +1,7 @@
-"""Each collective with buffers and values that a wrong or partial result can't have.
+"""Collectives with buffers and values that expose wrong or partial results.
 
-The value of element i of rank r is a hash of both, so a rank that is left out, taken twice or put in
-another's place, and a chunk at the wrong offset, all change some element. Sums stay within what the type
-holds exactly.
+The value of element i of rank r is a hash of both, so a rank that is missing, duplicated or swapped, or a
+chunk at the wrong offset, changes some element. Sums stay exactly representable in the type.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from checklist.analysis.busbw import uneven_parts
 if TYPE_CHECKING:
     import torch
 
-_LARGEST = 251  # prime, and exact in bfloat16, which holds whole numbers up to 256
+_LARGEST = 251  # prime, and exact in bfloat16, which represents integers up to 256
 _EXACT = {"torch.bfloat16": 1 << 8, "torch.float32": 1 << 24}
-_COMPARED = 1 << 16  # elements at most, spread over the result: comparing is not what is measured
+_COMPARED = 1 << 16  # maximum number of compared elements, spread over the result, to keep comparing cheap
 
 
 class Unavailable(RuntimeError):  # noqa: N818 - it is an answer
@@ -27,17 +26,17 @@ class Unavailable(RuntimeError):  # noqa: N818 - it is an answer
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """One operation ready to run: out of place, so that it can be repeated."""
+    """A prepared operation, out of place so that it can be repeated."""
 
     run: Callable[[], Any]
     result: Callable[[], list[torch.Tensor]]
-    """What this rank got, in pieces; none where it gets nothing."""
+    """Received pieces of this rank; empty if it receives nothing."""
     expected: Callable[[int, torch.Tensor], torch.Tensor]
-    """The values of a piece at those indexes."""
+    """Expected values of a piece at the given indexes."""
 
 
 def prepare(op: str, dtype: torch.dtype, elements: int, rank: int, world: int, device: torch.device) -> Work:
-    """``elements`` is one rank's buffer, or its part where the size counts all ranks together."""
+    """Prepare an operation; ``elements``: one rank's buffer, or its part if the size counts all ranks."""
     maker = _Maker(dtype, elements, rank, world, device)
     work: Work = getattr(maker, op)()
 
@@ -53,7 +52,7 @@ def prepare(op: str, dtype: torch.dtype, elements: int, rank: int, world: int, d
 
 
 def wrong_values(work: Work) -> int:
-    """How many of the compared values are wrong."""
+    """Count the wrong values among the compared ones."""
     import torch
 
     wrong = 0
@@ -77,7 +76,7 @@ def _unavailable(text: str) -> bool:
 
 
 class _Maker:
-    """Buffers and calls. The root is the last rank: rank 0 is what a mistake would take."""
+    """Builder of buffers and calls. The root is the last rank, because faulty code tends to use rank 0."""
 
     def __init__(
         self, dtype: torch.dtype, elements: int, rank: int, world: int, device: torch.device
@@ -86,7 +85,7 @@ class _Maker:
         self.root = world - 1
 
     def values(self, rank: int, indexes: torch.Tensor, largest: int = _LARGEST) -> torch.Tensor:
-        """From 1 to ``largest``, by rank and index."""
+        """Return values from 1 to ``largest``, by rank and index."""
         mixed = (indexes.to(dtype=_int64()) + 1) * 40_503 + (rank + 1) * 2_654_435_761
         mixed = (mixed ^ (mixed >> 13)) * 1_274_126_177 & 0x7FFF_FFFF
         return (mixed >> 7) % largest + 1
@@ -210,7 +209,7 @@ class _Maker:
         )
 
     def all_to_all_v(self) -> Work:
-        """As mixtures of experts do it: to each rank a part of another size."""
+        """Send parts of different sizes to each rank, as in mixtures of experts."""
         import torch
         import torch.distributed as dist
 
@@ -228,7 +227,7 @@ class _Maker:
         )
 
     def send_recv(self) -> Work:
-        """Each rank sends to the next and receives from the one before."""
+        """Send to the next rank and receive from the previous one."""
         import torch.distributed as dist
 
         source, target = self.filled(self.rank, self.elements), self.buffer(self.elements)

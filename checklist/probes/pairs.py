@@ -1,7 +1,7 @@
-"""Phase 4: one node sends, another receives, and nobody else is in the way of these two.
+"""Phase 4: bandwidth from one node to another, without interference of other pairs of the same node.
 
-Over NCCL every GPU of a node sends to its counterpart, each two in a process group of their own, so that a
-pair that hangs spoils nothing else. Without NCCL it is one plain socket, which has the path that gloo takes.
+With NCCL, every GPU of a node sends to its counterpart in a separate process group of two, so a hung pair
+affects no other. Without NCCL, the pair uses one plain socket, which has the same path as gloo.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from checklist.probes.context import Context
 from checklist.probes.sockets import deliver
 
 _WARM_UP_BYTES = 256 << 10
-_LEAST_BYTES = 512 << 10  # less would measure the burst that a rate limit lets through
-_MESSAGE_S = 0.1  # a slow pair gets smaller messages, so that it doesn't hold up the whole round
-_LEAST_S = 0.1  # of messages, however many that takes
+_LEAST_BYTES = 512 << 10  # smaller messages would measure the burst that a rate limiter allows
+_MESSAGE_S = 0.1  # a slow pair uses smaller messages, so that it doesn't delay the whole round
+_LEAST_S = 0.1  # minimum total duration of the messages
 _WARM_UPS = 2
-_TICK_S = 1e-9  # of the clock
+_TICK_S = 1e-9  # resolution of the clock
 
 
 def send(
     context: Context, address: str, port: int, size: int, repetitions: int, connect_s: float, limit_s: float
 ) -> dict[str, Any]:
-    """Send at least ``repetitions`` messages of up to ``size`` bytes over one connection; seconds of each."""
+    """Send at least ``repetitions`` messages of up to ``size`` bytes over one connection; return times."""
     context.progress.begin()
 
     def fitting(warm_up_s: float) -> int:
@@ -59,9 +59,9 @@ def exchange(
     repetitions: int,
     limit_s: float,
 ) -> dict[str, Any]:
-    """One end of a group of two over NCCL: first one direction, then the other.
+    """Run one end of an NCCL group of two: first one direction, then the other.
 
-    Returns seconds of each message, of the direction that this end sends ("there") and receives ("back").
+    Returns the seconds of each message that this end sends ("there") and receives ("back").
     """
     import torch
     import torch.distributed as dist
@@ -91,7 +91,7 @@ def exchange(
 
 
 def summary(seconds: list[float], size: int) -> tuple[float, float]:
-    """GB/s of the best message, and of the one that 95 % were faster than."""
+    """Return GB/s of the fastest message, and the GB/s exceeded by 95 % of the messages."""
     ordered = sorted(seconds)
     slow = ordered[min(len(ordered) - 1, math.ceil(0.95 * len(ordered)) - 1)]
     return algbw(size, ordered[0]), algbw(size, slow)

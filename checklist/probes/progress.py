@@ -1,4 +1,4 @@
-"""What a worker is doing, in a small shared file: readable when the worker hangs, is stopped, or is dead."""
+"""Progress of a worker in a small shared file, readable even if the worker hangs, is stopped or is dead."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _BYTES = _SEQUENCE.size + _NAME_BYTES
 
 
 class At(NamedTuple):
-    """An operation's name, and how many operations of the phase were begun, this one included."""
+    """Name of an operation, and the number of operations started in the phase including this one."""
 
     operation: str
     sequence: int
 
 
 class Progress:
-    """The worker writes, its supervisor reads. Writing costs well under a microsecond."""
+    """Progress record that the worker writes and its supervisor reads. A write takes under a microsecond."""
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
         if create:
@@ -30,12 +30,12 @@ class Progress:
         self._sequence = 0
 
     def name(self, operation: str) -> None:
-        """Name the operation that the worker goes on to, cut to 56 bytes."""
+        """Set the name of the worker's next operation, truncated to 56 bytes."""
         text = operation.encode()[:_NAME_BYTES]
         self._map[_SEQUENCE.size : _SEQUENCE.size + _NAME_BYTES] = text.ljust(_NAME_BYTES, b"\0")
 
     def begin(self) -> None:
-        """Count one more operation as begun."""
+        """Count one more started operation."""
         self._sequence += 1
         _SEQUENCE.pack_into(self._map, 0, self._sequence)
 
@@ -45,6 +45,6 @@ class Progress:
         _SEQUENCE.pack_into(self._map, 0, 0)
 
     def read(self) -> At:
-        """The operation that the worker is at, or was at last, and its number."""
+        """Read the worker's current or last operation and its number."""
         name = self._map[_SEQUENCE.size : _BYTES].rstrip(b"\0").decode(errors="replace")
         return At(name, _SEQUENCE.unpack_from(self._map, 0)[0])

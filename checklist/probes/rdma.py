@@ -1,4 +1,4 @@
-"""The InfiniBand and RoCE ports of this host (EFA's too): are they up, and at which rate?"""
+"""State and rate of the InfiniBand, RoCE and EFA ports of this host."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _DEVICES = Path("/sys/class/infiniband")
 
 
 def ports(devices: Path = _DEVICES) -> tuple[RdmaPort, ...]:
-    """All ports of all devices, as Documentation/ABI/stable/sysfs-class-infiniband of the kernel has them.
+    """List all ports of all devices (kernel's Documentation/ABI/stable/sysfs-class-infiniband).
 
     ``state`` is "4: ACTIVE", ``phys_state`` "5: LinkUp", ``rate`` "400 Gb/sec (4X NDR)".
     """
@@ -23,7 +23,7 @@ def _port(port: Path) -> RdmaPort:
     device = port.parent.parent
     return RdmaPort(
         name=f"{device.name}/{port.name}",
-        # The board before the chip: cards of several rates have one chip
+        # Prefer the board to the chip, because cards of different rates share a chip
         model=_read(device / "board_id") or _read(device / "hca_type"),
         state=_named(_read(port / "state")),
         physical=_named(_read(port / "phys_state")),
@@ -33,7 +33,7 @@ def _port(port: Path) -> RdmaPort:
 
 
 def _named(text: str | None) -> str | None:
-    """The name of "4: ACTIVE"."""
+    """Return the name in "4: ACTIVE"."""
     return None if text is None else text.partition(":")[2].strip() or text
 
 
@@ -47,5 +47,5 @@ def _rate(text: str | None) -> float | None:
 def _read(path: Path) -> str | None:
     try:
         return path.read_text().strip() or None
-    except (OSError, UnicodeDecodeError):  # some drivers have no such file, or refuse to tell
+    except (OSError, UnicodeDecodeError):  # missing or unreadable with some drivers
         return None

@@ -1,8 +1,8 @@
-"""Before the rounds of pairs, in large runs: every node sends to every other, all nodes at once, in seconds.
+"""Screening before the rounds of pairs in large runs: all nodes send to all others at once, within seconds.
 
-One communicator of all ranks, point to point: in the turn k each rank sends to the one k places on and
-receives from the one k places back, a GPU to its counterpart. Traffic of other pairs is on the same links, so
-that a slow pair is a suspect and no more; the best of several passes, each in another order, tells most.
+Uses one communicator of all ranks, point to point: in turn k each rank sends to its counterpart k nodes ahead
+and receives from the one k nodes behind. Other pairs share the links, so a slow pair is only a suspect. The
+best of several passes in different orders is the most informative.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def screen(
     passes: int,
     limit_s: float,
 ) -> list[float]:
-    """Seconds of the best turn of each distance 1 to ``count`` - 1, as this end saw it: both its messages."""
+    """Return this end's best seconds (both messages) for each distance 1 to ``count`` - 1."""
     import torch
     import torch.distributed as dist
 
@@ -36,7 +36,7 @@ def screen(
     there, back = (torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(2))
     best = [float("inf")] * (count - 1)
     order = list(range(1, count))
-    for turn in range(passes + 1):  # of the first, connections are made
+    for turn in range(passes + 1):  # the first pass sets up connections
         random.Random(turn).shuffle(order)
         for distance in order:
             context.progress.begin()

@@ -1,8 +1,8 @@
-"""A host's settings that bear on training: read from /proc and /sys, all of it without root.
+"""Host settings that affect training, read from /proc and /sys without root.
 
-Names are the kernel's own, so that a person finds them: ``net.core.rmem_max``, ``kernel parameter iommu``.
-What can't be read here (a container shows a part) is left out, which is not the same as being off. Values
-that are a host's own, as the disk that it boots from, are left out too.
+Names are the kernel's, so they are easy to look up: ``net.core.rmem_max``, ``kernel parameter iommu``.
+Unreadable settings (a container shows only some) are omitted, which doesn't mean that they are off.
+Host-specific values, such as the boot disk, are omitted too.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from pathlib import Path
 
 from checklist.measurements import Nic
 
-CPU = "cpu"  # the model; what makes two hosts of a kind, and is nobody's setting
-MODULES = ("nvidia_peermem", "gdrdrv")  # GPU Direct RDMA; asked for where the GPU's driver is loaded
+CPU = "cpu"  # the model; identifies the kind of a host and is not a setting
+MODULES = ("nvidia_peermem", "gdrdrv")  # GPU Direct RDMA; read if the GPU's driver is loaded
 PARAMETER = "kernel parameter "
-COMMAND_LINE = "kernel parameters"  # "read" where they could be: those that are not there are not set
-# Those of Documentation/admin-guide/kernel-parameters.txt that bear on speed; all others may be a host's own
+COMMAND_LINE = "kernel parameters"  # "read" if readable; then missing parameters are known to be unset
+# Parameters of Documentation/admin-guide/kernel-parameters.txt that affect speed; others may be host-specific
 _PARAMETERS = (
     *("iommu", "intel_iommu", "amd_iommu", "iommu.passthrough", "iommu.strict"),
     *("hugepages", "hugepagesz", "default_hugepagesz", "transparent_hugepage", "numa_balancing", "numa"),
@@ -30,8 +30,8 @@ _PARAMETERS = (
     *("intel_idle.max_cstate", "processor.max_cstate", "intel_pstate", "amd_pstate", "cpuidle.off"),
     *("cpufreq.default_governor", "tsc", "clocksource", "pci", "pcie_aspm", "preempt", "skew_tick"),
 )
-# Documentation/admin-guide/sysctl/{net,vm,kernel}.rst, Documentation/networking/ip-sysctl.rst. Left out: what
-# the kernel itself makes of the memory's size, as net.ipv4.tcp_mem
+# Documentation/admin-guide/sysctl/{net,vm,kernel}.rst, Documentation/networking/ip-sysctl.rst. Omitted:
+# values that the kernel derives from the memory size, such as net.ipv4.tcp_mem
 _SYSCTLS = (
     *("net.core.rmem_max", "net.core.wmem_max", "net.core.rmem_default", "net.core.wmem_default"),
     *("net.core.somaxconn", "net.core.netdev_max_backlog", "net.core.default_qdisc"),
@@ -47,12 +47,12 @@ _SIOCETHTOOL, _GDRVINFO = 0x8946, 0x3  # linux/sockios.h, linux/ethtool.h
 _DRVINFO_BYTES, _TEXT_BYTES = 196, 32
 _ACS, _ACS_CONTROL = 0x000D, 6  # extended capability and offset, linux/pci_regs.h
 _ACS_REDIRECTS = 0x0004 | 0x0008  # P2P request and completion redirect
-_EXTENDED = 0x100  # where extended capabilities begin, of which only root is shown the contents
+_EXTENDED = 0x100  # offset of the extended capabilities, whose contents only root may read
 
 
 def read(nics: tuple[Nic, ...], nic: str | None, root: Path = Path("/")) -> dict[str, str]:
-    """The host's settings by name; ``nic`` is the interface in use."""
-    told: dict[str, str | None] = {
+    """Read the host's settings by name; ``nic`` is the interface in use."""
+    settings: dict[str, str | None] = {
         CPU: _cpu(root),
         "kernel release": platform.release(),
         **_command_line(root),
@@ -67,7 +67,7 @@ def read(nics: tuple[Nic, ...], nic: str | None, root: Path = Path("/")) -> dict
             (str(one.mtu) for one in nics if one.name == nic and one.mtu), None
         ),
     }
-    return {name: value for name, value in told.items() if value is not None}
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def _cpu(root: Path) -> str | None:
@@ -76,12 +76,12 @@ def _cpu(root: Path) -> str | None:
 
 
 def _command_line(root: Path) -> dict[str, str]:
-    """Of the kernel's parameters those that are about speed; of one that is given twice both values."""
+    """Read the kernel parameters that affect speed; a repeated parameter keeps both values."""
     text = _text(root / "proc/cmdline")
     if text is None:
         return {}
     found: dict[str, list[str]] = {}
-    for word in text.partition(" -- ")[0].split():  # behind it are words for the first process
+    for word in text.partition(" -- ")[0].split():  # what follows is passed to init
         name, equals, value = word.partition("=")
         if name in _PARAMETERS:
             found.setdefault(name, []).append(value if equals else "set")
@@ -101,18 +101,18 @@ def _processors(root: Path) -> dict[str, str | None]:
 
 def _memory(root: Path) -> dict[str, str | None]:
     pages = root / "sys/kernel/mm"
-    told = {
+    settings = {
         f"transparent huge pages, {name}": _chosen(_text(pages / "transparent_hugepage" / name))
         for name in ("enabled", "defrag")
     }
     for size in sorted(pages.glob("hugepages/hugepages-*")):
-        told[f"huge pages of {size.name.removeprefix('hugepages-')}"] = _text(size / "nr_hugepages")
+        settings[f"huge pages of {size.name.removeprefix('hugepages-')}"] = _text(size / "nr_hugepages")
     nodes = len(list((root / "sys/devices/system/node").glob("node[0-9]*")))
-    return {**told, "NUMA nodes": str(nodes) if nodes else None}
+    return {**settings, "NUMA nodes": str(nodes) if nodes else None}
 
 
 def _pci(root: Path) -> dict[str, str | None]:
-    """Whether devices' memory goes through an IOMMU, and what goes by way of the root complex (ACS)."""
+    """Read whether an IOMMU translates DMA, and how many devices ACS redirects via the root complex."""
     groups = root / "sys/kernel/iommu_groups"
     domains = _all_of(groups.glob("*/type"))
     if domains is None and groups.is_dir():
@@ -127,7 +127,7 @@ def _pci(root: Path) -> dict[str, str | None]:
 
 
 def _acs(config: bytes) -> int:
-    """The ACS control register of a device's configuration space; 0 where it has none."""
+    """Return the ACS control register from a device's configuration space; 0 if it has none."""
     place, seen = _EXTENDED, set[int]()
     while place and place not in seen and place + 8 <= len(config):
         seen.add(place)
@@ -146,7 +146,7 @@ def _modules(root: Path) -> dict[str, str]:
 
 
 def _interfaces(root: Path, nics: tuple[Nic, ...]) -> dict[str, str]:
-    """By driver, of all interfaces with a device: names and numbers of interfaces are a host's own."""
+    """Read settings of all physical interfaces, by driver, because interface names differ between hosts."""
     found: dict[str, set[str]] = {}
     for nic in nics:
         if not (root / "sys/class/net" / nic.name / "device").exists():
@@ -154,7 +154,7 @@ def _interfaces(root: Path, nics: tuple[Nic, ...]) -> dict[str, str]:
         driver, version, firmware = _driver(nic.name)
         if driver is None:
             continue
-        if version and version != platform.release():  # a driver of the kernel's own has no other
+        if version and version != platform.release():  # in-tree drivers report the kernel's release
             found.setdefault(f"driver {driver}", set()).add(version)
         if firmware:
             found.setdefault(f"firmware of {driver}", set()).add(firmware)
@@ -168,14 +168,14 @@ def _interfaces(root: Path, nics: tuple[Nic, ...]) -> dict[str, str]:
 
 
 def _driver(nic: str) -> tuple[str | None, str, str]:
-    """Driver, its version and the firmware of an interface, as ``ethtool -i`` has them."""
+    """Return driver, driver version and firmware of an interface, like ``ethtool -i``."""
     answer = array.array("B", struct.pack("I", _GDRVINFO).ljust(_DRVINFO_BYTES, b"\0"))
     address, _ = answer.buffer_info()
     request = struct.pack("16sP", nic.encode()[:15], address).ljust(40, b"\0")
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
             fcntl.ioctl(any_socket, _SIOCETHTOOL, request)
-    except OSError:  # a driver that doesn't tell
+    except OSError:  # not supported by the driver
         return None, "", ""
     texts = [answer.tobytes()[4 + place * _TEXT_BYTES :][:_TEXT_BYTES] for place in range(3)]
     driver, version, firmware = (text.split(b"\0")[0].decode(errors="replace").strip() for text in texts)
@@ -188,13 +188,13 @@ def _limit(which: int) -> str:
 
 
 def _chosen(text: str | None) -> str | None:
-    """The one in brackets, as in "always [madvise] never"."""
+    """Return the option in brackets, as in "always [madvise] never"."""
     inside = (text or "").partition("[")[2].partition("]")[0]
     return inside or None
 
 
 def _all_of(files: Iterable[Path]) -> str | None:
-    """The different values of those files; None: there is none."""
+    """Join the distinct values of the files; None if there are none."""
     values = {value for file in files if (value := _text(file))}
     return ", ".join(sorted(values)) if values else None
 
@@ -202,7 +202,7 @@ def _all_of(files: Iterable[Path]) -> str | None:
 def _text(file: Path) -> str | None:
     try:
         return " ".join(file.read_text(errors="replace").split())
-    except OSError:  # not there, or not for us
+    except OSError:  # missing or not permitted
         return None
 
 

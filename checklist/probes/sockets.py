@@ -1,4 +1,4 @@
-"""Bytes over a plain TCP socket, each wait with a limit: for the mesh, and for pairs without NCCL."""
+"""Transfers over plain TCP sockets with timeouts, for the mesh and for pairs without NCCL."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-_HEADER = struct.Struct("<Q")  # how many bytes follow before one byte is sent back
+_HEADER = struct.Struct("<Q")  # size of the message, which is acknowledged by one byte
 _CHUNK = 1 << 20
 _ACK = b"k"
 # struct tcp_info of linux/tcp.h: tcpi_total_retrans and tcpi_data_segs_out
 _TCP_INFO_BYTES, _AGAIN_AT, _SEGMENTS_AT, _DATA_SEGMENTS = 256, 100, 156, struct.Struct("=I")
-_IDLE_S = 30.0  # a sender that says nothing for so long has gone
+_IDLE_S = 30.0  # a sender that is silent for longer is considered gone
 
 
 class Sink:
-    """Takes what others send and acknowledges each message, from threads of its own."""
+    """Server that receives and acknowledges messages in background threads."""
 
     def __init__(self, address: str) -> None:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -61,14 +61,14 @@ def _drain(connection: socket.socket) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sent:
-    """How a transfer went. ``seconds``: one figure for each message that was acknowledged."""
+    """Result of a transfer. ``seconds``: duration of each acknowledged message."""
 
     connected: bool
     connect_s: float | None = None
     seconds: tuple[float, ...] = ()
     bytes: int = 0
     segments: int | None = None
-    """TCP segments with data, those sent again too; None: this kernel doesn't tell."""
+    """TCP data segments including retransmissions; None if the kernel doesn't report them."""
     retransmitted: int | None = None
     error: str | None = None
 
@@ -81,7 +81,7 @@ class Sender:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send(self, payload: memoryview, limit_s: float) -> float:
-        """Send one message; seconds until all of it had arrived. Raises OSError (TimeoutError)."""
+        """Send one message; return the seconds until it fully arrived. Raises OSError (TimeoutError)."""
         begin = time.perf_counter()
         self._socket.settimeout(limit_s)
         self._socket.sendall(_HEADER.pack(len(payload)))
@@ -92,7 +92,7 @@ class Sender:
         return time.perf_counter() - begin
 
     def segments(self) -> tuple[int | None, int | None]:
-        """Segments with data that were sent so far, and how many of them were sent again."""
+        """Return the data segments sent so far, and how many were retransmissions."""
         try:
             tcp_info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
             return _DATA_SEGMENTS.unpack_from(tcp_info, _SEGMENTS_AT)[0], _DATA_SEGMENTS.unpack_from(
@@ -116,11 +116,11 @@ def deliver(
     connect_s: float,
     limit_s: float,
 ) -> Sent:
-    """Connect and send ``first`` bytes, then ``repetitions`` messages of the size that ``then`` says.
+    """Connect and send ``first`` bytes, then ``repetitions`` messages of the size returned by ``then``.
 
-    ``then`` is given the seconds of the first message. There are more repetitions until they have taken
-    ``least_s`` together: single messages of a millisecond say more of the processor than of the network.
-    ``limit_s`` is for all messages together.
+    ``then`` receives the seconds of the first message. Repetitions continue until they took ``least_s`` in
+    total, because messages of a millisecond measure the processor more than the network. ``limit_s`` applies
+    to all messages together.
     """
     begin = time.perf_counter()
     try:

@@ -1,7 +1,7 @@
-"""Phase 2, disks and stores: write a file, make sure that it has arrived, read it back past the page cache.
+"""Phase 2, disks and stores: write and sync a file, then read it back bypassing the page cache.
 
-The store of the job's data is a folder or ``s3://bucket/prefix``. What was written is removed, also after a
-failure; :func:`remove` does it for a rank that hung in it and was started anew.
+The datastore is a folder or ``s3://bucket/prefix``. Written data is removed, also after a failure;
+:func:`remove` cleans up after a rank that hung and was restarted.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from checklist.analysis.busbw import algbw
 from checklist.measurements import NO_FOLDER
 from checklist.probes.context import Context
 
-BLOCK = 8 << 20  # large enough for one reader to keep a disk busy
+BLOCK = 8 << 20  # large enough for a single reader to saturate a disk
 _MEMORY = ("tmpfs", "ramfs")
 MOST_FILES = 2000
-FILES_S = 2.0  # no longer, however slow
+FILES_S = 2.0  # maximum duration
 _NETWORK_S = {"connect_timeout": 5, "read_timeout": 30}  # seconds, of each request to an object store
 _ATTEMPTS = 3
 _ENDPOINT = "METAFLOW_S3_ENDPOINT_URL"  # as Metaflow names it; boto3 itself reads AWS_ENDPOINT_URL
 
-Sampled = tuple[list[float], str | None]  # GB/s, and a note on how they were measured
+Sampled = tuple[list[float], str | None]  # GB/s, and a note on the method
 Figure = Callable[[str, Callable[[], Sampled]], None]
 
 
 class StorageTarget(Protocol):
-    """Somewhere to write one thing, read it back, and remove it. Failures are OSErrors."""
+    """Storage location that can write, read back and remove one object. Failures are OSErrors."""
 
     def write(self, size: int) -> Sampled: ...
 
     def read(self) -> Sampled: ...
 
     def remove(self) -> None:
-        """Also when it was never written; says nothing when it can't."""
+        """Remove the object if it exists; ignore failures."""
 
 
 def measure(figure: Figure, name: str, directory: str | None, datastore: str | None, size: int) -> None:
-    """Write and read ``size`` bytes as ``name`` in each place that is given."""
+    """Write and read ``size`` bytes as ``name`` in each given location."""
     for what, place in _places(name, directory, datastore).items():
         written: list[Sampled] = []
 
@@ -63,9 +63,9 @@ def measure(figure: Figure, name: str, directory: str | None, datastore: str | N
 
 
 def files(folder: Path) -> Sampled:
-    """Small files a second: made, looked at and removed one after the other, as a loader of many does.
+    """Measure small files per second: create, stat and remove them sequentially, like a loader of many files.
 
-    The rate of a file system's metadata (IOR's mdtest measures the same three), by one client with a cache.
+    This is a file system's metadata rate (the operations of IOR's mdtest) for one client with a cache.
     """
     folder.mkdir()
     names = [folder / f"{number:05d}" for number in range(MOST_FILES)]
@@ -85,7 +85,7 @@ def files(folder: Path) -> Sampled:
 
 
 def remove(_: Context, name: str, directory: str | None, datastore: str | None) -> None:
-    """Remove what a process that was killed has left in those places."""
+    """Remove files left in these locations by a killed process."""
     for place in _places(name, directory, datastore).values():
         place.remove()
     if directory is not None:
@@ -104,16 +104,16 @@ def _places(name: str, directory: str | None, datastore: str | None) -> dict[str
 
 
 class File:
-    """A file of a file system, which may be another machine's."""
+    """A file on a local or remote file system."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def write(self, size: int) -> Sampled:
-        """GB/s until the file has arrived on the disk."""
+        """Write and sync the file; return GB/s."""
         if not self._path.parent.is_dir():
             raise OSError(f"{NO_FOLDER} {self._path.parent}")
-        block = os.urandom(1 << 20)  # a compressing file system can't make it smaller
+        block = os.urandom(1 << 20)  # incompressible
         begin = time.perf_counter()
         with self._path.open("wb") as file:
             for _ in range(max(1, size >> 20)):
@@ -124,11 +124,11 @@ class File:
         return [algbw(self._path.stat().st_size, seconds)], _memory(self._path.parent)
 
     def read(self) -> Sampled:
-        """GB/s from the disk where that can be had; a note where it may have come from memory."""
+        """Read from disk if possible and return GB/s, with a note if the data may have come from memory."""
         note, size, total = _memory(self._path.parent), self._path.stat().st_size, 0
         with _uncached(self._path) as (file, direct):
             begin = time.perf_counter()
-            buffer = mmap.mmap(-1, BLOCK)  # it begins where a page does, as O_DIRECT asks
+            buffer = mmap.mmap(-1, BLOCK)  # page-aligned, as O_DIRECT requires
             while got := os.readv(file, [buffer]):
                 total += got
             seconds = time.perf_counter() - begin
@@ -139,13 +139,13 @@ class File:
         return [algbw(total, seconds)], note
 
     def remove(self) -> None:
-        with contextlib.suppress(OSError):  # whoever could not write there has told why
+        with contextlib.suppress(OSError):  # a failed write was already reported
             self._path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def _uncached(path: Path) -> Iterator[tuple[int, bool]]:
-    """The open file, out of the page cache as far as can be; whether reads go round the cache."""
+    """Open the file after evicting it from the page cache; also return whether reads bypass the cache."""
     plain = os.open(path, os.O_RDONLY)
     try:
         os.posix_fadvise(plain, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -154,7 +154,7 @@ def _uncached(path: Path) -> Iterator[tuple[int, bool]]:
     direct = True
     try:
         file = os.open(path, os.O_RDONLY | os.O_DIRECT)
-    except OSError:  # some file systems have no such thing
+    except OSError:  # not supported by some file systems
         file, direct = os.open(path, os.O_RDONLY), False
     try:
         yield file, direct
@@ -163,7 +163,7 @@ def _uncached(path: Path) -> Iterator[tuple[int, bool]]:
 
 
 def _memory(directory: Path) -> str | None:
-    """A note where the file system is memory; None for others, and where that can't be told."""
+    """Return a note if the file system is in memory; None if it isn't or is unknown."""
     place = os.path.realpath(directory)
     best, file_system = "", ""
     try:
@@ -174,35 +174,35 @@ def _memory(directory: Path) -> str | None:
         _, mounted, kind = line.split()[:3]
         mounted = mounted.replace("\\040", " ")
         inside = place == mounted or place.startswith(mounted.rstrip("/") + "/")
-        if inside and len(mounted) >= len(best):  # the last mount on a place hides those before
+        if inside and len(mounted) >= len(best):  # a later mount on the same path hides earlier ones
             best, file_system = mounted, kind
     return f"{best} is {file_system}: memory, not a disk" if file_system in _MEMORY else None
 
 
 class Object:
-    """An object of a store that speaks S3's language."""
+    """An object in an S3-compatible store."""
 
     def __init__(self, url: str, name: str) -> None:
         self._bucket, _, prefix = url.removeprefix("s3://").partition("/")
         self._key = "/".join(filter(None, (prefix.strip("/"), name)))
 
     def write(self, size: int) -> Sampled:
-        """GB/s, in parts at once, as large artifacts are written."""
+        """Upload concurrent parts, like large artifacts; return GB/s."""
         begin = time.perf_counter()
-        with _in_words():
+        with _errors_as_oserror():
             self._client.upload_fileobj(_Random(size), self._bucket, self._key)
         return [algbw(size, time.perf_counter() - begin)], None
 
     def read(self) -> Sampled:
-        """GB/s, in parts at once; nothing of it is kept."""
+        """Download concurrent parts and discard them; return GB/s."""
         sink = _Sink()
         begin = time.perf_counter()
-        with _in_words():
+        with _errors_as_oserror():
             self._client.download_fileobj(self._bucket, self._key, sink)
         return [algbw(sink.size, time.perf_counter() - begin)], None
 
     def remove(self) -> None:
-        with contextlib.suppress(OSError), _in_words():
+        with contextlib.suppress(OSError), _errors_as_oserror():
             self._client.delete_object(Bucket=self._bucket, Key=self._key)
 
     @cached_property
@@ -218,7 +218,7 @@ class Object:
 
 
 class _Random:
-    """A file of random bytes, one block again and again."""
+    """A file-like source that repeats one block of random bytes."""
 
     def __init__(self, size: int) -> None:
         self._block, self._left = os.urandom(1 << 20), size
@@ -230,7 +230,7 @@ class _Random:
 
 
 class _Sink:
-    """A file that counts what is written to it."""
+    """A file-like sink that counts the bytes written."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -241,8 +241,8 @@ class _Sink:
 
 
 @contextlib.contextmanager
-def _in_words() -> Iterator[None]:
-    """boto3's errors as OSErrors, which a figure's failure is told by."""
+def _errors_as_oserror() -> Iterator[None]:
+    """Convert boto3's errors to OSErrors, which figures report as failures."""
     try:
         from boto3.exceptions import Boto3Error
         from botocore.exceptions import BotoCoreError, ClientError

@@ -1,4 +1,4 @@
-"""What NCCL's log (NCCL_DEBUG=INFO) says of the network, the algorithm and the protocol that it takes."""
+"""Parser of NCCL's log (NCCL_DEBUG=INFO) for the network, algorithm and protocol in use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_LINES = 20
 _CHOICE = re.compile(r"(?:(\w+): )?(\d+) Bytes -> Algo (\w+) proto (\w+)")
 _ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")  # nccl_common.h
 _PROTOCOLS = ("LL", "LL128", "SIMPLE")
-_NCCL_NAMES = {  # the others are made of sends and receives, for which nothing is chosen
+_NCCL_NAMES = {  # other operations consist of sends and receives, without a choice of algorithm
     "all_reduce": "AllReduce",
     "all_gather": "AllGather",
     "reduce_scatter": "ReduceScatter",
@@ -28,9 +28,9 @@ _NCCL_NAMES = {  # the others are made of sends and receives, for which nothing 
 
 
 def chosen(text: str, op: str) -> tuple[str, str] | None:
-    """The algorithm and protocol of ``op``'s largest message in that text; None where it doesn't say.
+    """Return the algorithm and protocol of ``op``'s largest message in the log; None if not logged.
 
-    NCCL tells them on rank 0, with TUNING among NCCL_DEBUG_SUBSYS.
+    NCCL logs them on rank 0 if NCCL_DEBUG_SUBSYS includes TUNING.
     """
     choices = [
         (int(size), _of(_ALGORITHMS, algorithm), _of(_PROTOCOLS, protocol))
@@ -45,7 +45,7 @@ def _of(names: tuple[str, ...], number: str) -> str:
 
 
 def parse(text: str) -> dict[str, Any]:
-    """The fields of :class:`~checklist.measurements.Transport`; None where the log doesn't say."""
+    """Return the fields of :class:`~checklist.measurements.Transport`; None for those not logged."""
     ways = _VIA.findall(text)
     networks = [way for way in ways if way.startswith("NET/")]
     named = _last(_NETWORK, text) or ""
@@ -70,9 +70,9 @@ def parse(text: str) -> dict[str, Any]:
 
 
 def _network(networks: list[str], ways: list[str], named: str, provider: str | None) -> str | None:
-    """From the channels where there are any between nodes, else from the network that was chosen."""
+    """Determine the network from channels between nodes if there are any, else from the selected network."""
     network = " ".join(dict.fromkeys(networks)) if networks else ("" if ways else named)
-    if "Socket" in network:  # one channel over sockets slows down all
+    if "Socket" in network:  # a single socket channel slows down all
         return "socket"
     if "Libfabric" in network or "OFI" in network:
         return "efa" if provider == "efa" else "other"

@@ -1,4 +1,4 @@
-"""One rank's process: does what its supervisor tells it, and may hang or die of it.
+"""Worker process of one rank: executes its supervisor's commands, and may hang or die in one.
 
 Commands come as JSON lines on standard input, ``{"id", "what", "arguments"}``; answers go to the pipe whose
 number is in CHECKLIST_PIPE: ``{"kind": "done", "id", "reply"}``, or ``"failed"`` with the error. Libraries
@@ -25,25 +25,25 @@ Message = dict[str, Any]
 
 
 class Answers:
-    """The pipe to the supervisor. Two threads write into it: commands', and that of traces."""
+    """Pipe to the supervisor, written by two threads: commands and traces."""
 
     def __init__(self, pipe: int) -> None:
         self._pipe = os.fdopen(pipe, "wb", buffering=0)
         self._lock = threading.Lock()
 
     def send(self, message: Message) -> None:
-        """Write a message, whole."""
+        """Write a whole message."""
         with self._lock:
             self._pipe.write(json.dumps(message).encode() + b"\n")
 
 
 def run(context: Context, answers: Answers, command: Message) -> None:
-    """Do one command and answer it, whatever becomes of it."""
+    """Execute one command and always send a reply."""
     what = command["what"]
     context.progress.name(str(command.get("operation") or what))
     try:
         reply = _commands()[what](context, **command.get("arguments", {}))
-    except Exception as error:  # noqa: BLE001 - it is told to the supervisor
+    except Exception as error:  # noqa: BLE001 - reported to the supervisor
         lines = str(error).strip().splitlines() or [""]
         text = f"{type(error).__name__}: {lines[0][:500]}"
         answers.send({"kind": "failed", "id": command["id"], "error": text})
@@ -52,7 +52,7 @@ def run(context: Context, answers: Answers, command: Message) -> None:
 
 
 def _commands() -> dict[str, Callable[..., Any]]:
-    # Each module is imported when its first command comes: some need torch.
+    # Modules are imported on their first command, because some need torch.
     from checklist.probes import (
         corruption,
         counters,
@@ -96,7 +96,7 @@ def _commands() -> dict[str, Callable[..., Any]]:
 def main() -> None:
     """Serve until standard input ends."""
     die_with_parent(int(os.environ[PARENT]))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's affair
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor handles Ctrl-C
     context, answers = Context(Path(os.environ[DIRECTORY])), Answers(int(os.environ[PIPE]))
     commands: queue.Queue[Message | None] = queue.Queue()
     threading.Thread(
@@ -104,7 +104,7 @@ def main() -> None:
     ).start()
     while (command := commands.get()) is not None:
         run(context, answers, command)
-    os._exit(0)  # without the clean-up of libraries, which may wait for others
+    os._exit(0)  # skips the clean-up of libraries, which may wait for other ranks
 
 
 def _read(context: Context, answers: Answers, commands: queue.Queue[Message | None]) -> None:

@@ -1,4 +1,4 @@
-"""Phase 3: collectives over all ranks: are their results right, and how long do they take?"""
+"""Phase 3: correctness and duration of collectives over all ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TOGETHER_CUDA = 4  # operations of one turn: launching one overlaps with the on
 
 
 def store(context: Context, address: str) -> int:
-    """Serve the store through which groups find each other (on rank 0); its port."""
+    """Serve the rendezvous store of process groups (on rank 0); return its port."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     if "store" not in context.kept:
@@ -32,7 +32,7 @@ def store(context: Context, address: str) -> int:
 
 
 def client(where: tuple[str, int], prefix: str, limit_s: float) -> Store:
-    """The store that rank 0 serves; each group has a prefix of its own."""
+    """Connect to rank 0's store, with a separate prefix per group."""
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
     limit = datetime.timedelta(seconds=limit_s)
@@ -42,7 +42,7 @@ def client(where: tuple[str, int], prefix: str, limit_s: float) -> Store:
 def join(
     context: Context, where: tuple[str, int], group: str, backend: str, world: int, limit_s: float
 ) -> int:
-    """Make the group of all ranks; the number of ranks that it has."""
+    """Create the group of all ranks; return its size."""
     import torch.distributed as dist
 
     start_group(context, backend, client(where, group, limit_s), context.rank, world, limit_s)
@@ -63,14 +63,14 @@ def start_group(context: Context, backend: str, place: Store, rank: int, world: 
         store=place,
         rank=rank,
         world_size=world,
-        # Longer than the supervisor waits: it shall see who hangs, before the others give up.
+        # Exceeds the supervisor's limit, so that it identifies a hung rank before the others time out.
         timeout=datetime.timedelta(seconds=2 * limit_s),
     )
     context.kept["backend"] = backend
 
 
 def end_group(context: Context) -> None:
-    """Leave the group that this rank is in, if it is in one."""
+    """Destroy this rank's process group, if any."""
     if context.kept.pop("backend", None):
         import torch.distributed as dist
 
@@ -78,21 +78,21 @@ def end_group(context: Context) -> None:
 
 
 def leave(context: Context) -> None:
-    """The worker's command for :func:`end_group`."""
+    """Run :func:`end_group` as a worker command."""
     end_group(context)
 
 
 def correct(context: Context, op: str, dtype: str, elements: int) -> dict[str, Any]:
-    """Do ``op`` once with values that tell ranks and places apart; how many values are wrong here."""
+    """Run ``op`` once with values that differ by rank and position; return the number of wrong values."""
     return _do(context, op, dtype, elements, iterations=0)
 
 
 def timed(
     context: Context, op: str, dtype: str, elements: int, iterations: int, apart: bool
 ) -> dict[str, Any]:
-    """Do ``op`` that often; seconds of each, and the wrong values of the last.
+    """Run ``op`` repeatedly; return the seconds of each run and the wrong values of the last.
 
-    ``apart``: in turns that all ranks begin together, so that none waits for what another did before.
+    ``apart``: start each turn on all ranks together, so no rank waits for earlier work of another.
     """
     return _do(context, op, dtype, elements, iterations, apart=apart)
 
@@ -128,14 +128,14 @@ def _do(
 
 
 def operations_of_turn(device: torch.device) -> int:
-    """How many operations follow a barrier. On a GPU several: launching one overlaps with the one before."""
+    """Return the operations per barrier; several on a GPU, where a launch overlaps the previous operation."""
     return _TOGETHER_CUDA if device.type == "cuda" else 1
 
 
 def seconds_of_each(
     run: Callable[[], Any], count: int, begin: Callable[[], None], device: torch.device
 ) -> list[float]:
-    """Seconds of each operation. On a GPU between events, so that launching overlaps as in training."""
+    """Measure the seconds of each operation; on a GPU by events, so launches overlap as in training."""
     if device.type == "cuda":
         marks = [mark() for _ in range(count + 1)]
         marks[0].record()
@@ -155,14 +155,14 @@ def seconds_of_each(
 
 
 def mark() -> Any:
-    """A moment in the GPU's own queue, to be recorded and compared with another."""
+    """Create a CUDA event for timing."""
     import torch
 
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def wait(device: torch.device) -> None:
-    """Until a GPU has done all that it was given."""
+    """Synchronize with a GPU; no-op on CPUs."""
     if device.type == "cuda":
         import torch
 
@@ -174,11 +174,11 @@ def _barrier_options(context: Context) -> dict[str, Any]:
 
 
 def transport(_: Context) -> dict[str, Any]:
-    """How NCCL reaches other nodes, as its log on this rank says: fields of ``Transport``."""
+    """Return the fields of ``Transport`` from NCCL's log on this rank."""
     return parse(_log())
 
 
 def _log() -> str:
-    """NCCL's log of this process; empty where there is none."""
+    """Read this process's NCCL log; empty if there is none."""
     path = Path(os.environ.get("NCCL_DEBUG_FILE") or os.devnull)
     return path.read_text(errors="replace") if path.exists() else ""

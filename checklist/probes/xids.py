@@ -1,7 +1,7 @@
-"""XID events: what the NVIDIA driver has reported of a GPU, from the kernel's log, else through NVML.
+"""XID events reported by the NVIDIA driver for a GPU, from the kernel's log or else from NVML.
 
-The log tells all of them, also those from before the run, but often can't be read in a container. NVML tells
-the critical ones, while somebody listens. Where neither can be had nothing is known, which is not "none".
+The log has all events, including those before the run, but is often unreadable in a container. NVML delivers
+only critical events to active listeners. Without either source the result is unknown, which is not "none".
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _KMSG = re.compile(
     r"^\d+,\d+,(\d+),[^;]*;(.*)$"
 )  # Documentation/ABI/testing/dev-kmsg: microseconds since boot
 _DMESG = re.compile(r"^(?:<\d+>)?\[ *(\d+\.\d+)\] (.*)$")
-_RECORD_BYTES = 8192  # the kernel's longest record
+_RECORD_BYTES = 8192  # maximum size of a kernel log record
 _DMESG_S = 5.0
 _WAIT_MS = 500
 
@@ -42,15 +42,15 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """What the kernel's log has of XIDs, and how far it goes."""
+    """XIDs in the kernel's log, and the time of its newest record."""
 
     events: tuple[Event, ...]
     until: float
-    """The newest record's seconds since boot."""
+    """Seconds since boot of the newest record."""
 
 
 def parse(text: str) -> Log:
-    """A log in the form of /dev/kmsg or of dmesg. Lines of another form are passed over."""
+    """Parse a log in the format of /dev/kmsg or dmesg, skipping other lines."""
     events, until = [], 0.0
     for line in text.splitlines():
         if record := _KMSG.match(line):
@@ -66,13 +66,13 @@ def parse(text: str) -> Log:
 
 
 def pci(address: str) -> tuple[int, int, int]:
-    """Domain, bus and device of "0000:3b:00" or NVML's "00000000:3B:00.0"."""
+    """Parse domain, bus and device of "0000:3b:00" or NVML's "00000000:3B:00.0"."""
     domain, bus, device = address.partition(".")[0].split(":")
     return int(domain, 16), int(bus, 16), int(device, 16)
 
 
 def kernel_log(device: str = "/dev/kmsg") -> Log | None:
-    """The kernel's log; None where it can't be read, or has nothing in it, as in some sandboxes."""
+    """Read the kernel's log; None if it is unreadable, or empty as in some sandboxes."""
     log = parse(_kmsg(device) or _dmesg())
     return log if log.until else None
 
@@ -81,13 +81,13 @@ def _kmsg(device: str) -> str:
     records = []
     try:
         file = os.open(device, os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:  # not there in most containers; or only for those with CAP_SYSLOG
+    except OSError:  # missing in most containers, or requires CAP_SYSLOG
         return ""
     try:
         while True:
             try:
                 record = os.read(file, _RECORD_BYTES)
-            except BrokenPipeError:  # overwritten before it was read: the next is there
+            except BrokenPipeError:  # overwritten before it was read; continue with the next record
                 continue
             except OSError:  # EAGAIN: no more
                 break
@@ -110,11 +110,11 @@ def _dmesg() -> str:
 
 
 class Watch:
-    """Listens for a GPU's critical XIDs through NVML, in a thread of its own, until the process ends."""
+    """Listener for a GPU's critical XIDs through NVML, in a thread that runs until the process ends."""
 
     def __init__(self, nvml: Any, handle: Any) -> None:
-        """Raises NVMLError (or AttributeError) where this GPU or driver doesn't tell events."""
-        nvml.nvmlInit()  # counted: the caller's shutdown must not end it for us
+        """Start listening. Raises NVMLError (or AttributeError) if the GPU or driver has no events."""
+        nvml.nvmlInit()  # reference-counted: keeps NVML open after the caller's shutdown
         self.codes: list[int] = []
         self.lost = False
         self._nvml, self._events = nvml, nvml.nvmlEventSetCreate()
@@ -128,27 +128,27 @@ class Watch:
                 self.codes.append(int(nvml.nvmlEventSetWait_v2(self._events, _WAIT_MS).eventData))
             except nvml.NVMLError_Timeout:  # noqa: PERF203 - nothing happened in that time
                 continue
-            except nvml.NVMLError:  # the GPU is gone, or the driver: from here on nothing is known
+            except nvml.NVMLError:  # GPU or driver lost; later events are unknown
                 self.lost = True
 
 
 def look(context: Context, when: str, address: str | None, nvml: Any, handle: Any) -> dict[str, Any]:
-    """The fields xids, xids_earlier and xid_source of GpuHealth, for the GPU at that PCI address."""
+    """Return the fields xids, xids_earlier and xid_source of GpuHealth for the GPU at a PCI address."""
     log = kernel_log() if address is not None else None
     if log is not None and address is not None:
         return _from_log(context, when, log, pci(address))
     if when == "before":
         with contextlib.suppress(nvml.NVMLError, AttributeError):
             context.kept["xids"] = Watch(nvml, handle)
-    watch = context.kept.get("xids")  # not there in a process that was started anew
+    watch = context.kept.get("xids")  # missing in a restarted process
     if watch is None or watch.lost:
         return {"xids": None, "xids_earlier": None, "xid_source": None}
     return {"xids": tuple(watch.codes), "xids_earlier": None, "xid_source": "NVML events"}
 
 
 def _from_log(context: Context, when: str, log: Log, gpu: tuple[int, int, int]) -> dict[str, Any]:
-    """What is newer than the log's end at the time "before" was asked belongs to the run."""
-    mark = Path(context.directory) / f"rank{context.rank}.kernel-log"  # outlives this process
+    """Split XIDs at the log's end as of "before"; newer ones belong to the run."""
+    mark = Path(context.directory) / f"rank{context.rank}.kernel-log"  # survives a restart of this process
     if when == "before":
         mark.write_text(repr(log.until))
     begin = float(mark.read_text()) if mark.exists() else None

@@ -99,7 +99,7 @@ def test_nvlink_that_is_slow_is_named_beside_a_network_that_is_well() -> None:
 @pytest.mark.parametrize("nodes", [6, 8, 16])
 def test_a_few_that_have_a_faster_path_make_nobody_slow(nodes: int) -> None:
     fast = Cluster(nodes=nodes, path=lambda src, dst: NVLINK if {src, dst} == {0, 1} else NIC)
-    found = examine(fast, Paths.alike(nodes))
+    found = examine(fast, Paths.uniform(nodes))
     assert (found.faults, found.undecided) == ((), ())
     ((one),) = found.uneven
     assert (one.fast, one.nodes, one.path) == ((0, 1), nodes, "between nodes")
@@ -107,9 +107,9 @@ def test_a_few_that_have_a_faster_path_make_nobody_slow(nodes: int) -> None:
 
 def test_a_direction_that_was_fast_once_is_luck_and_no_path() -> None:
     lucky = Cluster(nodes=6, path=lambda src, dst: 1.25 * NIC if (src, dst) == (1, 2) else NIC)
-    assert examine(lucky, Paths.alike(6)).uneven == ()
+    assert examine(lucky, Paths.uniform(6)).uneven == ()
     both = Cluster(nodes=6, path=lambda src, dst: 1.25 * NIC if {src, dst} == {1, 2} else NIC)
-    assert [one.fast for one in examine(both, Paths.alike(6)).uneven] == [(1, 2)]
+    assert [one.fast for one in examine(both, Paths.uniform(6)).uneven] == [(1, 2)]
 
 
 def test_two_nodes_of_a_leaf_are_no_measure_of_themselves() -> None:

@@ -1,4 +1,4 @@
-"""GPUs beside others of their kind, and beside themselves before the load."""
+"""Comparison of GPUs with GPUs of the same model, and with their own state before the load."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from checklist.result import Finding, Gravity
 
 
 def kinds_of(context: JudgingContext) -> dict[int, str]:
-    """By rank, the model of its GPU."""
+    """Return the GPU model of each rank."""
     return {
         fact.rank: fact.gpu_names[fact.local_rank]
         for fact in context.facts
@@ -20,7 +20,7 @@ def kinds_of(context: JudgingContext) -> dict[int, str]:
 
 
 def load_s(context: JudgingContext) -> float:
-    """Seconds from the GPUs' health before the load to that after it."""
+    """Return the seconds between the readings of GPU health before and after the load."""
     return sum(
         phase.seconds for phase in context.measurements.phases if phase.name in ("mesh", "diag", "node")
     )
@@ -36,7 +36,7 @@ def fewer(
     *,
     check: str = "gpu-health",
 ) -> list[Finding]:
-    """GPUs that have fewer of something than others of their kind; how many are due differs by kind."""
+    """Report GPUs whose count of a resource (e.g. active NVLinks) is below the maximum of their model."""
     kinds = kinds_of(context)
     known = [(state, getattr(state, field)) for state in states if state.rank in kinds]
     most: dict[str, int] = {}
@@ -45,10 +45,12 @@ def fewer(
             most[kinds[state.rank]] = max(count, most.get(kinds[state.rank], 0))
     findings = []
     for state, count in known:
-        due = most.get(kinds[state.rank])
-        if count is not None and due is not None and count < due:
+        expected = most.get(kinds[state.rank])
+        if count is not None and expected is not None and count < expected:
             name = context.name_of_rank(state.rank)
-            title = f"The GPU of rank {state.rank} ({name}) has {count} {what}, others of its kind {due}."
+            title = (
+                f"The GPU of rank {state.rank} ({name}) has {count} {what}, others of its kind {expected}."
+            )
             findings.append(
                 finding(check, code, verdict, title, nodes=[name], ranks=[state.rank], gpu=state.uuid)
             )
