@@ -26,8 +26,6 @@ def rates(best_s: Floats, size: int) -> Floats:
     the longer one includes another message.
     """
     count = len(best_s)
-    if count < 2:
-        return np.full((count, count), np.nan)
     rate = np.full((count, count), np.nan)
     nodes = np.arange(count)
     for distance in range(1, count):

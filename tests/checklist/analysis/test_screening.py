@@ -59,3 +59,10 @@ def test_no_node_is_in_two_pairs_of_a_round_and_the_slowest_come_first(most: int
     assert rounds[0][0] == (0, 1)
     if most == 16:
         assert sorted(pair for one in rounds for pair in one) == sorted(pairs)
+
+
+def test_a_pair_of_two_nodes_takes_the_shorter_of_both_times_and_a_single_node_has_none() -> None:
+    rate = rates(np.array([[2.0], [1.0]]), 10**9)
+    assert rate[0, 1] == rate[1, 0] == 1.0
+    assert np.isnan(rate.diagonal()).all()
+    assert rates(np.empty((1, 0)), 10**9).shape == (1, 1)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from estimator.exact import trace
 from estimator.exact.process import _estimate
 from estimator.exact.result import ExactEstimate
 from estimator.models import find, names
@@ -189,6 +191,17 @@ def test_tensor_parallel_halves_what_it_splits() -> None:
 
 def test_what_is_not_modelled_is_said() -> None:
     assert any("CUDA context" in clause for clause in traced(TORCHTUNE).not_modelled)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [({}, False), ({"tensor": 2}, True), ({"sharding": "fsdp", "shard": 2}, True)],
+)
+def test_buffers_of_a_second_stream_are_named_where_processes_exchange_pieces(
+    changes: dict[str, Any], expected: bool
+) -> None:
+    clauses = trace._not_modelled(replace(TORCHTUNE, **changes))
+    assert any("second CUDA stream" in clause for clause in clauses) == expected
 
 
 def test_states_of_an_optimizer_that_needs_a_gpu_come_from_the_formulas_and_say_so() -> None:
