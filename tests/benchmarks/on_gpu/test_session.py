@@ -89,4 +89,4 @@ def test_a_mistake_in_the_settings_is_refused_with_its_reason(tmp_path: Path) ->
     given.settings["seq_len"] = 4096
     outcome = run_apart(given, 300)
     assert outcome.ended == "refused"
-    assert "takes at most 2048 tokens" in outcome.message
+    assert "longer than the 2048 tokens" in outcome.message

@@ -291,7 +291,7 @@ def _settings(cell: Cell, folder: Path) -> RunConfig:
     values |= of_task.get(cell.task, {})
     chosen = Settings.model_validate(values | {"schedule": {"name": "constant", "warmup_steps": 0}})
     spec = hf_files.read_directory(folder / "model", "tiny-llama")
-    return run_config.resolve(chosen, spec, method=cell.method, engine=cell.engine)
+    return run_config.resolve(chosen, spec, method=chosen.method, engine=cell.engine)
 
 
 def _on_nodes(job: TrainJob, folder: Path, nodes: int) -> Iterator[TrainJob]:
