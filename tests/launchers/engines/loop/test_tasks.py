@@ -164,7 +164,7 @@ def test_a_task_trains_as_trl_does_on_every_sharding(tmp_path: Path, task: str, 
 @pytest.mark.parametrize(
     ("task", "method"), [("dpo", "lora"), ("orpo", "full"), ("kto", "full"), ("reward", "lora")]
 )
-@pytest.mark.parametrize("sharding", ["deepspeed-3", "fsdp2"])
+@pytest.mark.parametrize("sharding", ["fsdp2", pytest.param("deepspeed-3", marks=pytest.mark.nightly)])
 def test_micro_batches_and_processes_change_nothing_and_a_resumed_run_is_exact(
     tmp_path: Path, task: str, method: str, sharding: str
 ) -> None:
