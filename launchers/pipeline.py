@@ -170,10 +170,9 @@ def build_job(settings: Settings, spec: ModelSpec, steps: int | None) -> Job:
     checkpointing = settings.activation_checkpointing
     stage = settings.zero.stage
     seq_len = settings.sequence_length(spec)
-    decides = (
-        settings.engine == "auto" and settings.method != "auto"
-    )  # of method auto the planner chooses both
-    engine: RequestedEngine = checks.able_engine(settings, spec) if decides else settings.engine
+    engine: RequestedEngine = settings.engine
+    if engine == "auto" and settings.method != "auto":  # for method auto the planner chooses both
+        engine = checks.able_engine(settings, spec)
     return Job(
         model=_changed(spec, settings),
         method=settings.method,
