@@ -148,6 +148,7 @@ def test_the_charts_are_plain_values() -> None:
 
 @needs_browser
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_browser_without_a_network_draws_the_card(tmp_path: Path) -> None:
     import pickle
 
