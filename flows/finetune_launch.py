@@ -175,7 +175,7 @@ def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
         if brief:
             shown += "\nReasons     on the card, or with --plan-only"
         sys.stderr.write(shown + "\n\n")  # not to standard output: deployments print JSON there
-        hub_push.check(run.settings, reached=backend == "local")
+        hub_push.check(run.settings, must_reach=backend == "local")
         if backend == "local":
             chosen = run.settings
             checks.check_installed(chosen.engine, chosen.method, liger=chosen.liger)

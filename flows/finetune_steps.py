@@ -186,7 +186,7 @@ class FinetuneSteps(FlowSpec):
             )
             if self.plan.target != "local":  # else the launching process has just printed it
                 print(pipeline.summarise_plan(self.plan))
-            hub_push.check(self.used_settings, reached=True)
+            hub_push.check(self.used_settings, must_reach=True)
             try_tasks(finetune_harness.fetch_tasks(self.used_settings, work / "tasks"), work / "try")
             print(f"reading {', '.join(mixture.names(self.used_settings))}", flush=True)
             rows = pipeline.read_data(self.used_settings, work, fetch=finetune_artifacts.fetch_dataset)

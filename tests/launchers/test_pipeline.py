@@ -198,7 +198,7 @@ def test_a_disk_that_is_too_small_is_named() -> None:
 def test_a_deployment_started_for_another_job_is_refused() -> None:
     plan = pipeline.plan_run(settings.build({"global_batch_size": 8}), HERE).plan
     assert pipeline.check_matches(plan, settings.build({"global_batch_size": 8})) == plan
-    with pytest.raises(UserError, match="Deploy the flow anew"):
+    with pytest.raises(UserError, match="Redeploy the flow"):
         pipeline.check_matches(plan, settings.build({"global_batch_size": 16}))
     with pytest.raises(UserError, match="no plan"):
         pipeline.check_matches(None, settings.build({}))
@@ -217,8 +217,8 @@ def test_steps_are_known_where_the_data_is_at_hand(dataset: Path) -> None:
     ("schedule", "steps", "words"),
     [
         ({}, 1, "nothing is learned"),
-        ({}, 5, "the warm-up has 5 steps and the run 5"),
-        ({"warmup_ratio": 1.0}, 40, "the warm-up has 40 steps and the run 40"),
+        ({}, 5, "does not reach its peak"),
+        ({"warmup_ratio": 1.0}, 40, "warm-up takes 40 steps, the run 40"),
         ({}, 6, None),
         ({"warmup_steps": 0}, 1, None),
     ],
@@ -265,9 +265,9 @@ def test_plain_text_is_read_for_pretraining_alone(dataset: Path, tmp_path: Path)
     [row] = pipeline.read_samples(chosen, book)
     assert row.text == "Once upon a time."  # type: ignore[union-attr]
     for task in ("sft", "dpo"):
-        with pytest.raises(UserError, match=f"plain text, which task {task} does not learn") as refused:
+        with pytest.raises(UserError, match=f"plain text, which task {task} ") as refused:
             pipeline.read_samples(settings.build({"task": task}), book)
-        assert refused.value.advice == "Give --task pretrain, or JSONL."
+        assert refused.value.advice == "Use --task pretrain, or a JSONL dataset."
     with pytest.raises(UserError, match=r"task pretrain learns plain text \(`text`\)"):
         list(pipeline.read_samples(chosen, dataset))
 
@@ -303,13 +303,13 @@ def raising(prompt, answer): raise KeyError("no such thing")
 @pytest.mark.parametrize(
     ("values", "problem"),
     [
-        ({}, "Nothing says how the answers of task grpo are rewarded"),
+        ({}, "no reward"),
         ({"reward": "rewards.py:nan"}, "rewards.py:nan returned nan"),
         (
             {"reward": "./model"},
             "rl.reward ./model is no reward model: its config.json says LlamaForCausalLM",
         ),
-        ({"reward": "rewards.py:length", "max_completion_length": 256}, "leaves nothing of seq_len 256"),
+        ({"reward": "rewards.py:length", "max_completion_length": 256}, "leaves no tokens of seq_len 256"),
     ],
 )
 def test_rewards_of_grpo_that_can_not_work_are_refused_in_a_line_before_anything_is_planned(
