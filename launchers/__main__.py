@@ -124,7 +124,7 @@ def _settings(file: Path | None, overrides: Sequence[str]) -> settings.Settings:
         raise UserError(f"--settings {file} can't be read: {error.strerror}.") from None
     except UnicodeDecodeError:
         raise UserError(f"--settings {file} is not text in UTF-8.") from None
-    return settings.build(settings.parse_yaml(text), overrides)
+    return settings.build(settings.parse_yaml(text, file.parent), overrides)
 
 
 def _check_options(words: Sequence[str]) -> None:
