@@ -75,7 +75,7 @@ class Settings(Section):
 
     model: str = Field(default="tiny-llama", min_length=1)
     """A name of the model table, a Hugging Face id, s3://bucket/path or a local directory."""
-    method: RequestedMethod = Field(default="full", description=_METHODS_HELP)
+    method: RequestedMethod = Field(default="auto", description=_METHODS_HELP)
     task: Task = "sft"
     """Training task. sft: supervised fine-tuning on answers. pretrain: plain text. dpo, orpo, simpo:
     preferences from pairs of a better and a worse answer, dpo with a reference model, the others without.

@@ -55,7 +55,7 @@ def test_a_resolution_and_the_learning_rate_of_lora_are_taken() -> None:
         ({"engine": "deepspeed"}, "fsdp2"),
         ({"images": {"text_encoders": True}, "method": "full"}, "with full the UNet alone is trained"),
         ({"images": {"clip_model": str(Path(__file__).parent)}}, "no CLIP model lies there"),
-        ({"harness": {"tasks": ["hellaswag"]}}, "tasks: its tasks are of language models"),
+        ({"harness": {"tasks": ["hellaswag"]}}, "--eval-harness: its tasks are of language models"),
         ({"model": "tiny-llama", "task": "text-to-image"}, "tiny-llama is none"),
         ({"model": "tiny-llama", "images": {"resolution": 512}}, "resolution has no part in task sft"),
     ],
