@@ -49,6 +49,8 @@ def settings_page() -> str:
         "file, `--set` over both; what was used is the artifact `used_settings` and lies beside the model as",
         "`settings.yaml`.",
         "",
+        "A relative path in the file is looked up next to the file first, then in the working folder.",
+        "",
         "```bash",
         "finetune run my.yaml --lr 1e-5 --set lora.rank=16",
         "```",

@@ -21,7 +21,7 @@ from decorators.storage import datastore
 from estimator.errors import spelled_as
 from estimator.vocabulary import TASKS
 from flows import finetune_artifacts, finetune_harness, finetune_launch, scorers
-from flows.commands import command_line, console_script
+from flows.commands import command_line, config_file, console_script
 from flows.finetune_node import encode_on_node, patience_s, train_on_node
 from flows.run_logs import recorded_task
 from launchers import engines, hub_push, pipeline, run_config
@@ -68,9 +68,9 @@ def switch(name: str) -> Any:
 
 
 def read_settings(text: str) -> dict[str, Any]:
-    """The settings file's values over the defaults; a mistake in it is shown as Metaflow shows errors."""
+    """Parse the settings file and fill in the defaults; show a mistake in it as Metaflow shows errors."""
     with user_errors():
-        return parse_yaml(text)
+        return parse_yaml(text, config_file(sys.argv[1:], "settings").parent)
 
 
 @contextmanager

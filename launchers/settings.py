@@ -75,7 +75,7 @@ class Settings(Section):
 
     model: str = Field(default="tiny-llama", min_length=1)
     """Model: a name from the model table, a Hugging Face id, s3://bucket/path or a local directory."""
-    method: RequestedMethod = Field(default="full", description=_METHODS_HELP)
+    method: RequestedMethod = Field(default="auto", description=_METHODS_HELP)
     task: Task = "sft"
     """Training task. sft: supervised fine-tuning on answers. pretrain: plain text. dpo, orpo, simpo:
     preferences from pairs of a better and a worse answer, dpo with a reference model, the others without.
@@ -329,15 +329,62 @@ class _UniqueKeyLoader(_PlainLoader):
         return super().construct_mapping(node, deep)
 
 
-def parse_yaml(text: str) -> dict[str, Any]:
-    """Parse a settings file's text and fill in the defaults; raises UserError that names the invalid key."""
+# Settings that may name a file or folder which the run reads
+_INPUTS = (
+    "model",
+    "dataset",
+    "evaluation.dataset",
+    "rl.reward",
+    "rejection.score",
+    "zero.config",
+    "resources.pod_template",
+    "images.clip_model",
+)
+
+
+def parse_yaml(text: str, folder: Path = Path()) -> dict[str, Any]:
+    """Read a settings file's text and fill in the defaults; raises UserError naming the bad key.
+
+    ``folder`` holds the file. A relative path of an input (dataset, model, scorer) that exists in ``folder``
+    is replaced by its path from the working folder; any other stays relative to the working folder.
+    """
     try:
         values = _UniqueKeyLoader(text).get_single_data() or {}
     except yaml.YAMLError as error:
         raise UserError("The settings file is not YAML: " + " ".join(str(error).split())) from None
     if not isinstance(values, dict):
         raise UserError("The settings file must hold `key: value` lines at its top level.")
+    if folder != Path():
+        _resolve_inputs(values, folder)
     return build(values).model_dump(mode="json")
+
+
+def _resolve_inputs(values: dict[str, Any], folder: Path) -> None:
+    """Replace, in place, the inputs of ``values`` that exist in ``folder`` by their paths there."""
+    for name in _INPUTS:
+        *sections, last = name.split(".")
+        section: Any = values
+        for part in sections:
+            section = section.get(part) if isinstance(section, dict) else None
+        if isinstance(section, dict) and isinstance(section.get(last), str):
+            section[last] = _path_from(folder, section[last])
+    if isinstance(values.get("mixture"), dict):
+        values["mixture"] = {
+            _path_from(folder, name) if isinstance(name, str) else name: weight
+            for name, weight in values["mixture"].items()
+        }
+    harness = values.get("harness")
+    if isinstance(harness, dict) and isinstance(harness.get("tasks"), list):
+        harness["tasks"] = [
+            _path_from(folder, task) if isinstance(task, str) else task for task in harness["tasks"]
+        ]
+
+
+def _path_from(folder: Path, value: str) -> str:
+    """``folder/value`` if that exists, else ``value``. A ``#split`` or ``:function`` may follow the path."""
+    names = {value, value.rpartition("#")[0], value.rpartition(":")[0]} - {""}
+    exists = any((folder / name).exists() for name in names if "\n" not in name)
+    return str(folder / value) if exists and not Path(value).is_absolute() else value
 
 
 def build(

@@ -25,7 +25,6 @@ COMMANDS = {
     "flow": "Any command of a flow: resume, card view, logs, argo-workflows create.",
     "plan": "The best configurations for a model, from goals to a ranked list.",
     "estimate": "Memory, speed and price of one configuration.",
-    "explain": "What the memory is made of, as bars: here, as SVG, as a page.",
     "gpus": "GPUs and machines: memory, speed, price.",
     "models": "Models that are known by name.",
     "runs": "Runs of the flow beside each other: what differs, loss, predicted and measured, price.",
@@ -34,7 +33,7 @@ COMMANDS = {
 }
 GROUPS = {
     "Run": ("run", "check", "flow"),
-    "Plan, with nothing run": ("plan", "estimate", "explain", "gpus", "models"),
+    "Plan, with nothing run": ("plan", "estimate", "gpus", "models"),
     "Look back, look around": ("runs", "costs", "doctor"),
 }
 ELSEWHERE = {

@@ -90,7 +90,7 @@ class JobOptions:
     global_batch_size: Annotated[
         int, Option(help="Sequences per optimizer step, summed over all GPUs.", rich_help_panel=_WHAT)
     ] = DEFAULT_BATCH
-    lora_rank: Annotated[int, Option("--lora-rank", "--rank", help="LoRA rank.", rich_help_panel=_WHAT)] = 8
+    lora_rank: Annotated[int, Option(help="LoRA rank.", rich_help_panel=_WHAT)] = 8
     lora_targets: Annotated[
         str, Option(help="Linear layers with LoRA: comma-separated names, or `all`.", rich_help_panel=_WHAT)
     ] = "all"
@@ -119,7 +119,11 @@ class JobOptions:
     ] = None
     trained_modules: Annotated[
         str,
-        Option(help=one_of(TRAINED_MODULES, "Modules trained in full next to LoRA:"), rich_help_panel=_WHAT),
+        Option(
+            "--modules-to-save",
+            help=one_of(TRAINED_MODULES, "Modules trained in full next to LoRA:"),
+            rich_help_panel=_WHAT,
+        ),
     ] = ""
     adapter_prompt_length: Annotated[
         int, Option(help="LLaMA-Adapter: number of prompt vectors per block.", rich_help_panel=_WHAT)
@@ -138,11 +142,11 @@ class JobOptions:
     micro_batch_size: Annotated[
         int | None, Option(help="Sequences per GPU and forward pass.", rich_help_panel=_HOW)
     ] = None
-    checkpointing: Annotated[
+    activation_checkpointing: Annotated[
         bool | None,
         Option(
-            "--checkpointing/--no-checkpointing",
-            help="Recompute activations in the backward pass (activation checkpointing).",
+            "--activation-checkpointing/--no-activation-checkpointing",
+            help="Recompute activations in the backward pass.",
             rich_help_panel=_HOW,
         ),
     ] = None
@@ -355,7 +359,7 @@ def _job(job_options: JobOptions) -> Job:
         micro_batch_size=job_options.micro_batch_size,
         optimizer=job_options.optimizer,  # type: ignore[arg-type]
         precision=job_options.precision,  # type: ignore[arg-type]
-        activation_checkpointing=job_options.checkpointing,
+        activation_checkpointing=job_options.activation_checkpointing,
         lora_rank=job_options.lora_rank,
         lora_targets=_targets(job_options.lora_targets, model),
         lora_experts=job_options.lora_experts,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from estimator.errors import Change, UserError
 from estimator.formatting import format_usd
 from estimator.job import Job
+from estimator.names import unknown_choice
 from estimator.planning.interruption_rates import check_rate
 
 if TYPE_CHECKING:
@@ -52,9 +53,7 @@ class Goals:
                 raise UserError(f"{name} = {value!r} must be a whole number above 0.")
         check_rate(self.interruption_rate)
         if self.prefer not in PREFERENCES:
-            raise UserError(
-                f"prefer = {self.prefer!r} is not known.", f"Choose one of {', '.join(PREFERENCES)}."
-            )
+            raise unknown_choice(f"prefer = {self.prefer!r}", self.prefer, PREFERENCES)
         if self.epochs is not None and self.dataset_tokens is None:
             raise UserError(
                 f"{self.epochs} epochs are so many times the dataset, whose size is not given.",

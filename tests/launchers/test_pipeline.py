@@ -34,6 +34,7 @@ def test_what_is_automatic_is_decided_from_model_and_method() -> None:
         job = pipeline.build_job(settings.build({"method": method}), find("llama-8b"), None)
         assert job.engine == "deepspeed"
     given = {
+        "method": "full",
         "engine": "torchtune",
         "checkpoint_every": 7,
         "optimizer": {"lr": 1.0},
@@ -143,7 +144,7 @@ def test_who_chooses_among_plans_is_given_the_job_and_where_it_may_run() -> None
         seen.append((job, target))
         return pipeline.best_plan(job, target, None)
 
-    pipeline.plan_run(settings.build({"resources": {"gpus": 4}}), HERE, choose=choose)  # type: ignore[arg-type]
+    pipeline.plan_run(settings.build({"method": "full", "resources": {"gpus": 4}}), HERE, choose=choose)  # type: ignore[arg-type]
     [(job, target)] = seen
     assert (job.engine, job.global_batch_size) == ("torchtune", settings.build({}).global_batch_size)
     assert (target.gpus, target.nodes, target.machine) == (4, None, MACHINE)
