@@ -46,6 +46,7 @@ class RunConfig(Settings):
     seq_len: Positive
     """Longest sequence in tokens. Of images: positions of the latents of one of ``images.resolution``."""
     optimizer: RunOptimizer
+    global_batch_size: Positive
 
     def with_checkpoint_interval(self, total_steps: int, plan: Plan | None = None) -> RunConfig:
         """Decide ``checkpoint_every`` for a run of ``total_steps``, unless the user has.
@@ -85,8 +86,10 @@ def evaluate_on_test_split(settings: Settings) -> Settings:
     return settings.model_copy(update={"evaluation": evaluation.model_copy(update=changes)})
 
 
-def resolve(settings: Settings, spec: ModelSpec, *, method: str, engine: str) -> RunConfig:
-    """Decide every default of ``settings`` for this model, with the plan's method and engine.
+def resolve(
+    settings: Settings, spec: ModelSpec, *, method: str, engine: str, batch: int | None = None
+) -> RunConfig:
+    """Decide every default of ``settings`` for this model, with the plan's method, engine and global batch.
 
     ``checkpoint_every`` may stay 0 until the number of steps is known
     (:meth:`RunConfig.with_checkpoint_interval`).
@@ -101,6 +104,7 @@ def resolve(settings: Settings, spec: ModelSpec, *, method: str, engine: str) ->
         "engine": engine,
         "seq_len": settings.sequence_length(spec),
         "optimizer": optimizer,
+        "global_batch_size": batch or settings.batch_size,
     }
     return RunConfig.model_validate(values)
 

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from estimator.planning.goals import Goals
     from estimator.throughput import MeasuredBandwidth
 
-DEFAULT_BATCH = 16  # as launchers/settings.py
 _WHAT, _GOALS, _WHERE, _HOW, _ANSWER = ("What is trained", "Goals", "Where", "How", "Answer")
 
 
@@ -88,8 +87,12 @@ class JobOptions:
         Option(help="Image side in pixels. Default: that of the published model.", rich_help_panel=_WHAT),
     ] = None
     global_batch_size: Annotated[
-        int, Option(help="Sequences per optimizer step, summed over all GPUs.", rich_help_panel=_WHAT)
-    ] = DEFAULT_BATCH
+        int | None,
+        Option(
+            help="Sequences per optimizer step, summed over all GPUs. Default: 16, or the nearest workable.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = None
     lora_rank: Annotated[int, Option("--lora-rank", "--rank", help="LoRA rank.", rich_help_panel=_WHAT)] = 8
     lora_targets: Annotated[
         str, Option(help="Linear layers with LoRA: comma-separated names, or `all`.", rich_help_panel=_WHAT)
@@ -341,9 +344,10 @@ def plan(
 
 def _job(job_options: JobOptions) -> Job:
     from estimator import models
-    from estimator.job import Job
+    from estimator.job import DEFAULT_BATCH, Job
     from estimator.planning import images
 
+    batch = job_options.global_batch_size
     model = models.resolve(job_options.model).spec
     return Job(
         model=model,
@@ -351,7 +355,8 @@ def _job(job_options: JobOptions) -> Job:
         engine=job_options.engine,  # type: ignore[arg-type]
         task=images.task_for(model, job_options.task),  # type: ignore[arg-type]
         seq_len=images.length_of(model, job_options.seq_len, job_options.resolution),
-        global_batch_size=job_options.global_batch_size,
+        global_batch_size=DEFAULT_BATCH if batch is None else batch,
+        batch_multiple=1 if batch is None else None,
         micro_batch_size=job_options.micro_batch_size,
         optimizer=job_options.optimizer,  # type: ignore[arg-type]
         precision=job_options.precision,  # type: ignore[arg-type]

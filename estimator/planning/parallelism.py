@@ -160,7 +160,7 @@ def _powers(most: int) -> list[int]:
 
 
 def _reaches(job: Job, data_parallel: int) -> bool:
-    return job.global_batch_size % (data_parallel * (job.micro_batch_size or 1)) == 0
+    return job.batch_over(data_parallel) is not None
 
 
 def _replicas(job: Job, nodes: int, world: int) -> list[int]:

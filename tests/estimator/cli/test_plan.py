@@ -97,7 +97,7 @@ def check_told(text: str, words: str, status: int) -> None:
         "--model llama-70b --method full --engine deepspeed --zero-stage 3 --offload cpu --gpu L4 --gpus 1",
         "--model llama-8b --method lora --micro-batch-size=8 --seq-len 8192 --gpu L4 --gpus 1 --nodes 1",
         "--model llama-8b --method lora --no-checkpointing --seq-len 8192 --gpu L4 --gpus 1 --nodes 1",
-        "--model llama-8b --tokens 1B --deadline-hours 0.5 --method lora",
+        "--model llama-8b --tokens 1B --deadline-hours 0.5 --method lora --global-batch-size 16",
         "--model llama-8b --tokens 1B --budget-usd 1 --method lora",
     ],
 )
@@ -116,7 +116,7 @@ def test_the_commands_that_are_offered_work(text: str) -> None:
         ("--method full --engine deepspeed --zero-stage 0 --offload cpu", "--engine deepspeed --offload cpu"),
         ("--engine torchtune --precision bf16-mixed", "--precision bf16"),
         ("--engine torchtune --tp 2", "--engine torchtitan --tp 2"),
-        ("--micro-batch-size 3", "--micro-batch-size 3 --global-batch-size 15"),
+        ("--micro-batch-size 3 --global-batch-size 16", "--micro-batch-size 3 --global-batch-size 15"),
     ],
 )
 def test_an_option_that_is_advised_is_one_that_finetune_takes(text: str, advised: str) -> None:
