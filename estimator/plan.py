@@ -144,6 +144,7 @@ class Request:
     instance_type: str | None = None
     cloud: str | None = None
     spot: bool = False  # on nodes that may be taken away at any time
+    gpu_on_trust: bool = False  # no label of the nodes says which GPUs they have: as named by the user
     node_labels: tuple[tuple[str, str], ...] = ()
     """Labels that a node must carry, as (name, value); what can't select by them ignores them."""
 

@@ -254,6 +254,14 @@ class GoalOptions:
     max_gpus: Annotated[
         int | None, Option(help="Maximum number of GPUs over all nodes.", rich_help_panel=_WHERE)
     ] = None
+    here: Annotated[
+        bool | None,
+        Option(
+            "--here/--no-here",
+            help="Plan for the GPUs of this machine. Default where it has some and no machine is named.",
+            rich_help_panel=_WHERE,
+        ),
+    ] = None
     from_cluster: Annotated[
         bool,
         Option(
@@ -413,14 +421,43 @@ def _names(text: str) -> tuple[str, ...]:
 def _target(goal_options: GoalOptions) -> Target:
     from estimator.job import Target
 
-    kind = "kubernetes" if goal_options.from_cluster else "catalogue"
+    here = _plans_here(goal_options)
+    kind = "local" if here else "kubernetes" if goal_options.from_cluster else "catalogue"
+    if here:
+        from estimator.hardware import local_machine
+
     return Target(
         kind=kind,  # type: ignore[arg-type]
+        machine=local_machine.here() if here else None,
         nodes=goal_options.nodes,
         gpus=goal_options.gpus,
         gpu=goal_options.gpu,
         capacity=goal_options.capacity,  # type: ignore[arg-type]
     )
+
+
+def _plans_here(options: GoalOptions) -> bool:
+    """Whether the plan is for this machine: as asked, or as it has GPUs and nothing says which machines."""
+    elsewhere = {
+        "instance-type": options.instance_type,
+        "cloud": options.cloud,
+        "spot": options.spot,
+        "interruption-rate": options.interruption_rate,
+        "max-nodes": options.max_nodes,
+        "max-gpus": options.max_gpus,
+        "from-cluster": options.from_cluster,
+        "budget-usd": options.budget_usd,
+    }
+    named = next((name for name, value in elsewhere.items() if value), None)
+    if options.here and named:
+        raise UserError(f"--here and --{named} contradict each other.", "Leave one of them out.")
+    if options.here is not None:
+        return options.here
+    if named or options.gpu or options.gpus or options.nodes or options.hardware:
+        return False
+    from estimator.hardware import local_machine
+
+    return local_machine.has_gpus()
 
 
 def _goals(goal_options: GoalOptions) -> Goals:
@@ -456,15 +493,15 @@ def _cluster(goal_options: GoalOptions) -> Cluster | None:
     from estimator.planning.run_command import DEFAULT_NAMESPACE, NAMESPACE_VARIABLE
 
     namespace = goal_options.namespace or os.environ.get(NAMESPACE_VARIABLE) or DEFAULT_NAMESPACE
-    cluster = read_cluster(goal_options.context, rules=PodRules(namespace=namespace))
+    cluster = read_cluster(goal_options.context, rules=PodRules(namespace=namespace), gpu=goal_options.gpu)
     for line in cluster.notes:
         output.note(line)
     return cluster
 
 
 def _command(plan: Plan, job: Job, model: str, goal_options: GoalOptions, goals: Goals) -> str | None:
-    """Command that runs the plan on the cluster it was made for; None without a cluster."""
-    if goals.cluster is None:
+    """Command that runs the plan on the cluster or machine it was made for; None for a catalogue's."""
+    if goals.cluster is None and plan.target == "catalogue":
         return None
     from estimator.planning.run_command import run_command
 

@@ -51,8 +51,9 @@ def _cells(row: dict[str, Any], first: dict[str, Any], *, timed: bool) -> list[s
     sizes = (row["needs_bytes"], row["shows_bytes"], row["capacity_bytes"])
     machine = f", {nodes}{row['instance_type']} ({row['cloud']})" if row["instance_type"] else ""
     layout = f"{row['method']}, {row['layout']}, batch {row['micro_batch_size']} x {row['accumulation']}"
+    gpus = f"{row['nodes'] * row['gpus_per_node']}x {row['gpu_type']}" if row["gpu_type"] else "CPUs"
     lines = [
-        f"{row['nodes'] * row['gpus_per_node']}x {row['gpu_type']}{machine}",
+        f"{gpus}{machine}",
         layout + (", checkpointing" if row["activation_checkpointing"] else ""),
         _against(row, first),
         f"rarely to be had: {row['rarely_had']}" if row["rarely_had"] else "",

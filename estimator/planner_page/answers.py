@@ -62,7 +62,7 @@ def _planned(form: Mapping[str, str]) -> dict[str, Any]:
         batch_multiple=None if "global_batch_size" in values else 1,
         **{"method": "auto", "engine": "auto", "global_batch_size": DEFAULT_BATCH, **_some(values, _OF_JOB)},
     )
-    cluster = pasted.cluster(values["cluster"]) if "cluster" in values else None
+    cluster = pasted.cluster(values["cluster"], values.get("gpu")) if "cluster" in values else None
     target = Target(kind="catalogue" if cluster is None else "kubernetes", **_some(values, _OF_TARGET))
     goals = Goals(
         clouds=values.get("cloud", ()),
@@ -88,7 +88,10 @@ def _known(name: str) -> ModelSpec:
     try:
         return models.find(name)
     except UserError as error:
-        raise UserError(error.problem, "Choose one of the list, or paste its config.json.") from None
+        near = error.advice if error.advice.startswith("Did you mean") else ""
+        raise UserError(
+            error.problem, f"{near} Choose one of the list, or paste its config.json.".strip()
+        ) from None
 
 
 def _some(values: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:

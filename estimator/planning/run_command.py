@@ -43,13 +43,16 @@ def run_command(
     if plan.planned_only is not None:
         return f"No command runs this plan: {plan.planned_only}."
     taints = taints_of(plan, cluster) if cluster is not None else ()
-    words = [*FLOW, *(shlex.split(opening(taints)) if taints else ("--with", "kubernetes"))]
+    words = [*FLOW]
+    if plan.target != "local":
+        words += shlex.split(opening(taints)) if taints else ("--with", "kubernetes")
     words += ["--model", model, "--method", plan.method, "--engine", plan.engine]
     words += ["--nodes", str(plan.request.nodes)]
     if plan.layout.device == "cpu":
         words += ["--device", "cpu"]
     else:
-        words += ["--gpus", str(plan.request.gpus_per_node), *_machine(plan)]
+        words += ["--gpus", str(plan.request.gpus_per_node)]
+        words += () if plan.target == "local" else _machine(plan)
     words += [word for name, value in _flags(plan, job) for word in (f"--{name}", value)]
     words += [word for name, value in _settings(plan, job) for word in ("--set", f"{name}={value}")]
     variables = {NAMESPACE_VARIABLE: namespace, VARIABLE: hardware_file and str(hardware_file)}

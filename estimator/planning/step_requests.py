@@ -51,9 +51,10 @@ def for_training(job: Job, target: Target, candidate: Candidate) -> Request:
         memory_mib=-(-host // MIB),
         shared_memory_mib=shared // MIB,
         disk_mib=-(-memory.disk_bytes(setup_of(job, layout), keeps_checkpoints=keeps) // MIB),
-        instance_type=place.name if place is not None else None,
+        instance_type=(place.name or None) if place is not None else None,
         cloud=place.cloud if place is not None else None,
         spot=place is not None and place.spot,
+        gpu_on_trust=place is not None and place.gpu_on_trust,
     )
 
 

@@ -144,7 +144,8 @@ def test_who_chooses_among_plans_is_given_the_job_and_where_it_may_run() -> None
         seen.append((job, target))
         return pipeline.best_plan(job, target, None)
 
-    pipeline.plan_run(settings.build({"resources": {"gpus": 4}}), HERE, choose=choose)  # type: ignore[arg-type]
+    chosen = settings.build({"resources": {"gpus": 4, "device": "cpu"}})
+    pipeline.plan_run(chosen, HERE, choose=choose)  # type: ignore[arg-type]
     [(job, target)] = seen
     assert (job.engine, job.global_batch_size) == ("torchtune", settings.build({}).batch_size)
     assert (target.gpus, target.nodes, target.machine) == (4, None, MACHINE)
@@ -228,6 +229,14 @@ def test_a_default_batch_becomes_what_processes_and_data_can_make_up(dataset: Pa
             settings.build({**given, "global_batch_size": 16, "resources": {"gpus": 5, "device": "cpu"}}),
             HERE,
         )
+
+
+def test_gpus_that_are_asked_for_where_there_are_none_are_refused() -> None:
+    with pytest.raises(UserError, match="has no NVIDIA GPU that its driver reports") as refused:
+        pipeline.plan_run(settings.build({"resources": {"gpus": 4}}), HERE)
+    assert "Train in 4 process(es) on CPUs" in refused.value.advice
+    run = pipeline.plan_run(settings.build({"resources": {"gpus": 4, "device": "cpu"}}), HERE)
+    assert run.plan.layout.world_size == 4
 
 
 def test_a_default_batch_is_no_larger_than_the_data(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ KUBERNETES = ComputeBackend(
     values_for=request.values_for,
     preflight=preflight.check_cluster,
     offered=offered.offered,
-    inventory=lambda destination: read_cluster(rules=PodSettings.of(destination)),
+    inventory=lambda destination, gpu: read_cluster(rules=PodSettings.of(destination), gpu=gpu),
     wait_state=waiting.wait_state,
     remove=waiting.remove_job,
     install=errors.install,

@@ -14,10 +14,11 @@ from typer.testing import CliRunner, Result
 
 from estimator import Plan, hardware
 from estimator.cli.app import app
+from estimator.hardware import local_machine
 
 
 def run(text: str) -> Result:
-    return CliRunner().invoke(app, ["plan", *text.split()], prog_name="finetune")
+    return CliRunner().invoke(app, ["plan", *shlex.split(text)], prog_name="finetune")
 
 
 @pytest.fixture(autouse=True)
@@ -157,6 +158,42 @@ def test_the_commands_of_the_document_work(
         assert "mine.csv can't be read" in result.stderr
     else:
         assert result.exit_code == 0, result.stderr
+
+
+def test_any_gpu_of_the_table_is_planned_for_without_a_machine() -> None:
+    result = run("--model llama-8b --method qlora --gpu rtx-4090 --gpus 2 --json")
+    [plan] = json.loads(result.stdout)["plans"]
+    assert (plan["request"]["gpu_type"], plan["request"]["gpus_per_node"]) == ("RTX 4090", 2)
+    assert plan["request"]["instance_type"] is None
+    assert plan["prediction"]["usd_per_hour"] is None
+    assert plan["prediction"]["start_up"] is None
+    assert plan["prediction"]["tokens_per_second"] > 0
+    several = json.loads(run("--model llama-8b --method qlora --gpu 'RTX 3090' --json").stdout)["plans"]
+    assert len({plan["request"]["gpus_per_node"] for plan in several}) > 1
+    assert "not an NVIDIA GPU" in run("--model llama-8b --gpu MI300X").stderr
+    assert "Did you mean RTX 4090" in run("--model llama-8b --gpu 'RTX 4080'").stderr
+
+
+def test_the_gpus_of_this_machine_are_planned_for_unless_others_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    card = ("NVIDIA GeForce RTX 4090", 24 * 2**30)
+    monkeypatch.setattr(local_machine, "_gpus", lambda: (card, card))
+    result = run("--model llama-8b --method qlora --json")
+    [plan] = json.loads(result.stdout)["plans"]
+    assert (plan["target"], plan["request"]["gpus_per_node"]) == ("local", 2)
+    command = json.loads(result.stdout)["command"]
+    assert command.startswith("finetune run --model llama-8b")
+    assert "--with" not in command
+    for elsewhere in ("--gpu A10G", "--no-here", "--max-gpus 4", "--cloud aws"):
+        plans = json.loads(run(f"--model llama-8b --method qlora {elsewhere} --json").stdout)["plans"]
+        assert plans[0]["target"] == "catalogue"
+    too_large = run("--model llama-70b --method full")
+    assert "finetune plan --model llama-70b --method full --no-here" in too_large.stderr
+    monkeypatch.setattr(local_machine, "_gpus", tuple)
+    assert json.loads(run("--model llama-8b --json").stdout)["plans"][0]["target"] == "catalogue"
+    assert "no GPU" in run("--model llama-8b --here").stderr
+    assert "contradict" in run("--model llama-8b --here --spot").stderr
 
 
 def test_an_ambiguous_gpu_stands_for_all_of_its_kind() -> None:

@@ -277,7 +277,12 @@ def test_a_node_without_gpu_labels_is_known_by_its_machine_type(api: Api) -> Non
     cluster = read_cluster()
     assert [group.gpu.name for group in cluster.nodes] == ["A10G"]
     assert reasons(cluster) == {
-        "unknown GPU: no label names it (nvidia.com/gpu.product is missing)": ("odd",)
+        "unknown GPU: no label names it (nvidia.com/gpu.product is missing); --gpu NAME says it": ("odd",)
+    }
+    named = read_cluster(gpu="H100-80GB").nodes
+    assert {(group.gpu.name, group.gpu_on_trust) for group in named} == {
+        ("A10G", False),
+        ("H100 PCIe", True),  # the slower of those that the name stands for
     }
 
 
