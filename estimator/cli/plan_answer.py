@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 def show(ranking: Ranking) -> None:
     """Print the order, a table of all plans, and the best plan in full."""
     console = output.console()
+    for line in ranking.notes:
+        console.print(textwrap.fill(line, console.width), markup=False)
     console.print(textwrap.fill(f"Order: {ranking.order}", console.width), markup=False)
     console.print(_table(ranking))
     best = replace(ranking.best, rejected=tuple(str(line) for line in ranking.rejected))

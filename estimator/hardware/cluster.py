@@ -117,6 +117,11 @@ class Cluster:
         )
 
     @property
+    def with_any_disk(self) -> Cluster:
+        """The cluster without limits of its nodes' disks."""
+        return replace(self, nodes=tuple(replace(nodes, ephemeral_bytes=None) for nodes in self.nodes))
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What a user should know before a plan is made with it, in lines."""
         lines = [f"Left aside, {aside.reason}: {_few(aside.names)}" for aside in self.open.aside]

@@ -44,6 +44,7 @@ class Place:
     vcpu: int | None
     ram_bytes: int | None
     allocatable: float  # the share of CPU and memory that jobs may have
+    disk_bytes: int | None = None  # ephemeral storage that a node of a cluster has; None: not known
     network_gbps: float | None
     rdma: bool
     cloud: str | None = None
@@ -284,7 +285,7 @@ def _of_nodes(
         else (nodes.free.cpu, nodes.free.memory_bytes)
         for nodes in members
     ]
-    may_come = [nodes.may_come for nodes in members]
+    may_come, disks = [nodes.may_come for nodes in members], [nodes.ephemeral_bytes for nodes in members]
     count = sum(nodes.count for nodes in members)
     return replace(
         place,
@@ -296,6 +297,7 @@ def _of_nodes(
         most_nodes=None if None in may_come else count + sum(number or 0 for number in may_come),
         there=0 if waits else count,
         tier=tier,
+        disk_bytes=None if None in disks else min(disk for disk in disks if disk is not None),
         notes=_notes(first, same),
         gpu_on_trust=first.gpu_on_trust,
     )

@@ -29,7 +29,7 @@ from estimator.planning.local_plan import (
 from estimator.planning.places import LARGEST_MODEL_ON_CPU
 from estimator.planning.ranking import Ranking, Rejection
 from estimator.planning.search import Evidence, divides, indivisible
-from estimator.planning.support import unsupported_job, unsupported_processes, with_engine
+from estimator.planning.support import unlaunchable_processes, unsupported_job, with_engine
 from estimator.vocabulary import AUTOMATIC_METHODS, METHODS, PARALLEL_ENGINES
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ def _check_world(job: Job, target: Target) -> None:
     if job.engine in PARALLEL_ENGINES and not (target.nodes and target.gpus):
         return  # what is left open may hold the parallel degrees that reach the batch
     nodes, gpus = target.nodes or 1, target.gpus or 1
-    reason = unsupported_processes(job, nodes * gpus)
+    reason = unlaunchable_processes(job, nodes * gpus)
     if reason is not None:
         raise UserError(f"{reason}.", "Ask for another number of nodes or GPUs.")
     if not divides(job, nodes, gpus):

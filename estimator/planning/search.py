@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from estimator import memory, throughput
 from estimator.errors import UserError
@@ -117,7 +117,7 @@ class Miss:
     what: str
     needs: int
     has: int
-    where: str = "memory"
+    where: Literal["memory", "host memory", "disk"] = "memory"
 
     @property
     def over(self) -> float:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from estimator import Target, models
+from estimator.cli.plan import JobOptions
+from estimator.cli.plan import _job as job_of_options
 from estimator.errors import UserError, spelled_as
 from estimator.job import Job, Machine
 from estimator.models import find
 from estimator.plan import GIB
-from estimator.planning.support import with_engine
+from estimator.planning.support import planned_only, with_engine
 from estimator.setup import DEFAULT_SEQ_LEN, TINY_SEQ_LEN
-from estimator.vocabulary import LAUNCHED_ENGINES
+from estimator.vocabulary import LAUNCHED_ENGINES, LAUNCHED_METHODS, TASKS
 from launchers import checks, engines, pipeline, settings
 from launchers.engines.deepspeed import engine as deepspeed
 from launchers.sections import DEFAULT_ANSWERS, Evaluation
@@ -68,23 +71,22 @@ def test_both_splits_of_the_default_dataset_are_rows_of_the_task(tmp_path: Path,
     assert type(train[0]) is type(held_out[0])
 
 
-@pytest.mark.parametrize("method", ["full", "lora", "qlora", "adapter-v1", "adapter-v2"])
-def test_the_engine_left_open_is_one_that_can_train_every_model_and_method_wherever_one_can(
-    method: str,
-) -> None:
-    """The rule of the plan and that of the engines are one, whatever either is asked first."""
+@pytest.mark.parametrize("method", LAUNCHED_METHODS)
+def test_plan_and_run_agree_on_what_can_be_launched_of_every_model_task_and_engine(method: str) -> None:
+    specs = [(name, find(name)) for name in models.names()]
     able = 0
-    for name in models.names():
-        spec = find(name)
-        chosen = settings.build({"method": method, "seq_len": min(2048, spec.max_seq_len)})
-        reasons = {
-            name: engines.get(name).unsupported(chosen.model_copy(update={"engine": name}), spec)
-            for name in LAUNCHED_ENGINES
-        }
-        first = next((name for name, reason in reasons.items() if reason is None), None)
-        job = pipeline.build_job(chosen, spec, None)
-        assert with_engine(job).engine == (first or "torchtune"), (spec.name, reasons)
-        able += first is not None
+    for task, engine in product(TASKS, (*LAUNCHED_ENGINES, "auto")):
+        chosen = settings.build({"method": method, "seq_len": 512, "task": task, "engine": engine})
+        options = JobOptions(model=TINY.name, method=method, task=task, engine=engine, seq_len=256)
+        of_options = job_of_options(options)
+        names = LAUNCHED_ENGINES if engine == "auto" else (engine,)
+        for name, spec in specs:
+            refused = all(engines.get(each).unsupported(chosen, spec) for each in names)
+            of_plan = dataclasses.replace(of_options, model=spec, lora_targets=tuple(spec.projections))
+            for job in (pipeline.build_job(chosen, spec, None), of_plan):
+                only = planned_only(with_engine(job))
+                assert (only is not None) == refused, (name, task, engine, only)
+            able += not refused
     assert able > 10
 
 

@@ -160,6 +160,31 @@ def test_the_commands_of_the_document_work(
         assert result.exit_code == 0, result.stderr
 
 
+def test_plans_that_can_not_be_launched_say_so_first_with_the_engine_that_can() -> None:
+    first = " ".join(run("--model gpt-oss-20b --method lora").stdout.split())
+    assert first.startswith("This package can launch none of these plans: no engine of this package can")
+    parallel = " ".join(run("--model llama-8b --method lora --engine megatron").stdout.split())
+    assert parallel.startswith(
+        "This package can launch none of these plans: engine megatron is planned only; this package can "
+        "launch it with engine torchtune."
+    )
+    usual = json.loads(run("--model llama-8b --method lora --json").stdout)
+    assert not any(plan["planned_only"] for plan in usual["plans"])
+
+
+def test_a_plan_that_is_several_times_as_fast_for_about_the_price_is_pointed_at() -> None:
+    answer = json.loads(run("--model llama-8b --method full --json").stdout)
+    first, *others = answer["summary"]
+    worth = [
+        row
+        for row in others
+        if row["tokens_per_second"] > 2 * first["tokens_per_second"]
+        and row["usd_per_million_tokens"] < 1.2 * first["usd_per_million_tokens"]
+    ]
+    pointed = [line for line in answer["notes"] if "times as fast as plan 1" in line]
+    assert bool(pointed) == bool(worth)
+
+
 def test_any_gpu_of_the_table_is_planned_for_without_a_machine() -> None:
     result = run("--model llama-8b --method qlora --gpu rtx-4090 --gpus 2 --json")
     [plan] = json.loads(result.stdout)["plans"]
