@@ -61,6 +61,7 @@ class FinetuneOptions:
         "context_parallel": "--cp",
         "pipeline_parallel": "--pp",
         "expert_parallel": "--ep",
+        "with": "--no-here",  # a plan for other machines than this one
     }
 
     def name(self, option: str) -> str:
@@ -71,6 +72,8 @@ class FinetuneOptions:
         name = self.name(change.option)
         if change.value is None:
             return ()
+        if change.option == "with":
+            return (name,)
         if isinstance(change.value, bool):
             return (name if change.value else f"--no-{name.removeprefix('--')}",)
         return (name, str(change.value))
@@ -130,6 +133,7 @@ _CONTRADICTS = {
         "max_gpus",
     ),
     "resources.gpus": ("max_gpus", "max_nodes"),
+    "with": ("here",),
 }
 
 

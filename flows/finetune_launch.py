@@ -299,7 +299,7 @@ def _read_cluster(backend: Backend, resources: Resources) -> Cluster | None:
         why = "--only-json asks no cluster"
     else:
         try:
-            cluster = destination.read_cluster(backend)
+            cluster = destination.read_cluster(backend, resources.gpu)
         except UserError as error:
             why = error.problem.removesuffix(".")
         else:

@@ -182,7 +182,11 @@ class FinetuneSteps(FlowSpec):
             self.base_model = finetune_artifacts.carried_model(settings.model)
             self.plan = pipeline.check_matches(current_plan(), settings)
             self.used_settings = run_config.resolve(
-                settings, self.base_model.spec, method=self.plan.method, engine=self.plan.engine
+                settings,
+                self.base_model.spec,
+                method=self.plan.method,
+                engine=self.plan.engine,
+                batch=self.plan.layout.global_batch_size,
             )
             if self.plan.target != "local":  # else the launching process has just printed it
                 print(pipeline.summarise_plan(self.plan))

@@ -19,6 +19,7 @@ from pydantic.fields import FieldInfo
 from estimator.changes import meant_by
 from estimator.errors import UserError
 from estimator.formatting import format_list
+from estimator.job import DEFAULT_BATCH, nearest_multiple
 from estimator.models import DiffusionSpec, ModelSpec
 from estimator.models.diffusion import positions_of
 from estimator.names import did_you_mean
@@ -119,15 +120,16 @@ class Settings(Section):
     new_tokens: tuple[NotEmpty, ...] = ()
     """Tokens to add to the tokenizer. Their embeddings start as the mean of all embeddings; embedding and
     head are then trained in full next to adapters. Needs deepspeed or fsdp2."""
-    epochs: Positive = 1
-    """Passes over the data."""
+    epochs: Positive | None = None
+    """Passes over the data. Empty: 1, or as many as `max_steps` needs."""
     max_steps: Positive | None = None
-    """Stop after this many optimizer steps."""
+    """Stop after this many optimizer steps. Without `epochs` the data is repeated as often as they need."""
     tokens: Tokens | None = None
     """Stop after this many training tokens (20000, 300M, 1B), without padding. The data is repeated as often
     as needed. Instead of `epochs` and `max_steps`."""
-    global_batch_size: Positive = 16
-    """Sequences per optimizer step, summed over all GPUs."""
+    global_batch_size: Positive | None = None
+    """Sequences per optimizer step, summed over all GPUs. Empty: 16, or the nearest number that the GPUs and
+    the data can make up."""
     micro_batch_size: Positive | None = None
     """Sequences per GPU and forward pass. Empty: the largest that fits."""
     precision: RequestedPrecision = "auto"
@@ -231,9 +233,35 @@ class Settings(Section):
         return default_seq_len(spec) if self.seq_len is None else self.seq_len
 
     @property
+    def batch_multiple(self) -> int:
+        """Number that the global batch is a multiple of: of grpo the answers to one prompt."""
+        return self.rl.group_size if TASKS[self.task].draws_answers else 1
+
+    @property
+    def batch_size(self) -> int:
+        """Sequences per optimizer step: the user's, else the default."""
+        return self.global_batch_size or nearest_multiple(DEFAULT_BATCH, self.batch_multiple)
+
+    @property
     def rows_per_step(self) -> int:
         """Data rows per optimizer step; for grpo prompts, each with a group of answers."""
-        return self.global_batch_size // (self.rl.group_size if TASKS[self.task].draws_answers else 1)
+        return self.batch_size // self.batch_multiple
+
+    def steps_of(self, rows: int) -> int:
+        """Return the optimizer steps for this many rows: all epochs, at most ``max_steps``.
+
+        If the user sets ``max_steps`` alone, the rows are repeated until then.
+        """
+        if self.epochs is None and self.max_steps is not None:
+            return self.max_steps
+        steps = rows * (self.epochs or 1) // self.rows_per_step
+        return min(steps, self.max_steps or steps)
+
+    def fitted_to(self, rows: int | None) -> Settings:
+        """Return the settings with a default batch of at most ``rows``; None: their number is unknown."""
+        if self.global_batch_size is not None or not rows or rows >= self.rows_per_step:
+            return self
+        return self.model_copy(update={"global_batch_size": rows * self.batch_multiple})
 
     @property
     def trains_on_pairs(self) -> bool:
@@ -267,12 +295,12 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Settings:
-        if self.tokens is not None and (self.max_steps is not None or self.epochs > 1):
+        if self.tokens is not None and (self.max_steps is not None or (self.epochs or 1) > 1):
             other = "epochs" if self.max_steps is None else "max_steps"
             raise ValueError(f"tokens and {other} both limit the training: set one of them")
-        if TASKS[self.task].draws_answers and self.global_batch_size % self.rl.group_size:
+        if self.batch_size % self.batch_multiple:
             raise ValueError(
-                f"global_batch_size {self.global_batch_size} (answers) must be a multiple of "
+                f"global_batch_size {self.batch_size} (answers) must be a multiple of "
                 f"rl.group_size {self.rl.group_size}"
             )
         window = self.profile.window

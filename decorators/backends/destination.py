@@ -25,12 +25,13 @@ def going_to(destination: Destination) -> Iterator[None]:
         _current.reset(token)
 
 
-def read_cluster(backend: Backend) -> Cluster:
+def read_cluster(backend: Backend, gpu: str | None = None) -> Cluster:
     """Ask the backend; outside of :func:`going_to`, where Metaflow's configuration leads.
 
+    ``gpu``: the GPU that the user names, for nodes without a label of theirs.
     Raises UserError where it can't be asked.
     """
     destination = _current.get()
     if destination is None or destination.backend != backend:
         destination = Destination(backend=backend, configured=_metaflow.configured_target(backend))
-    return BACKENDS[backend].inventory(destination)
+    return BACKENDS[backend].inventory(destination, gpu)

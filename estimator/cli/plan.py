@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from estimator.planning.goals import Goals
     from estimator.throughput import MeasuredBandwidth
 
-DEFAULT_BATCH = 16  # as launchers/settings.py
 _WHAT, _GOALS, _WHERE, _HOW, _ANSWER = ("What is trained", "Goals", "Where", "How", "Answer")
 
 
@@ -88,8 +87,12 @@ class JobOptions:
         Option(help="Image side in pixels. Default: that of the published model.", rich_help_panel=_WHAT),
     ] = None
     global_batch_size: Annotated[
-        int, Option(help="Sequences per optimizer step, summed over all GPUs.", rich_help_panel=_WHAT)
-    ] = DEFAULT_BATCH
+        int | None,
+        Option(
+            help="Sequences per optimizer step, summed over all GPUs. Default: 16, or the nearest workable.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = None
     lora_rank: Annotated[int, Option(help="LoRA rank.", rich_help_panel=_WHAT)] = 8
     lora_targets: Annotated[
         str, Option(help="Linear layers with LoRA: comma-separated names, or `all`.", rich_help_panel=_WHAT)
@@ -255,6 +258,14 @@ class GoalOptions:
     max_gpus: Annotated[
         int | None, Option(help="Maximum number of GPUs over all nodes.", rich_help_panel=_WHERE)
     ] = None
+    here: Annotated[
+        bool | None,
+        Option(
+            "--here/--no-here",
+            help="Plan for the GPUs of this machine. Default where it has some and no machine is named.",
+            rich_help_panel=_WHERE,
+        ),
+    ] = None
     from_cluster: Annotated[
         bool,
         Option(
@@ -345,9 +356,10 @@ def plan(
 
 def _job(job_options: JobOptions) -> Job:
     from estimator import models
-    from estimator.job import Job
+    from estimator.job import DEFAULT_BATCH, Job
     from estimator.planning import images
 
+    batch = job_options.global_batch_size
     model = models.resolve(job_options.model).spec
     return Job(
         model=model,
@@ -355,7 +367,8 @@ def _job(job_options: JobOptions) -> Job:
         engine=job_options.engine,  # type: ignore[arg-type]
         task=images.task_for(model, job_options.task),  # type: ignore[arg-type]
         seq_len=images.length_of(model, job_options.seq_len, job_options.resolution),
-        global_batch_size=job_options.global_batch_size,
+        global_batch_size=DEFAULT_BATCH if batch is None else batch,
+        batch_multiple=1 if batch is None else None,
         micro_batch_size=job_options.micro_batch_size,
         optimizer=job_options.optimizer,  # type: ignore[arg-type]
         precision=job_options.precision,  # type: ignore[arg-type]
@@ -412,14 +425,43 @@ def _names(text: str) -> tuple[str, ...]:
 def _target(goal_options: GoalOptions) -> Target:
     from estimator.job import Target
 
-    kind = "kubernetes" if goal_options.from_cluster else "catalogue"
+    here = _plans_here(goal_options)
+    kind = "local" if here else "kubernetes" if goal_options.from_cluster else "catalogue"
+    if here:
+        from estimator.hardware import local_machine
+
     return Target(
         kind=kind,  # type: ignore[arg-type]
+        machine=local_machine.here() if here else None,
         nodes=goal_options.nodes,
         gpus=goal_options.gpus,
         gpu=goal_options.gpu,
         capacity=goal_options.capacity,  # type: ignore[arg-type]
     )
+
+
+def _plans_here(options: GoalOptions) -> bool:
+    """Whether the plan is for this machine: as asked, or as it has GPUs and nothing says which machines."""
+    elsewhere = {
+        "instance-type": options.instance_type,
+        "cloud": options.cloud,
+        "spot": options.spot,
+        "interruption-rate": options.interruption_rate,
+        "max-nodes": options.max_nodes,
+        "max-gpus": options.max_gpus,
+        "from-cluster": options.from_cluster,
+        "budget-usd": options.budget_usd,
+    }
+    named = next((name for name, value in elsewhere.items() if value), None)
+    if options.here and named:
+        raise UserError(f"--here and --{named} contradict each other.", "Leave one of them out.")
+    if options.here is not None:
+        return options.here
+    if named or options.gpu or options.gpus or options.nodes or options.hardware:
+        return False
+    from estimator.hardware import local_machine
+
+    return local_machine.has_gpus()
 
 
 def _goals(goal_options: GoalOptions) -> Goals:
@@ -455,15 +497,15 @@ def _cluster(goal_options: GoalOptions) -> Cluster | None:
     from estimator.planning.run_command import DEFAULT_NAMESPACE, NAMESPACE_VARIABLE
 
     namespace = goal_options.namespace or os.environ.get(NAMESPACE_VARIABLE) or DEFAULT_NAMESPACE
-    cluster = read_cluster(goal_options.context, rules=PodRules(namespace=namespace))
+    cluster = read_cluster(goal_options.context, rules=PodRules(namespace=namespace), gpu=goal_options.gpu)
     for line in cluster.notes:
         output.note(line)
     return cluster
 
 
 def _command(plan: Plan, job: Job, model: str, goal_options: GoalOptions, goals: Goals) -> str | None:
-    """Command that runs the plan on the cluster it was made for; None without a cluster."""
-    if goals.cluster is None:
+    """Command that runs the plan on the cluster or machine it was made for; None for a catalogue's."""
+    if goals.cluster is None and plan.target == "catalogue":
         return None
     from estimator.planning.run_command import run_command
 

@@ -241,7 +241,9 @@ def of_machine(
         weighed = usual
     kinds = len({candidate.place.name for candidate in weighed if candidate.place})
     machines = f"the {kinds} machine types that fit{had}" if kinds > 1 else f"the layouts that fit{had}"
-    if target.instance_type:
+    if not place.name:
+        line = f"{each}, as asked"
+    elif target.instance_type:
         line = f"{each}: {place.name}, as asked"
     elif best.speed.tokens_per_second is not None and goals.by_speed:
         limit = f" for {format_usd(goals.budget_usd)}" if goals.budget_usd is not None else ""
@@ -316,7 +318,9 @@ def _source(candidate: Candidate) -> list[str]:
     rare = why_rare(place)
     if rare:
         lines.append(f"rarely to be had: {rare}")
-    if place.ram_bytes is None:
+    if place.ram_bytes is None and not place.name:
+        lines.append(f"host memory: {format_bytes(candidate.memory.host_bytes)} a node are needed")
+    elif place.ram_bytes is None:
         needs = format_bytes(candidate.memory.host_bytes)
         lines.append(f"host memory: {needs} a node are needed; the table does not tell what {place.name} has")
     return [*lines, *place.notes]

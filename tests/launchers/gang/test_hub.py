@@ -62,9 +62,7 @@ def test_a_node_that_comes_gives_the_others_time_anew_and_who_is_missing_is_told
     try:
         with (
             caplog.at_level(logging.WARNING),
-            pytest.raises(
-                GangFailed, match=re.escape("node 2 did not join within 1.5 s (2 of 3 joined)")
-            ),
+            pytest.raises(GangFailed, match=re.escape("node 2 did not join within 1.5 s (2 of 3 joined)")),
         ):
             main.join()
         assert time.monotonic() - begin >= late_s + patience_s
