@@ -274,7 +274,7 @@ def errors_of_the_estimator() -> str:
     def score(values: dict[str, float]) -> str:
         return (
             f"the median error is {values['median_abs_error']:.1%}, 95 % are within "
-            f"{values['p95_abs_error']:.0%}, and the upper end covers {values['upper_covers']:.0%}"
+            f"{values['p95_abs_error']:.0%}, and the range holds {values['covered']:.0%}"
         )
 
     judged = memory["verdict"]["in_sample"]
