@@ -28,6 +28,7 @@ COMMANDS = {
     "explain": "What the memory is made of, as bars: here, as SVG, as a page.",
     "gpus": "GPUs and machines: memory, speed, price.",
     "models": "Models that are known by name.",
+    "chat": "Ask a finished model on the terminal.",
     "runs": "Runs of the flow beside each other: what differs, loss, predicted and measured, price.",
     "costs": "What runs have cost, by user, team or model.",
     "doctor": "What is installed, what would work here, and what mends the rest.",
@@ -35,12 +36,14 @@ COMMANDS = {
 GROUPS = {
     "Run": ("run", "check", "flow"),
     "Plan, with nothing run": ("plan", "estimate", "explain", "gpus", "models"),
+    "Use the model": ("chat",),
     "Look back, look around": ("runs", "costs", "doctor"),
 }
 ELSEWHERE = {
     "run": "flows.commands",
     "check": "flows.commands",
     "flow": "flows.commands",
+    "chat": "flows.finetune_chat",
     "runs": "flows.finetune_runs",
     "costs": "flows.finetune_costs",
     "doctor": "flows.finetune_doctor",
