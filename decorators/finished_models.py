@@ -94,7 +94,12 @@ def _of_run(run: Any) -> FinishedModel:
     if not folder.is_dir():
         folder = _fetched(run.pathspec)
     return FinishedModel(
-        name=finished.finetuned_name(base), folder=folder, base=base, settings=settings, run=run.pathspec
+        name=finished.finetuned_name(base),
+        folder=folder,
+        base=base,
+        settings=settings,
+        run=run.pathspec,
+        gpu=task["plan"].data.request.gpu_type,
     )
 
 

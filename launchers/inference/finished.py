@@ -32,6 +32,7 @@ class FinishedModel:
     base: str | None = None  # name of the model that was trained, as estimator.models.locate takes it
     settings: RunConfig | None = None  # of the run that trained it
     run: str | None = None  # FLOW/ID
+    gpu: str | None = None  # type of the GPU that it was trained on
 
     @property
     def is_adapter(self) -> bool:
@@ -79,7 +80,9 @@ def from_folder(folder: Path) -> FinishedModel:
     settings = _read_settings(found.parent / SETTINGS)
     base = settings.model if settings is not None else _base_of(found)
     name = found.name if settings is None else finetuned_name(settings.model)
-    return FinishedModel(name=name, folder=found, base=base, settings=settings)
+    plan = found.parent / "plan.json"
+    gpu = json.loads(plan.read_text())["request"]["gpu_type"] if plan.is_file() else None
+    return FinishedModel(name=name, folder=found, base=base, settings=settings, gpu=gpu)
 
 
 def finetuned_name(base: str) -> str:
