@@ -84,12 +84,14 @@ def task_folder(step_name: str) -> Iterator[Path]:
         yield work
 
 
-def next_steps(train: str, model_path: str) -> list[str]:
+def next_steps(train: str, model_path: str, task: str) -> list[str]:
     """Format what to do after a run, in three lines. ``train``: name of the training step."""
     program = console_script(shell_path())
     card = command_line(sys.argv[0], ["card", "view", train, "--id", "finetune"], program)
     page = Path(model_path) / PAGE
     usage = f"the Python lines in {page}" if page.is_file() else "decorators.fetch_model (docs/models.md)"
+    if task != "reward" and not TASKS[task].images:
+        usage = f"{program} chat, or {usage}"
     return [
         f"See the card:   {card}",
         f"Use the model:  {usage}",
@@ -239,7 +241,7 @@ class FinetuneSteps(FlowSpec):
             errors=self.stage_errors,
         )
         train = "train_nodes" if self.plan.layout.nodes > 1 else "train"
-        lines += next_steps(train, self.model_path)
+        lines += next_steps(train, self.model_path, self.used_settings.task)
         if self.stage_errors:
             words = ["resume", self.failed_step, "--origin-run-id", current.run_id]
             lines.append(f"Try again:      {command_line(sys.argv[0], words, console_script(shell_path()))}")
