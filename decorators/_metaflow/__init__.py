@@ -49,7 +49,7 @@ What is used, and why no public interface serves:
   what S3 doesn't answer. Its variables do in other processes; this one has read them before it can set them.
 """
 
-from decorators._metaflow.argo import tidy_workflows
+from decorators._metaflow.argo import compile_workflows
 from decorators._metaflow.attempts import before_retry, outlived
 from decorators._metaflow.cards import card, make_in_process, push_card, standalone_page
 from decorators._metaflow.code_packages import leave_bytecode_out
@@ -94,6 +94,7 @@ from decorators._metaflow.jobs import (
 from decorators._metaflow.labels import label_jobs
 from decorators._metaflow.pods import shape_pods
 from decorators._metaflow.resubmitting import leave_no_record, submit_again
+from decorators._metaflow.retries import retry_deployed
 from decorators._metaflow.signals import end_with_jobs
 from decorators._metaflow.steps import Given, StepView, resumed_artifact
 from decorators._metaflow.users import (
@@ -118,6 +119,7 @@ __all__ = [
     "before_retry",
     "card",
     "command",
+    "compile_workflows",
     "compiles_only",
     "configuration",
     "configured_storage",
@@ -147,6 +149,7 @@ __all__ = [
     "put_batch_in_words",
     "put_in_words",
     "resumed_artifact",
+    "retry_deployed",
     "run_id",
     "s3_client",
     "say",
@@ -155,7 +158,6 @@ __all__ = [
     "standalone_page",
     "storage",
     "submit_again",
-    "tidy_workflows",
     "user_errors",
     "waited_attempt",
     "waits_for_other_nodes",
