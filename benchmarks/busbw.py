@@ -39,8 +39,8 @@ KINDS = {
     "roce": FABRICS["roce"],
     "efa": "EFA v1 to v4",
     "tcpx": "GPUDirect-TCPX and TCPXO",
-    "tcp": "TCP up to 50 Gbit/s",
-    "tcp-fast": "TCP above 50 Gbit/s",
+    "tcp": "TCP up to 32 Gbit/s",
+    "tcp-fast": "TCP above 32 Gbit/s",
 }
 
 
@@ -78,7 +78,10 @@ def scores(rows: Iterable[Published]) -> list[Scored]:
 
 def summary(scored: list[Scored]) -> str:
     """Count the verdicts by condition of the cluster."""
-    lines = ["| Published figures of | Rows | Judged by | Right | Wrong | No verdict |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| Published figures of | Rows | Judged by | Right | Wrong | No verdict |",
+        "|---|---|---|---|---|---|",
+    ]
     titles = {"healthy": "healthy clusters", "bad": "clusters with a known fault", GATE: "vendors' gates"}
     for condition, title in titles.items():
         same = [one for one in scored if one.row.condition == condition]
@@ -105,7 +108,7 @@ def shares_table() -> str:
 def table(scored: list[Scored]) -> str:
     """List all rows with expectation and verdicts."""
     lines = [
-        "| GPUs | Network | Operation | MiB | Figure | Low end | Usual | Cluster | Verdict | Source left out |",
+        "| GPUs | Network | Operation | MiB | Figure | Low end | Usual | Cluster | Verdict | Held out |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     numbers = {source: n for n, source in enumerate(_sources(scored), 1)}
@@ -145,9 +148,9 @@ def page(scored: list[Scored]) -> str:
             "`python -m benchmarks.busbw` writes this page from `checklist/data/busbw.csv`: "
             f"{len(scored)} figures, {counts['bad']} of them of clusters with a known fault.",
             "",
-            "Right is PASS for a healthy cluster, WARN or FAIL for a faulty one, and anything but FAIL at the",
-            "lowest value that a vendor's own check accepts. Margins and latencies of the model were chosen on",
-            "these rows; the shares in the last column are without the row's source.",
+            "Right is PASS for a healthy cluster, WARN or FAIL for a faulty one, and anything but FAIL at",
+            "the lowest value that a vendor's own check accepts (gate). Margins and latencies of the model",
+            "were chosen on these rows; the verdicts held out use shares without the row's source.",
             "",
             summary(scored),
             "",

@@ -1,4 +1,4 @@
-"""Expected bus bandwidth of a collective: an upper bound from line rates, and the share healthy clusters reach.
+"""Expected bus bandwidth of collectives: a bound from line rates, and the share that healthy clusters reach.
 
 The bound of a run is the slower of two terms, both in GB/s of busbw as nccl-tests defines it:
 
@@ -24,21 +24,22 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from checklist.analysis.busbw import MIB
 
 FILE = Path(__file__).parents[1] / "data" / "busbw.csv"
 Condition = Literal["healthy", "bad", "gate"]
 GATE: Condition = "gate"
+_CONDITIONS: dict[str, Condition] = {name: name for name in get_args(Condition)}
 JUDGED = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")  # operations with published figures
 SMALLEST_BYTES = 64 * MIB  # smaller messages measure latency rather than bandwidth
 FAIL_SHARE = 0.6  # share of the low end, or of the bound, below which a figure fails
-FAST_TCP_GBPS = 50  # above this, NCCL's socket threads rather than the line limit a node
+FAST_TCP_GBPS = 32  # above this, NCCL's socket threads rather than the line limit a node
 DOMAIN_PORTS = 8  # ports that NCCL drives in a domain of several hosts; fits 2 and 20 racks of NVL72
 HOST_GPUS = 16  # a larger domain spans several hosts
 NVLS_GPUS = 6  # NCCL uses NVLS from 5 (H200) or 6 GPUs (B200) of a domain
-PAIR = "pair"  # operation: one node to another, one direction
+PAIR = "pair"  # operation: all GPUs of a node to their counterparts on another, one direction
 # Margin below the lowest published share, by the number of sources: few sources leave more unseen
 MANY_SOURCES = 3
 MARGIN, MARGIN_OF_FEW = 0.93, 0.85
@@ -53,7 +54,6 @@ FABRICS = {
     "tcpxo": "GPUDirect-TCPXO",
     "tcp": "TCP",
 }
-RDMA = ("infiniband", "roce", "efa1", "efa2", "efa3", "efa4")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,7 +100,9 @@ class Wiring:
         rate = self.network_gbytes_per_s or 0
         ports = f"{self.used_ports} ports x " if self.used_ports != 1 else ""
         whose = "node" if self.gpus <= HOST_GPUS else "rack"
-        return f"{ports}{self.port_gbps:g} Gbit/s ({FABRICS[self.fabric or 'tcp']}) = {rate:.4g} GB/s a {whose}"
+        return (
+            f"{ports}{self.port_gbps:g} Gbit/s ({FABRICS[self.fabric or 'tcp']}) = {rate:.4g} GB/s a {whose}"
+        )
 
     def describe_link(self) -> str:
         kind = {"nvlink": "NVLink", "xgmi": "xGMI", "pcie": "PCIe"}[self.link or "pcie"]
@@ -174,6 +176,18 @@ class Expectation:
 Ranges = Mapping[str, Shares]
 
 
+def given(busbw_gbytes_per_s: float) -> Expectation:
+    """Return the range around a figure that the user expects."""
+    return Expectation(
+        low=MARGIN * busbw_gbytes_per_s,
+        typical=busbw_gbytes_per_s,
+        most=busbw_gbytes_per_s,
+        fail_below=FAIL_SHARE * MARGIN * busbw_gbytes_per_s,
+        arithmetic="given by --expect",
+        sources=1,
+    )
+
+
 def expect(
     wiring: Wiring, op: str, size_bytes: int, algorithm: str | None = None, ranges: Ranges | None = None
 ) -> Expectation | None:
@@ -194,7 +208,7 @@ def expect(
     lines = [FAIL_SHARE * term.at(1.0, size_bytes) for term, _ in usable if term.name == "network"]
     at_line_rate = min(lines, default=0.0)
     fail_below = max(FAIL_SHARE * low, at_line_rate if at_line_rate < low else 0.0)
-    if op == PAIR:  # no figures of single pairs are published, so that only a gross deficit is judged
+    if op == PAIR:  # no figures of pairs are published, so that only a gross deficit is judged
         low = fail_below = FAIL_SHARE * low
     return Expectation(
         low=low,
@@ -226,8 +240,7 @@ def _terms(wiring: Wiring, op: str, algorithm: str | None) -> list[Term] | None:
             return None
         if op == "all_to_all":
             rate *= (ranks - 1) / (wiring.gpus * (ranks - wiring.gpus))
-        ranks_of_latency = 2 if op == PAIR else ranks
-        half = (_half_mib(wiring.fabric) + 0.6 * ranks_of_latency) * MIB
+        half = (_half_mib(wiring.fabric) + 0.6 * (2 if op == PAIR else ranks)) * MIB
         kind = _network_kind(wiring)
         terms.append(Term(name="network", kind=kind, gbytes_per_s=rate, half_bytes=half))
     return terms or None
@@ -306,9 +319,6 @@ def published() -> tuple[Published, ...]:
 
 
 def _row(cells: Mapping[str, str]) -> Published:
-    condition = cells["condition"]
-    assert condition in ("healthy", "bad", "gate"), cells
-    algorithm = cells["algorithm"] or None
     return Published(
         source=cells["source"],
         date=cells["date"],
@@ -324,9 +334,9 @@ def _row(cells: Mapping[str, str]) -> Published:
         ),
         op=cells["op"],
         bytes=int(cells["bytes"]),
-        algorithm=algorithm,
+        algorithm=cells["algorithm"] or None,
         busbw_gbytes_per_s=float(cells["busbw_gbytes_per_s"]),
-        condition="healthy" if condition == "healthy" else "bad" if condition == "bad" else "gate",
+        condition=_CONDITIONS[cells["condition"]],
         gpu=cells["gpu"],
         note=cells["note"],
     )

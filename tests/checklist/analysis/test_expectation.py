@@ -1,4 +1,4 @@
-"""Published figures of healthy clusters pass, those of broken ones don't, also when their source is unknown."""
+"""Published figures of healthy clusters pass, those of broken ones don't, also with their source left out."""
 
 from __future__ import annotations
 
