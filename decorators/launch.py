@@ -11,7 +11,7 @@ import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from decorators import _metaflow
 from decorators._metaflow import Backend, FinetuneError, Given, StepView, deployer
@@ -36,7 +36,7 @@ T = TypeVar("T")
 class LaunchMixin:
     """For a ``StepMutator``: its ``mutate`` calls :meth:`launch_or_carry`."""
 
-    carried: ClassVar[tuple[str, ...]]
+    carried: tuple[str, ...]
     """Environment variables that the step's containers are to have, too."""
 
     def at_launch(self, step: StepView) -> None:

@@ -9,6 +9,7 @@ What is used, and why no public interface serves:
   parameters' declarations, not the values of this run.
 * ``TaskDataStoreSet``/``FlowDataStore``/``get_latest_run_id``: the parameters and the plan of the run that
   ``resume`` starts from; its own command has none.
+* ``current._update_env``: the profile as ``current.gpu_profile``, as Metaflow's own decorators do it.
 * ``parameters.deploy_time_eval``: the defaults that a deployed flow will run with.
 * ``MutableStep._my_step`` with ``.decorators``, ``.config_decorators``, and a decorator's ``attributes``,
   ``_user_defined_attributes``, ``statically_defined``: what the user gave explicitly, as against defaults;
@@ -96,7 +97,7 @@ from decorators._metaflow.pods import shape_pods
 from decorators._metaflow.resubmitting import leave_no_record, submit_again
 from decorators._metaflow.retries import retry_deployed
 from decorators._metaflow.signals import end_with_jobs
-from decorators._metaflow.steps import Given, StepView, resumed_artifact
+from decorators._metaflow.steps import Given, StepView, resumed_artifact, set_current
 from decorators._metaflow.users import (
     ensure_python,
     ensure_user,
@@ -153,6 +154,7 @@ __all__ = [
     "run_id",
     "s3_client",
     "say",
+    "set_current",
     "shape_pods",
     "shell_path",
     "standalone_page",

@@ -332,9 +332,9 @@ def plan(
         known, problems = calibration.load() if goal_options.calibration else (None, ())
         for problem in problems:
             output.note(problem)
-        job, target, goals = _job(job_options), _target(goal_options), _goals(goal_options)
+        job, target, goals = job_from(job_options), target_from(goal_options), goals_from(goal_options)
         try:
-            ranked = plans(job, target, goals, top, calibration=known, bandwidth=_bandwidth(goal_options))
+            ranked = plans(job, target, goals, top, calibration=known, bandwidth=bandwidth_from(goal_options))
         except UserError as error:
             raise error if goals.cluster is None else explain(error, job, target, goals.cluster) from None
         old = hardware.old_prices(
@@ -354,7 +354,7 @@ def plan(
             output.console().print(f"\nTo run the first: {command}", markup=False, soft_wrap=True)
 
 
-def _job(job_options: JobOptions) -> Job:
+def job_from(job_options: JobOptions) -> Job:
     from estimator import models
     from estimator.job import DEFAULT_BATCH, Job
     from estimator.planning import images
@@ -422,7 +422,7 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def _target(goal_options: GoalOptions) -> Target:
+def target_from(goal_options: GoalOptions) -> Target:
     from estimator.job import Target
 
     here = _plans_here(goal_options)
@@ -464,7 +464,7 @@ def _plans_here(options: GoalOptions) -> bool:
     return local_machine.has_gpus()
 
 
-def _goals(goal_options: GoalOptions) -> Goals:
+def goals_from(goal_options: GoalOptions) -> Goals:
     from estimator.planning.goals import Goals
 
     return Goals(
@@ -521,7 +521,7 @@ def _count(text: str | None) -> int | None:
     return None if text is None else round(tokens_of(text))
 
 
-def _bandwidth(goal_options: GoalOptions) -> MeasuredBandwidth | None:
+def bandwidth_from(goal_options: GoalOptions) -> MeasuredBandwidth | None:
     if goal_options.busbw_intra is None and goal_options.busbw_inter is None:
         return None
     from datetime import date
