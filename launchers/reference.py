@@ -146,7 +146,7 @@ def _write_part(model: Any, compared: _Compared, items: range, path: Path) -> No
     with torch.inference_mode():
         for numbers in batches_by_length(compared, items, MAX_BATCH_TOKENS[model.device.type]):
             batch = put_together([compared.row(number) for number in numbers], pad_id).to(model.device)
-            given = summed_log_probabilities(model(**batch.inputs, use_cache=False).logits, batch.labels)
+            given = summed_log_probabilities(model(**batch.inputs, use_cache=False).logits, batch)
             # a batch of pairs has all chosen answers and then all rejected ones
             by_item = given.reshape(-1, len(numbers)).T
             found[[number - items.start for number in numbers]] = by_item.float().cpu().numpy()

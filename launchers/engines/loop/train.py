@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from launchers.dataset.prepared import Prepared
-from launchers.engines.loop import export, unet
+from launchers.engines.loop import export, unet, varlen
 from launchers.engines.loop.evaluation import Evaluator
 from launchers.engines.loop.sharding import ShardedModel, Sharding
 from launchers.engines.loop.tasks import Task, task_of
@@ -37,7 +37,10 @@ def train(job: TrainJob, sharding: Sharding) -> None:
     merges = job.plan.adapters and job.settings.merges(job.plan.method)
     if merges and env.rank == 0 and not unet.is_unet(model.module):
         export.check_mergeable(model.module, job)
-    data, task = Prepared(job.data_dir), task_of(job.settings, job.reference)
+    data, task = (
+        Prepared(job.data_dir),
+        task_of(job.settings, job.reference, padding_free=varlen.applies(job)),
+    )
     task.check(model, data)
     profiler = Profiler(job, env, reporter, model.module)
     cadence = Cadence(job, env)
