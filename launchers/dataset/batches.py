@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,20 +67,19 @@ class MicroBatch:
             [part.sum() for part in torch.split(values[0, : self.tokens], self.lengths.tolist())]
         )
 
-    def pin(self) -> MicroBatch:
-        """Copy into page-locked memory, from which a GPU copies without blocking the CPU."""
-        return self._mapped(torch.Tensor.pin_memory)
-
     def to(self, device: torch.device) -> MicroBatch:
-        """Copy to ``device``; from page-locked memory without waiting for the copy."""
-        return self._mapped(lambda tensor: tensor.to(device, non_blocking=True))
-
-    def _mapped(self, change: Callable[[torch.Tensor], torch.Tensor]) -> MicroBatch:
+        """Copy to ``device``; to a GPU from page-locked memory, without waiting for the copy."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "lengths"}
         changed: dict[str, Any] = {
-            name: change(each) for name, each in values.items() if isinstance(each, torch.Tensor)
+            name: copied(each, device) for name, each in values.items() if isinstance(each, torch.Tensor)
         }
         return dataclasses.replace(self, **changed)
+
+
+def copied(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copy a CPU tensor to ``device``; to a GPU from page-locked memory, without waiting for the copy."""
+    source = tensor.pin_memory() if device.type == "cuda" else tensor
+    return source.to(device, non_blocking=True)
 
 
 def step_rows(data: Prepared, step: int, global_batch_size: int) -> NDArray[np.int32]:
