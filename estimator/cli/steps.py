@@ -88,7 +88,9 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int) -> Setup:
         expandable_segments=_or(options.expandable_segments, launched_here and options.device == "cuda"),
         document_mask=_or(
             options.document_mask,
-            packed and engine.document_mask and dense_mask(options.engine, options.device),
+            packed
+            and engine.document_mask
+            and dense_mask(options.engine, options.device, model, options.task),
         ),
         checkpointing=_checkpointing(options, engine, sharded=sharded),  # type: ignore[arg-type]
         recompute_every=options.recompute_every,
