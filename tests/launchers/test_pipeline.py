@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from estimator import Target, models
-from estimator.cli.plan import JobOptions
-from estimator.cli.plan import _job as job_of_options
+from estimator.cli.plan import JobOptions, job_from
 from estimator.errors import UserError, spelled_as
 from estimator.job import Job, Machine
 from estimator.models import find
@@ -79,7 +78,7 @@ def test_plan_and_run_agree_on_what_can_be_launched_of_every_model_task_and_engi
     for task, engine in product(TASKS, (*LAUNCHED_ENGINES, "auto")):
         chosen = settings.build({"method": method, "seq_len": 512, "task": task, "engine": engine})
         options = JobOptions(model=TINY.name, method=method, task=task, engine=engine, seq_len=256)
-        of_options = job_of_options(options)
+        of_options = job_from(options)
         names = LAUNCHED_ENGINES if engine == "auto" else (engine,)
         for name, spec in specs:
             refused = all(engines.get(each).unsupported(chosen, spec) for each in names)
