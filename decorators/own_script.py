@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from metaflow import current
 
@@ -23,13 +23,12 @@ from decorators import _metaflow
 from decorators.storage import datastore
 from estimator.errors import UserError
 from estimator.hardware import local_machine
+from estimator.plan import Plan
 from launchers.cluster.endpoint import NodeAddress, Secret, choose_ports
 from launchers.gang.node import run_node
 from launchers.gang.script_job import Processes, ScriptJob, values_of
+from launchers.report.telemetry import Event
 from launchers.workdir import work_folder
-
-if TYPE_CHECKING:
-    from decorators.profiler import Profile
 
 HANG_TIMEOUT_S = 1800.0
 JOIN_TIMEOUT_S = 300.0  # of one node for the others
@@ -38,7 +37,8 @@ _calls = 0  # of this process: a step may run several scripts
 
 
 def torchrun(
-    profile: Profile,
+    plan: Plan | None,
+    on_event: Callable[[Event], None],
     script: str | Path | Callable[..., Any],
     arguments: Sequence[Any] = (),
     keywords: Mapping[str, Any] | None = None,
@@ -46,16 +46,14 @@ def torchrun(
     processes_per_node: int | None = None,
     hang_timeout_s: float = HANG_TIMEOUT_S,
 ) -> None:
-    """Run a script or a function in every process of this step's nodes; see :meth:`Profile.torchrun`."""
+    """Run a script or a function in every process of this step's nodes; ``Profile.torchrun`` explains the arguments."""
     global _calls
     _calls += 1
     where = current.parallel if getattr(current, "parallel", None) else None
     node, nodes = (where.node_index, where.num_nodes) if where is not None else (0, 1)
     key = f"runs/{current.run_id}/{current.step_name}/{current.retry_count}/rendezvous-{_calls}.json"
     with work_folder(str(current.run_id), f"{current.step_name}-script", f"{current.task_id}") as work:
-        job = _job(
-            profile, script, arguments, keywords or {}, work, nodes, processes_per_node, hang_timeout_s
-        )
+        job = _job(plan, script, arguments, keywords or {}, work, nodes, processes_per_node, hang_timeout_s)
         ports, secret = _rendezvous(key, node, nodes)
         address = NodeAddress(
             node=node,
@@ -68,13 +66,13 @@ def torchrun(
         )
         first_rank = node * job.layout.processes_per_node
         with _following(job.logs_dir, first_rank):
-            run_node(job, address, on_event=profile.add)
+            run_node(job, address, on_event=on_event)
     if node == 0 and nodes > 1:
         datastore().delete([key])
 
 
 def _job(
-    profile: Profile,
+    plan: Plan | None,
     script: str | Path | Callable[..., Any],
     arguments: Sequence[Any],
     keywords: Mapping[str, Any],
@@ -83,7 +81,7 @@ def _job(
     processes_per_node: int | None,
     hang_timeout_s: float,
 ) -> ScriptJob:
-    plan, machine = profile.plan, local_machine.here()
+    machine = local_machine.here()
     processes = processes_per_node or (
         plan.layout.processes_per_node if plan is not None else len(machine.gpus)
     )

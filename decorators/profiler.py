@@ -230,7 +230,8 @@ class Profile:
         from decorators.own_script import torchrun
 
         torchrun(
-            self,
+            self.plan,
+            self.add,
             script,
             arguments,
             keywords,
