@@ -46,7 +46,7 @@ def torchrun(
     processes_per_node: int | None = None,
     hang_timeout_s: float = HANG_TIMEOUT_S,
 ) -> None:
-    """Run a script or a function in every process of this step's nodes; ``Profile.torchrun`` explains the arguments."""
+    """Run a script or a function in every process of this step's nodes: see ``Profile.torchrun``."""
     global _calls
     _calls += 1
     where = current.parallel if getattr(current, "parallel", None) else None
