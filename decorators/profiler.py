@@ -192,6 +192,18 @@ class Profile:
             )
         )
 
+    def transformers_callback(self) -> Any:
+        """Make a callback for ``transformers.Trainer`` and TRL's trainers that reports the logged steps."""
+        from decorators.callbacks import for_transformers
+
+        return for_transformers(self.report)
+
+    def lightning_callback(self) -> Any:
+        """Make a callback for ``lightning.Trainer`` that reports the optimizer steps."""
+        from decorators.callbacks import for_lightning
+
+        return for_lightning(self.report)
+
     def torchrun(
         self,
         script: str | Path | Callable[..., Any],
