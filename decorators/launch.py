@@ -65,6 +65,8 @@ class LaunchMixin:
                 _metaflow.retry_deployed(step.steps())
                 if deployer() == "argo-workflows":
                     _metaflow.compile_workflows(inspect.getsource(older_jobsets), _pending_s)
+                elif deployer() == "step-functions":
+                    _metaflow.compile_state_machines()
             self.at_launch(step)
         elif kind == "trampoline" and self.is_launched():
             carry_on(step, self.keep_endings)
