@@ -1,4 +1,4 @@
-"""Step Functions' state machines as Metaflow compiles them: what AWS Batch takes, and when it retries a job."""
+"""Step Functions state machines: sizes that AWS Batch accepts, and retries of jobs."""
 
 from __future__ import annotations
 
