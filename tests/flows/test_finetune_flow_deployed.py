@@ -164,6 +164,7 @@ def test_on_argo_every_field_of_the_training_step_is_the_plan_s(
     words = (*asked_for, "argo-workflows", "--name", "ft", "create", "--only-json")
     workflow, said = compiled(home, s3, str(FLOWS / "finetune_flow.py"), *words)
     assert "Traceback" not in said
+    assert said.count("in no metadata") == 1
     models.WorkflowTemplate.model_validate(workflow)
     assert workflow["spec"]["ttlStrategy"] == {"secondsAfterCompletion": 7 * 86400}
     assert workflow["spec"]["podGC"] == {"strategy": "OnPodSuccess"}
