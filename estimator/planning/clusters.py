@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from estimator.errors import CannotFit, UserError
+from estimator.hardware import Gpu
 from estimator.job import Job, Target
 from estimator.plan import Plan
 from estimator.planning import reasons
 from estimator.planning.assembly import assemble
 from estimator.planning.capacity import why_rare
 from estimator.planning.goals import Goals
+from estimator.planning.measured_gpus import unmeasured_rule
 from estimator.planning.places import Place, choose_places
 from estimator.planning.ranking import (
     Ranking,
@@ -48,6 +50,7 @@ class Survey:
     beyond: list[tuple[Candidate, Rejection]] = field(default_factory=list)  # fits, misses the goals
     misses: list[Miss] = field(default_factory=list)
     searches: dict[str, Search] = field(default_factory=dict)
+    is_unmeasured: Callable[[Gpu], bool] = field(default_factory=unmeasured_rule)
     indivisible: set[int] = field(default_factory=set)  # numbers of processes that can't make up the batch
 
     def search(self, place: Place) -> Search:
@@ -97,6 +100,8 @@ class Survey:
                 _log.debug("discarded %s: cannot divide the global batch", shape(place, nodes, count))
                 continue
             best = search.best(nodes, count, capacity, place.gpu, place)
+            if best is not None and self.is_unmeasured(place.gpu):
+                best = replace(best, unmeasured=True)
             if best is None:
                 miss = search.leanest(shape(place, nodes, count), nodes, count, capacity, place.gpu)
                 self.misses.append(miss)
@@ -145,6 +150,8 @@ def _does_as_much(one: Candidate, many: Candidate) -> bool:
     if here is None or there is None or here.cloud != there.cloud:
         return False
     if why_rare(here) and not why_rare(there):
+        return False
+    if (one.unmeasured, one.idle_gpus > 0) > (many.unmeasured, many.idle_gpus > 0):
         return False
     gpus = many.layout.world_size
     if there.gpus == 1:
@@ -210,7 +217,9 @@ def rank_plans(survey: Survey, top: int) -> Ranking:
     return Ranking(
         plans=tuple(plans),
         rejected=tuple(rejected),
-        order=order_in_words(survey.goals, survey.target.capacity),
+        order=order_in_words(
+            survey.goals, survey.target.capacity, priced=survey.candidates[0].usd_per_hour is not None
+        ),
     )
 
 
