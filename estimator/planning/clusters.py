@@ -33,6 +33,7 @@ from estimator.planning.support import unsupported_job, with_engine
 from estimator.vocabulary import LAUNCHED_ENGINES, METHODS
 
 MOST_REJECTIONS = 10
+MOST_COMPARED = 16  # machines on which a faster engine is tried, of those that come first with another
 _log = logging.getLogger(__name__)
 
 
@@ -78,6 +79,22 @@ class Survey:
             capacity=self.target.capacity,
         )
         return self
+
+    def by_engine(self, job: Job) -> Survey:
+        """Search again with the job's engine, on the machines of this survey's first candidates."""
+        places = {id(found.place): found.place for found in self.candidates if found.place is not None}
+        batch = {name: getattr(self.job, name) for name in ("global_batch_size", "batch_multiple")}
+        other = replace(
+            self,
+            job=replace(job, **batch),
+            places=list(places.values())[:MOST_COMPARED],
+            candidates=[],
+            beyond=[],
+            misses=[],
+            searches={},
+        ).run()
+        other.misses += self.misses
+        return other
 
     def _is_scattered(self, candidate: Candidate) -> bool:
         """Whether a layout is spread over more machines than it takes in the cloud, without being cheaper.

@@ -27,7 +27,10 @@ def by_preference(jobs: Sequence[Job]) -> list[list[Job]]:
 
     An engine of a later group is taken only where none of the earlier ones has a plan.
     """
-    groups = [[job for job in jobs if keeps_masters(job) is masters] for masters in (True, False)]
+    with_masters = [job for job in jobs if keeps_masters(job)]
+    # FSDP2, which is torch's own, before DeepSpeed
+    with_masters.sort(key=lambda job: ENGINES[job.engine].sharding_options == "zero")
+    groups = (with_masters, [job for job in jobs if not keeps_masters(job)])
     return [group for group in groups if group]
 
 

@@ -199,7 +199,7 @@ def _of_engines(
     speeds = speeds_on_best(survey, jobs, target, evidence)
     faster = faster_than(survey.job.engine, speeds)
     if faster is not None:
-        other = _survey(next(job for job in jobs if job.engine == faster), target, goals, evidence)
+        other = survey.by_engine(next(job for job in jobs if job.engine == faster))
         if other.candidates:
             survey, speeds = other, speeds_on_best(other, jobs, target, evidence)
     ranking = rank_plans(survey, top)
