@@ -43,13 +43,20 @@ class FinetuneOptions:
     """The options of ``finetune``, which are also those of a Job."""
 
     _NAMES: ClassVar = {
-        "activation_checkpointing": "--checkpointing",
         "zero.offload": "--offload",
         "fsdp.offload": "--offload",
         "optimizer.name": "--optimizer",
         "lora.quantization": "--quantization",
         "resources.from_catalogue": "no --from-cluster",
-        "lora.modules_to_save": "--trained-modules",
+        "lora.modules_to_save": "--modules-to-save",
+        "optimizer.lr": "--lr",
+        "evaluation.every_steps": "--eval-every",
+        "harness.tasks": "--eval-harness",
+        "images.resolution": "--resolution",
+        "export.adapter_only": "--adapter-only",
+        "export.push": "--push",
+        "rejection.score": "--score",
+        "rejection.answers": "--answers",
         "tensor_parallel": "--tp",
         "context_parallel": "--cp",
         "pipeline_parallel": "--pp",

@@ -8,6 +8,7 @@ from typing import get_args
 
 from estimator.errors import Change, UserError
 from estimator.models import PROJECTIONS, ModelSpec
+from estimator.names import unknown_choice
 from estimator.setup import check_start_layer
 from estimator.vocabulary import (
     ENGINES,
@@ -344,7 +345,7 @@ def nearest_multiple(value: int, of: int) -> int:
 
 def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
     if value not in allowed:
-        raise UserError(f"{name} = {value!r} is not known.", f"Choose one of {', '.join(map(str, allowed))}.")
+        raise unknown_choice(f"{name} = {value!r}", value, map(str, allowed))
 
 
 def _at_least_one(name: str, value: object) -> None:

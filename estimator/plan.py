@@ -350,6 +350,30 @@ class Plan:
             raise ValueError(f"the plan has schema {plan.schema}; this version reads {SCHEMA_VERSION}")
         return plan
 
+    def to_transformers(self, *, sft: bool = False) -> dict[str, Any]:
+        """Keyword arguments for ``transformers.TrainingArguments``, or ``trl.SFTConfig`` with ``sft``."""
+        from estimator import trainer_arguments
+
+        return trainer_arguments.to_transformers(self, sft=sft)
+
+    def to_deepspeed(self) -> dict[str, Any]:
+        """DeepSpeed configuration with the plan's ZeRO stage, offload, batch and precision."""
+        from estimator import trainer_arguments
+
+        return trainer_arguments.to_deepspeed(self)
+
+    def to_accelerate(self) -> dict[str, Any]:
+        """Keyword arguments for ``accelerate.Accelerator`` and its plugins."""
+        from estimator import trainer_arguments
+
+        return trainer_arguments.to_accelerate(self)
+
+    def to_lightning(self) -> dict[str, Any]:
+        """Keyword arguments for ``lightning.Trainer``."""
+        from estimator import trainer_arguments
+
+        return trainer_arguments.to_lightning(self)
+
     def with_override(self, override: Override, **request: Any) -> Plan:
         """The same plan with these fields of its request replaced, and the override noted."""
         return dataclasses.replace(

@@ -93,7 +93,7 @@ class JobOptions:
             rich_help_panel=_WHAT,
         ),
     ] = None
-    lora_rank: Annotated[int, Option("--lora-rank", "--rank", help="LoRA rank.", rich_help_panel=_WHAT)] = 8
+    lora_rank: Annotated[int, Option(help="LoRA rank.", rich_help_panel=_WHAT)] = 8
     lora_targets: Annotated[
         str, Option(help="Linear layers with LoRA: comma-separated names, or `all`.", rich_help_panel=_WHAT)
     ] = "all"
@@ -122,7 +122,11 @@ class JobOptions:
     ] = None
     trained_modules: Annotated[
         str,
-        Option(help=one_of(TRAINED_MODULES, "Modules trained in full next to LoRA:"), rich_help_panel=_WHAT),
+        Option(
+            "--modules-to-save",
+            help=one_of(TRAINED_MODULES, "Modules trained in full next to LoRA:"),
+            rich_help_panel=_WHAT,
+        ),
     ] = ""
     adapter_prompt_length: Annotated[
         int, Option(help="LLaMA-Adapter: number of prompt vectors per block.", rich_help_panel=_WHAT)
@@ -141,11 +145,11 @@ class JobOptions:
     micro_batch_size: Annotated[
         int | None, Option(help="Sequences per GPU and forward pass.", rich_help_panel=_HOW)
     ] = None
-    checkpointing: Annotated[
+    activation_checkpointing: Annotated[
         bool | None,
         Option(
-            "--checkpointing/--no-checkpointing",
-            help="Recompute activations in the backward pass (activation checkpointing).",
+            "--activation-checkpointing/--no-activation-checkpointing",
+            help="Recompute activations in the backward pass.",
             rich_help_panel=_HOW,
         ),
     ] = None
@@ -328,9 +332,9 @@ def plan(
         known, problems = calibration.load() if goal_options.calibration else (None, ())
         for problem in problems:
             output.note(problem)
-        job, target, goals = _job(job_options), _target(goal_options), _goals(goal_options)
+        job, target, goals = job_from(job_options), target_from(goal_options), goals_from(goal_options)
         try:
-            ranked = plans(job, target, goals, top, calibration=known, bandwidth=_bandwidth(goal_options))
+            ranked = plans(job, target, goals, top, calibration=known, bandwidth=bandwidth_from(goal_options))
         except UserError as error:
             raise error if goals.cluster is None else explain(error, job, target, goals.cluster) from None
         old = hardware.old_prices(
@@ -350,7 +354,7 @@ def plan(
             output.console().print(f"\nTo run the first: {command}", markup=False, soft_wrap=True)
 
 
-def _job(job_options: JobOptions) -> Job:
+def job_from(job_options: JobOptions) -> Job:
     from estimator import models
     from estimator.job import DEFAULT_BATCH, Job
     from estimator.planning import images
@@ -368,7 +372,7 @@ def _job(job_options: JobOptions) -> Job:
         micro_batch_size=job_options.micro_batch_size,
         optimizer=job_options.optimizer,  # type: ignore[arg-type]
         precision=job_options.precision,  # type: ignore[arg-type]
-        activation_checkpointing=job_options.checkpointing,
+        activation_checkpointing=job_options.activation_checkpointing,
         lora_rank=job_options.lora_rank,
         lora_targets=_targets(job_options.lora_targets, model),
         lora_experts=job_options.lora_experts,
@@ -418,7 +422,7 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def _target(goal_options: GoalOptions) -> Target:
+def target_from(goal_options: GoalOptions) -> Target:
     from estimator.job import Target
 
     here = _plans_here(goal_options)
@@ -460,7 +464,7 @@ def _plans_here(options: GoalOptions) -> bool:
     return local_machine.has_gpus()
 
 
-def _goals(goal_options: GoalOptions) -> Goals:
+def goals_from(goal_options: GoalOptions) -> Goals:
     from estimator.planning.goals import Goals
 
     return Goals(
@@ -517,7 +521,7 @@ def _count(text: str | None) -> int | None:
     return None if text is None else round(tokens_of(text))
 
 
-def _bandwidth(goal_options: GoalOptions) -> MeasuredBandwidth | None:
+def bandwidth_from(goal_options: GoalOptions) -> MeasuredBandwidth | None:
     if goal_options.busbw_intra is None and goal_options.busbw_inter is None:
         return None
     from datetime import date

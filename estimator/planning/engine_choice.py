@@ -74,7 +74,7 @@ def reason(engine: str, speeds: Speeds, *, passed_over: Sequence[str] = ()) -> s
     absent = [name for name, speed in speeds.items() if not speed and name != engine]
     own = speeds[engine]
     if not others or not own:
-        rest = f"{format_list(absent)} would not fit on these GPUs" if absent else "the only one of its kind"
+        rest = f"{format_list(absent)} would not fit on these GPUs" if absent else "no other engine is left"
         return f"engine {engine}: {lean}{rest}"
     second = max(others, key=lambda name: others[name])
     more = others[second] / own - 1

@@ -12,6 +12,7 @@ from estimator.memory.generation import drawn_batch, kv_cache_bytes
 from estimator.memory.states import computing
 from estimator.models import DiffusionSpec
 from estimator.plan import Layout
+from estimator.planning import varlen
 from estimator.planning.capacity import why_rare
 from estimator.planning.engines import setup_of
 from estimator.planning.goals import Goals
@@ -33,6 +34,7 @@ def of_layout(search: Search, candidate: Candidate) -> list[str]:
         *_parallelism(job, layout),
         _micro_batch(search, candidate),
         _checkpointing(search, candidate),
+        *_documents_apart(job, candidate),
         *_varying_lengths(job, candidate),
         *_task(search, candidate),
         *filter(None, [untried_line(job.model)]),
@@ -212,6 +214,14 @@ def _checkpointing(search: Search, candidate: Candidate) -> str:
         return "activation checkpointing: leaves room for this micro batch with less sharding"
     needs = f"{format_bytes(without)} of {format_bytes(capacity)}"
     return f"activation checkpointing: without it this micro batch needs {needs}"
+
+
+def _documents_apart(job: Job, candidate: Candidate) -> list[str]:
+    """How a loop engine keeps packed documents apart on a GPU, where it takes a dense mask for that."""
+    if not job.packing or candidate.layout.device != "cuda" or not ENGINES[job.engine].runs_loop:
+        return []
+    reason = varlen.unsupported(job.model, job.task)
+    return [f"packed documents are kept apart by a dense mask, which is slower: {reason}"] if reason else []
 
 
 def _varying_lengths(job: Job, candidate: Candidate) -> list[str]:

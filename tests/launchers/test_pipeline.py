@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from estimator import Target, models
-from estimator.cli.plan import JobOptions
-from estimator.cli.plan import _job as job_of_options
+from estimator.cli.plan import JobOptions, job_from
 from estimator.errors import UserError, spelled_as
 from estimator.job import Job, Machine
 from estimator.models import find
@@ -37,6 +36,7 @@ def test_what_is_automatic_is_decided_from_model_and_method() -> None:
         job = pipeline.build_job(settings.build({"method": method}), find("llama-8b"), None)
         assert with_engine(job).engine == "deepspeed"
     given = {
+        "method": "full",
         "engine": "torchtune",
         "checkpoint_every": 7,
         "optimizer": {"lr": 1.0},
@@ -78,7 +78,7 @@ def test_plan_and_run_agree_on_what_can_be_launched_of_every_model_task_and_engi
     for task, engine in product(TASKS, (*LAUNCHED_ENGINES, "auto")):
         chosen = settings.build({"method": method, "seq_len": 512, "task": task, "engine": engine})
         options = JobOptions(model=TINY.name, method=method, task=task, engine=engine, seq_len=256)
-        of_options = job_of_options(options)
+        of_options = job_from(options)
         names = LAUNCHED_ENGINES if engine == "auto" else (engine,)
         for name, spec in specs:
             refused = all(engines.get(each).unsupported(chosen, spec) for each in names)
@@ -146,7 +146,7 @@ def test_who_chooses_among_plans_is_given_the_job_and_where_it_may_run() -> None
         seen.append((job, target))
         return pipeline.best_plan(job, target, None)
 
-    chosen = settings.build({"resources": {"gpus": 4, "device": "cpu"}})
+    chosen = settings.build({"method": "full", "resources": {"gpus": 4, "device": "cpu"}})
     pipeline.plan_run(chosen, HERE, choose=choose)  # type: ignore[arg-type]
     [(job, target)] = seen
     assert (job.engine, job.global_batch_size) == ("auto", settings.build({}).batch_size)
@@ -202,7 +202,7 @@ def test_a_disk_that_is_too_small_is_named() -> None:
 def test_a_deployment_started_for_another_job_is_refused() -> None:
     plan = pipeline.plan_run(settings.build({"global_batch_size": 8}), HERE).plan
     assert pipeline.check_matches(plan, settings.build({"global_batch_size": 8})) == plan
-    with pytest.raises(UserError, match="Deploy the flow anew"):
+    with pytest.raises(UserError, match="Redeploy the flow"):
         pipeline.check_matches(plan, settings.build({"global_batch_size": 16}))
     with pytest.raises(UserError, match="no plan"):
         pipeline.check_matches(None, settings.build({}))
@@ -265,8 +265,8 @@ def test_steps_are_known_where_the_data_is_at_hand(dataset: Path) -> None:
     ("schedule", "steps", "words"),
     [
         ({}, 1, "nothing is learned"),
-        ({}, 5, "the warm-up has 5 steps and the run 5"),
-        ({"warmup_ratio": 1.0}, 40, "the warm-up has 40 steps and the run 40"),
+        ({}, 5, "does not reach its peak"),
+        ({"warmup_ratio": 1.0}, 40, "warm-up takes 40 steps, the run 40"),
         ({}, 6, None),
         ({"warmup_steps": 0}, 1, None),
     ],
@@ -311,9 +311,9 @@ def test_plain_text_is_read_for_pretraining_alone(dataset: Path, tmp_path: Path)
     [row] = pipeline.read_samples(chosen, book)
     assert row.text == "Once upon a time."  # type: ignore[union-attr]
     for task in ("sft", "dpo"):
-        with pytest.raises(UserError, match=f"plain text, which task {task} does not learn") as refused:
+        with pytest.raises(UserError, match=f"plain text, which task {task} ") as refused:
             pipeline.read_samples(settings.build({"task": task}), book)
-        assert refused.value.advice == "Give --task pretrain, or JSONL."
+        assert refused.value.advice == "Use --task pretrain, or a JSONL dataset."
     with pytest.raises(UserError, match=r"task pretrain learns plain text \(`text`\)"):
         list(pipeline.read_samples(chosen, dataset))
 
@@ -349,13 +349,13 @@ def raising(prompt, answer): raise KeyError("no such thing")
 @pytest.mark.parametrize(
     ("values", "problem"),
     [
-        ({}, "Nothing says how the answers of task grpo are rewarded"),
+        ({}, "no reward"),
         ({"reward": "rewards.py:nan"}, "rewards.py:nan returned nan"),
         (
             {"reward": "./model"},
             "rl.reward ./model is no reward model: its config.json says LlamaForCausalLM",
         ),
-        ({"reward": "rewards.py:length", "max_completion_length": 256}, "leaves nothing of seq_len 256"),
+        ({"reward": "rewards.py:length", "max_completion_length": 256}, "leaves no tokens of seq_len 256"),
     ],
 )
 def test_rewards_of_grpo_that_can_not_work_are_refused_in_a_line_before_anything_is_planned(

@@ -97,7 +97,7 @@ def check_told(text: str, words: str, status: int) -> None:
         "--model llama-70b --gpu L4 --max-gpus 2",
         "--model llama-70b --method full --engine deepspeed --zero-stage 3 --offload cpu --gpu L4 --gpus 1",
         "--model llama-8b --method lora --micro-batch-size=8 --seq-len 8192 --gpu L4 --gpus 1 --nodes 1",
-        "--model llama-8b --method lora --no-checkpointing --seq-len 8192 --gpu L4 --gpus 1 --nodes 1",
+        "--model llama-8b --method lora --no-activation-checkpointing --seq-len 8192 --gpu L4 --gpus 1",
         "--model llama-8b --tokens 1B --deadline-hours 0.5 --method lora --global-batch-size 16",
         "--model llama-8b --tokens 1B --budget-usd 1 --method lora",
     ],

@@ -107,7 +107,7 @@ def test_the_command_keeps_what_the_user_has_asked_for(tmp_path: Path) -> None:
         "q_proj,v_proj",
     ]
     words += ["--seq-len", "4096", "--global-batch-size", "64", "--packing", "--optimizer", "sgd"]
-    words += ["--no-checkpointing", "--namespace", "research", "--micro-batch-size", "1"]
+    words += ["--no-activation-checkpointing", "--namespace", "research", "--micro-batch-size", "1"]
     (last,) = [
         line
         for line in shown(tmp_path, Api(nodes=[eks_p5(1)]), *words).splitlines()

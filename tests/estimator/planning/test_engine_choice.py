@@ -66,7 +66,7 @@ def test_full_training_keeps_fp32_master_weights_where_they_fit_and_says_so_wher
     assert roomy.layout.precision == "bf16-mixed"
     small = made_for(target=Target(kind="catalogue", gpu="A100 SXM 80GB", nodes=1, gpus=1))
     assert (small.engine, small.layout.precision) == ("torchtune", "bf16")
-    assert "deepspeed and fsdp2, with fp32 master weights, would not fit" in line_of(small)
+    assert "fsdp2 and deepspeed, with fp32 master weights, would not fit" in line_of(small)
 
 
 def test_an_engine_that_is_asked_for_is_not_compared_and_one_that_is_not_installed_not_taken() -> None:
