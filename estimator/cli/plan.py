@@ -251,6 +251,14 @@ class GoalOptions:
     max_gpus: Annotated[
         int | None, Option(help="Maximum number of GPUs over all nodes.", rich_help_panel=_WHERE)
     ] = None
+    tight: Annotated[
+        bool,
+        Option(
+            "--tight",
+            help="Rank plans with a risk of 2 to 20 % of running out of memory like others.",
+            rich_help_panel=_WHERE,
+        ),
+    ] = False
     from_cluster: Annotated[
         bool,
         Option(
@@ -301,6 +309,14 @@ def plan(
     as_csv: Annotated[
         bool, Option("--csv", help="Print one CSV row per plan.", rich_help_panel=_ANSWER)
     ] = False,
+    verbose: Annotated[
+        bool,
+        Option(
+            "--verbose",
+            help="Print memory by category, its ranges, and what nvidia-smi will show.",
+            rich_help_panel=_ANSWER,
+        ),
+    ] = False,
 ) -> None:
     """Rank the configurations that train a model within the given goals."""
     from estimator import calibration, hardware
@@ -334,7 +350,7 @@ def plan(
     elif as_csv:
         output.print_csv(rows)
     else:
-        show(ranked)
+        show(ranked, verbose=verbose)
         if command is not None:
             output.console().print(f"\nTo run the first: {command}", markup=False, soft_wrap=True)
 
@@ -435,6 +451,7 @@ def _goals(goal_options: GoalOptions) -> Goals:
         cluster=_cluster(goal_options),
         max_nodes=goal_options.max_nodes,
         max_gpus=goal_options.max_gpus,
+        tight=goal_options.tight,
     )
 
 

@@ -64,11 +64,13 @@ def in_order(
 ) -> list[Candidate]:
     """The candidates, best first. One rule, by which the same candidates always come in the same order.
 
-    First come those whose host memory is known to suffice, then (capacity ``usual``) those that can usually
-    be had, then those whose price and speed are known. Of what is alike in this the price decides: of the
-    whole job with its start-up where ``tokens`` tell its size, else of a token; with a budget, or where speed
-    is preferred, the time does. Figures that can't be told apart count as equal, in bands: the best figure
-    and all within :data:`INDISTINCT` of it, then the best of what is left and all within as much of that. In
+    First come those whose memory is not tight (unless the goals accept that), then those whose host memory
+    is known to suffice, then (capacity ``usual``) those that can usually be had, then those whose price and
+    speed are known. Of what is alike in this the price decides: of the whole job with its start-up, and with
+    starts that are expected to run out of memory, where ``tokens`` tell its size, else of a token; with a
+    budget, or where speed is preferred, the time does. Figures that can't be told apart count as equal, in
+    bands: the best figure and all within :data:`INDISTINCT` of it, then the best of what is left and all
+    within as much of that. In
     a band the lower price an hour comes first, then fewer GPUs, then the simpler layout, then fewer machines.
     """
     groups: dict[tuple[bool, ...], list[tuple[float, Candidate]]] = {}
@@ -80,18 +82,19 @@ def in_order(
 
 def _group(candidate: Candidate, goals: Goals, capacity: str) -> tuple[bool, ...]:
     """What is weighed before any figure; False comes first."""
+    tight = candidate.memory.tight and not goals.tight
     # What is not known to fit the machine's memory comes after what is
     host = candidate.place is not None and candidate.place.ram_bytes is None
     rare = capacity == "usual" and bool(why_rare(candidate.place))
     unpriced, unmeasured = candidate.usd_per_hour is None, candidate.speed.tokens_per_second is None
-    return (host, rare, *((unmeasured, unpriced) if goals.by_speed else (unpriced, unmeasured)))
+    return (tight, host, rare, *((unmeasured, unpriced) if goals.by_speed else (unpriced, unmeasured)))
 
 
 def _figure(candidate: Candidate, goals: Goals, tokens: int | None) -> float:
     """What a group is ordered by, the smaller the better; 0 where neither price nor speed tells it."""
-    cost = candidate.usd(tokens) if tokens is not None else candidate.usd_per_token
+    cost = candidate.expected_usd(tokens) if tokens is not None else candidate.usd_per_token
     speed = candidate.speed.tokens_per_second
-    time = candidate.hours(tokens) if tokens is not None else None if speed is None else 1 / speed
+    time = candidate.expected_hours(tokens) if tokens is not None else None if speed is None else 1 / speed
     known = [time, cost] if goals.by_speed else [cost, time]
     return next((figure for figure in known if figure is not None), 0.0)
 
