@@ -11,6 +11,7 @@ from typing import Literal, get_args
 
 from estimator.errors import Change, UserError
 from estimator.models import PROJECTIONS, ModelSpec, parameters
+from estimator.names import unknown_choice
 from estimator.vocabulary import (
     ENGINES,
     METHODS,
@@ -118,7 +119,7 @@ class Setup:
         for name, allowed in _CHOICES.items():
             value = getattr(self, name)
             if value not in allowed:
-                raise UserError(f"{name} = {value!r} is not known.", f"Choose one of {', '.join(allowed)}.")
+                raise unknown_choice(f"{name} = {value!r}", value, allowed)
         for name in _COUNTS:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
