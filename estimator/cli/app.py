@@ -25,7 +25,6 @@ COMMANDS = {
     "flow": "Any command of a flow: resume, card view, logs, argo-workflows create.",
     "plan": "The best configurations for a model, from goals to a ranked list.",
     "estimate": "Memory, speed and price of one configuration.",
-    "explain": "What the memory is made of, as bars: here, as SVG, as a page.",
     "gpus": "GPUs and machines: memory, speed, price.",
     "models": "Models that are known by name.",
     "chat": "Ask a finished model on the terminal.",
@@ -36,7 +35,7 @@ COMMANDS = {
 }
 GROUPS = {
     "Run": ("run", "check", "flow"),
-    "Plan, with nothing run": ("plan", "estimate", "explain", "gpus", "models"),
+    "Plan, with nothing run": ("plan", "estimate", "gpus", "models"),
     "Use the model": ("chat", "serve"),
     "Look back, look around": ("runs", "costs", "doctor"),
 }
