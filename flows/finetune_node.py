@@ -82,7 +82,7 @@ def choose_ports(*, local: bool) -> tuple[int, ...]:
     return tuple(dict.fromkeys(unused_port() for _ in range(8)))
 
 
-def patience_s(settings: RunConfig) -> float:
+def join_timeout_s(settings: RunConfig) -> float:
     """How long nodes wait for one more of them.
 
     On a cluster as long as the launch does, and a little longer: it knows why, and ends the wait first.

@@ -67,7 +67,7 @@ def check_refused(run: FlowRun, *words: str) -> None:
         ),
         (
             ["--task", "dpo", "--method", "lora", "--set", "preference.margin=2"],
-            ["preference.margin", "no part"],
+            ["preference.margin", "does not apply"],
         ),
         (["--task", "orpo", "--packing", "true"], ["packing", "pair of answers"]),
         (["--task", "reward", "--method", "adapter-v1"], ["task reward with method adapter-v1"]),
