@@ -132,7 +132,7 @@ def test_what_only_the_tokenised_data_shows_is_refused_in_the_launchers_words(
     values = {"dataset": str(dataset), "packing": True, "seq_len": 128}
     with pytest.raises(UserError, match=r"16 is more than the \d+ sequences after packing") as refused:
         prepare_start(settings.build(values), hosts(SMALL), tmp_path, cache=None, calibrated=False)
-    assert re.fullmatch(r"Give --set global_batch_size=\d+ or less, or more data\.", refused.value.advice), (
+    assert re.fullmatch(r"Use --set global_batch_size=\d+ or less, or more data\.", refused.value.advice), (
         refused.value.advice
     )
 

@@ -103,7 +103,7 @@ def test_a_folder_that_cannot_be_written_is_a_mistake(
 ) -> None:
     (tmp_path / "file").write_text("a file")
     said = refused(tmp_path, option, str(tmp_path / "file"))
-    assert all(words in said for words in (f"{tmp_path / 'file'}", "can't be written", f"Give {option} a"))
+    assert all(words in said for words in (f"{tmp_path / 'file'}", "can't be written", f"Set {option} to a"))
 
 
 @pytest.mark.parametrize("result", ["model", "adapter"])
