@@ -21,7 +21,7 @@ from typing import Literal
 
 from estimator.errors import UserError
 from estimator.planning.serving import Serving
-from launchers.cluster.processes import is_loopback, started, relevant_tail
+from launchers.cluster.processes import is_loopback, relevant_tail, started
 from launchers.inference.finished import ADAPTER_CONFIG, FinishedModel
 
 ServerName = Literal["vllm", "transformers"]
