@@ -169,8 +169,9 @@ def _train(request: SchedulerRun, place: Allocation, start: Start, work: Path) -
         logs=f"logs/attempt-{start.attempt}/node-{place.node}",
         profile=f"profile/attempt-{start.attempt}/node-{place.node}",
     )
-    # SIGTERM is sent to all processes of a job; of SIGUSR1 launchers.gang.agent keeps the ranks
-    grace = Grace(seconds=start.settings.resources.termination_grace_s, signals=(signal.SIGUSR1,))
+    # Before the time limit (--signal) the one, at pre-emption the other, at its end the other once more
+    seconds, signals = start.settings.resources.termination_grace_s, (signal.SIGUSR1, signal.SIGTERM)
+    grace = Grace(seconds=seconds, signals=signals, sent_to_all=True)
     address, store = place.address(Secret(start.secret), "gang"), LocalStorage(request.folder)
     return train(job, attempt, address, store, work, grace=grace)
 
