@@ -324,9 +324,11 @@ class Pair:
     rails: tuple[float, ...] = ()
     """NCCL only: bandwidth from each GPU to its counterpart, by local rank, GB/s of the best repetition."""
     alone: bool = False
-    """Whether it was measured again with nothing else running on any node."""
-    repeat: Literal["shared", "control"] | None = None
-    """Repeated round: pairs that are slow only together ("shared"), or healthy pairs for comparison."""
+    """Whether it was measured again with nothing else running on any node, or in a small group ("group") of
+    which a sample was no faster alone."""
+    repeat: Literal["shared", "control", "group"] | None = None
+    """Repeated round: pairs that are slow only together ("shared"), healthy pairs for comparison ("control"),
+    or a small group of suspects ("group")."""
     error: str | None = None
 
     @property

@@ -48,6 +48,7 @@ from checklist.result import CheckResult, Finding, FitResult, Result, Skipped, S
 # Decisive checks, required to say that training would work; the others may be unavailable on healthy clusters
 DECISIVE = ("ranks", "mesh", "gemm", "correctness", "bandwidth", "pairs", "hangs")
 
+NOT_CLEARED = ("slow-suspect", "slow-undecided")  # codes of pairs that were not measured again often enough
 OF_NETWORK = ("latency", "bandwidth", "pairs")
 SPEED_UNKNOWN = (
     "Software works; speed not judged: nothing says how fast this network should be. Give --expect, the GB/s "
@@ -238,7 +239,7 @@ def _healthy(
         return ()
     doubtful = set(bad)
     for fault in findings:
-        if fault.code == unsound.CODE:  # the state of that node is unknown
+        if fault.code in (unsound.CODE, *NOT_CLEARED):  # the state of that node is unknown
             doubtful |= set(fault.suspects)
         elif fault.verdict == "FAIL":
             doubtful |= set(fault.suspects)
