@@ -49,6 +49,8 @@ def settings_page() -> str:
         "file, `--set` over both; what was used is the artifact `used_settings` and lies beside the model as",
         "`settings.yaml`.",
         "",
+        "A relative path in the file is looked up next to the file first, then in the working folder.",
+        "",
         "```bash",
         "finetune run my.yaml --lr 1e-5 --set lora.rank=16",
         "```",
@@ -272,7 +274,7 @@ def errors_of_the_estimator() -> str:
     def score(values: dict[str, float]) -> str:
         return (
             f"the median error is {values['median_abs_error']:.1%}, 95 % are within "
-            f"{values['p95_abs_error']:.0%}, and the upper end covers {values['upper_covers']:.0%}"
+            f"{values['p95_abs_error']:.0%}, and the range holds {values['covered']:.0%}"
         )
 
     judged = memory["verdict"]["in_sample"]

@@ -64,9 +64,8 @@ def render_cannot_fit(
         except ValueError as unreadable:
             raise UserError(f"The command {argv_hint!r} can't be read: {unreadable}.") from None
         lines += ["", "These would work:"]
-        lines += [
-            f"  {shlex.join(command_with(command, suggestion, spelling))}" for suggestion in error.suggestions
-        ]
+        offered = (shlex.join(command_with(command, changes, spelling)) for changes in error.suggestions)
+        lines += [f"  {line}" for line in dict.fromkeys(offered)]
     return "\n".join(lines)
 
 
@@ -79,7 +78,7 @@ def _where(plan: Plan) -> str:
             "allocation": "the nodes of this job",
             "kubernetes": "Kubernetes",
             "batch": "AWS Batch",
-            "catalogue": "any machine of the catalogue",
+            "catalogue": "any machine of the catalogue" if request.instance_type else "machines of your own",
         }
         place = names[plan.target]
     if request.instance_type:
@@ -115,7 +114,7 @@ def _layout(plan: Plan) -> str:
     layout, side = plan.layout, side_of(plan.layout.seq_len)
     factors = f"{layout.micro_batch_size} x {layout.accumulation} x {layout.data_parallel}"
     parts = [
-        f"{layout.world_size} process(es) on {layout.device}, {layout_words(layout)}",
+        f"{layout.world_size} process(es) on {layout.device}, {describe_layout(layout)}",
         f"batch {layout.global_batch_size} = {factors}",
         f"{side} x {side} pixels" if TASKS[plan.task].images else f"{layout.seq_len} tokens",
         layout.precision,
@@ -129,7 +128,7 @@ def _layout(plan: Plan) -> str:
     return ", ".join(parts)
 
 
-def layout_words(layout: Layout) -> str:
+def describe_layout(layout: Layout) -> str:
     """How the job is spread, in a few words: "FSDP, TP 8, PP 4 (1f1b)"."""
     parts = [_sharding(layout.sharding)]
     if layout.replicate > 1:

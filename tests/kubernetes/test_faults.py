@@ -102,7 +102,7 @@ def test_a_run_outlives_its_login_four_of_its_pods_and_the_api_server(
 
     assert "The Kubernetes API doesn't answer" in run.log
     assert _losses(run) == UNDISTURBED
-    gone_on = [int(step) for step in re.findall(r"going on from the checkpoint of step (\d+)", run.log)]
+    gone_on = [int(step) for step in re.findall(r"from the checkpoint of step (\d+)", run.log)]
     assert len(gone_on) == 4, run.story()
     assert 0 < gone_on[0] <= gone_on[1] < gone_on[2] < gone_on[3] < STEPS
     # The workers that were told to go have made all store one more
