@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from launchers.cluster.processes import WaitingSignals
 from launchers.gang.control import Control, Drain, Failed, Stopped
 from launchers.gang.failures import Failure
-from launchers.gang.job import TrainJob
 from launchers.gang.leaving import folder_of, read_number, write_atomically
+from launchers.gang.script_job import GangJob
 from launchers.gang.uploads import Uploads
 
 ENDING_S = 10.0  # part of the grace period reserved to end the processes and store the logs
@@ -42,7 +42,7 @@ class Departure:
     """Graceful departure as seen by one node. ``ranks``: the ranks of this node."""
 
     def __init__(
-        self, job: TrainJob, node: int, ranks: range, control: Control, uploads: Uploads, grace: Grace
+        self, job: GangJob, node: int, ranks: range, control: Control, uploads: Uploads, grace: Grace
     ) -> None:
         self._node, self._ranks = node, ranks
         self._folder = folder_of(job.work_dir)
