@@ -19,7 +19,8 @@ from typing import Annotated
 import typer
 
 from estimator import logs
-from estimator.errors import MISTAKE, UserError, check_names
+from estimator.errors import MISTAKE, UserError
+from estimator.names import check_options
 from launchers import settings
 from launchers.cluster.allocation import Allocation, node_address
 from launchers.cluster.hangup import outlive_shell
@@ -129,7 +130,7 @@ def _settings(file: Path | None, overrides: Sequence[str]) -> settings.Settings:
 
 def _check_options(words: Sequence[str]) -> None:
     """Raise UserError for a setting that is given as if it were an option of its own."""
-    check_names(words, SET)
+    check_options(words, (), SET)
     for name in (word.partition("=")[0] for word in words):
         plain = name.removeprefix("--").replace("-", "_")
         meant = [setting for setting in settings.dotted_names() if plain in _spellings(setting)]
