@@ -24,7 +24,8 @@ from estimator.planning import obstacles, planner
 from estimator.planning.goals import ATTEMPTS, Goals
 from estimator.planning.places import WAITS
 from estimator.planning.planner import CannotFit
-from estimator.planning.report import render, render_cannot_fit
+from estimator.planning.report import render
+from estimator.planning.summary import MORE, render_cannot_fit, render_summary
 from flows import finetune_artifacts, finetune_harness, rejection_launch, run_help, run_options, scorers
 from flows.commands import OF_METAFLOW, command_line, split_words
 from flows.run_logs import recorded_launch
@@ -183,13 +184,12 @@ def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
             run = replace(run, plan=rejection.planned(run))
         if run.plan.prediction.price_source and run.plan.request.instance_type:
             sys.stderr.write(f"{hardware.old_prices([run.plan.request.instance_type])}\n".lstrip())
-        brief = backend == "local" and not params.get("plan_only")
-        shown = render(run.plan, brief=brief) + (f"\n\n{rejection.text(run.plan)}" if rejection else "")
+        shown = render(run.plan) if params.get("verbose") else render_summary(run.plan)
+        if rejection:
+            shown += f"\n\n{rejection.text(run.plan)}"
         if params.get("plan_only"):
-            sys.stdout.write(shown + "\n")
+            sys.stdout.write(shown + ("\n" if params.get("verbose") else f"\n\n{MORE}\n"))
             raise SystemExit(0)
-        if brief:
-            shown += "\nReasons     on the card, or with --plan-only"
         sys.stderr.write(shown + "\n\n")  # not to standard output: deployments print JSON there
         hub_push.check(run.settings, reached=backend == "local")
         if backend == "local":

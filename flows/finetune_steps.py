@@ -18,6 +18,7 @@ from decorators._metaflow import shell_path, user_errors
 from decorators.backends import disruptions
 from decorators.gpu_profile import current_plan, current_profile, gpu_profile
 from decorators.storage import datastore
+from estimator.cli.common import COMMON
 from estimator.errors import spelled_as
 from estimator.vocabulary import TASKS
 from flows import finetune_artifacts, finetune_harness, finetune_launch, scorers
@@ -156,7 +157,8 @@ class FinetuneSteps(FlowSpec):
     no_calibration = check_switch("no-calibration")
     no_preflight = check_switch("no-preflight")
     ignore_checklist = check_switch("ignore-checklist")
-    plan_only = Parameter("plan-only", is_flag=True, default=False, help="Print the plan and end.")
+    plan_only = Parameter("plan-only", is_flag=True, default=False, help=COMMON["plan_only"].text)
+    verbose = Parameter("verbose", is_flag=True, default=False, help=COMMON["verbose"].text)
 
     @gpu_profile(plan=finetune_launch.plan_from_parameters, request="none")
     @step

@@ -16,7 +16,7 @@ SHOWN = (
     *("epochs", "max_steps", "lr", "global_batch_size", "micro_batch_size", "optimizer", "precision"),
     *("activation_checkpointing", "packing"),
     *("with", "gpu", "gpus", "nodes", "instance_type", "spot", "device", "queue"),
-    *("output_dir", "push", "checkpoint_every", "eval_every", "tracker", "plan_only"),
+    *("output_dir", "push", "checkpoint_every", "eval_every", "tracker", "plan_only", "verbose"),
 )
 """Options of the help page, in order; ``--help-all`` shows all others, too."""
 CHECKS = {

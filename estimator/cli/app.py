@@ -134,7 +134,7 @@ def _help(module: Any, name: str) -> str:
 
 
 def _cannot_fit(error: CannotFit, command: str) -> str:
-    from estimator.planning.report import render_cannot_fit
+    from estimator.planning.summary import render_cannot_fit
 
     return render_cannot_fit(error, command)
 

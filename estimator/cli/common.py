@@ -121,7 +121,7 @@ COMMON: dict[str, CommonOption] = {
     ),
     "tracker": CommonOption(group=_OUTPUT, metavar="NAME", text="Tracker: tensorboard, wandb, mlflow"),
     "plan_only": CommonOption(group=_OUTPUT, text="Print the plan and end"),
-    "verbose": CommonOption(group=_OUTPUT, text="Print all details, all reasons and all alternatives"),
+    "verbose": CommonOption(group=_OUTPUT, text="Print memory by category, all reasons, all plans"),
 }
 
 

@@ -239,6 +239,7 @@ def plan(
     job_options: JobOptions,
     goal_options: GoalOptions,
     top: Annotated[int, Option(help="Number of plans to show.", rich_help_panel=_OUTPUT)] = 5,
+    verbose: Annotated[bool, common("verbose", "--verbose", "-v")] = False,
     as_json: Annotated[
         bool,
         Option("--json", help="Print plans and rejected configurations as JSON.", rich_help_panel=_OUTPUT),
@@ -253,6 +254,7 @@ def plan(
     from estimator.planning.obstacles import explain
     from estimator.planning.planner import plans
     from estimator.planning.rows import row_of
+    from estimator.planning.summary import MORE, render_summary
 
     output.one_format(json=as_json, csv=as_csv)
     found = hardware.catalogue(goal_options.hardware)
@@ -279,7 +281,10 @@ def plan(
     elif as_csv:
         output.print_csv(rows)
     else:
-        show(ranked)
+        if verbose:
+            show(ranked)
+        else:
+            print(f"{render_summary(ranked.best, ranked.plans[1:])}\n\n{MORE}")
         if command is not None:
             output.console().print(f"\nTo run the first: {command}", markup=False, soft_wrap=True)
 

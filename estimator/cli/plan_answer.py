@@ -55,7 +55,7 @@ def _cells(row: dict[str, Any], first: dict[str, Any], *, timed: bool) -> list[s
         f"{row['nodes'] * row['gpus_per_node']}x {row['gpu_type']}{machine}",
         layout + (", checkpointing" if row["activation_checkpointing"] else ""),
         _against(row, first),
-        f"rarely to be had: {row['rarely_had']}" if row["rarely_had"] else "",
+        f"low availability: {row['rarely_had']}" if row["rarely_had"] else "",
     ]
     cost = ("hours", "usd") if timed else ("usd_per_hour", "usd_per_million_tokens")
     return [

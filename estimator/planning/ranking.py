@@ -120,11 +120,9 @@ def _within_band(item: tuple[float, Candidate]) -> tuple[object, ...]:
 
 def order_in_words(goals: Goals, capacity: str) -> str:
     """The order of :func:`in_order`, as a line for people."""
-    rare = "; what can rarely be had on demand last" if capacity == "usual" else ""
-    return (
-        f"{goals.order}; what differs by less than {INDISTINCT:.0%} counts as equal: then the lower price an "
-        f"hour, fewer GPUs, the simpler layout{rare}"
-    )
+    rare = "; low on-demand availability last" if capacity == "usual" else ""
+    ties = f"plans within {100 * INDISTINCT:.0f} % are treated as ties"
+    return f"{goals.order}; {ties}: then lower price per hour, fewer GPUs, simpler layout{rare}"
 
 
 def against_goals(candidate: Candidate, goals: Goals, tokens: int | None) -> Rejection | None:
@@ -200,7 +198,7 @@ def _behind(best: Candidate, other: Candidate, goals: Goals) -> Rejection:
         reason = f"fits its GPUs; needs {needs} of host memory, which the table does not tell"
         return Rejection(what=other.what, reason=reason, kind="host memory")
     rare = why_rare(other.place)
-    mark = f"; rarely to be had: {rare}" if rare else ""
+    mark = f"; low availability: {rare}" if rare else ""
     speeds = (best.speed.tokens_per_second, other.speed.tokens_per_second)
     if goals.by_speed and speeds[0] and speeds[1]:
         slower = 1 - speeds[1] / speeds[0]

@@ -2,71 +2,40 @@
 
 from __future__ import annotations
 
-import shlex
 import textwrap
 
-from estimator.changes import FINETUNE, Spelling, command_with
-from estimator.errors import CannotFit, UserError
 from estimator.formatting import MIB, format_bytes, format_duration, format_usd
 from estimator.models.diffusion import side_of
-from estimator.plan import Layout, LearningRate, Plan, Prediction, Request
+from estimator.plan import Layout, LearningRate, MemoryEstimate, Plan, Prediction, Request
 from estimator.vocabulary import SHARDINGS, TASKS
 
 LABEL = 12  # width of the left column
 BAR = 24  # width of the longest memory bar
 
 
-def render(plan: Plan, width: int = 100, *, everything: bool = False, brief: bool = False) -> str:
+def render(plan: Plan, width: int = 100, *, everything: bool = False) -> str:
     """The whole plan as text of at most ``width`` columns, without colour codes.
 
-    ``everything``: with hints for what the plan leaves to its user. ``brief``: without memory by category,
-    reasons and rejected plans.
+    ``everything``: with hints for values that the plan leaves to the user.
     """
     what = plan.method if plan.task == "sft" else f"{plan.method} {plan.task}"
     lines = [f"Plan: {plan.model}, {what} with {plan.engine} ({plan.parameters / 1e9:.2f} B parameters)"]
     lines += _row("Where", _where(plan), width)
     lines += _row("Request", _request(plan), width)
     if plan.prepare is not None and plan.evaluate is not None:
-        lines += _row("Beside it", _steps(plan, plan.prepare, plan.evaluate), width)
+        lines += _row("Other steps", _steps(plan, plan.prepare, plan.evaluate), width)
     lines += _row("Layout", _layout(plan), width)
-    lines += _memory(plan, width, brief=brief)
+    lines += _memory(plan, width)
     lines += _row("Speed", _speed(plan), width)
-    if not brief or plan.target != "local":
-        lines += _row("Price", _price(plan), width)
-    if not brief:
-        lines += _list("Why", plan.why, width)
-        lines += _list("Rejected", plan.rejected, width)
+    lines += _row("Price", _price(plan), width)
+    lines += _list("Why", plan.why, width)
+    lines += _list("Rejected", plan.rejected, width)
     overrides = tuple(
         f"{item.name}: {item.used} instead of {item.planned} ({item.given_by})" for item in plan.overrides
     )
     lines += _list("Overridden", overrides, width)
     if everything:
         lines += _list("Hints", _rates(plan.learning_rates), width)
-    return "\n".join(lines)
-
-
-def render_cannot_fit(
-    error: CannotFit, argv_hint: str, width: int = 100, *, spelling: Spelling = FINETUNE
-) -> str:
-    """What is missing, what there is, what it would take, and the commands that would work.
-
-    ``argv_hint`` is the command that was given; each suggestion is shown as that command with its changes,
-    spelled as the command takes them.
-    """
-    lines = textwrap.wrap(error.problem, width)
-    if error.here:
-        lines += _row("Here", error.here, width)
-    if error.example_plan is not None:
-        lines += ["", "It needs, for instance:", render(error.example_plan, width)]
-    if error.suggestions:
-        try:
-            command = shlex.split(argv_hint)
-        except ValueError as unreadable:
-            raise UserError(f"The command {argv_hint!r} can't be read: {unreadable}.") from None
-        lines += ["", "These would work:"]
-        lines += [
-            f"  {shlex.join(command_with(command, suggestion, spelling))}" for suggestion in error.suggestions
-        ]
     return "\n".join(lines)
 
 
@@ -150,20 +119,29 @@ def _sharding(name: str) -> str:
     return SHARDINGS[name].title
 
 
-def _memory(plan: Plan, width: int, *, brief: bool) -> list[str]:
+def memory_verdict(memory: MemoryEstimate) -> str:
+    """Memory needed and available with one verdict: ``41.0 GiB of 48.0 GiB: fits, 15 % to spare``."""
+    needed = format_bytes(memory.needs_bytes)
+    if memory.capacity_bytes is None:
+        return f"{needed} needed"
+    text = f"{needed} of {format_bytes(memory.capacity_bytes)}"
+    if not memory.fits:
+        return f"{text}: does not fit"
+    spare = 1 - memory.needs_bytes / memory.capacity_bytes
+    return f"{text}: fits, {spare:.0%} to spare".replace("%", " %") + (" (tight)" if memory.tight else "")
+
+
+def _memory(plan: Plan, width: int) -> list[str]:
     memory = plan.prediction.memory
-    what = "GPU" if plan.layout.device == "cuda" else "process"
-    text = f"needs {format_bytes(memory.needs_bytes)}, at most {format_bytes(memory.needs_range[1])}"
-    if memory.capacity_bytes is not None:
-        text += f", of {format_bytes(memory.capacity_bytes)} for each {what}"
-    if memory.fits is not None:
-        text += " (fits)" if memory.fits else " (DOES NOT FIT)"
-    text += f"; will show {format_bytes(memory.shows_bytes)}, at most {format_bytes(memory.shows_range[1])}"
+    what, counter = ("GPU", "nvidia-smi") if plan.layout.device == "cuda" else ("process", "the system")
+    shown, most = format_bytes(memory.shows_bytes), format_bytes(memory.shows_range[1])
+    text = (
+        f"{memory_verdict(memory)} per {what}; at most {format_bytes(memory.needs_range[1])}; "
+        f"expect {counter} to show {shown}, up to {most}"
+    )
     if plan.layout.device == "cuda":
-        text += f"; host {format_bytes(memory.host_bytes)} a node"
+        text += f"; host memory {format_bytes(memory.host_bytes)} per node"
     lines = _row("Memory", text, width)
-    if brief:
-        return lines
     largest = max((value for _, value in memory.categories), default=0)
     for name, value in memory.categories:
         bar = "#" * round(min(BAR, max(width - LABEL - 34, 0)) * value / largest) if largest else ""

@@ -115,7 +115,7 @@ def test_a_model_that_cannot_fit_here_says_what_would_work(launch: Callable[...,
 )
 def test_the_commands_that_are_advised_work(launch: Callable[..., FlowRun], arguments: str) -> None:
     refused = launch("run", *shlex.split(arguments), "--plan-only")
-    check_refused(refused, "These would work:")
+    check_refused(refused, "Alternatives that fit:")
     offered = re.findall(r"^\s+finetune (run .*)$", refused.output, re.MULTILINE)
     assert len(offered) > 1
     for command in offered:

@@ -26,7 +26,7 @@ def no_history(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: igno
 
 
 def test_a_model_alone_gets_a_ranked_table_the_best_plan_and_the_rejections() -> None:
-    result = run("--model llama-70b --global-batch-size 64")
+    result = run("--model llama-70b --global-batch-size 64 --verbose")
     assert result.exit_code == 0
     for words in ("Order: ", "Plan: llama-70b, full", "Why", "Rejected", "% over", "learning rate"):
         assert words in result.stdout

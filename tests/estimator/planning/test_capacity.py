@@ -57,9 +57,9 @@ def test_what_is_rarely_had_comes_last_with_its_reason_and_competes_where_that_i
     marks = [bool(made.prediction.rarely_had) for made in usual.plans if _has_known_memory(made)]
     assert any(marks)
     assert marks == sorted(marks)
-    assert "can rarely be had on demand last" in usual.order
+    assert "low on-demand availability last" in usual.order
     rejected = plans(FULL, USUAL, top=3).rejected
-    assert any("rarely to be had: sold ahead" in line.reason for line in rejected)
+    assert any("low availability: sold ahead" in line.reason for line in rejected)
     whatever = plans(FULL, WHATEVER, top=500)
     marks = [bool(made.prediction.rarely_had) for made in whatever.plans if _has_known_memory(made)]
     assert marks != sorted(marks)
@@ -73,7 +73,7 @@ def _has_known_memory(made: Plan) -> bool:
 def test_a_rare_machine_that_is_asked_for_is_planned_and_marked() -> None:
     made = plan(FULL, replace(USUAL, gpu="H100 SXM", instance_type="p5.48xlarge"))
     assert "Capacity Blocks" in made.prediction.rarely_had
-    assert "rarely to be had: sold ahead in Capacity Blocks" in " ".join(render(made).split())
+    assert "low availability: sold ahead in Capacity Blocks" in " ".join(render(made).split())
 
 
 def test_a_capacity_that_is_not_known_is_refused() -> None:
