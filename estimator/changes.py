@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +68,20 @@ def option_of(setting: str) -> str:
 class FinetuneOptions:
     """The options of ``finetune``, which are also those of a Job."""
 
+    _NAMES: ClassVar = {
+        "resources.from_catalogue": "no --from-cluster",
+        "with": "--no-here",  # a plan for other machines than this one
+    }
+
     def name(self, option: str) -> str:
-        return "no --from-cluster" if option == "resources.from_catalogue" else option_of(option)
+        return self._NAMES.get(option, option_of(option))
 
     def words(self, change: Change) -> tuple[str, ...]:
         name = self.name(change.option)
         if change.value is None:
             return ()
+        if change.option == "with":
+            return (name,)
         if isinstance(change.value, bool):
             return (name if change.value else f"--no-{name.removeprefix('--')}",)
         return (name, str(change.value))
@@ -134,6 +141,7 @@ _CONTRADICTS = {
         "max_gpus",
     ),
     "resources.gpus": ("max_gpus", "max_nodes"),
+    "with": ("here",),
 }
 
 

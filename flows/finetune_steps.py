@@ -91,12 +91,14 @@ def task_folder(step_name: str) -> Iterator[Path]:
         yield work
 
 
-def next_steps(train: str, model_path: str) -> list[str]:
+def next_steps(train: str, model_path: str, task: str) -> list[str]:
     """Format what to do after a run, in three lines. ``train``: name of the training step."""
     program = console_script(shell_path())
     card = command_line(sys.argv[0], ["card", "view", train, "--id", "finetune"], program)
     page = Path(model_path) / PAGE
     usage = f"the Python lines in {page}" if page.is_file() else "decorators.fetch_model (docs/models.md)"
+    if task != "reward" and not TASKS[task].images:
+        usage = f"{program} chat, or {usage}"
     return [
         f"See the card:   {card}",
         f"Use the model:  {usage}",
@@ -169,11 +171,15 @@ class FinetuneSteps(FlowSpec):
             self.base_model = finetune_artifacts.carried_model(settings.model)
             self.plan = pipeline.check_matches(current_plan(), settings)
             self.used_settings = run_config.resolve(
-                settings, self.base_model.spec, method=self.plan.method, engine=self.plan.engine
+                settings,
+                self.base_model.spec,
+                method=self.plan.method,
+                engine=self.plan.engine,
+                batch=self.plan.layout.global_batch_size,
             )
             if self.plan.target != "local":  # else the launching process has just printed it
                 print(pipeline.summarise_plan(self.plan))
-            hub_push.check(self.used_settings, reached=True)
+            hub_push.check(self.used_settings, must_reach=True)
             try_tasks(finetune_harness.fetch_tasks(self.used_settings, work / "tasks"), work / "try")
             print(f"reading {', '.join(mixture.names(self.used_settings))}", flush=True)
             rows = pipeline.read_data(self.used_settings, work, fetch=finetune_artifacts.fetch_dataset)
@@ -222,7 +228,7 @@ class FinetuneSteps(FlowSpec):
             errors=self.stage_errors,
         )
         train = "train_nodes" if self.plan.layout.nodes > 1 else "train"
-        lines += next_steps(train, self.model_path)
+        lines += next_steps(train, self.model_path, self.used_settings.task)
         if self.stage_errors:
             words = ["resume", self.failed_step, "--origin-run-id", current.run_id]
             lines.append(f"Try again:      {command_line(sys.argv[0], words, console_script(shell_path()))}")

@@ -30,6 +30,8 @@ COMMANDS = {
     "gpus": "GPUs and machines: memory, speed, price.",
     "models": "Models that are known by name.",
     "settings": "Settings of a run: name, type, default, meaning. Searches them.",
+    "chat": "Ask a finished model on the terminal.",
+    "serve": "Serve a finished model to OpenAI clients, here or on Kubernetes.",
     "runs": "Runs of the flow beside each other: what differs, loss, predicted and measured, price.",
     "costs": "What runs have cost, by user, team or model.",
     "doctor": "What is installed, what would work here, and what mends the rest.",
@@ -37,6 +39,7 @@ COMMANDS = {
 GROUPS = {
     "Run": ("run", "check", "flow"),
     "Plan, with nothing run": ("plan", "estimate", "gpus", "models", "settings"),
+    "Use the model": ("chat", "serve"),
     "Look back, look around": ("runs", "costs", "doctor"),
 }
 ELSEWHERE = {
@@ -44,6 +47,8 @@ ELSEWHERE = {
     "check": "flows.commands",
     "flow": "flows.commands",
     "settings": "flows.finetune_settings",
+    "chat": "flows.finetune_chat",
+    "serve": "flows.finetune_serve",
     "runs": "flows.finetune_runs",
     "costs": "flows.finetune_costs",
     "doctor": "flows.finetune_doctor",

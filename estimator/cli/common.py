@@ -69,13 +69,15 @@ COMMON: dict[str, CommonOption] = {
         text="Frozen weights of qlora",
         choices=tuple(get_args(vocabulary.LaunchedQuantization)),
     ),
-    "epochs": CommonOption(group=_TRAINING, metavar="N", text="Passes over the data"),
+    "epochs": CommonOption(group=_TRAINING, metavar="N", text="Passes over the data", unset="1"),
     "max_steps": CommonOption(group=_TRAINING, metavar="N", text="Stop after this many optimizer steps"),
     "tokens": CommonOption(group=_TRAINING, metavar="N", text="Training tokens, such as 250M or 1.5B"),
     "lr": CommonOption(
         group=_TRAINING, metavar="RATE", text="Peak learning rate", unset="by method and model"
     ),
-    "global_batch_size": CommonOption(group=_TRAINING, metavar="N", text="Sequences per step over all GPUs"),
+    "global_batch_size": CommonOption(
+        group=_TRAINING, metavar="N", text="Sequences per step over all GPUs", unset="about 16"
+    ),
     "micro_batch_size": CommonOption(
         group=_TRAINING,
         metavar="N",

@@ -49,6 +49,14 @@ class SetupOptions:
         str | None,
         Option(help="Linear layers with LoRA: comma-separated names, or all-linear.", rich_help_panel=_ADAPT),
     ] = None
+    reference_copy: Annotated[
+        bool,
+        Option(
+            "--reference-copy",
+            help="Full training of pairs holds the reference as a frozen copy, as TRL does.",
+            rich_help_panel=_ADAPT,
+        ),
+    ] = False
     reward_parameters: Annotated[
         int,
         Option(

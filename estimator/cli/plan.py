@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from estimator.planning.goals import Goals
     from estimator.throughput import MeasuredBandwidth
 
-DEFAULT_BATCH = 16  # as launchers/settings.py
 _TRAINING, _WHERE, _OUTPUT = GROUPS[2:]
 _ADAPT, _STEP, _SHARD, _PLACE = (
     MORE + name for name in ("model and adapters", "training step", "sharding and parallelism", "hardware")
@@ -49,7 +49,7 @@ class JobOptions:
         int | None,
         Option(help="Image side in pixels. Default: that of the published model.", rich_help_panel=_ADAPT),
     ] = None
-    global_batch_size: Annotated[int, common("global_batch_size")] = DEFAULT_BATCH
+    global_batch_size: Annotated[int | None, common("global_batch_size")] = None
     lora_rank: Annotated[int, common("lora_rank")] = 8
     lora_targets: Annotated[
         str,
@@ -194,6 +194,14 @@ class GoalOptions:
     max_gpus: Annotated[
         int | None, Option(help="Maximum number of GPUs over all nodes.", rich_help_panel=_PLACE)
     ] = None
+    here: Annotated[
+        bool | None,
+        Option(
+            "--here/--no-here",
+            help="Plan for this machine's GPUs (default if it has any)",
+            rich_help_panel=_WHERE,
+        ),
+    ] = None
     from_cluster: Annotated[
         bool,
         Option(
@@ -254,7 +262,7 @@ def plan(
     from estimator.planning.obstacles import explain
     from estimator.planning.planner import plans
     from estimator.planning.rows import row_of
-    from estimator.planning.summary import MORE, render_summary
+    from estimator.planning.summary import MORE, WIDTH, render_summary
 
     output.one_format(json=as_json, csv=as_csv)
     found = hardware.catalogue(goal_options.hardware)
@@ -264,9 +272,9 @@ def plan(
         known, problems = calibration.load() if goal_options.calibration else (None, ())
         for problem in problems:
             output.note(problem)
-        job, target, goals = _job(job_options), _target(goal_options), _goals(goal_options)
+        job, target, goals = job_from(job_options), target_from(goal_options), goals_from(goal_options)
         try:
-            ranked = plans(job, target, goals, top, calibration=known, bandwidth=_bandwidth(goal_options))
+            ranked = plans(job, target, goals, top, calibration=known, bandwidth=bandwidth_from(goal_options))
         except UserError as error:
             raise error if goals.cluster is None else explain(error, job, target, goals.cluster) from None
         old = hardware.old_prices(
@@ -284,16 +292,19 @@ def plan(
         if verbose:
             show(ranked)
         else:
+            for line in ranked.notes:
+                print(textwrap.fill(line, WIDTH))
             print(f"{render_summary(ranked.best, ranked.plans[1:])}\n\n{MORE}")
         if command is not None:
             output.console().print(f"\nTo run the first: {command}", markup=False, soft_wrap=True)
 
 
-def _job(job_options: JobOptions) -> Job:
+def job_from(job_options: JobOptions) -> Job:
     from estimator import models
-    from estimator.job import Job
+    from estimator.job import DEFAULT_BATCH, Job
     from estimator.planning import images
 
+    batch = job_options.global_batch_size
     model = models.resolve(job_options.model).spec
     return Job(
         model=model,
@@ -301,7 +312,8 @@ def _job(job_options: JobOptions) -> Job:
         engine=job_options.engine,  # type: ignore[arg-type]
         task=images.task_for(model, job_options.task),  # type: ignore[arg-type]
         seq_len=images.length_of(model, job_options.seq_len, job_options.resolution),
-        global_batch_size=job_options.global_batch_size,
+        global_batch_size=DEFAULT_BATCH if batch is None else batch,
+        batch_multiple=1 if batch is None else None,
         micro_batch_size=job_options.micro_batch_size,
         optimizer=job_options.optimizer,  # type: ignore[arg-type]
         precision=job_options.precision,  # type: ignore[arg-type]
@@ -360,12 +372,17 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def _target(goal_options: GoalOptions) -> Target:
+def target_from(goal_options: GoalOptions) -> Target:
     from estimator.job import Target
 
-    kind = "kubernetes" if goal_options.from_cluster else "catalogue"
+    here = _plans_here(goal_options)
+    kind = "local" if here else "kubernetes" if goal_options.from_cluster else "catalogue"
+    if here:
+        from estimator.hardware import local_machine
+
     return Target(
         kind=kind,  # type: ignore[arg-type]
+        machine=local_machine.here() if here else None,
         nodes=goal_options.nodes,
         gpus=goal_options.gpus,
         gpu=goal_options.gpu,
@@ -373,7 +390,31 @@ def _target(goal_options: GoalOptions) -> Target:
     )
 
 
-def _goals(goal_options: GoalOptions) -> Goals:
+def _plans_here(options: GoalOptions) -> bool:
+    """Whether the plan is for this machine: as asked, or as it has GPUs and nothing says which machines."""
+    elsewhere = {
+        "instance-type": options.instance_type,
+        "cloud": options.cloud,
+        "spot": options.spot,
+        "interruption-rate": options.interruption_rate,
+        "max-nodes": options.max_nodes,
+        "max-gpus": options.max_gpus,
+        "from-cluster": options.from_cluster,
+        "budget-usd": options.budget_usd,
+    }
+    named = next((name for name, value in elsewhere.items() if value), None)
+    if options.here and named:
+        raise UserError(f"--here and --{named} contradict each other.", "Leave one of them out.")
+    if options.here is not None:
+        return options.here
+    if named or options.gpu or options.gpus or options.nodes or options.hardware:
+        return False
+    from estimator.hardware import local_machine
+
+    return local_machine.has_gpus()
+
+
+def goals_from(goal_options: GoalOptions) -> Goals:
     from estimator.planning.goals import Goals
 
     return Goals(
@@ -406,15 +447,15 @@ def _cluster(goal_options: GoalOptions) -> Cluster | None:
     from estimator.planning.run_command import DEFAULT_NAMESPACE, NAMESPACE_VARIABLE
 
     namespace = goal_options.namespace or os.environ.get(NAMESPACE_VARIABLE) or DEFAULT_NAMESPACE
-    cluster = read_cluster(goal_options.context, rules=PodRules(namespace=namespace))
+    cluster = read_cluster(goal_options.context, rules=PodRules(namespace=namespace), gpu=goal_options.gpu)
     for line in cluster.notes:
         output.note(line)
     return cluster
 
 
 def _command(plan: Plan, job: Job, model: str, goal_options: GoalOptions, goals: Goals) -> str | None:
-    """Command that runs the plan on the cluster it was made for; None without a cluster."""
-    if goals.cluster is None:
+    """Command that runs the plan on the cluster or machine it was made for; None for a catalogue's."""
+    if goals.cluster is None and plan.target == "catalogue":
         return None
     from estimator.planning.run_command import run_command
 
@@ -430,7 +471,7 @@ def _count(text: str | None) -> int | None:
     return None if text is None else round(tokens_of(text))
 
 
-def _bandwidth(goal_options: GoalOptions) -> MeasuredBandwidth | None:
+def bandwidth_from(goal_options: GoalOptions) -> MeasuredBandwidth | None:
     if goal_options.busbw_intra is None and goal_options.busbw_inter is None:
         return None
     from datetime import date

@@ -80,6 +80,7 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int) -> Setup:
         accumulation=_or(options.accumulation, max(options.pp, 1)),
         answer_len=drawn_answer(seq_len) if draws else 0,
         reward_parameters=options.reward_parameters,
+        reference_copy=options.reference_copy,
         compares=draws and METHODS[method].adapters,
         seq_len=seq_len,
         fixed_length=packed,
@@ -88,7 +89,9 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int) -> Setup:
         expandable_segments=_or(options.expandable_segments, launched_here and options.device == "cuda"),
         document_mask=_or(
             options.document_mask,
-            packed and engine.document_mask and dense_mask(options.engine, options.device),
+            packed
+            and engine.document_mask
+            and dense_mask(options.engine, options.device, model, options.task),
         ),
         checkpointing=_checkpointing(options, engine, sharded=sharded),  # type: ignore[arg-type]
         recompute_every=options.recompute_every,

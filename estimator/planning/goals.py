@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 PREFERENCES = ("price", "speed")
 DISRUPTIONS = 20  # of a run's setting resources.max_disruptions
-ATTEMPTS = 2  # retries of a training step: what a run has where a disruption counts as a failure
+ATTEMPTS = 4  # retries of a deployed step, whose scheduler counts a disruption as a failed attempt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -48,7 +48,7 @@ def _where(plan: Plan) -> str:
             "allocation": "the nodes of this job",
             "kubernetes": "Kubernetes",
             "batch": "AWS Batch",
-            "catalogue": "any machine of the catalogue",
+            "catalogue": "any machine of the catalogue" if request.instance_type else "machines of your own",
         }
         place = names[plan.target]
     if request.instance_type:
@@ -84,7 +84,7 @@ def _layout(plan: Plan) -> str:
     layout, side = plan.layout, side_of(plan.layout.seq_len)
     factors = f"{layout.micro_batch_size} x {layout.accumulation} x {layout.data_parallel}"
     parts = [
-        f"{layout.world_size} process(es) on {layout.device}, {layout_words(layout)}",
+        f"{layout.world_size} process(es) on {layout.device}, {describe_layout(layout)}",
         f"batch {layout.global_batch_size} = {factors}",
         f"{side} x {side} pixels" if TASKS[plan.task].images else f"{layout.seq_len} tokens",
         layout.precision,
@@ -98,7 +98,7 @@ def _layout(plan: Plan) -> str:
     return ", ".join(parts)
 
 
-def layout_words(layout: Layout) -> str:
+def describe_layout(layout: Layout) -> str:
     """How the job is spread, in a few words: "FSDP, TP 8, PP 4 (1f1b)"."""
     parts = [_sharding(layout.sharding)]
     if layout.replicate > 1:

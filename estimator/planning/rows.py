@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from estimator.plan import Plan
-from estimator.planning.report import layout_words
+from estimator.planning.report import describe_layout
 
 
 def usd_per_million_tokens(plan: Plan) -> float | None:
@@ -29,7 +29,7 @@ def row_of(rank: int, plan: Plan) -> dict[str, Any]:
         "nodes": request.nodes,
         "gpus_per_node": request.gpus_per_node,
         "gpu_type": request.gpu_type,
-        "layout": layout_words(layout),
+        "layout": describe_layout(layout),
         "micro_batch_size": layout.micro_batch_size,
         "accumulation": layout.accumulation,
         "activation_checkpointing": layout.activation_checkpointing,

@@ -11,7 +11,7 @@ from estimator.errors import CannotFit, UserError
 from estimator.formatting import MIB, format_bytes, format_duration, format_usd
 from estimator.models.diffusion import side_of
 from estimator.plan import Plan, Request
-from estimator.planning.report import LABEL, layout_words, memory_verdict
+from estimator.planning.report import LABEL, describe_layout, memory_verdict
 from estimator.planning.rows import usd_per_million_tokens
 from estimator.vocabulary import TASKS
 
@@ -40,6 +40,8 @@ def render_summary(plan: Plan, alternatives: Sequence[Plan] = ()) -> str:
         if TASKS[plan.task].images:
             steps = {"prepare": plan.prepare, "encode": plan.request, "evaluate": plan.evaluate}
         lines += _row("Other steps", ", ".join(f"{name} ({_size(each)})" for name, each in steps.items()))
+    if plan.planned_only is not None:
+        lines += _row("Limits", f"planning only, no command runs this: {plan.planned_only}")
     reasons = [line for line in plan.why if not line.startswith(("price:", "precision"))]
     lines += _list("Why", reasons[:REASONS])
     if plan.overrides:
@@ -70,9 +72,8 @@ def render_cannot_fit(error: CannotFit, argv_hint: str, *, spelling: Spelling = 
         except ValueError as unreadable:
             raise UserError(f"The command {argv_hint!r} can't be read: {unreadable}.") from None
         lines += ["", "Alternatives that fit:"]
-        lines += [
-            f"  {shlex.join(command_with(command, suggestion, spelling))}" for suggestion in error.suggestions
-        ]
+        offered = (shlex.join(command_with(command, changes, spelling)) for changes in error.suggestions)
+        lines += [f"  {line}" for line in dict.fromkeys(offered)]
     return "\n".join(lines)
 
 
@@ -132,7 +133,7 @@ def _step(plan: Plan) -> str:
     factors = f"{layout.micro_batch_size} x {layout.accumulation} x {layout.data_parallel}"
     checkpointing = f"{'with' if layout.activation_checkpointing else 'without'} activation checkpointing"
     return (
-        f"{processes}, {layout_words(layout)}, batch {layout.global_batch_size} = {factors}, {length}, "
+        f"{processes}, {describe_layout(layout)}, batch {layout.global_batch_size} = {factors}, {length}, "
         f"{layout.precision}, {checkpointing}"
     )
 

@@ -145,12 +145,13 @@ def started(
     gpu: int | None = None,
     offline: bool = True,
     python: str | None = None,
+    grace_s: float = 0,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """``python -m module request``, which ends with this process, and with the context.
 
     ``log`` gets what it prints; ``on_cpu`` hides all GPUs from it, ``gpu`` all but that one of those that
     this process sees, ``offline`` the Hugging Face Hub; ``python``: another one than this. What it has
-    started itself ends with the context, too.
+    started itself ends with the context, too. ``grace_s``: seconds between SIGTERM and SIGKILL at the end.
     """
     extra = {"TOKENIZERS_PARALLELISM": "false", "OMP_WAIT_POLICY": "passive", "PYTHONUNBUFFERED": "1"}
     if offline:
@@ -171,6 +172,10 @@ def started(
         try:
             yield process
         finally:
+            if grace_s and process.poll() is None:
+                process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(grace_s)
             process.kill()
             process.wait()
             end_all(marker, grace_s=0)

@@ -24,7 +24,7 @@ from launchers.models.files import (
     is_wanted,
     pickled_files,
 )
-from launchers.workdir import is_full_disk_behind
+from launchers.workdir import is_caused_by_full_disk
 
 if TYPE_CHECKING:
     import torch
@@ -108,7 +108,7 @@ def _save(tensors: dict[str, torch.Tensor], path: Path) -> None:
     try:
         save_file(tensors, path, metadata={"format": "pt"})
     except SafetensorError as error:  # which a full disk is, too
-        if is_full_disk_behind(error, path.parent):
+        if is_caused_by_full_disk(error, path.parent):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
         raise
 

@@ -110,7 +110,7 @@ def plan_for_hosts(settings: Settings, hosts: Sequence[Host], *, calibrated: boo
         chosen = planned.settings
         checks.check_installed(chosen.engine, chosen.method, liger=chosen.liger)
         tasks.check_installed(chosen)
-        hub_push.check(chosen, reached=True)
+        hub_push.check(chosen, must_reach=True)
         disks = [(f"The work folder of {host.name}", host.machine.disk_free_bytes) for host in hosts]
         checks.check_disks(planned.plan, disks)
         return planned

@@ -80,7 +80,7 @@ def test_a_file_in_the_place_of_the_output_folder_is_refused_before_the_run(tmp_
             finetune_launch.plan_from_parameters({**PARAMETERS, "output_dir": str(folder)}, "local")
         assert str(caught.value) == (
             f"--output-dir {folder}: {tmp_path / 'results'} is a file.\n"
-            "Name another folder: --output-dir FOLDER"
+            "Choose another folder: --output-dir FOLDER"
         )
 
 
@@ -126,7 +126,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> list[Cluster | UserError]:
     p5 = nodes_of("p5.48xlarge", 2)
     answers: list[Cluster | UserError] = [Cluster(context="training", nodes=(p5,))]
 
-    def read(_: str) -> Cluster:
+    def read(*_: object) -> Cluster:
         if isinstance(answers[0], UserError):
             raise answers[0]
         return answers[0]
@@ -183,7 +183,7 @@ def test_nobody_is_asked_for_gpus_where_the_run_is_for_cpus(
 def test_a_deployment_that_is_only_written_out_asks_no_cluster(
     cluster: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(finetune_launch, "compiles_only", lambda: True)
+    monkeypatch.setattr("decorators.backends.destination.compiles_only", lambda: True)
     cluster[0] = UserError("Nobody is to be asked.")
     finetune_launch.plan_from_parameters(ON_CLUSTER, "kubernetes")
     assert "Planned with the catalogue's machines: --only-json asks no cluster." in capsys.readouterr().err

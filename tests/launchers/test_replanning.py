@@ -81,9 +81,7 @@ def test_a_failed_attempt_says_what_the_next_will_do(plans: Replanning, launched
     assert tiny.layout.micro_batch_size > 1
     settings = Settings(model="tiny-llama", global_batch_size=8, seq_len=256)
     text = out_of_memory(plans, 0, tiny, settings, find("tiny-llama"), other_machines=True)
-    assert text.startswith(
-        f"out of memory: a retry goes on with micro batch {tiny.layout.micro_batch_size} -> "
-    )
+    assert text.startswith(f"out of memory: a retry will use micro batch {tiny.layout.micro_batch_size} -> ")
     assert choose_plan(plans, 1, tiny).layout.micro_batch_size < tiny.layout.micro_batch_size
 
 

@@ -94,11 +94,11 @@ def test_a_stopped_job_and_one_that_lost_a_node_go_on_from_their_checkpoints(
     slurm.wait_until(
         lambda: "restart 1 of 5" in slurm.output(job), 90, "it is requeued", lambda: slurm.output(job)
     )
-    assert "has to go (SIGUSR1); all have stopped, and the checkpoint of step" in slurm.output(job)
+    assert "has to leave (SIGUSR1); all have stopped, and the checkpoint of step" in slurm.output(job)
     assert "ended with status 75" in slurm.output(job)
 
     wait_for_checkpoint(slurm, job, output, attempt=1)
-    assert "going on from the checkpoint of step" in slurm.output(job)
+    assert "from the checkpoint of step" in slurm.output(job)
     assert slurm.job(job)["Restarts"] == "1"
     before = len(slurm.output(job))
     lost = time.monotonic()

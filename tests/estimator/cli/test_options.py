@@ -18,6 +18,7 @@ CHANGES: dict[str, list[str]] = {
     "method": ["--method", "lora"],
     "task": ["--task", "dpo"],
     "answer_len": ["--task", "grpo"],
+    "reference_copy": ["--task", "dpo", "--reference-copy"],
     "reward_parameters": ["--task", "grpo", "--reward-parameters", "1000000"],
     "compares": ["--task", "grpo", "--method", "lora"],
     "lora_rank": ["--lora-rank", "64"],

@@ -52,7 +52,9 @@ def test_a_job_that_does_not_fit_shows_what_it_needs_and_the_commands_that_would
     assert text.startswith("llama-8b has 8.0 billion parameters")
     assert "Here        no GPU, 4 CPU cores" in text
     assert "$" in text
-    assert "  python flow.py run --model llama-8b --method lora --with kubernetes" in text
+    assert "  python flow.py run --model llama-8b --method lora --no-here" in text, (
+        "as finetune plan takes it"
+    )
 
 
 def test_a_suggested_value_replaces_the_one_that_was_given() -> None:

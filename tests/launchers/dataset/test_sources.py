@@ -222,7 +222,7 @@ class TestHub:
         [
             (GatedRepoError, 403, "HF_TOKEN: this token may not read dataset o/n"),
             (RepositoryNotFoundError, 404, "is not on the Hugging Face Hub"),
-            (RepositoryNotFoundError, 401, "HF_TOKEN: the Hugging Face Hub refuses this token"),
+            (RepositoryNotFoundError, 401, "HF_TOKEN: the Hugging Face Hub rejects this token"),
         ],
     )
     def test_answers_of_the_hub_are_explained_without_the_token(

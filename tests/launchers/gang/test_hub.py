@@ -45,7 +45,7 @@ def test_a_hub_that_is_closed_gives_its_port_back_at_once(port: int) -> None:
 def test_a_node_that_comes_gives_the_others_time_anew_and_who_is_missing_is_told(
     port: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(hub, "_TOLD_EVERY_S", 0.5)
+    monkeypatch.setattr(hub, "_LOG_INTERVAL_S", 0.5)
     patience_s, late_s = 1.5, 1.0
 
     def come_late() -> None:
@@ -62,14 +62,12 @@ def test_a_node_that_comes_gives_the_others_time_anew_and_who_is_missing_is_told
     try:
         with (
             caplog.at_level(logging.WARNING),
-            pytest.raises(
-                GangFailed, match=re.escape("node 2 did not come within 1.5 s (2 of 3 were there)")
-            ),
+            pytest.raises(GangFailed, match=re.escape("node 2 did not join within 1.5 s (2 of 3 joined)")),
         ):
             main.join()
         assert time.monotonic() - begin >= late_s + patience_s
-        assert "waiting for node 1, 2: 1 of 3 are there after 0 min" in caplog.messages[0]
-        assert "waiting for node 2: 2 of 3 are there" in caplog.messages[-1]
+        assert "waiting for node 1, 2: 1 of 3 have joined after 0 min" in caplog.messages[0]
+        assert "waiting for node 2: 2 of 3 have joined" in caplog.messages[-1]
     finally:
         late.join(timeout=30)
         main.close()

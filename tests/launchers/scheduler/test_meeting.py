@@ -93,7 +93,7 @@ def test_a_mistake_found_by_one_node_is_raised_on_all(port: int) -> None:
 
 
 def test_a_node_that_does_not_come_is_named(port: int) -> None:
-    with pytest.raises(GangFailed, match=r"node 1, 2 did not come within 1 s \(1 of 3 were there\)"):
+    with pytest.raises(GangFailed, match=r"node 1, 2 did not join within 1 s \(1 of 3 joined\)"):
         Meeting(address(0, 3, port), come_s=1.0)
     with pytest.raises(NodeLost, match="could not be reached within 1 s"):
         Meeting(address(1, 3, port), come_s=1.0)
@@ -107,7 +107,7 @@ def test_all_that_are_there_hear_which_node_did_not_come(port: int) -> None:
     first, second = together(lambda: Meeting(address(0, 3, port), come_s=3.0), follow)
     for error in (first, second):
         assert isinstance(error, GangFailed)
-        assert "node 2 did not come within 3 s (2 of 3 were there)" in str(error)
+        assert "node 2 did not join within 3 s (2 of 3 joined)" in str(error)
 
 
 def test_all_hear_which_node_was_lost(port: int) -> None:

@@ -190,13 +190,13 @@ def test_a_run_that_a_signal_stopped_goes_on_and_is_finished_once(tmp_path: Path
         process.kill()
         process.wait()
     said = (tmp_path / "log").read_text()
-    assert "has to go (SIGUSR1); all have stopped, and the checkpoint of step" in said
-    assert "The same command goes on from the newest checkpoint" in said
+    assert "has to leave (SIGUSR1); all have stopped, and the checkpoint of step" in said
+    assert "resume from the newest checkpoint" in said
     assert not list((tmp_path / "work").glob("*/*")), "nothing is left in the work folder"
 
     assert status(tmp_path, *words) == 0, (tmp_path / "log").read_text()
     said = (tmp_path / "log").read_text()
-    assert "going on from the checkpoint of step" in said
+    assert "from the checkpoint of step" in said
     found = json.loads((tmp_path / "out" / "metrics.json").read_text())
     assert found["attempts"] == 2
     assert [step["step"] for step in found["steps"]] == list(range(1, 31))
