@@ -46,19 +46,6 @@ BEFORE_COMMAND = {
 }
 
 
-# Options of Metaflow's ``run``, with their help
-OF_METAFLOW = {
-    "--tag": "Tag of the run; may be repeated",
-    "--namespace": "Metaflow namespace in which past runs are looked up",
-    "--with": "Decorator for all steps, such as kubernetes:image=NAME; may be repeated",
-    "--max-workers": "Maximum number of steps that run at the same time",
-    "--max-num-splits": "Maximum number of splits of a foreach",
-    "--max-log-size": "Maximum log size of a step in MB; longer logs are truncated",
-    "--run-id-file": "File to which the id of the run is written",
-    "--runner-attribute-file": "File for Metaflow's Runner API",
-}
-
-
 class FlowCommand(TyperCommand):
     """Hands every word on as it is; completes the options of the flow that it runs."""
 
@@ -189,12 +176,10 @@ def _completions(name: str) -> set[str]:
     from decorators._metaflow import run_parameters
 
     parameters, switches = run_parameters(flow_class(name))
-    own = {*parameters, *switches, *OF_METAFLOW, *BEFORE_COMMAND}
-    if name != DEFAULT:
-        return own
-    from flows.run_options import all_options
+    from flows.run_options import OF_METAFLOW, all_options
 
-    return own | all_options()
+    own = {*parameters, *switches, *OF_METAFLOW, *BEFORE_COMMAND}
+    return own | all_options() if name == DEFAULT else own
 
 
 def flow_class(name: str) -> Any:

@@ -27,7 +27,7 @@ from estimator.planning.planner import CannotFit
 from estimator.planning.report import render
 from estimator.planning.summary import MORE, render_cannot_fit, render_summary
 from flows import finetune_artifacts, finetune_harness, rejection_launch, run_help, run_options, scorers
-from flows.commands import OF_METAFLOW, command_line, split_words
+from flows.commands import command_line, split_words
 from flows.run_logs import recorded_launch
 from launchers import checks, hub_push, pipeline, settings, workdir
 from launchers.harness import tasks
@@ -131,7 +131,11 @@ def _translated(flow: type[Any], words: Sequence[str]) -> list[str]:
         raise SystemExit(0)
     _typed[:] = words
     parameters, switches = run_parameters(flow)
-    return [*before, "run", *run_options.translate(rest[1:], parameters, {*switches, *OF_METAFLOW})]
+    return [
+        *before,
+        "run",
+        *run_options.translate(rest[1:], parameters, {*switches, *run_options.OF_METAFLOW}),
+    ]
 
 
 _typed: list[str] = []  # the words of this process's command line before they were translated

@@ -6,8 +6,7 @@ import json
 
 from estimator.cli.common import COMMON
 from estimator.cli.help import EXAMPLES, GROUPS, Line, page
-from flows.commands import OF_METAFLOW
-from flows.run_options import setting_options
+from flows.run_options import OF_METAFLOW, setting_options
 from launchers.settings import default_of, help_of
 
 SHOWN = (

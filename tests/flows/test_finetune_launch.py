@@ -183,7 +183,7 @@ def test_nobody_is_asked_for_gpus_where_the_run_is_for_cpus(
 def test_a_deployment_that_is_only_written_out_asks_no_cluster(
     cluster: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("decorators.backends.destination.compiles_only", lambda: True)
+    monkeypatch.setattr("decorators._metaflow.compiles_only", lambda: True)
     cluster[0] = UserError("Nobody is to be asked.")
     finetune_launch.plan_from_parameters(ON_CLUSTER, "kubernetes")
     assert "Planned with the catalogue's machines: --only-json asks no cluster." in capsys.readouterr().err

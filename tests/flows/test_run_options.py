@@ -6,10 +6,10 @@ import pytest
 
 from decorators._metaflow import run_parameters
 from estimator.errors import UserError
-from flows.commands import OF_METAFLOW, flow_class
+from flows.commands import flow_class
 from flows.finetune_launch import FLAGS, FLOW
 from flows.run_help import help_page
-from flows.run_options import setting_options, translate
+from flows.run_options import OF_METAFLOW, setting_options, translate
 from launchers import settings
 
 PARAMETERS, SWITCHES = run_parameters(flow_class("finetune"))
