@@ -8,10 +8,11 @@ from dataclasses import replace
 from estimator.formatting import format_list
 from estimator.job import Job, Target
 from estimator.planning.clusters import Survey, disk_miss, host_miss
-from estimator.planning.ranking import compared
+from estimator.planning.ranking import compared, figure
 from estimator.planning.search import INDISTINCT, Evidence, Search, precision_of
 from estimator.vocabulary import ENGINES
 
+FEW_MACHINES = 2  # kinds of machines on which engines are compared, those that come first with the simplest
 SEEN = 0.001  # a difference that is worth a figure
 Speeds = Mapping[str, float | None]
 """Tokens a second by engine; None: it does not fit, or nothing is known of its speed."""
@@ -40,6 +41,24 @@ def faster_than(engine: str, speeds: Speeds) -> str | None:
     known = {name: speed for name, speed in speeds.items() if speed}
     fastest = max(known, key=lambda name: known[name], default=engine)
     return fastest if (speeds[fastest] or 0.0) > own * (1 + INDISTINCT) else None
+
+
+def clearly_better(survey: Survey, jobs: Sequence[Job]) -> Job | None:
+    """The engine whose best plan on the survey's first machines is clearly better than the survey's best.
+
+    By the figure that plans are ordered by: price, GPU-hours or time.
+    """
+    best = survey.candidates[0]
+    found: list[tuple[float, Job]] = []
+    for job in jobs:
+        if job.engine != survey.job.engine:
+            rival = next(iter(survey.by_engine(job, machines=FEW_MACHINES).candidates), None)
+            if rival is not None and rival.idle_gpus <= best.idle_gpus:
+                found.append((figure(rival, survey.goals, survey.tokens), job))
+    if not found:
+        return None
+    least, rival_job = min(found, key=lambda pair: pair[0])
+    return rival_job if least * (1 + INDISTINCT) < figure(best, survey.goals, survey.tokens) else None
 
 
 def speeds_on_best(survey: Survey, jobs: Sequence[Job], target: Target, evidence: Evidence) -> Speeds:

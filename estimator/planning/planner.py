@@ -18,7 +18,13 @@ from estimator.errors import CannotFit, Change, UserError
 from estimator.job import DEFAULT_BATCH, Job, Target
 from estimator.plan import Plan
 from estimator.planning.clusters import Survey, rank_plans, survey_places
-from estimator.planning.engine_choice import by_preference, faster_than, reason, speeds_on_best
+from estimator.planning.engine_choice import (
+    by_preference,
+    clearly_better,
+    faster_than,
+    reason,
+    speeds_on_best,
+)
 from estimator.planning.failures import Failure, of_error, of_survey
 from estimator.planning.goals import Goals
 from estimator.planning.local_plan import (
@@ -196,12 +202,10 @@ def _of_engines(
         return min(map(of_survey, surveys), key=lambda failure: failure.distance)
     if len(jobs) == 1 and not passed_over:
         return rank_plans(survey, top)
+    better = clearly_better(survey, jobs)
+    if better is not None:
+        survey = survey.by_engine(better)
     speeds = speeds_on_best(survey, jobs, target, evidence)
-    faster = faster_than(survey.job.engine, speeds)
-    if faster is not None:
-        other = survey.by_engine(next(job for job in jobs if job.engine == faster))
-        if other.candidates:
-            survey, speeds = other, speeds_on_best(other, jobs, target, evidence)
     ranking = rank_plans(survey, top)
     why = reason(survey.job.engine, speeds, passed_over=passed_over)
     best = replace(ranking.best, why=(*ranking.best.why, why))
