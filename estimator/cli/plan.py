@@ -63,8 +63,8 @@ class JobOptions:
         str,
         Option(
             help=f"{one_of(LAUNCHED_ENGINES, 'Training engine:').removesuffix('.')} (task grpo); "
-            f"{format_list(PARALLEL_ENGINES)} for planning only. auto: the first of the first "
-            "four that supports the job.",
+            f"{format_list(PARALLEL_ENGINES)} for planning only. auto: the best of the first "
+            "four by predicted price and speed; within 20 % the simpler.",
             rich_help_panel=_WHAT,
         ),
     ] = "auto"

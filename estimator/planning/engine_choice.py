@@ -83,12 +83,12 @@ def speeds_on_best(survey: Survey, jobs: Sequence[Job], target: Target, evidence
     return speeds
 
 
-def reason(engine: str, speeds: Speeds, *, passed_over: Sequence[str] = ()) -> str:
+def reason(engine: str, speeds: Speeds, *, passed_over: str = "") -> str:
     """Why this engine, in a line, with the runner-up and by how much.
 
-    ``passed_over``: engines that keep fp32 master weights and have no plan.
+    ``passed_over``: what became of the engines that keep fp32 master weights, as a clause.
     """
-    lean = f"{format_list(passed_over)}, with fp32 master weights, would not fit; " if passed_over else ""
+    lean = f"{passed_over}; " if passed_over else ""
     others = {name: speed for name, speed in speeds.items() if speed and name != engine}
     absent = [name for name, speed in speeds.items() if not speed and name != engine]
     own = speeds[engine]

@@ -78,6 +78,14 @@ def test_full_training_keeps_fp32_master_weights_where_they_fit_and_says_so_wher
     assert "fsdp2 and deepspeed, with fp32 master weights, would not fit" in line_of(small)
 
 
+def test_master_weights_are_given_up_before_measured_gpus_are() -> None:
+    made = made_for("llama-70b", method="full")
+    assert made.request.gpu_type == "A100 SXM 80GB"
+    assert "would take GPUs that were not measured or can rarely be had" in line_of(made)
+    rare = made_for(target=Target(kind="catalogue", gpu="B200"), method="full")
+    assert rare.layout.precision == "bf16-mixed", "where nothing else is available"
+
+
 def test_an_engine_that_is_asked_for_is_not_compared_and_one_that_is_not_installed_not_taken() -> None:
     asked = plan(Job(model=find("llama-8b"), engine="torchtune", global_batch_size=16), ANY)
     assert asked.engine == "torchtune"
