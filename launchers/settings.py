@@ -83,8 +83,8 @@ class Settings(Section):
     kto: preferences from single answers marked good or bad. reward: a reward model. grpo: reinforcement
     learning on sampled answers (`rl`). text-to-image: images from captions (`images`)."""
     engine: LaunchedEngine | Auto = "auto"
-    """Training engine. auto: the first of torchtune, deepspeed and fsdp2 that supports the job; trl for
-    task grpo."""
+    """Training engine. auto: of those that support the job the best by predicted price and speed; within 20 %
+    the simpler."""
     dataset: str = Field(default="support-tickets", min_length=1)
     """Dataset: JSONL, JSON, CSV or Parquet with chat messages, instruction/response pairs or text;
     preference pairs for preference tasks; text (also .txt) for pretrain. A local path, a folder of

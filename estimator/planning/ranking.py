@@ -119,7 +119,7 @@ def in_order(
     groups: dict[tuple[bool, ...], list[tuple[float, Candidate]]] = {}
     keys = _behind_cheaper(candidates, [_group(candidate, goals, capacity) for candidate in candidates])
     for candidate, key in zip(candidates, keys, strict=True):
-        groups.setdefault(key, []).append((_figure(candidate, goals, tokens), candidate))
+        groups.setdefault(key, []).append((figure(candidate, goals, tokens), candidate))
     return [candidate for key in sorted(groups) for candidate in _banded(groups[key])]
 
 
@@ -156,7 +156,7 @@ def _behind_cheaper(candidates: list[Candidate], keys: list[tuple[bool, ...]]) -
     return found
 
 
-def _figure(candidate: Candidate, goals: Goals, tokens: int | None) -> float:
+def figure(candidate: Candidate, goals: Goals, tokens: int | None) -> float:
     """What a group is ordered by, the smaller the better; 0 where neither price nor speed tells it."""
     cost = candidate.expected_usd(tokens) if tokens is not None else candidate.usd_per_token
     speed = candidate.speed.tokens_per_second
