@@ -406,25 +406,25 @@ class Plan:
         """Keyword arguments for ``transformers.TrainingArguments``, or ``trl.SFTConfig`` with ``sft``."""
         from estimator import trainer_arguments
 
-        return trainer_arguments.to_transformers(self, sft=sft)
+        return trainer_arguments.to_transformers(self.layout, sft=sft)
 
     def to_deepspeed(self) -> dict[str, Any]:
         """DeepSpeed configuration with the plan's ZeRO stage, offload, batch and precision."""
         from estimator import trainer_arguments
 
-        return trainer_arguments.to_deepspeed(self)
+        return trainer_arguments.to_deepspeed(self.layout)
 
     def to_accelerate(self) -> dict[str, Any]:
         """Keyword arguments for ``accelerate.Accelerator`` and its plugins."""
         from estimator import trainer_arguments
 
-        return trainer_arguments.to_accelerate(self)
+        return trainer_arguments.to_accelerate(self.layout)
 
     def to_lightning(self) -> dict[str, Any]:
         """Keyword arguments for ``lightning.Trainer``."""
         from estimator import trainer_arguments
 
-        return trainer_arguments.to_lightning(self)
+        return trainer_arguments.to_lightning(self.layout)
 
     def with_override(self, override: Override, **request: Any) -> Plan:
         """The same plan with these fields of its request replaced, and the override noted."""

@@ -96,3 +96,11 @@ class Goals:
         if self.prefer == "speed":
             return "those that fit and reach the batch; fastest first"
         return "those that fit and reach the batch; cheapest a token first"
+
+    @property
+    def unpriced_order(self) -> str:
+        """The order of the plans where no price is known, in words."""
+        if self.by_speed:
+            return self.order
+        within = f", of those done within {self.deadline_hours:g} h" if self.deadline_hours else ""
+        return f"no price is known: fewest GPU-hours first{within}"

@@ -17,6 +17,7 @@ from estimator.planning.capacity import why_rare
 from estimator.planning.engines import setup_of
 from estimator.planning.goals import Goals
 from estimator.planning.ladders import LARGEST_MICRO_BATCH
+from estimator.planning.measured_gpus import UNMEASURED
 from estimator.planning.ranking import compared
 from estimator.planning.search import INDISTINCT, Candidate, Search
 from estimator.planning.support import untried_line
@@ -267,7 +268,8 @@ def of_machine(
         )
     elif best.speed.tokens_per_second is not None:
         line = (
-            f"{each}: {place.name} is {_fastest(best, weighed, tokens)} of {machines}; prices are not known"
+            f"{each}: {place.name} takes the fewest GPU-hours, or within {INDISTINCT:.0%} of them, of "
+            f"{machines}; prices are not known"
         )
     else:
         line = f"{each}: {place.name} fits; its price or speed is not known"
@@ -329,6 +331,11 @@ def _source(candidate: Candidate) -> list[str]:
     rare = why_rare(place)
     if rare:
         lines.append(f"rarely to be had: {rare}")
+    if candidate.unmeasured:
+        lines.append(UNMEASURED)
+    if candidate.idle_gpus:
+        used = candidate.layout.processes_per_node
+        lines.append(f"{used} of the {place.gpus} GPUs of {place.name} are used, and all of them paid for")
     if place.ram_bytes is None and not place.name:
         lines.append(f"host memory: {format_bytes(candidate.memory.host_bytes)} a node are needed")
     elif place.ram_bytes is None:

@@ -60,13 +60,31 @@ class Candidate:
     interruptions: Interruptions | None = None  # None: no spot machines, or nobody knows how often
     checkpoint_bytes: int | None = None  # of one node
     evaluated_tokens: int = 0  # held-out ones, while it trains
+    unmeasured: bool = False  # no measured run of such a GPU supports the speed and the memory
 
     @property
     def usd_per_hour(self) -> float | None:
-        """USD an hour of all nodes; None where the machine has no price."""
+        """USD an hour of all nodes; None where the machine has no price.
+
+        Of nodes of a cluster, which other jobs share, that of the GPUs used.
+        """
         if self.place is None or self.place.usd_per_hour is None:
             return None
-        return self.place.usd_per_hour * self.layout.nodes
+        share = self.layout.processes_per_node / self.place.gpus if self.place.shared else 1.0
+        return self.place.usd_per_hour * self.layout.nodes * share
+
+    @property
+    def idle_gpus(self) -> int:
+        """GPUs of the machines that are paid for and not used."""
+        if self.place is None or self.place.shared or not self.place.name:
+            return 0
+        return (self.place.gpus - self.layout.processes_per_node) * self.layout.nodes
+
+    @property
+    def gpu_seconds_per_token(self) -> float | None:
+        """Seconds of one GPU for one token of training; None where the speed is unknown."""
+        speed = self.speed.tokens_per_second
+        return None if speed is None else self.layout.world_size / speed
 
     @property
     def usd_per_token(self) -> float | None:

@@ -67,13 +67,43 @@ def test_a_plan_says_in_which_way_its_machine_is_the_cheapest() -> None:
     assert seen == {True, False}
 
 
-def test_fewer_gpus_and_then_the_simpler_layout_decide_where_the_price_an_hour_is_one() -> None:
+def test_the_simpler_layout_decides_where_the_price_is_one_and_gpus_that_idle_come_last() -> None:
     survey = surveyed(replace(FULL, method="lora"))
     some = next(c for c in survey.candidates if c.layout.world_size == 8 and c.usd_per_hour)
     halved = replace(some, layout=replace(some.layout, processes_per_node=4))
     tensor = replace(some, layout=replace(some.layout, tensor_parallel=2))
     offload = replace(some, layout=replace(some.layout, offload="cpu"))
-    assert ordered(survey, [offload, tensor, some, halved]) == [halved, some, offload, tensor]
+    assert ordered(survey, [offload, tensor, some, halved]) == [some, offload, tensor, halved]
+    of_cluster = replace(halved, place=replace(some.place, shared=True))  # type: ignore[type-var]
+    assert of_cluster.usd_per_hour == some.usd_per_hour / 2  # type: ignore[operator]
+    assert ordered(survey, [some, of_cluster])[0] is of_cluster
+
+
+def test_a_gpu_without_a_measured_run_and_machines_used_in_part_come_after_others() -> None:
+    for model, method in (("llama-8b", "full"), ("llama-70b", "full"), ("mixtral-8x7b", "lora")):
+        job = Job(model=find(model), method=method, engine="auto", global_batch_size=16)  # type: ignore[arg-type]
+        survey = surveyed(job, target=USUAL)
+        assert not survey.candidates[0].unmeasured
+        later = next(c for c in survey.candidates if c.gpu and c.gpu.name == "RTX PRO 6000 Blackwell")
+        assert "not measured" in " ".join(build_plan(survey, later, (), survey.candidates[0]).why)
+    alone = surveyed(FULL, target=replace(USUAL, gpu="RTX PRO 6000 Blackwell"))
+    assert alone.candidates[0].unmeasured, "where nothing else is there"
+    one = surveyed(replace(FULL, method="lora"), target=replace(USUAL, gpu="H100", gpus=1))
+    idle = [c.idle_gpus > 0 for c in one.candidates]
+    assert any(idle)
+    assert idle == sorted(idle)
+
+
+def test_a_machine_never_comes_before_a_clearly_cheaper_one_with_the_same_gpus() -> None:
+    for goals in (Goals(), Goals(tokens=10**9)):
+        seen: dict[tuple[object, ...], float] = {}
+        for candidate in surveyed(goals=goals, target=USUAL).candidates:
+            layout, price = candidate.layout, candidate.usd_per_hour
+            if price is None or candidate.gpu is None or candidate.idle_gpus or not candidate.place.ram_bytes:
+                continue
+            same = (candidate.gpu.name, layout.nodes, layout.processes_per_node)
+            assert price * 1.2 >= seen.get(same, 0.0), same
+            seen[same] = max(price, seen.get(same, 0.0))
 
 
 @pytest.mark.parametrize(
