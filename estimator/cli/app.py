@@ -23,6 +23,7 @@ COMMANDS = {
     "run": "Fine-tune a model, on this machine or with --with kubernetes, --with batch.",
     "check": "Is a cluster fit to train on? Tests its nodes and the network between them.",
     "flow": "Any command of a flow: resume, card view, logs, argo-workflows create.",
+    "convert": "Settings from a configuration of axolotl, LLaMA-Factory, TRL or torchtune.",
     "plan": "The best configurations for a model, from goals to a ranked list.",
     "estimate": "Memory, speed and price of one configuration.",
     "gpus": "GPUs and machines: memory, speed, price.",
@@ -35,7 +36,7 @@ COMMANDS = {
 }
 GROUPS = {
     "Run": ("run", "check", "flow"),
-    "Plan, with nothing run": ("plan", "estimate", "gpus", "models"),
+    "Plan, with nothing run": ("convert", "plan", "estimate", "gpus", "models"),
     "Use the model": ("chat", "serve"),
     "Look back, look around": ("runs", "costs", "doctor"),
 }
@@ -43,6 +44,7 @@ ELSEWHERE = {
     "run": "flows.commands",
     "check": "flows.commands",
     "flow": "flows.commands",
+    "convert": "flows.finetune_convert",
     "chat": "flows.finetune_chat",
     "serve": "flows.finetune_serve",
     "runs": "flows.finetune_runs",
