@@ -121,7 +121,7 @@ def growth(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     """Return the growth between two readings; None if either is missing."""
 
     def more(name: str) -> int | None:
-        first, last = before.get(name), after.get(name)
+        first, last = before[name], after[name]
         return None if first is None or last is None else max(0, last - first)
 
     def errors(name: str) -> dict[str, int] | None:
