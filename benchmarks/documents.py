@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import image_plans, measured_runs, record_reference, support_table
+from benchmarks import busbw, image_plans, measured_runs, record_reference, support_table
 from checklist.checks import CHECKS
 from checklist.measurements import PHASES
 from estimator import models
@@ -48,6 +48,8 @@ def settings_page() -> str:
         "Every setting can be given in a YAML file, many by a flag, each by `--set`. A flag wins over the",
         "file, `--set` over both; what was used is the artifact `used_settings` and lies beside the model as",
         "`settings.yaml`.",
+        "",
+        "A relative path in the file is looked up next to the file first, then in the working folder.",
         "",
         "```bash",
         "finetune run my.yaml --lr 1e-5 --set lora.rank=16",
@@ -272,7 +274,7 @@ def errors_of_the_estimator() -> str:
     def score(values: dict[str, float]) -> str:
         return (
             f"the median error is {values['median_abs_error']:.1%}, 95 % are within "
-            f"{values['p95_abs_error']:.0%}, and the upper end covers {values['upper_covers']:.0%}"
+            f"{values['p95_abs_error']:.0%}, and the range holds {values['covered']:.0%}"
         )
 
     judged = memory["verdict"]["in_sample"]
@@ -300,6 +302,7 @@ def checks_table() -> str:
 
 GENERATED = {
     "checks": ("docs/checklist.md", checks_table),
+    "bandwidth": ("docs/bandwidth.md", busbw.documented),
     "plan": ("README.md", plan_block),
     "measured": ("docs/estimator.md", measured_runs.table),
     "errors": ("docs/estimator.md", errors_of_the_estimator),

@@ -20,7 +20,7 @@ from estimator.plan import Plan
 from launchers.evaluate import EvaluationResult
 from launchers.harness.result import HarnessResult
 from launchers.report.state import RunState
-from launchers.report.telemetry import Event
+from launchers.report.telemetry import Event, Step, memory_now
 from launchers.trial import TrialResult
 
 FIRST_CARD_SECONDS = 2.0
@@ -70,7 +70,7 @@ class Profile:
         self._exported: tuple[tuple[str, str], ...] = ()
         self._task_metrics: HarnessResult | None = None
         self._sampler = Sampler(interval_s, foreign=_metaflow.local_node_command())
-        self._started = time.time()
+        self._started = self._reported = time.time()
         self._ended: float | None = None
         self._failed: str | None = None
         self._card_seconds = 0.0
@@ -145,6 +145,51 @@ class Profile:
     def add(self, event: Event) -> None:
         """Take an event of a rank's telemetry: what ``on_event`` is given."""
         self._run.add(event)
+
+    def report(
+        self,
+        *,
+        step: int,
+        loss: float | None = None,
+        tokens: int = 0,
+        samples: int = 0,
+        lr: float | None = None,
+        seconds: float | None = None,
+    ) -> None:
+        """Report one optimizer step of a training loop in this process, for the card and the measurements.
+
+        Parameters
+        ----------
+        step:
+            Number of the step; 1 is the first.
+        loss:
+            Mean loss over the step's tokens.
+        tokens, samples:
+            Tokens that went through the model in this step, without padding, and sequences.
+        lr:
+            Learning rate.
+        seconds:
+            Duration of the step. By default the time since the last report, or since the step began.
+        """
+        now = time.time()
+        took = now - self._reported if seconds is None else seconds
+        self._reported = now
+        rank = int(os.environ.get("RANK", "0"))
+        self.add(memory_now(rank, step))
+        self.add(
+            Step(
+                rank=rank,
+                step=step,
+                loss=loss,
+                lr=lr,
+                grad_norm=None,
+                samples=samples,
+                tokens=tokens,
+                dt=took,
+                dtf=None,
+                dtb=None,
+            )
+        )
 
     def measured(self) -> Measured:
         """Return the measurements so far, after waiting at most 5 s for the step's first sample."""

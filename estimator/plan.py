@@ -16,11 +16,7 @@ from typing import Any, Literal
 from estimator.formatting import GIB as GIB
 from estimator.formatting import MIB as MIB
 from estimator.vocabulary import (
-    LAUNCHED_ENGINES,
-    LAUNCHED_METHODS,
-    LAUNCHED_OPTIMIZERS,
     METHODS,
-    TASKS,
     Device,
     LaunchedMethod,
     LaunchedPrecision,
@@ -144,6 +140,7 @@ class Request:
     instance_type: str | None = None
     cloud: str | None = None
     spot: bool = False  # on nodes that may be taken away at any time
+    gpu_on_trust: bool = False  # no label of the nodes says which GPUs they have: as named by the user
     node_labels: tuple[tuple[str, str], ...] = ()
     """Labels that a node must carry, as (name, value); what can't select by them ignores them."""
 
@@ -329,25 +326,13 @@ class Plan:
     prepare: Request | None = None  # of the step that fetches weights and data; None: as the whole request
     evaluate: Request | None = None  # of the step that compares base and result; None: as the whole request
     generation: Generation | None = None  # of rejection sampling
+    planned_only: str | None = None  # why this package can't launch the plan, as a clause; None: it can
     schema: int = field(default=SCHEMA_VERSION)
 
     @property
     def adapters(self) -> bool:
         """Whether adapters are trained and the base model is frozen."""
         return METHODS[self.method].adapters
-
-    @property
-    def planned_only(self) -> str | None:
-        """Why this package can't run the plan, in one clause; None where it can."""
-        for what, value, known in (
-            ("engine", self.engine, LAUNCHED_ENGINES),
-            ("method", self.method, LAUNCHED_METHODS),
-            ("optimizer", self.layout.optimizer, LAUNCHED_OPTIMIZERS),
-            ("task", self.task, tuple(TASKS)),
-        ):
-            if value not in known:
-                return f"{what} {value} is planned only: this package runs {', '.join(known)}"
-        return None
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain values; tuples stay tuples."""
@@ -364,6 +349,30 @@ class Plan:
         if plan.schema != SCHEMA_VERSION:
             raise ValueError(f"the plan has schema {plan.schema}; this version reads {SCHEMA_VERSION}")
         return plan
+
+    def to_transformers(self, *, sft: bool = False) -> dict[str, Any]:
+        """Keyword arguments for ``transformers.TrainingArguments``, or ``trl.SFTConfig`` with ``sft``."""
+        from estimator import trainer_arguments
+
+        return trainer_arguments.to_transformers(self, sft=sft)
+
+    def to_deepspeed(self) -> dict[str, Any]:
+        """DeepSpeed configuration with the plan's ZeRO stage, offload, batch and precision."""
+        from estimator import trainer_arguments
+
+        return trainer_arguments.to_deepspeed(self)
+
+    def to_accelerate(self) -> dict[str, Any]:
+        """Keyword arguments for ``accelerate.Accelerator`` and its plugins."""
+        from estimator import trainer_arguments
+
+        return trainer_arguments.to_accelerate(self)
+
+    def to_lightning(self) -> dict[str, Any]:
+        """Keyword arguments for ``lightning.Trainer``."""
+        from estimator import trainer_arguments
+
+        return trainer_arguments.to_lightning(self)
 
     def with_override(self, override: Override, **request: Any) -> Plan:
         """The same plan with these fields of its request replaced, and the override noted."""

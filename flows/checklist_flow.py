@@ -73,6 +73,7 @@ class ChecklistFlow(FlowSpec):
     start_timeout = option("start_timeout")
     thresholds = option("thresholds")
     system = option("system")
+    expect = option("expect")
     suspects = option("suspects")
     reference_node = option("reference_node")
     reference_settings = option("reference_settings")

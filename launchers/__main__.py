@@ -127,7 +127,7 @@ def _settings(file: Path | None, overrides: Sequence[str]) -> settings.Settings:
         raise UserError(f"Cannot read --settings {file}: {error.strerror}.") from None
     except UnicodeDecodeError:
         raise UserError(f"--settings {file} is not UTF-8 text.") from None
-    return settings.build(settings.parse_yaml(text), overrides)
+    return settings.build(settings.parse_yaml(text, file.parent), overrides)
 
 
 def _check_options(arguments: Sequence[str]) -> None:

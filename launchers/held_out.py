@@ -181,7 +181,7 @@ class _Judged(_Scorer):
 
         log_probabilities, labels = dict[int, float](), 0
         for indices, batch, logits in self._logits(model):
-            sums = summed_log_probabilities(logits, batch.labels)
+            sums = summed_log_probabilities(logits, batch)
             log_probabilities |= dict(zip(indices, sums.tolist(), strict=True))
             labels += _labels(batch)
         self._reference = self._reference or log_probabilities

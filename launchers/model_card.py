@@ -11,12 +11,13 @@ from pathlib import Path
 import yaml
 
 from estimator.formatting import format_bytes, format_clock
-from estimator.models import ModelRef
+from estimator.models import ModelRef, ModelSource
 from estimator.plan import MemoryEstimate, Plan
 from estimator.vocabulary import IMAGE_TASK, TASKS
 from launchers import engines, handover, hub_push
 from launchers.dataset import mixture
 from launchers.evaluate import EXACT_MATCH, EvaluationResult
+from launchers.models import weights
 from launchers.report.metrics import Summary
 from launchers.report.peak import NAMES, MemoryPeak
 from launchers.run_config import RunConfig
@@ -33,6 +34,12 @@ def cache_folder() -> Path:
 def slug(model: str) -> str:
     """Convert a model's name to a folder name."""
     return re.sub(r"[^A-Za-z0-9._-]+", "--", model.strip("/"))
+
+
+def cache_name(model: ModelSource) -> str:
+    """Name of a model's folder in the cache. It has a version if the model is generated here."""
+    name = slug(model.name)
+    return f"{name}-v{weights.GENERATED_VERSION}" if model.kind == "made" else name
 
 
 def closing_facts(

@@ -89,12 +89,22 @@ def plan_run(
     _check_files(settings, model)
     checks.check_reward(settings, settings.sequence_length(model.spec))
     tasks.check(settings)
-    steps = count_steps(settings, model.spec)
+    rows = count_rows(settings)
+    settings = settings.fitted_to(rows)
+    steps = count_steps(settings, model.spec, rows)
     if steps is not None and settings.tokens is None:  # of a token budget, ``steps`` is only a lower bound
         checks.check_evaluations(settings, steps)
-    job = build_job(settings, model.spec, steps)
-    plan = choose(job, apply_resources(settings, target), load_corrections() if calibrated else None)
-    config = run_config.resolve(settings, model.spec, method=plan.method, engine=plan.engine)
+    job, place = build_job(settings, model.spec, steps), apply_resources(settings, target)
+    corrections = load_corrections() if calibrated else None
+    plan = choose(job, place, corrections)
+    batch = plan.layout.global_batch_size
+    if batch != settings.batch_size:  # a default, which makes other steps
+        steps = count_steps(settings.model_copy(update={"global_batch_size": batch}), model.spec, rows)
+        job = dataclasses.replace(job, global_batch_size=batch, steps=steps)
+        plan = choose(job, place, corrections)
+    config = run_config.resolve(
+        settings, model.spec, method=plan.method, engine=plan.engine, batch=plan.layout.global_batch_size
+    )
     _log.info("Engine %s (requested: %s), method %s", config.engine, settings.engine, config.method)
     checks.check_layout(config, plan, model.spec)
     return PlannedRun(model=model, settings=config, plan=plan)
@@ -124,7 +134,7 @@ def check_matches(plan: Plan | None, settings: Settings) -> Plan:
     planned = (plan.model, plan.method, plan.engine)
     requested = (settings.model, settings.method, settings.engine)
     differs = any(a not in ("auto", p) for a, p in zip(requested[1:], planned[1:], strict=True))
-    if differs or plan.layout.global_batch_size != settings.global_batch_size:
+    if differs or settings.global_batch_size not in (None, plan.layout.global_batch_size):
         raise UserError(
             f"This deployment was planned for {planned}, batch {plan.layout.global_batch_size}; "
             f"the run requests {requested}, batch {settings.global_batch_size}.",
@@ -133,10 +143,10 @@ def check_matches(plan: Plan | None, settings: Settings) -> Plan:
     return plan
 
 
-def count_steps(settings: Settings, spec: ModelSpec) -> int | None:
-    """Count optimizer steps from local data, refusing malformed or insufficient data; None if unknown.
+def count_rows(settings: Settings) -> int | None:
+    """Count the training rows of local data, refusing malformed data; None if unknown.
 
-    For a token budget: the number of steps if all sequences were full.
+    Rows of plain text are known only after tokenization, batches of images only after bucketing.
     """
     names = mixture.names(settings)
     counts = [
@@ -144,25 +154,33 @@ def count_steps(settings: Settings, spec: ModelSpec) -> int | None:
         for name in names
         if sources.kind_of(name) == "path"
     ]
-    if settings.tokens is not None:  # full sequences, as the planner counts a step's tokens
-        sequences = settings.global_batch_size * (2 if settings.trains_on_pairs else 1)
-        return -(-settings.tokens // (sequences * settings.sequence_length(spec)))
-    if len(counts) < len(names) or settings.task == "pretrain":  # rows exist only after tokenization
-        return settings.max_steps
-    if TASKS[settings.task].images:  # batches depend on the images' sizes: `prepare` counts them
-        return settings.max_steps
+    if len(counts) < len(names) or settings.task == "pretrain" or TASKS[settings.task].images:
+        return None
     import numpy as np  # imported here: the flow's other processes do not need it
 
     from launchers.dataset import prepare
 
     held_out = prepare.held_out_rows(sum(counts), settings)
     origins = np.delete(np.repeat(np.arange(len(counts)), counts), held_out)
-    rows = len(mixture.weighted_places(origins, settings))
+    return len(mixture.weighted_places(origins, settings))
+
+
+def count_steps(settings: Settings, spec: ModelSpec, rows: int | None) -> int | None:
+    """Optimizer steps on so many rows, too few of which are refused; None: not known.
+
+    Of a budget of tokens: as many steps as it would be with full sequences.
+    """
+    if settings.tokens is not None:  # as the planner counts a step's tokens: full sequences
+        sequences = settings.batch_size * (2 if settings.trains_on_pairs else 1)
+        return -(-settings.tokens // (sequences * settings.sequence_length(spec)))
+    if rows is None:
+        return settings.max_steps
+    from launchers.dataset import prepare
+
     prepare.check_batch(
         rows, "pairs to train on" if settings.trains_on_pairs else "rows to train on", settings
     )
-    steps = rows * settings.epochs // settings.rows_per_step
-    return min(steps, settings.max_steps or steps)
+    return settings.steps_of(rows)
 
 
 def build_job(settings: Settings, spec: ModelSpec, steps: int | None) -> Job:
@@ -179,7 +197,8 @@ def build_job(settings: Settings, spec: ModelSpec, steps: int | None) -> Job:
         engine=engine,
         task=settings.task,
         seq_len=seq_len,
-        global_batch_size=settings.global_batch_size,
+        global_batch_size=settings.batch_size,
+        batch_multiple=settings.batch_multiple if settings.global_batch_size is None else None,
         micro_batch_size=settings.micro_batch_size,
         optimizer=settings.optimizer.name,
         optimizer_in_backward=settings.optimizer.in_backward,

@@ -148,7 +148,7 @@ def _write_part(model: Any, compared: _Items, items: range, path: Path) -> None:
     with torch.inference_mode():
         for numbers in batches_by_length(compared, items, MAX_BATCH_TOKENS[model.device.type]):
             batch = collate_rows([compared.row(number) for number in numbers], pad_id).to(model.device)
-            sums = summed_log_probabilities(model(**batch.inputs, use_cache=False).logits, batch.labels)
+            sums = summed_log_probabilities(model(**batch.inputs, use_cache=False).logits, batch)
             # a batch of pairs has all chosen answers first, then all rejected ones
             by_item = sums.reshape(-1, len(numbers)).T
             values[[number - items.start for number in numbers]] = by_item.float().cpu().numpy()

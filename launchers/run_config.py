@@ -47,6 +47,7 @@ class RunConfig(Settings):
     """Maximum sequence length in tokens. For images: latent positions of one image of
     ``images.resolution``."""
     optimizer: RunOptimizer
+    global_batch_size: Positive
 
     def with_checkpoint_interval(self, total_steps: int, plan: Plan | None = None) -> RunConfig:
         """Resolve ``checkpoint_every`` for a run of ``total_steps``, unless the user has set it.
@@ -86,8 +87,10 @@ def evaluate_on_test_split(settings: Settings) -> Settings:
     return settings.model_copy(update={"evaluation": evaluation.model_copy(update=changes)})
 
 
-def resolve(settings: Settings, spec: ModelSpec, *, method: str, engine: str) -> RunConfig:
-    """Resolve every default of ``settings`` for this model, with the plan's method and engine.
+def resolve(
+    settings: Settings, spec: ModelSpec, *, method: str, engine: str, batch: int | None = None
+) -> RunConfig:
+    """Resolve every default of ``settings`` for this model, with the plan's method, engine and global batch.
 
     ``checkpoint_every`` may stay 0 until the number of steps is known
     (:meth:`RunConfig.with_checkpoint_interval`).
@@ -102,6 +105,7 @@ def resolve(settings: Settings, spec: ModelSpec, *, method: str, engine: str) ->
         "engine": engine,
         "seq_len": settings.sequence_length(spec),
         "optimizer": optimizer,
+        "global_batch_size": batch or settings.batch_size,
     }
     return RunConfig.model_validate(values)
 

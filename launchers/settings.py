@@ -19,6 +19,7 @@ from pydantic.fields import FieldInfo
 from estimator.changes import meant_by
 from estimator.errors import UserError
 from estimator.formatting import format_list
+from estimator.job import DEFAULT_BATCH, nearest_multiple
 from estimator.models import DiffusionSpec, ModelSpec
 from estimator.models.diffusion import positions_of
 from estimator.names import did_you_mean
@@ -75,7 +76,7 @@ class Settings(Section):
 
     model: str = Field(default="tiny-llama", min_length=1)
     """Model: a name from the model table, a Hugging Face id, s3://bucket/path or a local directory."""
-    method: RequestedMethod = Field(default="full", description=_METHODS_HELP)
+    method: RequestedMethod = Field(default="auto", description=_METHODS_HELP)
     task: Task = "sft"
     """Training task. sft: supervised fine-tuning on answers. pretrain: plain text. dpo, orpo, simpo:
     preferences from pairs of a better and a worse answer, dpo with a reference model, the others without.
@@ -119,15 +120,16 @@ class Settings(Section):
     new_tokens: tuple[NotEmpty, ...] = ()
     """Tokens to add to the tokenizer. Their embeddings start as the mean of all embeddings; embedding and
     head are then trained in full next to adapters. Needs deepspeed or fsdp2."""
-    epochs: Positive = 1
-    """Passes over the data."""
+    epochs: Positive | None = None
+    """Passes over the data. Empty: 1, or as many as `max_steps` needs."""
     max_steps: Positive | None = None
-    """Stop after this many optimizer steps."""
+    """Stop after this many optimizer steps. Without `epochs` the data is repeated as often as they need."""
     tokens: Tokens | None = None
     """Stop after this many training tokens (20000, 300M, 1B), without padding. The data is repeated as often
     as needed. Instead of `epochs` and `max_steps`."""
-    global_batch_size: Positive = 16
-    """Sequences per optimizer step, summed over all GPUs."""
+    global_batch_size: Positive | None = None
+    """Sequences per optimizer step, summed over all GPUs. Empty: 16, or the nearest number that the GPUs and
+    the data can make up."""
     micro_batch_size: Positive | None = None
     """Sequences per GPU and forward pass. Empty: the largest that fits."""
     precision: RequestedPrecision = "auto"
@@ -231,9 +233,35 @@ class Settings(Section):
         return default_seq_len(spec) if self.seq_len is None else self.seq_len
 
     @property
+    def batch_multiple(self) -> int:
+        """Number that the global batch is a multiple of: of grpo the answers to one prompt."""
+        return self.rl.group_size if TASKS[self.task].draws_answers else 1
+
+    @property
+    def batch_size(self) -> int:
+        """Sequences per optimizer step: the user's, else the default."""
+        return self.global_batch_size or nearest_multiple(DEFAULT_BATCH, self.batch_multiple)
+
+    @property
     def rows_per_step(self) -> int:
         """Data rows per optimizer step; for grpo prompts, each with a group of answers."""
-        return self.global_batch_size // (self.rl.group_size if TASKS[self.task].draws_answers else 1)
+        return self.batch_size // self.batch_multiple
+
+    def steps_of(self, rows: int) -> int:
+        """Return the optimizer steps for this many rows: all epochs, at most ``max_steps``.
+
+        If the user sets ``max_steps`` alone, the rows are repeated until then.
+        """
+        if self.epochs is None and self.max_steps is not None:
+            return self.max_steps
+        steps = rows * (self.epochs or 1) // self.rows_per_step
+        return min(steps, self.max_steps or steps)
+
+    def fitted_to(self, rows: int | None) -> Settings:
+        """Return the settings with a default batch of at most ``rows``; None: their number is unknown."""
+        if self.global_batch_size is not None or not rows or rows >= self.rows_per_step:
+            return self
+        return self.model_copy(update={"global_batch_size": rows * self.batch_multiple})
 
     @property
     def trains_on_pairs(self) -> bool:
@@ -267,12 +295,12 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Settings:
-        if self.tokens is not None and (self.max_steps is not None or self.epochs > 1):
+        if self.tokens is not None and (self.max_steps is not None or (self.epochs or 1) > 1):
             other = "epochs" if self.max_steps is None else "max_steps"
             raise ValueError(f"tokens and {other} both limit the training: set one of them")
-        if TASKS[self.task].draws_answers and self.global_batch_size % self.rl.group_size:
+        if self.batch_size % self.batch_multiple:
             raise ValueError(
-                f"global_batch_size {self.global_batch_size} (answers) must be a multiple of "
+                f"global_batch_size {self.batch_size} (answers) must be a multiple of "
                 f"rl.group_size {self.rl.group_size}"
             )
         window = self.profile.window
@@ -329,15 +357,62 @@ class _UniqueKeyLoader(_PlainLoader):
         return super().construct_mapping(node, deep)
 
 
-def parse_yaml(text: str) -> dict[str, Any]:
-    """Parse a settings file's text and fill in the defaults; raises UserError that names the invalid key."""
+# Settings that may name a file or folder which the run reads
+_INPUTS = (
+    "model",
+    "dataset",
+    "evaluation.dataset",
+    "rl.reward",
+    "rejection.score",
+    "zero.config",
+    "resources.pod_template",
+    "images.clip_model",
+)
+
+
+def parse_yaml(text: str, folder: Path = Path()) -> dict[str, Any]:
+    """Read a settings file's text and fill in the defaults; raises UserError naming the bad key.
+
+    ``folder`` holds the file. A relative path of an input (dataset, model, scorer) that exists in ``folder``
+    is replaced by its path from the working folder; any other stays relative to the working folder.
+    """
     try:
         values = _UniqueKeyLoader(text).get_single_data() or {}
     except yaml.YAMLError as error:
         raise UserError("The settings file is not YAML: " + " ".join(str(error).split())) from None
     if not isinstance(values, dict):
         raise UserError("The settings file must hold `key: value` lines at its top level.")
+    if folder != Path():
+        _resolve_inputs(values, folder)
     return build(values).model_dump(mode="json")
+
+
+def _resolve_inputs(values: dict[str, Any], folder: Path) -> None:
+    """Replace, in place, the inputs of ``values`` that exist in ``folder`` by their paths there."""
+    for name in _INPUTS:
+        *sections, last = name.split(".")
+        section: Any = values
+        for part in sections:
+            section = section.get(part) if isinstance(section, dict) else None
+        if isinstance(section, dict) and isinstance(section.get(last), str):
+            section[last] = _path_from(folder, section[last])
+    if isinstance(values.get("mixture"), dict):
+        values["mixture"] = {
+            _path_from(folder, name) if isinstance(name, str) else name: weight
+            for name, weight in values["mixture"].items()
+        }
+    harness = values.get("harness")
+    if isinstance(harness, dict) and isinstance(harness.get("tasks"), list):
+        harness["tasks"] = [
+            _path_from(folder, task) if isinstance(task, str) else task for task in harness["tasks"]
+        ]
+
+
+def _path_from(folder: Path, value: str) -> str:
+    """``folder/value`` if that exists, else ``value``. A ``#split`` or ``:function`` may follow the path."""
+    names = {value, value.rpartition("#")[0], value.rpartition(":")[0]} - {""}
+    exists = any((folder / name).exists() for name in names if "\n" not in name)
+    return str(folder / value) if exists and not Path(value).is_absolute() else value
 
 
 def build(

@@ -154,7 +154,8 @@ def _sharding(layout: Layout) -> dict[str, Any]:
 def _packing(measured: Measured, layout: Layout) -> str:
     """In words that benchmarks/published knows; of rows that vary, the mean length is not the longest."""
     if measured.case.lengths == "fixed":
-        return "packed, dense document mask" if dense_mask(measured.case.engine, layout.device) else "packed"
+        masked = dense_mask(measured.case.engine, layout.device, models.find(measured.case.model), "sft")
+        return "packed, dense document mask" if masked else "packed"
     first = ", longest rows first" if measured.case.longest_first else ""
     return f"variable length (short samples), padded to the micro batch's longest{first}"
 

@@ -55,7 +55,8 @@ def shape_pods(
         jobset = own_jobset(self)
         job = jobset["template"]["spec"]
         subdomain = job["template"]["spec"]["subdomain"]  # which Metaflow names after the JobSet
-        job["template"] = patched(job["template"], self._kwargs["step_name"], subdomain)
+        # Argo's names have dashes where those of steps, being Python's, have underscores
+        job["template"] = patched(job["template"], self._kwargs["step_name"].replace("-", "_"), subdomain)
         return jobset
 
     KubernetesJob.create_job_spec = create_job_spec

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 def show(ranking: Ranking) -> None:
     """Print the order, a table of all plans, and the best plan in full."""
     console = output.console()
+    for line in ranking.notes:
+        console.print(textwrap.fill(line, console.width), markup=False)
     console.print(textwrap.fill(f"Order: {ranking.order}", console.width), markup=False)
     console.print(_table(ranking))
     best = replace(ranking.best, rejected=tuple(str(line) for line in ranking.rejected))
@@ -51,8 +53,9 @@ def _cells(row: dict[str, Any], first: dict[str, Any], *, timed: bool) -> list[s
     sizes = (row["needs_bytes"], row["shows_bytes"], row["capacity_bytes"])
     machine = f", {nodes}{row['instance_type']} ({row['cloud']})" if row["instance_type"] else ""
     layout = f"{row['method']}, {row['layout']}, batch {row['micro_batch_size']} x {row['accumulation']}"
+    gpus = f"{row['nodes'] * row['gpus_per_node']}x {row['gpu_type']}" if row["gpu_type"] else "CPUs"
     lines = [
-        f"{row['nodes'] * row['gpus_per_node']}x {row['gpu_type']}{machine}",
+        f"{gpus}{machine}",
         layout + (", checkpointing" if row["activation_checkpointing"] else ""),
         _against(row, first),
         f"rarely to be had: {row['rarely_had']}" if row["rarely_had"] else "",

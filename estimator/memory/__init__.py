@@ -54,7 +54,7 @@ def estimate(setup: Setup, *, capacity_bytes: int | None = None) -> MemoryEstima
         What one GPU (on a CPU, one process's share of the memory) offers, if known.
     """
     needed, largest = needs(setup)
-    shown = shows(setup, "process")
+    shown = shows(setup, "process", capacity_bytes=capacity_bytes)
     runtime = needed_runtime_bytes(setup)
     kept = needed.likely_bytes - largest.active - runtime
     parts = largest.categories | {ALLOCATOR: kept, RUNTIME: runtime}
@@ -72,12 +72,12 @@ def estimate(setup: Setup, *, capacity_bytes: int | None = None) -> MemoryEstima
     )
 
 
-def range_of(setup: Setup, kind: str) -> Range:
+def range_of(setup: Setup, kind: str, *, capacity_bytes: int | None = None) -> Range:
     """What one counter of memory should show: "allocated", "active", "reserved", or "process".
 
     For "needed" it is what the run needs, whatever any counter shows.
     """
-    return needs(setup)[0] if kind == "needed" else shows(setup, kind)
+    return needs(setup)[0] if kind == "needed" else shows(setup, kind, capacity_bytes=capacity_bytes)
 
 
 def active(setup: Setup) -> dict[str, int]:

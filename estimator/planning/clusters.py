@@ -26,6 +26,7 @@ from estimator.planning.ranking import (
     order_in_words,
 )
 from estimator.planning.search import Candidate, Evidence, Miss, Search, precision_of, shape
+from estimator.planning.step_requests import disk_of
 from estimator.planning.support import unsupported_job, with_engine
 from estimator.vocabulary import LAUNCHED_ENGINES, METHODS
 
@@ -101,7 +102,7 @@ class Survey:
                 self.misses.append(miss)
                 _log.debug("discarded %s", miss)
                 continue
-            short = host_miss(best, place)
+            short = host_miss(best, place) or disk_miss(self.job, self.target, best, place)
             if short is not None:
                 self.misses.append(short)
                 _log.debug("discarded %s", short)
@@ -176,6 +177,16 @@ def host_miss(candidate: Candidate, place: Place) -> Miss | None:
     if candidate.memory.host_bytes <= has:
         return None
     return Miss(what=candidate.what, needs=candidate.memory.host_bytes, has=has, where="host memory")
+
+
+def disk_miss(job: Job, target: Target, candidate: Candidate, place: Place) -> Miss | None:
+    """By how much a node's disk is too small for the candidate; None where it suffices or is unknown."""
+    if place.disk_bytes is None:
+        return None
+    needs = disk_of(job, target, candidate.layout)
+    if needs <= place.disk_bytes:
+        return None
+    return Miss(what=candidate.what, needs=needs, has=place.disk_bytes, where="disk")
 
 
 def rank_plans(survey: Survey, top: int) -> Ranking:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from estimator.job import Job
+from estimator.models import ModelSpec
 from estimator.plan import Layout
-from estimator.planning import liger
+from estimator.planning import liger, varlen
 from estimator.setup import Setup, drawn_answer
 from estimator.vocabulary import ENGINES, METHODS, SHARDINGS, TASKS, Precision, StateOffload
 
 
-def dense_mask(engine: str, device: str) -> bool:
+def dense_mask(engine: str, device: str, model: ModelSpec, task: str) -> bool:
     """Whether packed samples are kept apart by a dense mask.
 
-    torchtune has flex attention's sparse one on GPUs since Turing (torchtune 0.6.1, utils/_import_guard.py).
+    On GPUs torchtune has flex attention's sparse mask (torchtune 0.6.1, utils/_import_guard.py), and the loop
+    engines have variable-length attention for most models.
     """
-    return not ENGINES[engine].streams and not (engine == "torchtune" and device == "cuda")
+    if ENGINES[engine].streams:
+        return False
+    if device == "cuda" and ENGINES[engine].runs_loop:
+        return varlen.unsupported(model, task) is not None
+    return not (engine == "torchtune" and device == "cuda")
 
 
 def _offloaded(job: Job, layout: Layout) -> StateOffload:
@@ -72,7 +78,7 @@ def setup_of(job: Job, layout: Layout) -> Setup:
         fixed_length=fixed_length,
         longest_first=job.longest_first and not fixed_length,
         expandable_segments=job.expandable_segments,
-        document_mask=job.packing and dense_mask(job.engine, layout.device),
+        document_mask=job.packing and dense_mask(job.engine, layout.device, job.model, job.task),
         checkpointing=job.recompute if layout.activation_checkpointing else "none",
         recompute_every=job.recompute_every,
         fp8=job.fp8,

@@ -61,10 +61,12 @@ def of_survey(seen: Survey) -> Failure:
                 suggestions=((change,),),
             ),
         )
-    miss = min(seen.misses, key=lambda miss: miss.over, default=None)
+    # What fits its GPUs and is short of disk alone is nearer than what doesn't fit them
+    miss = min(seen.misses, key=lambda miss: (miss.where != "disk", miss.over), default=None)
     if miss is not None:
         what = f"{method} on {miss.what}"
         problem = f"{title(seen.job)} fits on none of the machines asked for; nearest: {miss}."
+        problem += _DISK if miss.where == "disk" else ""
         return Failure(
             Rejection(what=what, reason=miss.reason, kind="method", over=miss.over),
             (1, miss.over),
@@ -138,6 +140,9 @@ def _goals_missed(seen: Survey) -> tuple[str, Candidate, Change]:
     goal = "deadline" if miss.kind == "speed" else "budget"
     problem = f"{title(seen.job)} fits, but nothing says whether the {goal} is met; {miss}"
     return problem, candidate, Change("deadline_hours" if goal == "deadline" else "budget_usd")
+
+
+_DISK = " Weights, checkpoints and result need that ephemeral storage: use nodes with a larger disk."
 
 
 def _memory_missed(seen: Survey, problem: str) -> CannotFit:

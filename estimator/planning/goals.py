@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from estimator.errors import Change, UserError
 from estimator.formatting import format_usd
 from estimator.job import Job
+from estimator.names import unknown_choice
 from estimator.planning.interruption_rates import check_rate
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 PREFERENCES = ("price", "speed")
 DISRUPTIONS = 20  # of a run's setting resources.max_disruptions
-ATTEMPTS = 2  # retries of a training step: what a run has where a disruption counts as a failure
+ATTEMPTS = 4  # retries of a deployed step, whose scheduler counts a disruption as a failed attempt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,9 +53,7 @@ class Goals:
                 raise UserError(f"{name} = {value!r} must be a whole number above 0.")
         check_rate(self.interruption_rate)
         if self.prefer not in PREFERENCES:
-            raise UserError(
-                f"prefer = {self.prefer!r} is not known.", f"Choose one of {', '.join(PREFERENCES)}."
-            )
+            raise unknown_choice(f"prefer = {self.prefer!r}", self.prefer, PREFERENCES)
         if self.epochs is not None and self.dataset_tokens is None:
             raise UserError(
                 f"{self.epochs} epochs are so many times the dataset, whose size is not given.",

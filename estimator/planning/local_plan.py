@@ -84,6 +84,18 @@ def _plan(job: Job, target: Target, goals: Goals, evidence: Evidence) -> Plan:
             ),
         )
     _check_gpu(target, machine)
+    if target.gpus and not machine.gpus and target.device == "auto":
+        number = Change("resources.gpus", target.gpus)
+        raise UserError(
+            (number, f": {describe_place(target)} has no NVIDIA GPU that its driver reports."),
+            (
+                f"Train in {target.gpus} process(es) on CPUs: ",
+                Change("resources.device", "cpu"),
+                ", or leave ",
+                Change("resources.gpus"),
+                " out.",
+            ),
+        )
     if machine.gpus and target.device != "cpu":
         return _on_gpus(job, target, machine, goals, evidence)
     if target.device == "auto" and job.model.parameters > LARGEST_MODEL_ON_CPU:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from estimator import hardware
 from estimator.errors import CannotFit, Change, UserError
-from estimator.job import Job, Target
+from estimator.job import DEFAULT_BATCH, Job, Target
 from estimator.plan import Plan
 from estimator.planning.clusters import rank_plans, survey_places
 from estimator.planning.failures import Failure, of_error, of_survey
@@ -29,7 +29,7 @@ from estimator.planning.local_plan import (
 from estimator.planning.places import LARGEST_MODEL_ON_CPU
 from estimator.planning.ranking import Ranking, Rejection
 from estimator.planning.search import Evidence, divides, indivisible
-from estimator.planning.support import unsupported_job, unsupported_processes, with_engine
+from estimator.planning.support import unlaunchable_processes, unsupported_job, with_engine
 from estimator.vocabulary import AUTOMATIC_METHODS, METHODS, PARALLEL_ENGINES
 
 if TYPE_CHECKING:
@@ -139,9 +139,41 @@ def _of_method(job: Job, target: Target, goals: Goals, top: int, evidence: Evide
             plan = plan_local(job, target, goals, evidence)
         except CannotFit as error:
             return of_error(job, error)
-        return Ranking(plans=(plan,), rejected=(), order=describe_place(target))
-    survey = survey_places(job, target, goals, evidence)
-    return rank_plans(survey, top) if survey.candidates else of_survey(survey)
+        return _with_batch_reason(job, Ranking(plans=(plan,), rejected=(), order=describe_place(target)))
+    # Machines are looked for with the default batch first, and with others only where they must be
+    numbered = target.nodes is not None or target.gpus is not None
+    survey = survey_places(job if numbered else _with_fixed_batch(job), target, goals, evidence)
+    if not survey.candidates and survey.job != job:
+        survey = survey_places(job, target, goals, evidence)
+    return _with_batch_reason(job, rank_plans(survey, top)) if survey.candidates else of_survey(survey)
+
+
+def _with_fixed_batch(job: Job) -> Job:
+    """Fix a default batch at what a single process can make up."""
+    batch = job.batch_over(1)
+    return job if batch is None else replace(job, global_batch_size=batch, batch_multiple=None)
+
+
+def _with_batch_reason(job: Job, ranking: Ranking) -> Ranking:
+    """Say in each plan whose batch is not the default one why it isn't."""
+    if job.batch_multiple is None:
+        return ranking
+    plans = tuple(
+        replace(plan, why=(*plan.why, _batch_reason(plan)))
+        if plan.layout.global_batch_size != DEFAULT_BATCH
+        else plan
+        for plan in ranking.plans
+    )
+    return replace(ranking, plans=plans)
+
+
+def _batch_reason(plan: Plan) -> str:
+    layout = plan.layout
+    return (
+        f"global batch {layout.global_batch_size}: the workable one nearest to the default of "
+        f"{DEFAULT_BATCH} ({layout.micro_batch_size} x {layout.accumulation} on {layout.data_parallel} "
+        "data parallel process(es))"
+    )
 
 
 def _jobs(job: Job, rejections: list[Rejection]) -> list[Job]:
@@ -190,7 +222,7 @@ def _check_world(job: Job, target: Target) -> None:
     if job.engine in PARALLEL_ENGINES and not (target.nodes and target.gpus):
         return  # what is left open may hold the parallel degrees that reach the batch
     nodes, gpus = target.nodes or 1, target.gpus or 1
-    reason = unsupported_processes(job, nodes * gpus)
+    reason = unlaunchable_processes(job, nodes * gpus)
     if reason is not None:
         raise UserError(f"{reason}.", "Ask for another number of nodes or GPUs.")
     if not divides(job, nodes, gpus):

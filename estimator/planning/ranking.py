@@ -15,8 +15,18 @@ from estimator.planning.goals import Goals
 from estimator.planning.interruptions import against_budget
 from estimator.planning.search import INDISTINCT, Candidate, Miss, complexity, percent
 
+WORTH_A_TRADE = 2.0  # times as fast, from which on a plan of about the same price is pointed at
 RejectionKind = Literal[
-    "memory", "host memory", "batch", "deadline", "budget", "price", "speed", "method", "interruptions"
+    "memory",
+    "host memory",
+    "disk",
+    "batch",
+    "deadline",
+    "budget",
+    "price",
+    "speed",
+    "method",
+    "interruptions",
 ]
 
 
@@ -46,10 +56,18 @@ class Ranking:
         """The plan that ranks first."""
         return self.plans[0]
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Lines to read before the plans: why none can be launched, and a trade that is worth a thought."""
+        only = self.best.planned_only
+        first = f"This package can launch none of these plans: {only}." if only is not None else ""
+        return tuple(filter(None, [first, _trade(self.plans)]))
+
     def to_dict(self) -> dict[str, Any]:
         """Plans and rejections as plain values."""
         return {
             "order": self.order,
+            "notes": list(self.notes),
             "plans": [plan.to_dict() for plan in self.plans],
             "rejected": [asdict(rejection) for rejection in self.rejected],
         }
@@ -57,6 +75,28 @@ class Ranking:
     def to_json(self) -> str:
         """Plans and rejections as indented JSON."""
         return json.dumps(self.to_dict(), indent=2)
+
+
+def _trade(plans: tuple[Plan, ...]) -> str:
+    """A later plan that is several times as fast as the first for about its price, in words; "" for none."""
+    first, rate = plans[0].prediction, plans[0].prediction.tokens_per_second
+    if not rate or not first.usd_per_hour:
+        return ""
+    trades = []
+    for rank, plan in enumerate(plans[1:], 2):
+        speed, hourly = plan.prediction.tokens_per_second, plan.prediction.usd_per_hour
+        if not speed or not hourly or speed < WORTH_A_TRADE * rate:
+            continue
+        dearer = hourly / speed / (first.usd_per_hour / rate) - 1
+        if dearer <= INDISTINCT:
+            trades.append((speed / rate, rank, dearer))
+    if not trades:
+        return ""
+    times, rank, dearer = max(trades)
+    return (
+        f"Plan {rank} is {times:.1f} times as fast as plan 1 and {compared(dearer, 'dearer', 'cheaper')} a "
+        "token; `--prefer speed` puts the fastest first."
+    )
 
 
 def in_order(
@@ -159,7 +199,7 @@ def of_misses(misses: list[Miss], most: int) -> list[Rejection]:
     """A rejection for each GPU type on which nothing fits, nearest first, at most ``most``."""
     nearest: dict[str, Rejection] = {}
     for miss in sorted(misses, key=lambda miss: miss.over):
-        kind: RejectionKind = "host memory" if miss.where == "host memory" else "memory"
+        kind: RejectionKind = miss.where
         rejection = Rejection(what=miss.what, reason=miss.reason, kind=kind, over=miss.over)
         nearest.setdefault(miss.what.split(" (")[0].partition("x ")[2], rejection)
     return list(nearest.values())[:most]

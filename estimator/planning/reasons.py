@@ -12,6 +12,7 @@ from estimator.memory.generation import drawn_batch, kv_cache_bytes
 from estimator.memory.states import computing
 from estimator.models import DiffusionSpec
 from estimator.plan import Layout
+from estimator.planning import varlen
 from estimator.planning.capacity import why_rare
 from estimator.planning.engines import setup_of
 from estimator.planning.goals import Goals
@@ -32,6 +33,7 @@ def of_layout(search: Search, candidate: Candidate) -> list[str]:
         *_parallelism(job, layout),
         _micro_batch(search, candidate),
         _checkpointing(search, candidate),
+        *_documents_apart(job, candidate),
         *_varying_lengths(job, candidate),
         *_task(search, candidate),
         *filter(None, [untried_line(job.model)]),
@@ -213,6 +215,14 @@ def _checkpointing(search: Search, candidate: Candidate) -> str:
     return f"activation checkpointing: without it this micro batch needs {needs}"
 
 
+def _documents_apart(job: Job, candidate: Candidate) -> list[str]:
+    """How a loop engine keeps packed documents apart on a GPU, where it takes a dense mask for that."""
+    if not job.packing or candidate.layout.device != "cuda" or not ENGINES[job.engine].runs_loop:
+        return []
+    reason = varlen.unsupported(job.model, job.task)
+    return [f"packed documents are kept apart by a dense mask, which is slower: {reason}"] if reason else []
+
+
 def _varying_lengths(job: Job, candidate: Candidate) -> list[str]:
     """What keeps batches of many lengths from reserving ever more memory, in a line, where that matters."""
     cuda = candidate.layout.device == "cuda" and (candidate.gpu is None or candidate.gpu.vendor == "nvidia")
@@ -241,7 +251,9 @@ def of_machine(
         weighed = usual
     kinds = len({candidate.place.name for candidate in weighed if candidate.place})
     machines = f"the {kinds} machine types that fit{had}" if kinds > 1 else f"the layouts that fit{had}"
-    if target.instance_type:
+    if not place.name:
+        line = f"{each}, as asked"
+    elif target.instance_type:
         line = f"{each}: {place.name}, as asked"
     elif best.speed.tokens_per_second is not None and goals.by_speed:
         limit = f" for {format_usd(goals.budget_usd)}" if goals.budget_usd is not None else ""
@@ -316,7 +328,9 @@ def _source(candidate: Candidate) -> list[str]:
     rare = why_rare(place)
     if rare:
         lines.append(f"rarely to be had: {rare}")
-    if place.ram_bytes is None:
+    if place.ram_bytes is None and not place.name:
+        lines.append(f"host memory: {format_bytes(candidate.memory.host_bytes)} a node are needed")
+    elif place.ram_bytes is None:
         needs = format_bytes(candidate.memory.host_bytes)
         lines.append(f"host memory: {needs} a node are needed; the table does not tell what {place.name} has")
     return [*lines, *place.notes]

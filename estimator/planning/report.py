@@ -64,9 +64,8 @@ def render_cannot_fit(
         except ValueError as unreadable:
             raise UserError(f"The command {argv_hint!r} can't be read: {unreadable}.") from None
         lines += ["", "These would work:"]
-        lines += [
-            f"  {shlex.join(command_with(command, suggestion, spelling))}" for suggestion in error.suggestions
-        ]
+        offered = (shlex.join(command_with(command, changes, spelling)) for changes in error.suggestions)
+        lines += [f"  {line}" for line in dict.fromkeys(offered)]
     return "\n".join(lines)
 
 
@@ -79,7 +78,7 @@ def _where(plan: Plan) -> str:
             "allocation": "the nodes of this job",
             "kubernetes": "Kubernetes",
             "batch": "AWS Batch",
-            "catalogue": "any machine of the catalogue",
+            "catalogue": "any machine of the catalogue" if request.instance_type else "machines of your own",
         }
         place = names[plan.target]
     if request.instance_type:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from estimator import memory, throughput
 from estimator.errors import UserError
@@ -117,7 +117,7 @@ class Miss:
     what: str
     needs: int
     has: int
-    where: str = "memory"
+    where: Literal["memory", "host memory", "disk"] = "memory"
 
     @property
     def over(self) -> float:
@@ -185,7 +185,8 @@ class Search:
         )
         layout = layouts[chosen]
         estimate = replace(self.estimate(layout, gpu), capacity_bytes=capacity)
-        before = start_up(place, nodes, self.job.model) if place is not None else None
+        # Machines of the user's own are at hand
+        before = start_up(place, nodes, self.job.model) if place is not None and place.name else None
         checkpoint = memory.checkpoint_bytes(self.setup(layout)) // nodes
         return Candidate(
             layout=layout,
@@ -431,6 +432,8 @@ def indivisible(job: Job, world: int, what: str) -> UserError:
 
 def shape(place: Place, nodes: int, per_node: int) -> str:
     """GPUs and machines in words: "16x H100 SXM (2 p5.48xlarge)"."""
+    if not place.name:
+        return f"{nodes * per_node}x {place.gpu.name}" + (f" ({nodes} nodes)" if nodes > 1 else "")
     name = place.name if nodes == 1 else f"{nodes} {place.name}"
     return f"{nodes * per_node}x {place.gpu.name} ({name})"
 

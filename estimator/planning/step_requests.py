@@ -7,7 +7,7 @@ from dataclasses import replace
 from estimator import memory
 from estimator.job import Job, Target
 from estimator.memory.evaluation import inference_gpus, inference_host_bytes
-from estimator.plan import GIB, MIB, Request
+from estimator.plan import GIB, MIB, Layout, Request
 from estimator.planning.engines import setup_of
 from estimator.planning.search import Candidate
 
@@ -28,7 +28,6 @@ def for_training(job: Job, target: Target, candidate: Candidate) -> Request:
     layout, place = candidate.layout, candidate.place
     processes = layout.processes_per_node
     on_gpus = layout.device == "cuda"
-    keeps = target.kind not in ("kubernetes", "batch")  # there a node's disk goes with its pod or container
     host, cpu = candidate.memory.host_bytes, processes
     ram = target.machine.ram_bytes if target.machine is not None else None
     if place is not None:
@@ -50,11 +49,18 @@ def for_training(job: Job, target: Target, candidate: Candidate) -> Request:
         cpu=cpu,
         memory_mib=-(-host // MIB),
         shared_memory_mib=shared // MIB,
-        disk_mib=-(-memory.disk_bytes(setup_of(job, layout), keeps_checkpoints=keeps) // MIB),
-        instance_type=place.name if place is not None else None,
+        disk_mib=-(-disk_of(job, target, layout) // MIB),
+        instance_type=(place.name or None) if place is not None else None,
         cloud=place.cloud if place is not None else None,
         spot=place is not None and place.spot,
+        gpu_on_trust=place is not None and place.gpu_on_trust,
     )
+
+
+def disk_of(job: Job, target: Target, layout: Layout) -> int:
+    """Disk in bytes that training takes of one node."""
+    keeps = target.kind not in ("kubernetes", "batch")  # there a node's disk goes with its pod or container
+    return memory.disk_bytes(setup_of(job, layout), keeps_checkpoints=keeps)
 
 
 def for_preparation(job: Job, training: Request) -> Request:

@@ -250,7 +250,7 @@ def collective_seconds(setup: Setup, times: Times) -> tuple[tuple[str, float], .
     """
     micro = setup.accumulation
     # ZeRO-1 and ZeRO-2 gather the updated weights after they have reduced the gradients
-    gathered = times.gather_step / 2 if setup.zero_stage in (1, 2) else 0.0
+    gathered = times.gather_step / 2 if setup.sharding in ("zero1", "zero2") else 0.0
     found = {
         "all_gather": (times.gather - times.reduced + times.tensor / 2) * micro + gathered,
         "reduce_scatter": (times.reduced + times.tensor / 2) * micro,

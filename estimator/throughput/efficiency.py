@@ -75,7 +75,9 @@ def products_rate(gpu: Gpu, precision: str, table: Efficiency) -> float | None:
     factor = next(
         (table.of("products of", scope) for scope in chips(gpu) if ("products of", scope) in table.table), 1.0
     )
-    return best * table.of("products") * factor
+    peak = gpu.peak_flops("fp32" if precision == "fp32" else "bf16")
+    rate = best * table.of("products") * factor
+    return rate if peak is None else min(rate, peak)  # a card's own clocks may be above the data sheet's
 
 
 def chips(gpu: Gpu) -> tuple[str, str]:

@@ -147,12 +147,14 @@ def started(
     gpu: int | None = None,
     offline: bool = True,
     python: str | None = None,
+    grace_s: float = 0,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run ``python -m module request`` until the context is left or this process ends.
 
     ``log`` receives its output. ``on_cpu`` hides all GPUs from it; ``gpu`` hides all but that one of the GPUs
     visible to this process; ``offline`` disables the Hugging Face Hub. ``python``: interpreter to use instead
-    of this one. Its child processes end with the context, too.
+    of this one. Its child processes end with the context, too. ``grace_s``: seconds
+    between SIGTERM and SIGKILL at the end.
     """
     extra = {"TOKENIZERS_PARALLELISM": "false", "OMP_WAIT_POLICY": "passive", "PYTHONUNBUFFERED": "1"}
     if offline:
@@ -173,6 +175,10 @@ def started(
         try:
             yield process
         finally:
+            if grace_s and process.poll() is None:
+                process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(grace_s)
             process.kill()
             process.wait()
             end_all(marker, grace_s=0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,17 +17,25 @@ from launchers.dataset.prepared import IGNORE, Prepared, Row
 
 # Positions whose logits are held in fp32 at once: half a GiB for a vocabulary of 128k.
 LOSS_CHUNK = 1024
+# Length to which a padding-free batch is filled up: float8 products take multiples of 16, tensor cores of 64.
+TOKEN_MULTIPLE = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MicroBatch:
-    """[sequences, longest row] each. ``labels[i]`` is what the model should say after ``input_ids[i]``."""
+    """Token tensors of one forward pass; ``labels[i]`` is the token that follows ``input_ids[i]``.
+
+    Token tensors have the shape [sequences, longest row]. In a padding-free batch they are [1, tokens]: all
+    sequences one after the other, and ``cu_seq_lens`` has the boundaries of the documents.
+    """
 
     input_ids: torch.Tensor
     position_ids: torch.Tensor
     labels: torch.Tensor
-    lengths: torch.Tensor  # [sequences], without padding
+    lengths: torch.Tensor  # [sequences], without padding; on the CPU
     packed: bool = False  # whether a row holds several documents
+    cu_seq_lens: torch.Tensor | None = None  # int32 [documents + 1], cumulative lengths from 0
+    max_length: int = 0  # upper bound of a document's tokens, a power of two
     desirable: torch.Tensor | None = None  # [sequences] bool, of judged answers
     reference: torch.Tensor | None = None  # [rows, answers]: launchers.reference's, of these rows
 
@@ -36,21 +45,41 @@ class MicroBatch:
         return int(self.lengths.sum())
 
     @property
-    def inputs(self) -> dict[str, torch.Tensor]:
-        """What the model is called with. Not every model takes positions, and one document needs none."""
+    def inputs(self) -> dict[str, Any]:
+        """Keyword arguments of the model. Only packed rows need positions, which not every model takes."""
+        if self.cu_seq_lens is not None:
+            return {
+                "input_ids": self.input_ids,
+                "position_ids": self.position_ids,
+                "cu_seq_lens_q": self.cu_seq_lens,
+                "cu_seq_lens_k": self.cu_seq_lens,
+                "max_length_q": self.max_length,
+                "max_length_k": self.max_length,
+            }
         positions = {"position_ids": self.position_ids} if self.packed else {}
         return {"input_ids": self.input_ids, **positions}
 
-    def to(self, device: torch.device) -> MicroBatch:
-        return MicroBatch(
-            input_ids=self.input_ids.to(device),
-            position_ids=self.position_ids.to(device),
-            labels=self.labels.to(device),
-            lengths=self.lengths,
-            packed=self.packed,
-            desirable=None if self.desirable is None else self.desirable.to(device),
-            reference=None if self.reference is None else self.reference.to(device),
+    def sums(self, values: torch.Tensor) -> torch.Tensor:
+        """[sequences]: sums over each sequence of a tensor that has a value per token."""
+        if self.cu_seq_lens is None:
+            return values.sum(-1)
+        return torch.stack(
+            [part.sum() for part in torch.split(values[0, : self.tokens], self.lengths.tolist())]
         )
+
+    def to(self, device: torch.device) -> MicroBatch:
+        """Copy to ``device``; to a GPU from page-locked memory, without waiting for the copy."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "lengths"}
+        changed: dict[str, Any] = {
+            name: copied(each, device) for name, each in values.items() if isinstance(each, torch.Tensor)
+        }
+        return dataclasses.replace(self, **changed)
+
+
+def copied(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copy a CPU tensor to ``device``; to a GPU from page-locked memory, without waiting for the copy."""
+    source = tensor.pin_memory() if device.type == "cuda" else tensor
+    return source.to(device, non_blocking=True)
 
 
 def step_rows(data: Prepared, step: int, global_batch_size: int) -> NDArray[np.int32]:
@@ -72,23 +101,41 @@ def micro_batches(
     *,
     pairs: bool = False,
     reference: NDArray[np.float32] | None = None,
+    padding_free: bool = False,
 ) -> Iterator[MicroBatch]:
     """A rank's micro batches of a step: of each ``world_size`` rows in order it takes the rank-th.
 
     ``pairs``: rows are pairs (:func:`collate_pairs`). ``reference``: launchers.reference's of all rows; the
-    batches carry their own.
+    batches carry their own. ``padding_free``: see :class:`MicroBatch`.
     """
     put_together = collate_pairs if pairs else collate
+    multiple = token_multiple(data, padding_free=padding_free)
     mine = step_rows(data, step, layout.global_batch_size)[rank :: layout.data_parallel]
     for first in range(0, len(mine), layout.micro_batch_size):
         some = mine[first : first + layout.micro_batch_size]
-        batch = put_together([data.row(index) for index in some], data.info.pad_id)
+        batch = put_together([data.row(index) for index in some], data.info.pad_id, multiple)
         known = None if reference is None else torch.from_numpy(reference[some])
         yield batch if known is None else dataclasses.replace(batch, reference=known)
 
 
+def token_multiple(data: Prepared, *, padding_free: bool) -> int | None:
+    """Multiple to which :func:`collate` fills padding-free batches of ``data``; None for padded batches.
+
+    Packed rows are filled up to whole sequences, so that compiled blocks see few shapes.
+    """
+    if not padding_free:
+        return None
+    return data.info.seq_len if data.info.packed else TOKEN_MULTIPLE
+
+
 def mismatched_batches(
-    data: Prepared, layout: Layout, step: int, rank: int, reference: NDArray[np.float32] | None = None
+    data: Prepared,
+    layout: Layout,
+    step: int,
+    rank: int,
+    reference: NDArray[np.float32] | None = None,
+    *,
+    padding_free: bool = False,
 ) -> Iterator[MicroBatch]:
     """Like :func:`micro_batches`, of each prompt with the answer to another one (:func:`mismatched_rows`)."""
     mine = mismatched_rows(data, step)[rank :: layout.data_parallel]
@@ -96,18 +143,22 @@ def mismatched_batches(
     if reference is not None:
         first = len(data) + step * layout.global_batch_size
         known = reference[first : first + layout.global_batch_size][rank :: layout.data_parallel]
+    multiple = token_multiple(data, padding_free=padding_free)
     for first in range(0, len(mine), layout.micro_batch_size):
         part = slice(first, first + layout.micro_batch_size)
-        batch = collate(mine[part], data.info.pad_id)
+        batch = collate(mine[part], data.info.pad_id, multiple)
         yield batch if known is None else dataclasses.replace(batch, reference=torch.from_numpy(known[part]))
 
 
-def collate(rows: list[Row], pad_id: int) -> MicroBatch:
-    """Pad rows on the right to the longest of them.
+def collate(rows: list[Row], pad_id: int, multiple: int | None = None) -> MicroBatch:
+    """Pad rows on the right to the longest of them, or join them without padding.
 
     No attention mask is needed: what comes before a token decides what it sees, padding comes after,
     and transformers reads the borders of packed documents from positions that begin anew.
+    ``multiple``: join the rows to one of that many tokens or a multiple (a padding-free batch).
     """
+    if multiple is not None:
+        return _joined(rows, pad_id, multiple)
     width = max(len(row.tokens) for row in rows)
     shape = (len(rows), width)
     tokens = np.full(shape, pad_id, dtype=np.int64)
@@ -126,6 +177,30 @@ def collate(rows: list[Row], pad_id: int) -> MicroBatch:
         labels=torch.from_numpy(labels),
         lengths=torch.tensor([len(row.tokens) for row in rows]),
         packed=any(len(row.lengths) > 1 for row in rows),
+        desirable=torch.tensor([row.desirable for row in rows]),
+    )
+
+
+def _joined(rows: list[Row], pad_id: int, multiple: int) -> MicroBatch:
+    """All rows as one sequence; what fills it up to a multiple of ``multiple`` is a document of its own."""
+    lengths = np.concatenate([row.lengths for row in rows])
+    count = int(lengths.sum())
+    total = -(-count // multiple) * multiple
+    documents = np.append(lengths, total - count) if total > count else lengths
+    tokens = np.full((1, total), pad_id, dtype=np.int64)
+    labels = np.full((1, total), IGNORE, dtype=np.int64)
+    positions = np.concatenate([np.arange(length, dtype=np.int64) for length in documents])
+    tokens[0, :count] = np.concatenate([row.tokens for row in rows])
+    # The first label of each document is IGNORE (prepared.py), so that none crosses a boundary
+    labels[0, : count - 1] = np.concatenate([row.labels for row in rows])[1:]
+    return MicroBatch(
+        input_ids=torch.from_numpy(tokens),
+        position_ids=torch.from_numpy(positions)[None],
+        labels=torch.from_numpy(labels),
+        lengths=torch.tensor([len(row.tokens) for row in rows]),
+        packed=any(len(row.lengths) > 1 for row in rows),
+        cu_seq_lens=torch.from_numpy(np.concatenate([[0], np.cumsum(documents)]).astype(np.int32)),
+        max_length=1 << (int(documents.max()) - 1).bit_length(),
         desirable=torch.tensor([row.desirable for row in rows]),
     )
 
@@ -149,17 +224,18 @@ def _answer_start(row: Row) -> int:
     return int(np.argmax(row.labels != IGNORE))
 
 
-def collate_pairs(rows: list[Row], pad_id: int) -> MicroBatch:
+def collate_pairs(rows: list[Row], pad_id: int, multiple: int | None = None) -> MicroBatch:
     """Pairs as one batch of twice as many sequences: all chosen conversations, then all rejected ones."""
     chosen, rejected = zip(*(row.documents() for row in rows), strict=True)
-    return collate([*chosen, *rejected], pad_id)
+    return collate([*chosen, *rejected], pad_id, multiple)
 
 
-def summed_log_probabilities(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def summed_log_probabilities(logits: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
     """[sequences]: the sum of the log-probabilities of each one's labels that count, in fp32.
 
     Chunk by chunk, as :func:`summed_cross_entropy`.
     """
+    labels = batch.labels
     per_token = [
         checkpoint(_chunk_log_probabilities, chunk, wanted, use_reentrant=False, preserve_rng_state=False)
         for chunk, wanted in zip(
@@ -168,7 +244,7 @@ def summed_log_probabilities(logits: torch.Tensor, labels: torch.Tensor) -> torc
             strict=True,
         )
     ]
-    return torch.cat(per_token).view(labels.shape).sum(-1)
+    return batch.sums(torch.cat(per_token).view(labels.shape))
 
 
 def _chunk_log_probabilities(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -85,14 +85,14 @@ def check_batch(rows: int, what: str, settings: Settings) -> None:
     """Raise UserError if there are fewer rows than one batch. ``what``: name of the rows in the message."""
     if TASKS[settings.task].draws_answers and rows < settings.rows_per_step:
         raise UserError(
-            f"A step of global_batch_size {settings.global_batch_size} answers, rl.group_size "
+            f"A step of global_batch_size {settings.batch_size} answers, rl.group_size "
             f"{settings.rl.group_size} to each prompt, takes {settings.rows_per_step} prompts, but there are "
             f"only {rows:,}.",
             ("Use ", Change("global_batch_size", rows * settings.rl.group_size), " or less, or more data."),
         )
     if rows < settings.rows_per_step:
         raise UserError(
-            f"global_batch_size {settings.global_batch_size} is more than the {rows:,} {what}.",
+            f"global_batch_size {settings.batch_size} is more than the {rows:,} {what}.",
             ("Use ", Change("global_batch_size", rows), " or less, or more data."),
         )
 
@@ -329,9 +329,7 @@ def _order(lengths: _Lengths, settings: Settings) -> NDArray[np.int32]:
     check_batch(count, "sequences after packing" if settings.packing else "rows to train on", settings)
     if settings.tokens is not None:
         return _order_of_tokens(lengths, settings.tokens, settings)
-    steps = settings.epochs * count // batch
-    if settings.max_steps is not None:
-        steps = min(steps, settings.max_steps)
+    steps = settings.steps_of(count)
     return _epochs(lengths, -(-steps * batch // count), settings)[: steps * batch]
 
 

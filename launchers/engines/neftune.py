@@ -39,19 +39,23 @@ class EmbeddingNoise:
         self._passes = 0
 
     def _add(self, embedding: torch.nn.Module, _: Any, embedded: torch.Tensor) -> torch.Tensor | None:
-        """[sequences, positions, dimensions], of the step's next micro batch."""
+        """Add noise to the step's next micro batch: [sequences, positions, dimensions].
+
+        A padding-free batch has all rows in one sequence.
+        """
         if not (embedding.training and torch.is_grad_enabled()):
             return None
         first = self._passes * self._layout.micro_batch_size
         places = self._places[first : first + self._layout.micro_batch_size]
         self._passes += 1
         noise = torch.zeros_like(embedded)
-        generator = torch.Generator(embedded.device)
-        for of_row, place in zip(noise, places, strict=True):
+        padded, tokens = len(embedded) == len(places), noise.flatten(0, 1)
+        generator, start = torch.Generator(embedded.device), 0
+        for number, place in enumerate(places):
             generator.manual_seed(int(random_stream(self._seed, "neftune", place).integers(2**63)))
-            start = 0
+            start = number * embedded.shape[1] if padded else start
             for length in self._data.row(self._data.order[place]).lengths.tolist():
                 scale = self._alpha / math.sqrt(length * embedded.shape[-1])
-                of_row[start : start + length].uniform_(-scale, scale, generator=generator)
+                tokens[start : start + length].uniform_(-scale, scale, generator=generator)
                 start += length
         return embedded + noise

@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 import math
 import os
-import resource
 import socket
 import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from estimator.errors import UserError
-from launchers.report.telemetry import DistInfo, Drawn, Evaluated, Memory, Phase, Profiled, Step, Writer
+from launchers.report.telemetry import DistInfo, Drawn, Evaluated, Phase, Profiled, Step, Writer, memory_now
 
 
 def scheduler_name(environ: dict[str, str] | None = None) -> str:
@@ -64,7 +61,6 @@ class RankReporter:
     def __init__(self, telemetry_dir: Path, env: RankEnv) -> None:
         self.env = env
         self._writer = Writer(telemetry_dir, env.rank)
-        self._process = psutil.Process()
 
     def started(self, *, device: str, backend: str, engine: str) -> None:
         """Report the rank's placement."""
@@ -134,22 +130,7 @@ class RankReporter:
 
     def memory(self, step: int) -> None:
         """Report the process's memory peaks."""
-        allocated = reserved = None
-        import torch  # already imported by the training
-
-        if torch.cuda.is_available():
-            allocated = torch.cuda.max_memory_allocated()
-            reserved = torch.cuda.max_memory_reserved()
-        self._writer.write(
-            Memory(
-                rank=self.env.rank,
-                step=step,
-                allocated_peak=allocated,
-                reserved_peak=reserved,
-                rss=self._process.memory_info().rss,
-                rss_peak=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-            )
-        )
+        self._writer.write(memory_now(self.env.rank, step))
 
     def profiled(self, event: Profiled) -> None:
         """Report the end or failure of a profiled window."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -89,20 +90,29 @@ def _numbers(geometry: NDArray[np.int32]) -> NDArray[np.int64]:
 
 
 def _order(numbers: NDArray[np.int64], settings: Settings) -> NDArray[np.int32]:
-    steps = _steps(numbers, settings)
-    return in_batches(numbers, settings.epochs, settings.global_batch_size, seed=settings.seed, most=steps)
+    steps, epochs = _steps(numbers, settings), _epochs(numbers, settings)
+    return in_batches(numbers, epochs, settings.batch_size, seed=settings.seed, most=steps)
 
 
 def _steps(numbers: NDArray[np.int64], settings: Settings) -> int:
-    steps = count_batches(numbers, settings.epochs, settings.global_batch_size)
+    epochs = _epochs(numbers, settings)
+    steps = count_batches(numbers, epochs, settings.batch_size)
     if not steps:
         largest = int(np.bincount(numbers).max()) if len(numbers) else 0
         raise UserError(
-            f"global_batch_size {settings.global_batch_size}: no aspect ratio has a full batch among "
-            f"{len(numbers):,} images in {settings.epochs} epoch(s); the largest bucket has {largest:,}.",
+            f"global_batch_size {settings.batch_size}: no aspect ratio has a full batch among "
+            f"{len(numbers):,} images in {epochs} epoch(s); the largest bucket has {largest:,}.",
             ("Use ", Change("global_batch_size", max(1, largest)), " or less, or more data."),
         )
     return min(steps, settings.max_steps or steps)
+
+
+def _epochs(numbers: NDArray[np.int64], settings: Settings) -> int:
+    """Passes over the data: the user's, else the fewest that have a step, or the user's number of steps."""
+    if settings.epochs is not None or not len(numbers):
+        return settings.epochs or 1
+    steps = settings.max_steps or 1
+    return next(epochs for epochs in count(1) if count_batches(numbers, epochs, settings.batch_size) >= steps)
 
 
 def _info(
@@ -114,7 +124,7 @@ def _info(
     resolution: int,
 ) -> PreparedInfo:
     positions = positions_of(geometry)
-    digest = hashlib.sha256(f"{content} {model} {resolution} {settings.global_batch_size}".encode())
+    digest = hashlib.sha256(f"{content} {model} {resolution} {settings.batch_size}".encode())
     digest.update(order.tobytes())
     return PreparedInfo(
         rows=len(geometry),
@@ -126,8 +136,8 @@ def _info(
         packed=False,
         pad_id=0,
         vocab_size=0,
-        global_batch_size=settings.global_batch_size,
-        total_steps=len(order) // settings.global_batch_size,
+        global_batch_size=settings.batch_size,
+        total_steps=len(order) // settings.batch_size,
         seed=settings.seed,
         fingerprint=digest.hexdigest(),
         documents=len(geometry),

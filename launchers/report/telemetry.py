@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import resource
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
+
+import psutil
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,6 +167,20 @@ _KINDS: dict[str, type[Any]] = {
     "evaluated": Evaluated,
     "drawn": Drawn,
 }
+
+
+def memory_now(rank: int, step: int) -> Memory:
+    """Return the memory peaks of this process; torch's are None unless torch is imported and has a GPU."""
+    torch = sys.modules.get("torch")
+    on_gpu = torch is not None and torch.cuda.is_available()
+    return Memory(
+        rank=rank,
+        step=step,
+        allocated_peak=torch.cuda.max_memory_allocated() if torch is not None and on_gpu else None,
+        reserved_peak=torch.cuda.max_memory_reserved() if torch is not None and on_gpu else None,
+        rss=psutil.Process().memory_info().rss,
+        rss_peak=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    )
 
 
 def path_of(telemetry_dir: Path, rank: int) -> Path:

@@ -81,6 +81,7 @@ def test_after_a_killed_rank_and_a_killed_node_the_retries_end_with_the_same_los
     assert run.outcome()["evaluations"] == [(each.step, each.loss) for each in evaluations]
 
 
+@pytest.mark.nightly
 def test_a_killed_scheduler_ctrl_c_and_sigterm_are_each_gone_on_from_by_resume(
     flow: NewFlow, tmp_path: Path
 ) -> None:

@@ -252,6 +252,7 @@ def _launch(
     return cluster.launch("finetune_flow", home, "run", *own, **more)
 
 
+@pytest.mark.nightly
 def test_an_image_that_is_not_there_is_named_and_not_waited_for_for_ever(
     cluster: Cluster, tmp_path: Path
 ) -> None:

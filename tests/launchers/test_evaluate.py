@@ -166,6 +166,7 @@ def write_adapter(base: Path, folder: Path, method: str) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_without_held_out_rows_there_is_no_loss_but_the_export_is_loaded(
     tmp_path: Path, base: Path, finetuned: Path
 ) -> None:

@@ -80,6 +80,7 @@ def test_every_pair_gets_its_figures_and_a_second_run_computes_nothing(
     assert not (again.parent / "request-0.json").exists(), "no process was started"
 
 
+@pytest.mark.nightly
 def test_another_model_has_another_reference(tmp_path: Path, job: TrainJob, computed: Path) -> None:
     store = LocalStorage(shutil.copytree(computed, tmp_path / "store"))
     first = np.load(reference.fetch(job, address(), store, tmp_path / "first"))
@@ -88,6 +89,7 @@ def test_another_model_has_another_reference(tmp_path: Path, job: TrainJob, comp
     assert not np.allclose(first, second)
 
 
+@pytest.mark.nightly
 def test_what_lies_in_the_folder_of_other_rows_is_not_taken(
     tmp_path: Path, job: TrainJob, computed: Path
 ) -> None:
@@ -118,6 +120,7 @@ def test_nodes_share_the_parts_and_both_get_all(tmp_path: Path, job: TrainJob) -
     assert '"parts": [1]' in requests[1]
 
 
+@pytest.mark.nightly
 def test_processes_of_a_node_share_its_parts(
     tmp_path: Path, job: TrainJob, capsys: pytest.CaptureFixture[str]
 ) -> None:

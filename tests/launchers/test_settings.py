@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -261,3 +262,22 @@ def test_the_best_is_kept_where_a_run_may_stop_early_or_that_is_asked_for() -> N
     kept = [{"patience": 2}, {"keep_best": True}, {"patience": 2, "keep_best": False}, {}]
     found = [settings.build({"evaluation": {"every_steps": 5, **each}}).evaluation for each in kept]
     assert [each.keeps_best for each in found] == [True, True, False, False]
+
+
+def test_inputs_of_a_settings_file_are_looked_up_next_to_it_first(tmp_path: Path) -> None:
+    for name in ("rows.jsonl", "more.txt", "score.py", "split"):
+        (tmp_path / name).touch()
+    text = """
+    dataset: rows.jsonl
+    mixture: {more.txt: 0.5, elsewhere.txt: 2}
+    evaluation: {dataset: "split#test"}
+    rl: {reward: "score.py:short"}
+    rejection: {score: "/absolute/score.py:short"}
+    """
+    values = settings.parse_yaml(text, tmp_path)
+    assert values["dataset"] == str(tmp_path / "rows.jsonl")
+    assert values["mixture"] == {str(tmp_path / "more.txt"): 0.5, "elsewhere.txt": 2}
+    assert values["evaluation"]["dataset"] == f"{tmp_path}/split#test"
+    assert values["rl"]["reward"] == f"{tmp_path}/score.py:short"
+    assert values["rejection"]["score"] == "/absolute/score.py:short"
+    assert values["model"] == "tiny-llama"

@@ -89,7 +89,7 @@ class ZeroModel:
         self.module: Any = engine.module
         # DeepSpeed divides by the accumulation and averages over the ranks; the loss is a mean over tokens.
         self._divided_by = layout.accumulation * layout.data_parallel
-        self._norm: float | None = None
+        self._norm: torch.Tensor | None = None
 
     def logits(self, **inputs: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self._engine(**inputs, use_cache=False).logits
@@ -105,10 +105,10 @@ class ZeroModel:
         else:
             self._engine.step()  # counts the micro batches
 
-    def update(self) -> float | None:
+    def update(self) -> torch.Tensor | None:
         self._engine.step()
         norm = self._norm if self._norm is not None else self._engine.get_global_grad_norm()
-        return None if norm is None else float(norm)
+        return None if norm is None else torch.as_tensor(norm, device=self.device)
 
     def lr(self) -> float:
         return float(self._engine.get_lr()[0])
@@ -181,9 +181,9 @@ def _fetch_expert_blocks_whole(network: Any) -> None:
         set_z3_leaf_modules(network, list(blocks))
 
 
-def _local_norm(engine: Any) -> float | None:
-    """The gradients' norm where DeepSpeed keeps none: without ZeRO in fp32, where every rank has them all."""
+def _local_norm(engine: Any) -> torch.Tensor | None:
+    """Compute the gradients' norm where DeepSpeed keeps none: fp32 without ZeRO, on whole gradients."""
     if engine.zero_optimization() or engine.bfloat16_enabled():
         return None
     gradients = [p.grad for p in engine.module.parameters() if p.grad is not None]
-    return float(torch.nn.utils.get_total_norm(gradients))
+    return torch.nn.utils.get_total_norm(gradients)

@@ -71,7 +71,9 @@ class FsdpModel:
         self._trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
         self._averaged_over = job.plan.layout.data_parallel  # by the reduction of the gradients
         self._copies = job.plan.layout.replicate
-        self._clip = job.settings.clip_grad_norm or float("inf")
+        self._clip = job.settings.clip_grad_norm
+        # Gradients of adapters are small: they are kept whole until the step's last micro batch
+        self._reduces_once = _is_divided(job) and job.plan.adapters and job.plan.layout.data_parallel > 1
 
     def logits(self, **inputs: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self.module(**inputs, use_cache=False).logits
@@ -81,20 +83,24 @@ class FsdpModel:
         return liger.summed_loss(self.module, labels, inputs)
 
     def backward(self, loss: torch.Tensor, counted: int, *, last: bool) -> None:
-        if self._copies > 1:  # gradients are divided after each micro batch, and summed over copies once
+        if self._reduces_once:
+            self.module.set_requires_gradient_sync(last)
+        elif self._copies > 1:  # gradients are divided after each micro batch, and summed over copies once
             self.module.set_requires_all_reduce(last)
         scaled: Any = loss * (self._averaged_over / counted)
         scaled.backward()
 
-    def update(self) -> float | None:
-        norm = nn.utils.clip_grad_norm_(self._trained, self._clip)
+    def update(self) -> torch.Tensor | None:
+        norm = nn.utils.get_total_norm([each.grad for each in self._trained if each.grad is not None])
+        if self._clip is not None:
+            nn.utils.clip_grads_with_norm_(self._trained, self._clip, norm)
         for steps, rates in zip(self._steps, self._schedules, strict=True):
             steps.step()
             rates.step()
             steps.zero_grad(set_to_none=True)
         if self._average is not None:
             self._average.update()
-        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def lr(self) -> float:
         return float(self._schedules[0].get_last_lr()[0])

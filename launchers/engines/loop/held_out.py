@@ -10,9 +10,10 @@ import numpy as np
 import torch
 
 from estimator.vocabulary import TASKS
-from launchers.dataset.batches import MicroBatch, collate, collate_pairs
+from launchers.dataset.batches import MicroBatch, collate, collate_pairs, token_multiple
 from launchers.dataset.measured import MAX_BATCH_TOKENS, MAX_ROWS, batches_by_length
 from launchers.dataset.prepared import Prepared
+from launchers.engines.loop import varlen
 from launchers.engines.loop.outcome import Outcome, StepCounts
 from launchers.engines.loop.sharding import Answering
 from launchers.engines.loop.tasks import TextTask, text_task_of
@@ -52,7 +53,10 @@ class TextRows:
         self._pairs = job.settings.trains_on_pairs
         self._reference = None if job.held_out_reference is None else np.load(job.held_out_reference)
         self.count = min(MAX_ROWS, len(self._data))
-        self._task: TextTask = text_task_of(job.settings)  # of its own: KTO's keeps what belongs to a step
+        padding_free = varlen.applies(job)
+        # of its own: KTO's keeps what belongs to a step
+        self._task: TextTask = text_task_of(job.settings, padding_free=padding_free)
+        self._multiple = token_multiple(self._data, padding_free=padding_free)
         self._counts: StepCounts = self._task.counts(self._data, 0, self.count)
         self.metrics, self.divisor = self._task.metrics, self._counts.divisor
         tokens = MAX_BATCH_TOKENS[job.plan.layout.device]
@@ -77,7 +81,9 @@ class TextRows:
 
     def _batch(self, indices: list[int]) -> MicroBatch:
         put_together = collate_pairs if self._pairs else collate
-        batch = put_together([self._data.row(index) for index in indices], self._data.info.pad_id)
+        batch = put_together(
+            [self._data.row(index) for index in indices], self._data.info.pad_id, self._multiple
+        )
         if self._reference is None:
             return batch
         return dataclasses.replace(batch, reference=torch.from_numpy(self._reference[indices]))

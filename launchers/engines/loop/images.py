@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from estimator.plan import Layout
-from launchers.dataset.batches import step_rows
+from launchers.dataset.batches import copied, step_rows
 from launchers.dataset.prepared import Prepared
 from launchers.dataset.seeding import random_stream
 from launchers.engines.loop.outcome import Outcome, StepCounts
@@ -57,8 +57,8 @@ class LatentBatch:
         return [LatentBatch(**{name: getattr(self, name)[i : i + 1] for name in names}) for i in of_all]
 
     def to(self, device: torch.device) -> LatentBatch:
-        """The same on a device."""
-        moved = {each.name: getattr(self, each.name).to(device) for each in dataclasses.fields(self)}
+        """Copy to ``device``, as MicroBatch does."""
+        moved = {each.name: copied(getattr(self, each.name), device) for each in dataclasses.fields(self)}
         return LatentBatch(**moved)
 
 

@@ -10,7 +10,7 @@ from estimator.errors import UserError
 from estimator.models import LATENT_PROJECTIONS, PROJECTIONS
 from estimator.models.architectures import own_names
 from estimator.vocabulary import METHODS, TASKS
-from launchers.engines.loop import liger, quantised, unet, whole_modules
+from launchers.engines.loop import liger, quantised, unet, varlen, whole_modules
 from launchers.engines.loop.families import blocks, expert_tensors
 from launchers.engines.loop.recompute import recompute
 from launchers.engines.reward_head import HEAD
@@ -52,6 +52,8 @@ def made_trainable(model: Any, job: TrainJob, *, adapters_in_fp32: bool = False)
 
     Adapters are of the base's type, or in fp32.
     """
+    if varlen.applies(job):
+        model.set_attn_implementation(varlen.ATTENTION)
     if job.settings.liger:
         liger.put_in(model)
     if job.plan.adapters:

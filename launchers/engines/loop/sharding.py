@@ -59,10 +59,10 @@ class ShardedModel(TrainedModel, Answering, Protocol):
         """
         ...
 
-    def update(self) -> float | None:
-        """After a step's last micro batch: clip, step the optimizer and the schedule, drop the gradients.
+    def update(self) -> torch.Tensor | None:
+        """Clip, step the optimizer and the schedule, drop the gradients, after a step's last micro batch.
 
-        Returns the gradients' norm before clipping; None where it isn't known.
+        Returns the gradients' norm before clipping, on any device; None where it isn't known.
         """
         ...
 

@@ -70,16 +70,26 @@ class TextTask(Task, Protocol):
 class OfRows:
     """What tasks on rows of tokens share.
 
-    ``reference``: launchers.reference's file, where the run has one.
+    ``reference``: launchers.reference's file, where the run has one. ``padding_free``: batches are joined
+    without padding (launchers.dataset.batches.MicroBatch).
     """
 
     pairs: ClassVar[bool] = False  # whether a row is a pair
 
-    def __init__(self, reference: Path | None) -> None:
+    def __init__(self, reference: Path | None, *, padding_free: bool = False) -> None:
         self.reference: NDArray[np.float32] | None = None if reference is None else np.load(reference)
+        self.padding_free = padding_free
 
     def batches(self, data: Prepared, layout: Layout, step: int, rank: int, /) -> Iterator[MicroBatch]:
-        return micro_batches(data, layout, step, rank, pairs=self.pairs, reference=self.reference)
+        return micro_batches(
+            data,
+            layout,
+            step,
+            rank,
+            pairs=self.pairs,
+            reference=self.reference,
+            padding_free=self.padding_free,
+        )
 
 
 class NextToken(OfRows):
@@ -87,8 +97,8 @@ class NextToken(OfRows):
 
     metrics: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, *, fused: bool) -> None:
-        super().__init__(None)
+    def __init__(self, *, fused: bool, padding_free: bool = False) -> None:
+        super().__init__(None, padding_free=padding_free)
         self._fused = fused
 
     def check(self, _model: Answering, _data: Prepared, /) -> None:
@@ -118,8 +128,10 @@ class Preferences(OfRows):
     def begin(self, *_: object) -> None:
         """Nothing: each micro batch stands for itself."""
 
-    def __init__(self, settings: Settings, reference: Path | None = None) -> None:
-        super().__init__(reference)
+    def __init__(
+        self, settings: Settings, reference: Path | None = None, *, padding_free: bool = False
+    ) -> None:
+        super().__init__(reference, padding_free=padding_free)
         self._task = settings.task
         self._beta = settings.preference.beta_of(settings.task)
         self._margin = settings.preference.margin
@@ -136,7 +148,7 @@ class Preferences(OfRows):
         reference = None
         if batch.reference is not None:
             chosen, rejected = batch.reference.unbind(1)
-            counts_of = (batch.labels != IGNORE).sum(-1).chunk(2)
+            counts_of = batch.sums(batch.labels != IGNORE).chunk(2)
             reference = Answers(
                 chosen=chosen, rejected=rejected, chosen_tokens=counts_of[0], rejected_tokens=counts_of[1]
             )
@@ -204,8 +216,10 @@ class Kto(OfRows):
 
     metrics: ClassVar[tuple[str, ...]] = ("reward_good", "reward_bad", "reward_margin", "accuracy", "kl")
 
-    def __init__(self, settings: Settings, reference: Path | None = None) -> None:
-        super().__init__(reference)
+    def __init__(
+        self, settings: Settings, reference: Path | None = None, *, padding_free: bool = False
+    ) -> None:
+        super().__init__(reference, padding_free=padding_free)
         self._beta = settings.preference.beta_of(settings.task)
         self._kl = torch.zeros(())
 
@@ -215,10 +229,11 @@ class Kto(OfRows):
     def begin(self, model: Answering, data: Prepared, layout: Layout, step: int, rank: int, /) -> None:
         """Estimate how far the model has moved, by answers to other prompts."""
         ahead = torch.zeros((), device=model.device)
-        for batch in mismatched_batches(data, layout, step, rank, self.reference):
+        batches = mismatched_batches(data, layout, step, rank, self.reference, padding_free=self.padding_free)
+        for batch in batches:
             batch = batch.to(model.device)
             with torch.no_grad():
-                policy = summed_log_probabilities(model.logits(**batch.inputs), batch.labels)
+                policy = summed_log_probabilities(model.logits(**batch.inputs), batch)
             ahead += (policy - _untrained(model, batch)).sum()
         dist.all_reduce(ahead)
         self._kl = (ahead / layout.global_batch_size).clamp(min=0)
@@ -229,7 +244,7 @@ class Kto(OfRows):
 
     def outcome(self, model: Answering, batch: MicroBatch, counts: StepCounts, /) -> Outcome:
         reference = _untrained(model, batch)
-        policy = summed_log_probabilities(model.logits(**batch.inputs), batch.labels)
+        policy = summed_log_probabilities(model.logits(**batch.inputs), batch)
         if batch.desirable is None:
             raise ValueError("KTO learns from judged answers, and these are not")
         losses = preference_losses.kto_loss(policy - reference, batch.desirable, self._kl, self._beta)
@@ -255,13 +270,14 @@ def _untrained(model: Answering, batch: MicroBatch) -> torch.Tensor:
     if batch.reference is not None:
         return batch.reference[:, 0]
     with torch.no_grad(), without_adapters(model):
-        return summed_log_probabilities(model.logits(**batch.inputs), batch.labels)
+        return summed_log_probabilities(model.logits(**batch.inputs), batch)
 
 
-def task_of(settings: Settings, reference: Path | None = None) -> Task:
-    """The task that a run's settings name, on rows of tokens or on images.
+def task_of(settings: Settings, reference: Path | None = None, *, padding_free: bool = False) -> Task:
+    """Build the task that a run's settings name, on rows of tokens or on images.
 
     ``reference``: what was computed before training, where the task needs it (TrainJob.reference).
+    ``padding_free``: see :class:`OfRows`.
     """
     if TASKS[settings.task].images:
         from launchers.engines.loop.images import TextToImage  # needs diffusers
@@ -269,16 +285,20 @@ def task_of(settings: Settings, reference: Path | None = None) -> Task:
         if reference is None:
             raise ValueError(f"task {IMAGE_TASK} learns from latents, and there are none")
         return TextToImage(settings, reference)
-    return text_task_of(settings, reference)
+    return text_task_of(settings, reference, padding_free=padding_free)
 
 
-def text_task_of(settings: Settings, reference: Path | None = None) -> TextTask:
-    """The same of a task on rows of tokens."""
+def text_task_of(
+    settings: Settings, reference: Path | None = None, *, padding_free: bool = False
+) -> TextTask:
+    """Build a task on rows of tokens."""
     if TASKS[settings.task].judged:
-        return Kto(settings, reference)
+        return Kto(settings, reference, padding_free=padding_free)
     if settings.task == "reward":
         return Reward(None)
-    return Preferences(settings, reference) if settings.trains_on_pairs else NextToken(fused=settings.liger)
+    if settings.trains_on_pairs:
+        return Preferences(settings, reference, padding_free=padding_free)
+    return NextToken(fused=settings.liger, padding_free=padding_free)
 
 
 @contextlib.contextmanager
@@ -296,8 +316,8 @@ def rewards_of(logits: torch.Tensor) -> preference_losses.Rewards:
 
 def answers_of(logits: torch.Tensor, batch: MicroBatch) -> Answers:
     """Log-probabilities of the labels that count, of a batch of all chosen and then all rejected ones."""
-    chosen, rejected = summed_log_probabilities(logits, batch.labels).chunk(2)
-    chosen_tokens, rejected_tokens = (batch.labels != IGNORE).sum(-1).chunk(2)
+    chosen, rejected = summed_log_probabilities(logits, batch).chunk(2)
+    chosen_tokens, rejected_tokens = batch.sums(batch.labels != IGNORE).chunk(2)
     return Answers(
         chosen=chosen, rejected=rejected, chosen_tokens=chosen_tokens, rejected_tokens=rejected_tokens
     )
@@ -305,7 +325,12 @@ def answers_of(logits: torch.Tensor, batch: MicroBatch) -> Answers:
 
 def chosen_cross_entropy(logits: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
     """The summed cross entropy of the chosen conversations, prompts too, as in TRL's ORPOTrainer."""
-    pairs = len(batch.input_ids) // 2
+    pairs = len(batch.lengths) // 2
+    if batch.cu_seq_lens is not None:
+        tokens = int(batch.lengths[:pairs].sum())
+        labels = batch.input_ids[:, :tokens].roll(-1, dims=1)
+        labels[:, batch.cu_seq_lens[1 : pairs + 1] - 1] = IGNORE  # of a pair each conversation is a document
+        return summed_cross_entropy(logits[:, :tokens], labels)
     labels = batch.input_ids[:pairs].roll(-1, dims=1)
     last = (batch.lengths[:pairs] - 1).to(labels.device)
     behind = torch.arange(labels.shape[1], device=labels.device)[None, :] >= last[:, None]

@@ -10,8 +10,9 @@ import torch
 import torch.distributed as dist
 
 from launchers.dataset.prepared import Prepared
-from launchers.engines.loop import export, unet
+from launchers.engines.loop import export, unet, varlen
 from launchers.engines.loop.evaluation import Evaluator
+from launchers.engines.loop.feed import Feed
 from launchers.engines.loop.sharding import ShardedModel, Sharding
 from launchers.engines.loop.tasks import Task, task_of
 from launchers.engines.neftune import EmbeddingNoise
@@ -37,8 +38,10 @@ def train(job: TrainJob, sharding: Sharding) -> None:
     merges = job.plan.adapters and job.settings.merges(job.plan.method)
     if merges and env.rank == 0 and not unet.is_unet(model.module):
         export.check_mergeable(model.module, job)
-    data, task = Prepared(job.data_dir), task_of(job.settings, job.reference)
+    data = Prepared(job.data_dir)
+    task = task_of(job.settings, job.reference, padding_free=varlen.applies(job))
     task.check(model, data)
+    feed = Feed(task, data, job, env.rank, device)
     profiler = Profiler(job, env, reporter, model.module)
     cadence = Cadence(job, env)
     evaluator = Evaluator(job, env, reporter, model.module, cadence, model.averaged)
@@ -51,7 +54,7 @@ def train(job: TrainJob, sharding: Sharding) -> None:
     while step < job.total_steps and not job.exports_only and not evaluator.stops:
         step += 1
         noise.begin(step)
-        _step(model, job, env, data, task, step, reporter, profiler, waiting)
+        _step(model, job, env, data, task, feed, step, reporter, profiler, waiting)
         profiler.save(step)
         evaluator.after(step, model)
         if evaluator.is_kept(step):
@@ -101,12 +104,13 @@ def _step(
     env: RankEnv,
     data: Prepared,
     task: Task,
+    feed: Feed,
     step: int,
     reporter: RankReporter,
     profiler: Profiler,
     waiting: Waiting,
 ) -> None:
-    """One optimizer step; ``step`` 1 is the first."""
+    """Run one optimizer step; ``step`` 1 is the first. On a GPU the CPU waits once, for the figures."""
     layout = job.plan.layout
     profiler.begin(step)
     waiting.begin()
@@ -115,23 +119,25 @@ def _step(
     watch.mark("forward")
     task.begin(model, data, layout, step - 1, env.rank)
     watch.mark("data")
-    counts = task.counts(data, step - 1, layout.global_batch_size)
+    counts, batches = feed.step(step - 1)
     summed = torch.zeros(1 + len(task.metrics), device=model.device)  # the loss, then the metrics
-    tokens, passes = 0, 0
-    for batch in task.batches(data, layout, step - 1, env.rank):
-        batch, passes = batch.to(model.device), passes + 1
+    tokens = 0
+    for number, batch in enumerate(batches, 1):
         watch.mark("forward")
         outcome = task.outcome(model, batch, counts)
         watch.mark("backward")
-        model.backward(outcome.loss, counts.divisor, last=passes == layout.accumulation)
+        model.backward(outcome.loss, counts.divisor, last=number == layout.accumulation)
         watch.mark("data")
         summed += torch.stack([outcome.loss.detach(), *(outcome.metrics[name] for name in task.metrics)])
         tokens += batch.tokens
     watch.mark("optimizer")
-    grad_norm = model.update()
+    norm = model.update()
     watch.mark("end")
-    dist.all_reduce(summed)
-    loss, *metrics = [value / counts.divisor for value in summed.tolist()]  # waits for the GPU
+    if layout.world_size > 1:
+        dist.all_reduce(summed)
+    feed.prepare(step)
+    sums, grad_norm = _fetched(summed, norm)
+    loss, *metrics = [value / counts.divisor for value in sums]
     spent, took = watch.seconds(), time.perf_counter() - begin
     profiler.end(step)
     reporter.step(
@@ -147,6 +153,14 @@ def _step(
         dtb=spent.get("backward"),
         in_collectives=waiting.seconds(),
     )
+
+
+def _fetched(sums: torch.Tensor, norm: torch.Tensor | None) -> tuple[list[float], float | None]:
+    """Copy a step's sums and the gradients' norm to the CPU, in one copy that waits for the GPU."""
+    if norm is None:
+        return sums.tolist(), None
+    *values, last = torch.cat([sums, norm.detach().to(sums).reshape(1)]).tolist()
+    return values, last
 
 
 def _known(metrics: dict[str, float]) -> dict[str, float]:

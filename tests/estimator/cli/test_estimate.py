@@ -190,3 +190,12 @@ def test_on_a_cpu_processes_are_counted_instead_of_gpus() -> None:
     text = run("--model", "tiny-llama", "--device", "cpu", "--gpus", "2").output
     for words in ("2x CPU", "Memory of one process", "precision fp32"):
         assert words in text
+
+
+def test_the_default_method_is_the_first_that_fits_the_gpu() -> None:
+    rows = {gpu: answer("--model", "llama-8b", "--gpu", gpu)["setup"] for gpu in ("B200", "L40S", "T4")}
+    assert [(row["method"], row["quantization"]) for row in rows.values()] == [
+        ("full", "none"),
+        ("lora", "none"),
+        ("lora", "nf4-double"),
+    ]

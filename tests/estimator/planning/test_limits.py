@@ -317,17 +317,20 @@ def test_a_drawing_shares_heads_evenly_and_counts_whole_prompts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "packing", "masked"),
+    ("engine", "model", "packing", "masked"),
     [
-        ("deepspeed", True, True),
-        ("deepspeed", False, False),
-        ("torchtune", True, False),
-        ("torchtitan", True, False),
+        ("deepspeed", "llama-3.1-8b", True, False),
+        ("deepspeed", "gpt-oss-20b", True, True),
+        ("deepspeed", "gpt-oss-20b", False, False),
+        ("torchtune", "llama-3.1-8b", True, False),
+        ("torchtitan", "llama-3.1-8b", True, False),
     ],
 )
-def test_a_dense_mask_is_of_packed_samples_alone(engine: Any, packing: bool, masked: bool) -> None:
-    setup = setup_of(parallel(engine, packing=packing), candidate().layout)
-    assert setup.document_mask == masked
+def test_a_dense_mask_is_of_packed_samples_that_no_kernel_keeps_apart(
+    engine: Any, model: str, packing: bool, masked: bool
+) -> None:
+    job = replace(parallel(engine, packing=packing), model=find(model))
+    assert setup_of(job, candidate().layout).document_mask == masked
 
 
 def test_shared_memory_is_asked_for_by_the_gpu() -> None:

@@ -80,6 +80,7 @@ def test_several_processes_make_what_one_makes_in_the_same_order(
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_several_processes_take_selected_rows_and_name_a_bad_one(
     model: Path, tmp_path: Path, several: None
 ) -> None:

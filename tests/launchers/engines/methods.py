@@ -263,7 +263,7 @@ def _kto_loss(job: TrainJob, model: Any, base: Any) -> float:
         batch = collate(some, _pad_id(job.model_dir))
         with torch.no_grad():
             ours, before = (
-                summed_log_probabilities(each(**batch.inputs).logits, batch.labels) for each in (model, base)
+                summed_log_probabilities(each(**batch.inputs).logits, batch) for each in (model, base)
             )
         return ours - before
 

@@ -61,6 +61,19 @@ def test_padding_has_no_noise_and_a_packed_document_that_of_its_own_length(tmp_p
         assert 0.9 * limit < float(part.detach().abs().max()) <= limit * 1.001
 
 
+def test_rows_joined_without_padding_have_the_noise_of_padded_ones(tmp_path: Path) -> None:
+    rows = runs.documents(2)
+    data = runs.make_data(tmp_path / "data", rows, batch=2, steps=1)
+    job = runs.make_job(
+        tmp_path, tmp_path, data, steps=1, world=1, micro=2, settings={"neftune_alpha": ALPHA}
+    )
+    lengths = [len(row.tokens) for row in rows]
+    _, padded = noised(job, torch.zeros(2, max(lengths), dtype=torch.long))
+    _, joined = noised(job, torch.zeros(1, sum(lengths) + 3, dtype=torch.long))
+    kept = [noise[:length] for noise, length in zip(padded, lengths, strict=True)]
+    assert torch.allclose(joined[0, : sum(lengths)], torch.cat(kept), atol=1e-6)
+
+
 def test_nothing_is_added_outside_training(tmp_path: Path) -> None:
     tokens = torch.arange(6)[None]
     embedding, _ = noised(job_of(tmp_path, runs.documents(3)), tokens)
@@ -73,7 +86,11 @@ def test_nothing_is_added_outside_training(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "alone", "together"),
-    [("deepspeed", "zero0", "zero2"), ("fsdp2", "none", "fsdp"), ("torchtune", "none", "fsdp")],
+    [
+        ("deepspeed", "zero0", "zero2"),
+        pytest.param("fsdp2", "none", "fsdp", marks=pytest.mark.nightly),
+        pytest.param("torchtune", "none", "fsdp", marks=pytest.mark.nightly),
+    ],
 )
 def test_the_noise_of_a_run_is_the_same_on_two_processes_and_after_a_checkpoint(
     tmp_path: Path, engine: str, alone: str, together: str

@@ -109,6 +109,7 @@ def test_kill_9_of_an_agent_or_a_task_ends_all_nodes(gang: NewGang, who: str, mo
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_stopped_task_is_found_by_its_silence_and_ends_when_it_goes_on(gang: NewGang) -> None:
     two = gang(nodes=2, orders=LONG, timeouts={"lost_after": 4.0}).start_all()
     two.wait_for_step(2, rank=1)
@@ -141,6 +142,7 @@ def test_a_node_that_has_to_go_while_a_checkpoint_is_written_is_followed_by_one_
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_node_that_has_to_go_within_a_long_step_goes_without_a_checkpoint(gang: NewGang) -> None:
     orders = {**LONG, "do": "hang", "at": 3}
     one = gang(store=True, grace_s=3, orders=orders).start_all()
@@ -176,6 +178,7 @@ def test_a_hanging_rank_is_named_with_its_last_sign(gang: NewGang) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_consequence_that_comes_first_does_not_hide_the_cause(gang: NewGang) -> None:
     """Rank 0 says "connection closed" at the same step at which rank 1 is killed."""
     two = gang(nodes=2, orders={**LONG, "do": "reset", "at": 6, "ranks": [0]}).start_all()
@@ -216,6 +219,7 @@ def test_a_checkpoint_that_all_nodes_have_finished_is_kept_although_the_run_fail
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_strangers_on_the_first_ports_are_passed_by(gang: NewGang) -> None:
     two = gang(nodes=2, orders={"steps": 2})
     with socket.socket() as mute:  # accepts and says nothing
@@ -227,6 +231,7 @@ def test_strangers_on_the_first_ports_are_passed_by(gang: NewGang) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_two_gangs_on_the_same_ports_do_not_mix(gang: NewGang) -> None:
     first = gang(nodes=2, orders={"steps": 2})
     second = gang(nodes=2, orders={"steps": 2}, ports=first.ports)

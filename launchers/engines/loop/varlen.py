@@ -1,0 +1,91 @@
+"""Variable-length attention: documents are kept apart by cumulative lengths instead of a dense mask.
+
+Registered with transformers under :data:`ATTENTION`. On CUDA it is FlashAttention by
+``torch.nn.attention.varlen``; the other devices keep transformers' attention with its mask.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from estimator.planning import varlen
+from estimator.vocabulary import METHODS
+from launchers.gang.job import TrainJob
+
+ATTENTION = "varlen"  # name in transformers' registries
+OLDEST_CAPABILITY = (8, 0)  # FlashAttention-2 needs Ampere
+_MODULE = "torch.nn.attention.varlen"
+
+
+def applies(job: TrainJob) -> bool:
+    """Whether the loop trains this job's model with variable-length attention and padding-free batches."""
+    return (
+        job.plan.layout.device == "cuda"
+        and varlen.unsupported(job.model.spec, job.settings.task) is None
+        and job.plan.layout.precision != "fp32"
+        and not METHODS[job.plan.method].llama_adapter
+        and _is_available()
+        and not _attention_dropout(job)
+    )
+
+
+def _is_available() -> bool:
+    """Whether this process's torch and GPU have the kernel."""
+    if importlib.util.find_spec(_MODULE) is None:
+        return False
+    return torch.cuda.get_device_capability() >= OLDEST_CAPABILITY
+
+
+def _attention_dropout(job: TrainJob) -> float:
+    """Dropout of attention probabilities, which the kernel does not have."""
+    config = json.loads((job.model_dir / "config.json").read_text())
+    return float(config.get("attention_dropout") or 0.0)
+
+
+def attention(
+    _module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    _attention_mask: torch.Tensor | None,
+    *,
+    cu_seq_lens_q: torch.Tensor,
+    max_length_q: int,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """Causal attention within each document, by transformers' interface.
+
+    ``query`` is [sequences, heads, tokens, head_dim]; ``key`` and ``value`` may have fewer heads. Returns
+    [sequences, tokens, heads, head_dim]. ``sliding_window`` counts the token itself.
+    """
+    from torch.nn.attention.varlen import varlen_attn
+
+    flat_query, flat_key, flat_value = (each.transpose(1, 2).flatten(0, 1) for each in (query, key, value))
+    output: Any = varlen_attn(
+        flat_query,
+        flat_key,
+        flat_value,
+        cu_seq_lens_q,
+        cu_seq_lens_q,
+        max_length_q,
+        max_length_q,
+        scale=scaling,
+        window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
+        enable_gqa=key.shape[1] != query.shape[1],
+    )
+    return output.view(query.shape[0], query.shape[2], *output.shape[1:]), None
+
+
+def _no_mask(*_: Any, **__: Any) -> None:
+    """Leave transformers' mask out: the lengths take its place."""
+
+
+AttentionInterface.register(ATTENTION, attention)
+AttentionMaskInterface.register(ATTENTION, _no_mask)

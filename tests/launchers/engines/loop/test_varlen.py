@@ -1,0 +1,194 @@
+"""Variable-length attention beside transformers' mask, through a reference of the kernel's contract."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from estimator.planning.varlen import FAMILIES
+from launchers.dataset import batches
+from launchers.dataset.batches import collate, collate_pairs, summed_cross_entropy
+from launchers.dataset.prepared import IGNORE, Prepared, Row
+from launchers.engines.loop import model as loop_model
+from launchers.engines.loop import varlen
+from launchers.engines.loop.tasks import text_task_of
+from tests.launchers.engines.loop import families, runs
+
+WINDOW = 6  # shorter than the documents
+
+
+def reference(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cu_seq_q: torch.Tensor,
+    cu_seq_k: torch.Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    scale: float | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """Compute what ``torch.nn.attention.varlen.varlen_attn`` documents, one document at a time."""
+    assert (cu_seq_q.dtype, cu_seq_k.dtype) == (torch.int32, torch.int32)
+    assert int(cu_seq_q[-1]) == len(query) == len(key) == len(value)
+    assert max_q >= int(cu_seq_q.diff().max())
+    assert max_q == max_k
+    assert enable_gqa or query.shape[1] == key.shape[1]
+    left, right = window_size
+    assert right == 0, "training is causal"
+    outputs = []
+    for first, last in itertools.pairwise(cu_seq_q.tolist()):
+        place = torch.arange(last - first)
+        distance = place[:, None] - place[None, :]
+        seen = distance >= 0 if left < 0 else (distance >= 0) & (distance <= left)
+        parts = [each[first:last].transpose(0, 1) for each in (query, key, value)]
+        output = torch.nn.functional.scaled_dot_product_attention(
+            *parts, attn_mask=seen, scale=scale, enable_gqa=enable_gqa
+        )
+        outputs.append(output.transpose(0, 1))
+    return torch.cat(outputs)
+
+
+@pytest.fixture(autouse=True)
+def _kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch.nn.attention.varlen")
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", reference)
+
+
+def packed_rows() -> list[Row]:
+    documents = runs.documents(5, seed=3)
+    return [runs.joined(documents[:3]), runs.joined(documents[3:])]
+
+
+def step(network: Any, batch: batches.MicroBatch) -> tuple[float, dict[str, torch.Tensor]]:
+    """Loss and gradients of one training step."""
+    network.zero_grad()
+    loss = summed_cross_entropy(network(**batch.inputs, use_cache=False).logits, batch.labels)
+    loss.backward()
+    return loss.item(), {
+        name: each.grad for name, each in network.named_parameters() if each.grad is not None
+    }
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_loss_and_gradients_of_a_step_are_those_of_the_mask(family: str) -> None:
+    window = families.FAMILIES.get(family, {}).get("sliding_window")
+    network = families.network(family, **({"sliding_window": WINDOW} if window else {})).train()
+    loss, gradients = step(network, collate(packed_rows(), 0))
+    network.set_attn_implementation(varlen.ATTENTION)
+    varlen_loss, varlen_gradients = step(network, collate(packed_rows(), 0, batches.TOKEN_MULTIPLE))
+    assert varlen_loss == pytest.approx(loss, rel=1e-5)
+    assert varlen_gradients.keys() == gradients.keys()
+    for name, gradient in gradients.items():
+        assert torch.allclose(varlen_gradients[name], gradient, atol=2e-5, rtol=1e-3), name
+
+
+def test_a_window_hides_what_is_farther_back() -> None:
+    network = families.network("qwen3")
+    batch = collate(packed_rows(), 0, batches.TOKEN_MULTIPLE)
+    network.set_attn_implementation(varlen.ATTENTION)
+    whole = network(**batch.inputs).logits
+    for layer in network.model.layers:
+        layer.self_attn.sliding_window = WINDOW
+    assert not torch.allclose(network(**batch.inputs).logits, whole)
+
+
+@pytest.mark.parametrize("multiple", [1, 16])
+@pytest.mark.parametrize("pairs", [False, True])
+def test_a_padding_free_batch_has_the_tokens_labels_and_borders_of_its_rows(
+    *, pairs: bool, multiple: int
+) -> None:
+    rows = runs.pairs(3) if pairs else packed_rows()
+    put_together = collate_pairs if pairs else collate
+    padded, joined = put_together(rows, 0), put_together(rows, 0, multiple)
+    assert len(joined.input_ids) == 1
+    assert joined.input_ids.shape[1] % multiple == 0
+    assert (joined.tokens, joined.lengths.tolist()) == (padded.tokens, padded.lengths.tolist())
+    kept = [ids[:length] for ids, length in zip(padded.input_ids, padded.lengths, strict=True)]
+    assert torch.equal(joined.input_ids[0, : joined.tokens], torch.cat(kept))
+    counted = padded.labels != IGNORE
+    assert torch.equal(joined.labels[joined.labels != IGNORE], padded.labels[counted])
+    assert torch.equal(joined.sums(joined.labels != IGNORE), padded.sums(counted))
+    documents = [int(length) for row in rows for length in row.lengths]
+    assert joined.cu_seq_lens is not None
+    assert sorted(joined.cu_seq_lens.diff().tolist()[: len(documents)]) == sorted(documents)
+    assert joined.max_length >= max(documents)
+
+
+@pytest.mark.parametrize("task", ["sft", "dpo", "orpo", "simpo", "kto"])
+def test_every_task_has_the_same_loss_and_figures_without_padding(
+    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = {"sft": runs.documents(4), "kto": runs.judged(3)[:4]}.get(task, runs.pairs(4))
+    data_dir = runs.make_data(tmp_path / "data", rows, batch=4, steps=1, task=task)
+    job = runs.make_job(
+        tmp_path,
+        runs.make_model(tmp_path / "model"),
+        data_dir,
+        steps=1,
+        world=1,
+        settings={"task": task, "method": "lora"},
+        precision="bf16-mixed",
+    )
+    data, layout = Prepared(data_dir), dataclasses.replace(job.plan.layout, accumulation=2)
+    monkeypatch.setattr(varlen.torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr("torch.distributed.all_reduce", lambda tensor: tensor)
+    on_cuda = dataclasses.replace(layout, device="cuda")
+    found = {}
+    for name, used in (("mask", layout), ("varlen", on_cuda)):
+        placed = dataclasses.replace(job, plan=dataclasses.replace(job.plan, layout=used))
+        assert varlen.applies(placed) == (name == "varlen")
+        network = loop_model.pretrained(placed, dtype=torch.float32, device=torch.device("cpu"))
+        network = loop_model.made_trainable(network, placed, adapters_in_fp32=True).eval()
+        model = _Model(network.float())
+        learned = text_task_of(job.settings, padding_free=varlen.applies(placed))
+        learned.begin(model, data, layout, 0, 0)
+        counts = learned.counts(data, 0, 4)
+        outcomes = [learned.outcome(model, batch, counts) for batch in learned.batches(data, layout, 0, 0)]
+        found[name] = [float(sum(outcome.loss.detach() for outcome in outcomes))]
+        found[name] += [float(sum(each.metrics[key] for each in outcomes)) for key in learned.metrics]
+    assert found["varlen"] == pytest.approx(found["mask"], rel=1e-4, abs=1e-5)
+
+
+class _Model:
+    """A network as tasks query it."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, network: Any) -> None:
+        self.module = network
+
+    def logits(self, **inputs: Any) -> torch.Tensor:
+        logits: torch.Tensor = self.module(**inputs, use_cache=False).logits
+        return logits
+
+
+@pytest.mark.parametrize(
+    ("changes", "precision"),
+    [({"task": "reward"}, "bf16"), ({"method": "adapter-v2"}, "bf16"), ({}, "fp32")],
+)
+def test_what_the_kernel_cannot_train_keeps_the_mask(
+    changes: dict[str, Any], precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(varlen.torch.cuda, "get_device_capability", lambda: (9, 0))
+    model = runs.make_model(tmp_path / "model")
+    job = runs.make_job(tmp_path, model, tmp_path, steps=1, settings=changes, precision=precision)
+    layout = dataclasses.replace(job.plan.layout, device="cuda")
+    assert not varlen.applies(dataclasses.replace(job, plan=dataclasses.replace(job.plan, layout=layout)))
+
+
+def test_a_gpu_older_than_ampere_keeps_the_mask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = runs.make_job(tmp_path, runs.make_model(tmp_path / "m"), tmp_path, steps=1, precision="bf16")
+    job = dataclasses.replace(
+        job, plan=dataclasses.replace(job.plan, layout=dataclasses.replace(job.plan.layout, device="cuda"))
+    )
+    for capability, expected in (((8, 0), True), ((7, 5), False)):
+        monkeypatch.setattr(varlen.torch.cuda, "get_device_capability", lambda found=capability: found)
+        assert varlen.applies(job) == expected
