@@ -23,6 +23,7 @@ import sys
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import FunctionType
 from typing import Any, get_args
 
@@ -52,12 +53,13 @@ from decorators.launch import (
     refused_in_words,
 )
 from decorators.profile import calibration
-from decorators.profiler import NO_PROFILE, Profile
+from decorators.profiler import NO_PROFILE, Profile, RankProfile
 from decorators.storage import remember_origin
 from estimator.errors import MISTAKE, UserError
 from estimator.plan import MIB, Plan, Request
 from launchers.cluster.processes import die_with_parent
 from launchers.gang.failures import GangFailed
+from launchers.report.telemetry import TELEMETRY_VARIABLE
 
 PLAN_VARIABLE = "FINETUNE_PLAN"
 STAGED_VARIABLE = "FINETUNE_STAGED"  # JSON: where a resolver has put local files that the run needs
@@ -77,7 +79,11 @@ def current_plan() -> Plan | None:
 
 
 def current_profile() -> Profile:
-    """The profile of the step that is running; one that ignores everything outside of a profiled step."""
+    """Return the running step's profile; in a rank of ``torchrun`` one that reports to it, else a dummy."""
+    global _active
+    folder = os.environ.get(TELEMETRY_VARIABLE)
+    if _active is None and folder:
+        _active = RankProfile(Path(folder))
     return _active or NO_PROFILE
 
 

@@ -7,6 +7,7 @@ environment variables: local tasks inherit them, containers get them through ``@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -63,8 +64,11 @@ class LaunchMixin:
             else:
                 _metaflow.label_jobs(labels_of)
                 _metaflow.retry_deployed(step.steps())
+                _say_without_metadata()
                 if deployer() == "argo-workflows":
                     _metaflow.compile_workflows(inspect.getsource(older_jobsets), _pending_s)
+                elif deployer() == "step-functions":
+                    _metaflow.compile_state_machines()
             self.at_launch(step)
         elif kind == "trampoline" and self.is_launched():
             carry_on(step, self.keep_endings)
@@ -173,6 +177,17 @@ def check_nodes(step: StepView, request: Request) -> None:
         raise FinetuneError(
             f"The plan is for {request.nodes} nodes, and no step of this flow is @parallel.",
             "Ask for one node (--nodes 1), or use a flow with such a step, as that of `finetune run`.",
+        )
+
+
+@functools.cache
+def _say_without_metadata() -> None:
+    """Say once, where a flow is deployed, that its runs will be found by nothing."""
+    if _metaflow.metadata_kind() == "local":
+        _metaflow.say(
+            "The runs of this deployment will be in no metadata, as each pod would keep its own: "
+            "`finetune runs`, `costs`, cards, resume and the checklist's past find nothing of them.\n"
+            "Deploy with a metadata service: METAFLOW_DEFAULT_METADATA=service, METAFLOW_SERVICE_URL."
         )
 
 

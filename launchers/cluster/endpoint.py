@@ -8,6 +8,7 @@ import secrets
 import socket
 from dataclasses import dataclass, field
 
+CLUSTER_PORTS = tuple(range(29400, 29408))  # a pod has its own network, where these are free
 MAGIC = b"finetune-channel/1\n"  # protocol of launchers.cluster.greeting
 
 
@@ -15,6 +16,13 @@ def unused_port() -> int:
     """Return a TCP port that nothing on this machine's loopback interface uses now."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
+
+
+def choose_ports(*, local: bool) -> tuple[int, ...]:
+    """Return the ports where a run's nodes may meet: free ones if they share this machine's network."""
+    if not local:
+        return CLUSTER_PORTS
+    return tuple(dict.fromkeys(unused_port() for _ in range(8)))
 
 
 @dataclass(frozen=True)

@@ -153,8 +153,8 @@ def started(
 
     ``log`` receives its output. ``on_cpu`` hides all GPUs from it; ``gpu`` hides all but that one of the GPUs
     visible to this process; ``offline`` disables the Hugging Face Hub. ``python``: interpreter to use instead
-    of this one. Its child processes end with the context, too. ``grace_s``: seconds
-    between SIGTERM and SIGKILL at the end.
+    of this one. Its child processes end with the context, too. ``grace_s``: seconds between SIGTERM and
+    SIGKILL at the end.
     """
     extra = {"TOKENIZERS_PARALLELISM": "false", "OMP_WAIT_POLICY": "passive", "PYTHONUNBUFFERED": "1"}
     if offline:

@@ -170,8 +170,9 @@ def _train(request: SchedulerRun, place: Allocation, start: Start, work: Path) -
         logs=f"logs/attempt-{start.attempt}/node-{place.node}",
         profile=f"profile/attempt-{start.attempt}/node-{place.node}",
     )
-    # SIGTERM reaches all processes of a job; SIGUSR1 is ignored by launchers.gang.agent and the ranks
-    grace = Grace(seconds=start.settings.resources.termination_grace_s, signals=(signal.SIGUSR1,))
+    # SIGUSR1 before the time limit (--signal), SIGTERM at pre-emption, and once more at the end of its grace
+    seconds, signals = start.settings.resources.termination_grace_s, (signal.SIGUSR1, signal.SIGTERM)
+    grace = Grace(seconds=seconds, signals=signals, sent_to_all=True)
     address, store = place.address(Secret(start.secret), "gang"), LocalStorage(request.folder)
     return train(job, attempt, address, store, work, grace=grace)
 

@@ -34,7 +34,7 @@ def test_what_is_automatic_is_decided_from_model_and_method() -> None:
     for method in ("adapter-v1", "adapter-v2"):
         assert config({"method": method}, "llama-8b").optimizer.lr == 1e-3, "litgpt's; gates begin at 0"
         job = pipeline.build_job(settings.build({"method": method}), find("llama-8b"), None)
-        assert job.engine == "deepspeed"
+        assert with_engine(job).engine == "deepspeed"
     given = {
         "method": "full",
         "engine": "torchtune",
@@ -107,7 +107,7 @@ def test_new_tokens_are_trained_with_the_embeddings_that_they_need() -> None:
     )
     spec = find("llama-8b")
     job = pipeline.build_job(wanted, spec, None)
-    assert job.engine == "deepspeed"
+    assert with_engine(job).engine == "deepspeed"
     assert (job.model.vocab, job.model.parameters) == (spec.vocab + 2, spec.parameters + 2 * 2 * spec.hidden)
     assert job.trained_modules == ("norms", "embed_tokens", "lm_head")
     assert "new_tokens" in (engines.get("torchtune").unsupported(wanted, spec) or "")
@@ -149,7 +149,7 @@ def test_who_chooses_among_plans_is_given_the_job_and_where_it_may_run() -> None
     chosen = settings.build({"method": "full", "resources": {"gpus": 4, "device": "cpu"}})
     pipeline.plan_run(chosen, HERE, choose=choose)  # type: ignore[arg-type]
     [(job, target)] = seen
-    assert (job.engine, job.global_batch_size) == ("torchtune", settings.build({}).batch_size)
+    assert (job.engine, job.global_batch_size) == ("auto", settings.build({}).batch_size)
     assert (target.gpus, target.nodes, target.machine) == (4, None, MACHINE)
 
 

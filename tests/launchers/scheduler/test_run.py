@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from estimator import models
@@ -187,13 +188,14 @@ def test_a_run_that_a_signal_stopped_goes_on_and_is_finished_once(tmp_path: Path
             assert process.poll() is None, (tmp_path / "log").read_text()
             assert time.monotonic() < deadline, (tmp_path / "log").read_text()
             time.sleep(0.05)
-        process.send_signal(signal.SIGUSR1)
+        for each in [*psutil.Process(process.pid).children(recursive=True), process]:  # as Slurm pre-empts
+            each.send_signal(signal.SIGTERM)
         assert process.wait(120) == 75, (tmp_path / "log").read_text()
     finally:
         process.kill()
         process.wait()
     said = (tmp_path / "log").read_text()
-    assert "has to leave (SIGUSR1); all have stopped, and the checkpoint of step" in said
+    assert "has to leave (SIGTERM); all have stopped, and the checkpoint of step" in said
     assert "resume from the newest checkpoint" in said
     assert not list((tmp_path / "work").glob("*/*")), "nothing is left in the work folder"
 
