@@ -81,7 +81,7 @@ def test_a_file_in_the_place_of_the_output_folder_is_refused_before_the_run(tmp_
             finetune_launch.plan_from_parameters({**PARAMETERS, "output_dir": str(folder)}, "local")
         assert str(caught.value) == (
             f"--output-dir {folder}: {tmp_path / 'results'} is a file.\n"
-            "Name another folder: --output-dir FOLDER"
+            "Choose another folder: --output-dir FOLDER"
         )
 
 
