@@ -142,7 +142,7 @@ class Settings(Section):
     """torch.compile the model's blocks (torchtune, fsdp2)."""
     liger: bool = False
     """Liger-Kernel's kernels for norms, MLPs, rotation and the loss, for which no logits are kept
-    (deepspeed, fsdp2, on GPUs; needs the package liger-kernel)."""
+    (deepspeed, fsdp2, on GPUs; needs the package liger-kernel). With `compile` or `fp8`: for the loss."""
     clip_grad_norm: float | None = Field(default=1.0, gt=0)
     """Largest gradient norm. Empty: no clipping."""
     seed: int = Field(default=0, ge=0, lt=2**32)
