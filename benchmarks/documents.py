@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import image_plans, measured_runs, record_reference, support_table
+from benchmarks import busbw, image_plans, measured_runs, record_reference, support_table
 from checklist.checks import CHECKS
 from checklist.measurements import PHASES
 from estimator import models
@@ -48,6 +48,8 @@ def settings_page() -> str:
         "Every setting can be given in a YAML file, many by a flag, each by `--set`. A flag wins over the",
         "file, `--set` over both; what was used is the artifact `used_settings` and lies beside the model as",
         "`settings.yaml`.",
+        "",
+        "A relative path in the file is looked up next to the file first, then in the working folder.",
         "",
         "```bash",
         "finetune run my.yaml --lr 1e-5 --set lora.rank=16",
@@ -272,7 +274,7 @@ def errors_of_the_estimator() -> str:
     def score(values: dict[str, float]) -> str:
         return (
             f"the median error is {values['median_abs_error']:.1%}, 95 % are within "
-            f"{values['p95_abs_error']:.0%}, and the upper end covers {values['upper_covers']:.0%}"
+            f"{values['p95_abs_error']:.0%}, and the range holds {values['covered']:.0%}"
         )
 
     judged = memory["verdict"]["in_sample"]
@@ -285,6 +287,20 @@ def errors_of_the_estimator() -> str:
         f"source left out {untold['median_abs_error']:.1%}, on the {untold['rows']} that are predicted then.",
     )
     return textwrap.fill(" ".join(sentences), WIDTH)
+
+
+def risk_table() -> str:
+    """The table of docs/estimator.md that compares predicted risk with observed frequency."""
+    fit = json.loads((ROOT / "benchmarks" / "results" / "estimator_fit.json").read_text())
+    lines = [
+        "| Predicted risk | Runs | Sources | Predicted, mean | Ran out of memory |",
+        "|---|---|---|---|---|",
+    ]
+    for row in fit["risk"]:
+        limits = f"{100 * row['from']:g} to {100 * row['to']:g} %"
+        share = f"{row['oom']} ({row['oom'] / row['runs']:.1%})"
+        lines.append(f"| {limits} | {row['runs']} | {row['sources']} | {row['predicted']:.1%} | {share} |")
+    return "\n".join(lines)
 
 
 def checks_table() -> str:
@@ -300,9 +316,11 @@ def checks_table() -> str:
 
 GENERATED = {
     "checks": ("docs/checklist.md", checks_table),
+    "bandwidth": ("docs/bandwidth.md", busbw.documented),
     "plan": ("README.md", plan_block),
     "measured": ("docs/estimator.md", measured_runs.table),
     "errors": ("docs/estimator.md", errors_of_the_estimator),
+    "risk": ("docs/estimator.md", risk_table),
     "models": ("docs/models.md", models_table),
     "families": ("docs/models.md", planned_families),
     "matrix": ("docs/methods.md", matrix),

@@ -214,8 +214,14 @@ def figures(items: list[Scored]) -> dict[str, Any]:
         "p95_abs_error": percentile(errors, 0.95),
         "bias": found.bias,
         "within_10pct": within,
-        "upper_covers": found.upper_covers,
+        "upper_covers": score_of_bounds(items),
     }
+
+
+def score_of_bounds(items: list[Scored]) -> float | None:
+    """Share of rows whose need is at most the largest figure given."""
+    bounds = [item.upper >= item.measured for item in items if item.upper is not None]
+    return sum(bounds) / len(bounds) if bounds else None
 
 
 def asked(rival: Rival, ours: list[Scored]) -> list[Scored]:
@@ -225,7 +231,14 @@ def asked(rival: Rival, ours: list[Scored]) -> list[Scored]:
         assert item.row.setup is not None
         gib = rival.bytes_of(item.row.setup) / GIB
         answers.append(
-            Scored(row=item.row, measured=item.measured, predicted=gib, upper=gib, basis=rival.source)
+            Scored(
+                row=item.row,
+                measured=item.measured,
+                predicted=gib,
+                lower=None,
+                upper=gib,
+                basis=rival.source,
+            )
         )
     return answers
 

@@ -2,14 +2,13 @@
 
     python -m benchmarks.examples
 
-plans every file of settings with data like those in examples/data, for the machines and prices of the tables,
-and writes the table. A file's first line says what it trains, its second one the command.
+plans every settings file for the machines and prices of the tables, and writes the table. The first line of a
+file describes what it trains; the second line is the command.
 """
 
 from __future__ import annotations
 
 import re
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -21,26 +20,13 @@ from launchers import pipeline, settings
 FOLDER = Path(__file__).parents[1] / "examples"
 README = FOLDER / "README.md"
 FILES = tuple(sorted(FOLDER.glob("*.yaml")))
-_ROWS = 300  # at least, of each dataset that is planned with
 _TABLE = re.compile(r"(<!-- generated: examples -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def plan(path: Path) -> Plan:
     """The plan of an example, on the machines of the tables."""
-    values = settings.parse_yaml(path.read_text())
-    with tempfile.TemporaryDirectory() as folder:
-        values["dataset"] = _longer(values["dataset"], Path(folder))
-        values["mixture"] = {_longer(name, Path(folder)): each for name, each in values["mixture"].items()}
-        chosen = settings.build(values)
-        return pipeline.plan_run(chosen, Target(kind="catalogue"), calibrated=False).plan
-
-
-def _longer(name: str, folder: Path) -> str:
-    """The snippet of a dataset again and again, so that there is a batch."""
-    rows = (FOLDER / "data" / name).read_text()
-    path = folder / name
-    path.write_text(rows * -(-_ROWS // rows.count("\n")))
-    return str(path)
+    chosen = settings.build(settings.parse_yaml(path.read_text(), path.parent))
+    return pipeline.plan_run(chosen, Target(kind="catalogue"), calibrated=False).plan
 
 
 def row(path: Path, made: Plan) -> str:

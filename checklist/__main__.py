@@ -125,6 +125,7 @@ class _Conclude:
             pairs_seen=self._past.pairs_seen,
             accept_baseline=self._options.accept_baseline,
             system=self._options.system,
+            expect=self._options.expect,
             suspects=self._options.suspects,
             reference=self._reference,
             reference_node=self._options.reference_node,

@@ -97,6 +97,8 @@ class CheckOptions(_Model):
     """A CSV file of your own thresholds, above the shipped ones."""
     system: Text = None
     """What the thresholds call this system, where its machine type and GPU don't tell."""
+    expect: float | None = Field(default=None, gt=0)
+    """Expected bus bandwidth of the largest all-reduce over all nodes, GB/s. (default: from the ports)"""
     suspects: Names = ()
     """Nodes to look at first, and alone, with commas: such as one that held up a training."""
     reference_node: Text = None

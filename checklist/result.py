@@ -64,10 +64,11 @@ class Figure:
     node: str | None = None
     rank: int | None = None
     expected: float | None = None
-    """What it was held against: the floor, the peers' median, or the past's."""
-    basis: Literal["floor", "peers", "history", "none"] = "none"
+    """Reference of the comparison: the floor, the usual value of healthy clusters, the median of the peers or
+    of earlier runs."""
+    basis: Literal["floor", "expectation", "peers", "history", "none"] = "none"
     source: str | None = None
-    """Where the floor comes from."""
+    """Source of the floor, or the arithmetic of the expectation."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -27,6 +27,7 @@ from checklist.judges import (
     gpu_load,
     gpus,
     hangs,
+    host_limits,
     host_settings,
     loss,
     mesh,
@@ -39,6 +40,7 @@ from checklist.judges import (
 )
 from checklist.judges.context import Judgement, JudgingContext
 from checklist.judges.thresholds import Table, table
+from checklist.judges.world import EXPECTED_CODES
 from checklist.measurements import Measurements
 from checklist.open_failures import still_open
 from checklist.reference import Reference
@@ -47,6 +49,13 @@ from checklist.result import CheckResult, Finding, FitResult, Result, Skipped, S
 # Decisive checks, required to say that training would work; the others may be unavailable on healthy clusters
 DECISIVE = ("ranks", "mesh", "gemm", "correctness", "bandwidth", "pairs", "hangs")
 
+NOT_CLEARED = ("slow-suspect", "slow-undecided")  # codes of pairs that were not measured again often enough
+OF_NETWORK = ("latency", "bandwidth", "pairs")
+SPEED_UNKNOWN = (
+    "Software works; speed not judged: nothing says how fast this network should be. Give --expect, the GB/s "
+    "of the largest all-reduce, or a row in --thresholds."
+)
+
 JUDGES: dict[str, Callable[[JudgingContext], Judgement]] = {
     "ranks": facts.ranks,
     "gpus": gpus.gpus,
@@ -54,6 +63,7 @@ JUDGES: dict[str, Callable[[JudgingContext], Judgement]] = {
     "shared-memory": facts.shared_memory,
     "memlock": facts.memlock,
     "host-settings": host_settings.host_settings,
+    "host-limits": host_limits.host_limits,
     "interface": network.interface,
     "rdma": network.rdma,
     "hostname": network.hostname,
@@ -93,6 +103,7 @@ def judge(
     pairs_seen: Mapping[tuple[str, str], float] | None = None,
     accept_baseline: bool = False,
     system: str | None = None,
+    expect: float | None = None,
     suspects: Collection[str] = (),
     reference: Reference | None = None,
     reference_node: str | None = None,
@@ -117,6 +128,8 @@ def judge(
         Skip the comparison with history, which restarts with this run.
     system:
         User's name of this system in the table of thresholds.
+    expect:
+        User's expected busbw of the largest all-reduce over all nodes, GB/s.
     suspects:
         Nodes that were to be measured first (:mod:`checklist.suspects`).
     reference:
@@ -133,6 +146,7 @@ def judge(
         pairs_seen=pairs_seen or {},
         accept_baseline=accept_baseline,
         system=system,
+        expect=expect,
         reference=reference,
         reference_node=reference_node,
     )
@@ -144,18 +158,19 @@ def judge(
     standing = still_open(open_failures, results, profile, context.gpus)
     # A failure of absent nodes stays open, but doesn't affect the verdict on the present ones
     concerned = [item for item in standing if not item.nodes or set(item.nodes) & set(context.all_names)]
-    verdict = overall(results, concerned)
+    known = overall(results, concerned)
+    verdict = overall(results, concerned, speed_unknown=_speed_unknown(context, results))
     records = _records(context, answers, verdict)
     bad = {name for fault in findings if fault.verdict == "FAIL" for name in fault.nodes}
     bad |= {name for item in standing if item.blamed for name in item.nodes}
     seen = suspected.measured(suspects, results)
     result = Result(
         verdict=verdict,
-        headline=_headline(measurements, verdict, results, findings, concerned),
+        headline=_headline(context, verdict, results, findings, concerned),
         finished_unix=context.finished_unix,
         profile=profile,
         nodes=context.all_names,
-        healthy_nodes=_healthy(context, verdict, results, findings, concerned, bad),
+        healthy_nodes=_healthy(context, known, results, findings, concerned, bad),
         bad_nodes=tuple(sorted(bad)),
         checks=results,
         skipped=_skipped(asked, answers),
@@ -177,10 +192,13 @@ def judge(
     return condensed(result)
 
 
-def overall(checks: Iterable[CheckResult], standing: Iterable[Standing] = ()) -> Verdict:
+def overall(
+    checks: Iterable[CheckResult], standing: Iterable[Standing] = (), *, speed_unknown: bool = False
+) -> Verdict:
     """Return the run's verdict: FAIL before NO-VERDICT before WARN before PASS.
 
-    NO-VERDICT applies if a decisive check was not measured, or if nothing could be judged.
+    NO-VERDICT applies if a decisive check was not measured, if nothing could be judged, or if the speed of
+    the network between GPU nodes was measured without anything to compare it with.
     """
     done = tuple(checks)
     verdicts = {check.verdict for check in done}
@@ -189,9 +207,16 @@ def overall(checks: Iterable[CheckResult], standing: Iterable[Standing] = ()) ->
     unmeasured = any(
         check.verdict == "NO-VERDICT" and not check.measured and check.check in DECISIVE for check in done
     )
-    if unmeasured or not verdicts & {"PASS", "WARN"}:
+    if unmeasured or speed_unknown or not verdicts & {"PASS", "WARN"}:
         return "NO-VERDICT"
     return "WARN" if "WARN" in verdicts else "PASS"
+
+
+def _speed_unknown(context: JudgingContext, checks: Iterable[CheckResult]) -> bool:
+    """Return whether GPU nodes have measured their network and nothing says how fast it should be."""
+    return context.several_gpu_nodes and any(
+        check.check == "bandwidth" and check.verdict == "NO-VERDICT" and check.measured for check in checks
+    )
 
 
 def _profile(measurements: Measurements) -> Profile:
@@ -216,7 +241,7 @@ def _healthy(
         return ()
     doubtful = set(bad)
     for fault in findings:
-        if fault.code == unsound.CODE:  # the state of that node is unknown
+        if fault.code in (unsound.CODE, *NOT_CLEARED):  # the state of that node is unknown
             doubtful |= set(fault.suspects)
         elif fault.verdict == "FAIL":
             doubtful |= set(fault.suspects)
@@ -233,7 +258,7 @@ def _healthy(
 
 
 def _headline(
-    run: Measurements,
+    context: JudgingContext,
     verdict: Verdict,
     checks: tuple[CheckResult, ...],
     findings: tuple[Finding, ...],
@@ -244,6 +269,8 @@ def _headline(
         missing = next(
             (c for c in checks if c.verdict == "NO-VERDICT" and not c.measured and c.check in DECISIVE), None
         )
+        if missing is None and _speed_unknown(context, checks):
+            return " ".join([*(fault.title for fault in findings[:1]), SPEED_UNKNOWN])
         return "No verdict" + (
             f" on {missing.check}: {missing.reason}" if missing else ": nothing could be judged."
         )
@@ -253,9 +280,11 @@ def _headline(
         return serious[0].title + more
     if standing:
         return f"Still open from an earlier run: {standing[0].title}"
-    alone = one_machine.headline(run, checks)
+    alone = one_machine.headline(context.measurements, checks)
     if alone is not None:
         return alone
+    if "bandwidth" in open_ones:
+        return SPEED_UNKNOWN
     passed = sum(check.verdict == "PASS" for check in checks)
     return f"{passed} checks passed." + (f" Not judged: {', '.join(open_ones)}." if open_ones else "")
 
@@ -299,25 +328,35 @@ def _busbw(context: JudgingContext) -> float | None:
     return sizes[max(sizes)] if sizes else None
 
 
-def _records(context: JudgingContext, answers: Iterable[Judgement], verdict: Verdict) -> tuple[Record, ...]:
-    """Build records for the history, without network figures if the nodes share one machine."""
+def _records(context: JudgingContext, answers: Collection[Judgement], verdict: Verdict) -> tuple[Record, ...]:
+    """Build records for the history, none if the nodes share one machine.
+
+    If a figure is below what is expected, no figure of the network counts for a baseline.
+    """
     if context.local:
         return ()
+    contradicted = any(fault.code in EXPECTED_CODES for answer in answers for fault in answer.findings)
     return tuple(
         Record(
             unix=context.finished_unix,
-            verdict=_counts_as(answer.result, verdict),
+            verdict="NO-VERDICT"
+            if contradicted and _check_of(answer) in OF_NETWORK
+            else _counts_as(answer.result, verdict),
             setting=context.setting,
             op=item.op,
             bytes=item.bytes,
             value=item.value,
             unit=item.unit,
             accepted=context.accept_baseline,
-            **_parts(answer, item.parts),
+            **({} if contradicted and _check_of(answer) in OF_NETWORK else _parts(answer, item.parts)),
         )
         for answer in answers
         for item in answer.records
     )
+
+
+def _check_of(answer: Judgement) -> str:
+    return answer.result.check
 
 
 def _parts(answer: Judgement, parts: Mapping[str, float]) -> dict[str, Any]:

@@ -1,16 +1,17 @@
-"""``@gpu_profile``: give a step the plan, ask for the planned hardware, measure the step, show both.
+"""``@gpu_profile``: plan a step, request the planned hardware, measure the step, show both.
 
 In a flow::
 
-    @gpu_profile(plan=plan_from_parameters)                  # the whole request
-    @gpu_profile(plan=plan_from_parameters, request="none")  # the plan, but no GPUs
+    @gpu_profile(model="llama-8b", method="lora")            # options of `finetune plan`
+    @gpu_profile(plan=plan_from_parameters)                  # a planning function, shared by the flow's steps
+    @gpu_profile(plan=plan_from_parameters, request="none")  # carry the plan, request no GPUs
 
-or, for any flow at all, ``run --with gpu_profile``: no plan, only measurement.
+or, for any flow, ``run --with gpu_profile``: no plan, only measurement.
 
-The plan is made once, where the run is launched, from the values that the flow's parameters have there.
-From there it travels in the environment variable ``FINETUNE_PLAN``: local tasks inherit it, containers
-get it through ``@environment``. Where the user has written a resource into the flow or behind ``--with``,
-that value stands, and the plan records it.
+Plans are made once, where the run is launched, from the values that the flow's parameters have there. They
+travel in environment variables (``FINETUNE_PLAN``, or ``FINETUNE_PLAN_<STEP>`` for a step with options of its
+own): local tasks inherit them, containers get them through ``@environment``. A resource that the user has
+written into the flow or behind ``--with`` takes precedence, and the plan records it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ import sys
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from types import FunctionType
 from typing import Any, get_args
 
 from metaflow import StepMutator, UserStepDecorator, current
@@ -34,9 +37,10 @@ from decorators.backends.interface import MinimumRequest, StepRequest
 from decorators.backends.job_labels import note_team
 from decorators.backends.kubernetes import pod_shape
 from decorators.backends.options import Options
-from decorators.backends.overrides import Role, request_for, with_given
+from decorators.backends.overrides import GPUS_PARAMETER, Role, request_for, with_given
 from decorators.backends.placing import note_room, place
 from decorators.backends.retrying import Retrying
+from decorators.declared import OWN_ARGUMENTS, DeclaredPlan, summarize
 from decorators.launch import (
     LaunchMixin,
     Once,
@@ -49,12 +53,13 @@ from decorators.launch import (
     refused_in_words,
 )
 from decorators.profile import calibration
-from decorators.profiler import NO_PROFILE, Profile
+from decorators.profiler import NO_PROFILE, Profile, RankProfile
 from decorators.storage import remember_origin
-from estimator.errors import UserError
+from estimator.errors import MISTAKE, UserError
 from estimator.plan import MIB, Plan, Request
 from launchers.cluster.processes import die_with_parent
 from launchers.gang.failures import GangFailed
+from launchers.report.telemetry import TELEMETRY_VARIABLE
 
 PLAN_VARIABLE = "FINETUNE_PLAN"
 STAGED_VARIABLE = "FINETUNE_STAGED"  # JSON: where a resolver has put local files that the run needs
@@ -67,14 +72,24 @@ _active: Profile | None = None
 
 
 def current_plan() -> Plan | None:
-    """The plan that this run was launched with; None where no step of the flow has one."""
-    text = os.environ.get(PLAN_VARIABLE)
+    """Return the plan of the running step, or the one that the flow's steps share; None without a plan."""
+    own = os.environ.get(_variable_of(current.step_name)) if current.is_running_flow else None
+    text = own or os.environ.get(PLAN_VARIABLE)
     return unpack(text) if text else None
 
 
 def current_profile() -> Profile:
-    """The profile of the step that is running; one that ignores everything outside of a profiled step."""
+    """Return the running step's profile; in a rank of ``torchrun`` one that reports to it, else a dummy."""
+    global _active
+    folder = os.environ.get(TELEMETRY_VARIABLE)
+    if _active is None and folder:
+        _active = RankProfile(Path(folder))
     return _active or NO_PROFILE
+
+
+def _variable_of(step: str) -> str:
+    """Environment variable with the plan of a step that has planning options of its own."""
+    return f"{PLAN_VARIABLE}_{step.upper()}"
 
 
 def pack(plan: Plan) -> str:
@@ -92,6 +107,9 @@ class gpu_profile(LaunchMixin, StepMutator, UserStepDecorator):  # type: ignore[
 
     Parameters
     ----------
+    model, method, seq_len, global_batch_size, gpu, gpus, nodes, ...:
+        Options of ``finetune plan``, with the same names and types (dashes as underscores): the training job
+        that the step is planned for. A text may refer to the flow's parameters: ``model="{model}"``.
     plan:
         ``plan(parameters, backend) -> Plan``, called where the run is launched. ``parameters`` holds the
         flow's parameters and configs by name (dashes as underscores), ``backend`` is ``"local"``,
@@ -107,15 +125,31 @@ class gpu_profile(LaunchMixin, StepMutator, UserStepDecorator):  # type: ignore[
     """
 
     carried = (PLAN_VARIABLE, STAGED_VARIABLE)
+    variable = PLAN_VARIABLE  # with the plan
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        _check_above_step(*args[:1])
+        super().__init__(*args, **kwargs)
+
+    def __call__(self, step: Any = None, **kwargs: Any) -> Any:
+        """Called by Python with the step that the decorator stands above."""
+        _check_above_step(*([] if step is None else [step]))
+        return super().__call__(step, **kwargs)
 
     def init(self, *args: Any, **kwargs: Any) -> None:
-        unknown = set(kwargs) - {"plan", "request", "interval"}
-        if args or unknown:
+        if args:
             raise FinetuneError(
-                f"@gpu_profile doesn't know {', '.join(sorted(unknown)) or repr(args[0])}.",
-                "It takes plan=, request= and interval=.",
+                f"@gpu_profile({args[0]!r}): arguments are given by name.",
+                'Write @gpu_profile(model="llama-8b"), above @step.',
             )
-        self.resolver: Resolver | None = kwargs.get("plan")
+        options = {name: value for name, value in kwargs.items() if name not in OWN_ARGUMENTS}
+        planner = kwargs.get("plan")
+        if options and planner is not None:
+            raise FinetuneError(
+                f"@gpu_profile takes either plan= or {', '.join(f'{name}=' for name in options)}.",
+                "Give a planning function, or options of `finetune plan`.",
+            )
+        self.resolver: Resolver | None = DeclaredPlan(options) if options else planner
         self.role: Role = kwargs.get("request", "train")
         self.interval = float(kwargs.get("interval", 1.0))
         if self.role not in get_args(Role):
@@ -129,21 +163,28 @@ class gpu_profile(LaunchMixin, StepMutator, UserStepDecorator):  # type: ignore[
         self.external_init()  # Metaflow leaves this out for decorators given after --with
         _metaflow.leave_bytecode_out()
         step = StepView(mutable_step)
+        if isinstance(self.resolver, DeclaredPlan):
+            self.variable = _variable_of(step.name)
+            self.carried = (self.variable, STAGED_VARIABLE)
         if self.role in _WITH_CARD:
             step.add_card(CARD_REFRESH_SECONDS)
         if self.resolver is not None and self.launch_or_carry(step) and step.backend() == "kubernetes":
             pod_shape.install()
 
     def is_launched(self) -> bool:
-        """Whether this run has a plan."""
-        return PLAN_VARIABLE in os.environ
+        """Whether this run has a plan for the step."""
+        return self.variable in os.environ
 
     def at_launch(self, step: StepView) -> None:
-        """Make the plan, once for all steps, and ask for what this step needs of it."""
+        """Plan the step, once for all steps that share a planning function, and request its part."""
         if self.resolver is None:
             return
         check_deployable(step)
-        lead = first_step(step, gpu_profile, lambda each: each.resolver is not None and each.role == "train")
+        lead = (
+            step
+            if isinstance(self.resolver, DeclaredPlan)
+            else first_step(step, gpu_profile, _plans_training)
+        )
         with refused_in_words():
             options = Options.from_values(step.flow_values())
             note_team(options.team)
@@ -154,7 +195,9 @@ class gpu_profile(LaunchMixin, StepMutator, UserStepDecorator):  # type: ignore[
             check_nodes(step, plan.request)
             largest = build_step_request(lead, plan.request, options, _minimum(plan))
             plan = note_room(plan, largest)
-            os.environ[PLAN_VARIABLE] = pack(plan)
+            os.environ[self.variable] = pack(plan)
+            if isinstance(self.resolver, DeclaredPlan):
+                print(f"{step.name}: {summarize(plan)}", file=sys.stderr)
             os.environ[resubmitting.MOST_VARIABLE] = str(options.max_disruptions)
             if self.role != "none":
                 self._request(step, plan, largest)
@@ -170,7 +213,7 @@ class gpu_profile(LaunchMixin, StepMutator, UserStepDecorator):  # type: ignore[
                 step=step,
                 step_request=step_request,
                 minimum=_minimum,
-                carry=lambda other: {PLAN_VARIABLE: pack(other)},
+                carry=lambda other: {self.variable: pack(other)},
             ).install()
 
     def pre_step(self, step_name: str, flow: Any, inputs: Any = None) -> None:  # noqa: ARG002
@@ -185,6 +228,7 @@ class gpu_profile(LaunchMixin, StepMutator, UserStepDecorator):  # type: ignore[
         card = _metaflow.card() if self.role in _WITH_CARD else None
         about = current_plan() if self.resolver is not None else None
         _active = Profile(plan=plan, step=step_name, interval_s=self.interval, card=card, about=about)
+        _metaflow.set_current("gpu_profile", _active)
         _active.start()
 
     def post_step(
@@ -229,16 +273,34 @@ def _headline(exception: Exception | None) -> str | None:
     return f"{type(exception).__name__}: {exception}"
 
 
+def _check_above_step(*decorated: Any) -> None:
+    """End the program with one clear line if the decorator stands below ``@step``, which Metaflow ignores."""
+    function = decorated[0] if decorated else None
+    if isinstance(function, FunctionType) and not hasattr(function, "is_step"):
+        print(f"@gpu_profile stands below @step at {function.__name__}: write it above.", file=sys.stderr)
+        raise SystemExit(MISTAKE)
+
+
+def _plans_training(decorator: gpu_profile) -> bool:
+    return decorator.resolver is not None and decorator.role == "train"
+
+
 def _plan_with_given(resolver: Resolver, lead: StepView, options: Options) -> Plan:
-    """The run's plan, with the user's own values for the training step in it."""
-    backend = lead.backend()
-    return with_given(
-        lambda parameters: _plan_once(resolver, parameters, backend),
-        lead.flow_values(),
-        given_values(lead),
-        backend,
-        options,
-    )
+    """Return the plan, with the user's own values for the training step in it."""
+    backend, values = lead.backend(), lead.flow_values()
+    if isinstance(resolver, DeclaredPlan):
+        declared = {GPUS_PARAMETER: resolver.gpus(values)}
+
+        def resolve(parameters: dict[str, Any]) -> Plan:
+            return _plan_once(resolver, values, backend, parameters[GPUS_PARAMETER])
+
+    else:
+        declared = values
+
+        def resolve(parameters: dict[str, Any]) -> Plan:
+            return _plan_once(resolver, parameters, backend)
+
+    return with_given(resolve, declared, given_values(lead), backend, options)
 
 
 def _minimum(plan: Plan) -> MinimumRequest:

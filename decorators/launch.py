@@ -7,15 +7,19 @@ environment variables: local tasks inherit them, containers get them through ``@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from decorators import _metaflow
 from decorators._metaflow import Backend, FinetuneError, Given, StepView, deployer
+from decorators.backends import pending
 from decorators.backends.interface import Destination, MinimumRequest, StepRequest
 from decorators.backends.job_labels import labels_of
+from decorators.backends.kubernetes import older_jobsets
 from decorators.backends.options import Options
 from decorators.backends.overrides import apply_given, merge_given
 from decorators.backends.placing import add_variables, carry_on
@@ -33,7 +37,7 @@ T = TypeVar("T")
 class LaunchMixin:
     """For a ``StepMutator``: its ``mutate`` calls :meth:`launch_or_carry`."""
 
-    carried: ClassVar[tuple[str, ...]]
+    carried: tuple[str, ...]
     """Environment variables that the step's containers are to have, too."""
 
     def at_launch(self, step: StepView) -> None:
@@ -59,8 +63,12 @@ class LaunchMixin:
                 raise FinetuneError("These flows can't be deployed to Airflow.", _DEPLOYED)
             else:
                 _metaflow.label_jobs(labels_of)
+                _metaflow.retry_deployed(step.steps())
+                _say_without_metadata()
                 if deployer() == "argo-workflows":
-                    _metaflow.tidy_workflows()
+                    _metaflow.compile_workflows(inspect.getsource(older_jobsets), _pending_s)
+                elif deployer() == "step-functions":
+                    _metaflow.compile_state_machines()
             self.at_launch(step)
         elif kind == "trampoline" and self.is_launched():
             carry_on(step, self.keep_endings)
@@ -170,6 +178,22 @@ def check_nodes(step: StepView, request: Request) -> None:
             f"The plan is for {request.nodes} nodes, and no step of this flow is @parallel.",
             "Ask for one node (--nodes 1), or use a flow with such a step, as that of `finetune run`.",
         )
+
+
+@functools.cache
+def _say_without_metadata() -> None:
+    """Say once, where a flow is deployed, that its runs will be found by nothing."""
+    if _metaflow.metadata_kind() == "local":
+        _metaflow.say(
+            "The runs of this deployment will be in no metadata, as each pod would keep its own: "
+            "`finetune runs`, `costs`, cards, resume and the checklist's past find nothing of them.\n"
+            "Deploy with a metadata service: METAFLOW_DEFAULT_METADATA=service, METAFLOW_SERVICE_URL."
+        )
+
+
+def _pending_s() -> float:
+    """Seconds that a deployed step's pods may wait for nodes, as the launch has set it."""
+    return 60 * float(os.environ.get(pending.TIMEOUT_VARIABLE) or Options().pending_timeout)
 
 
 def _has_region() -> bool:

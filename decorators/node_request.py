@@ -8,6 +8,7 @@ know of the launch travels in environment variables: local tasks inherit them, c
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from decorators._metaflow import Backend, FinetuneError, StepView
 from decorators.backends import cluster_name
 from decorators.backends.interface import number_of
 from decorators.backends.kubernetes import pod_shape
+from decorators.backends.kubernetes.request import USUAL
 from decorators.backends.options import Options
 from decorators.backends.placing import fill_in
 from decorators.backends.registry import BACKENDS
@@ -32,6 +34,7 @@ from decorators.launch import (
     refused_in_words,
 )
 from decorators.storage import datastore
+from estimator.hardware.cluster_taints import Toleration
 from estimator.plan import Request
 
 LAUNCH_VARIABLE = "CHECKLIST_LAUNCH"  # what the flow itself wants its tasks to know
@@ -48,6 +51,10 @@ class Asked:
     """For its tasks, as text; at most some 4,000 characters, as AWS Batch takes 8192 for all variables."""
     options: Options | None = None
     """Queue, zone, priority and the like."""
+    tolerations: tuple[Toleration, ...] = ()
+    """Taints of GPU nodes that these nodes may have, beside those that any GPU job tolerates."""
+    longest_s: float | None = None
+    """Seconds after which an attempt of a deployed flow is ended, without the wait for nodes."""
 
 
 Asks = Callable[[Mapping[str, Any], Backend, int | None], Asked]
@@ -95,7 +102,11 @@ class node_request(LaunchMixin, StepMutator):  # type: ignore[misc]  # noqa: N80
             if self.role == "node" and backend != "local":
                 step_request = build_step_request(step, asked.request, options)
                 facts = BACKENDS[backend].offered(step_request)
+                tolerations = (*(facts.tolerations or (USUAL,)), *asked.tolerations)
+                facts = replace(facts, tolerations=tolerations)
                 fill_in(step, replace(step_request, on_fabric=True, facts=facts))
+                if asked.longest_s is not None and _metaflow.command() == "deploy":
+                    step.set_values("timeout", {"seconds": math.ceil(asked.longest_s)})
 
     def keep_endings(self, lines: list[str]) -> None:
         """How the pods of a step have failed, for the flow's later steps."""

@@ -7,7 +7,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -20,7 +21,7 @@ from estimator.plan import Plan
 from launchers.evaluate import EvaluationResult
 from launchers.harness.result import HarnessResult
 from launchers.report.state import RunState
-from launchers.report.telemetry import Event
+from launchers.report.telemetry import Event, Step, Writer, memory_now
 from launchers.trial import TrialResult
 
 FIRST_CARD_SECONDS = 2.0
@@ -70,7 +71,7 @@ class Profile:
         self._exported: tuple[tuple[str, str], ...] = ()
         self._task_metrics: HarnessResult | None = None
         self._sampler = Sampler(interval_s, foreign=_metaflow.local_node_command())
-        self._started = time.time()
+        self._started = self._reported = time.time()
         self._ended: float | None = None
         self._failed: str | None = None
         self._card_seconds = 0.0
@@ -145,6 +146,110 @@ class Profile:
     def add(self, event: Event) -> None:
         """Take an event of a rank's telemetry: what ``on_event`` is given."""
         self._run.add(event)
+
+    def report(
+        self,
+        *,
+        step: int,
+        loss: float | None = None,
+        tokens: int = 0,
+        samples: int = 0,
+        lr: float | None = None,
+        seconds: float | None = None,
+    ) -> None:
+        """Report one optimizer step of a training loop in this process, for the card and the measurements.
+
+        Parameters
+        ----------
+        step:
+            Number of the step; 1 is the first.
+        loss:
+            Mean loss over the step's tokens.
+        tokens, samples:
+            Tokens that went through the model in this step, without padding, and sequences.
+        lr:
+            Learning rate.
+        seconds:
+            Duration of the step. By default the time since the last report, or since the step began.
+        """
+        now = time.time()
+        took = now - self._reported if seconds is None else seconds
+        self._reported = now
+        rank = int(os.environ.get("RANK", "0"))
+        self.add(memory_now(rank, step))
+        self.add(
+            Step(
+                rank=rank,
+                step=step,
+                loss=loss,
+                lr=lr,
+                grad_norm=None,
+                samples=samples,
+                tokens=tokens,
+                dt=took,
+                dtf=None,
+                dtb=None,
+            )
+        )
+
+    def transformers_callback(self) -> Any:
+        """Make a callback for ``transformers.Trainer`` and TRL's trainers that reports the logged steps."""
+        from decorators.callbacks import for_transformers
+
+        return for_transformers(self.report)
+
+    def lightning_callback(self) -> Any:
+        """Make a callback for ``lightning.Trainer`` that reports the optimizer steps."""
+        from decorators.callbacks import for_lightning
+
+        return for_lightning(self.report)
+
+    def torchrun(
+        self,
+        script: str | Path | Callable[..., Any],
+        arguments: Sequence[Any] = (),
+        keywords: Mapping[str, Any] | None = None,
+        *,
+        processes_per_node: int | None = None,
+        hang_timeout_s: float = 1800.0,
+    ) -> None:
+        """Run a training script, or a function, in every process of this step's nodes, as torchrun does.
+
+        In a step with ``num_parallel`` every task is one node, and all of them make this call. The output of
+        each node's first rank is copied to the task's output. The script reports its steps with
+        ``current_profile().report(...)``.
+
+        Parameters
+        ----------
+        script:
+            Path of a script that works with torchrun, or a function at the top level of a file.
+        arguments:
+            Command-line arguments of the script, or positional arguments of the function.
+        keywords:
+            Keyword arguments of the function.
+        processes_per_node:
+            By default as planned; without a plan one per visible GPU, or one process without GPUs.
+        hang_timeout_s:
+            Seconds without a report after which a rank that has reported before counts as hung.
+
+        Raises
+        ------
+        UserError
+            There is no such script or function, or the nodes do not match the plan.
+        RankFailed, RankHung, NodeLost
+            The root cause, the same on every node.
+        """
+        from decorators.own_script import torchrun
+
+        torchrun(
+            self.plan,
+            self.add,
+            script,
+            arguments,
+            keywords,
+            processes_per_node=processes_per_node,
+            hang_timeout_s=hang_timeout_s,
+        )
 
     def measured(self) -> Measured:
         """Return the measurements so far, after waiting at most 5 s for the step's first sample."""
@@ -257,6 +362,18 @@ class _NoProfile(Profile):
 
 
 NO_PROFILE: Profile = _NoProfile()
+
+
+class RankProfile(_NoProfile):
+    """Profile in a rank of the user's own script: events go to the step's task, which measures."""
+
+    def __init__(self, telemetry_dir: Path) -> None:
+        super().__init__()
+        self._writer = Writer(telemetry_dir, int(os.environ.get("RANK", "0")))
+
+    def add(self, event: Event) -> None:
+        """Send an event of this rank to the step's task."""
+        self._writer.write(event)
 
 
 def _ratio(total: float, seconds: float) -> float | None:

@@ -43,17 +43,25 @@ class FinetuneOptions:
     """The options of ``finetune``, which are also those of a Job."""
 
     _NAMES: ClassVar = {
-        "activation_checkpointing": "--checkpointing",
         "zero.offload": "--offload",
         "fsdp.offload": "--offload",
         "optimizer.name": "--optimizer",
         "lora.quantization": "--quantization",
         "resources.from_catalogue": "no --from-cluster",
-        "lora.modules_to_save": "--trained-modules",
+        "lora.modules_to_save": "--modules-to-save",
+        "optimizer.lr": "--lr",
+        "evaluation.every_steps": "--eval-every",
+        "harness.tasks": "--eval-harness",
+        "images.resolution": "--resolution",
+        "export.adapter_only": "--adapter-only",
+        "export.push": "--push",
+        "rejection.score": "--score",
+        "rejection.answers": "--answers",
         "tensor_parallel": "--tp",
         "context_parallel": "--cp",
         "pipeline_parallel": "--pp",
         "expert_parallel": "--ep",
+        "with": "--no-here",  # a plan for other machines than this one
     }
 
     def name(self, option: str) -> str:
@@ -64,6 +72,8 @@ class FinetuneOptions:
         name = self.name(change.option)
         if change.value is None:
             return ()
+        if change.option == "with":
+            return (name,)
         if isinstance(change.value, bool):
             return (name if change.value else f"--no-{name.removeprefix('--')}",)
         return (name, str(change.value))
@@ -123,6 +133,7 @@ _CONTRADICTS = {
         "max_gpus",
     ),
     "resources.gpus": ("max_gpus", "max_nodes"),
+    "with": ("here",),
 }
 
 

@@ -1,4 +1,4 @@
-"""The memory bars of ``finetune explain`` and ``estimate``: in a terminal, and as a drawing (SVG).
+"""The memory bars of ``finetune estimate``: in a terminal, and as a drawing (SVG).
 
 A chart library's SVG has fixed colours; a page with its renderer weighs megabytes. Stacked bars need neither.
 """

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import get_args
 
 from estimator.errors import Change, UserError
 from estimator.models import PROJECTIONS, ModelSpec
+from estimator.names import unknown_choice
 from estimator.setup import check_start_layer
 from estimator.vocabulary import (
     ENGINES,
+    LAUNCHED_ENGINES,
     METHODS,
     PARALLEL_ENGINES,
     TASKS,
     TRAINED_MODULES,
     Capacity,
     FsdpSharding,
+    LaunchedEngine,
     LaunchedFp8,
     LaunchedOptimizer,
     LaunchedQuantization,
@@ -29,6 +33,7 @@ from estimator.vocabulary import (
     Task,
 )
 
+DEFAULT_BATCH = 16  # sequences per optimizer step, where the user gives none
 DEGREES = ("tensor_parallel", "context_parallel", "pipeline_parallel", "expert_parallel")
 
 
@@ -42,9 +47,12 @@ class Job:
     model: ModelSpec
     method: RequestedMethod = "full"
     engine: RequestedEngine = "torchtune"
+    engines: tuple[LaunchedEngine, ...] = LAUNCHED_ENGINES  # that engine "auto" may take
     task: Task = "sft"
     seq_len: int = 2048
     global_batch_size: int = 8  # sequences for each optimizer step, over all processes
+    batch_multiple: int | None = None
+    """The batch is a default, and may become the nearest workable multiple of this number. None: fixed."""
     micro_batch_size: int | None = None  # sequences for each process and forward pass
     optimizer: LaunchedOptimizer = "adamw"
     precision: RequestedPrecision = "auto"
@@ -103,7 +111,7 @@ class Job:
             "recompute_every",
         ):
             _at_least_one(name, getattr(self, name))
-        for name in ("micro_batch_size", "steps", "replicas", *DEGREES):
+        for name in ("micro_batch_size", "batch_multiple", "steps", "replicas", *DEGREES):
             if getattr(self, name) is not None:
                 _at_least_one(name, getattr(self, name))
         if self.seq_len > self.model.max_seq_len:
@@ -115,7 +123,7 @@ class Job:
                 ),
                 ("Use ", Change("seq_len", self.model.max_seq_len), " or less."),
             )
-        if self.micro_batch_size and self.global_batch_size % self.micro_batch_size:
+        if self.batch_over(1) is None and self.micro_batch_size:
             raise UserError(
                 (
                     f"A batch of {self.global_batch_size} can't be divided by ",
@@ -246,6 +254,16 @@ class Job:
         """Whether the adapters are LoRA's kind of matrices."""
         return self.method == "auto" or METHODS[self.method].low_rank
 
+    def batch_over(self, data_parallel: int) -> int | None:
+        """Global batch that so many data parallel processes make up; None if they can't make up the user's.
+
+        A default batch becomes the nearest one that they can.
+        """
+        unit = data_parallel * (self.micro_batch_size or 1)
+        if self.batch_multiple is None:
+            return None if self.global_batch_size % unit else self.global_batch_size
+        return nearest_multiple(self.global_batch_size, math.lcm(unit, self.batch_multiple))
+
     @property
     def tokens_per_step(self) -> int:
         """Tokens of all sequences of one optimizer step; a preference pair is two sequences."""
@@ -327,7 +345,7 @@ def nearest_multiple(value: int, of: int) -> int:
 
 def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
     if value not in allowed:
-        raise UserError(f"{name} = {value!r} is not known.", f"Choose one of {', '.join(map(str, allowed))}.")
+        raise unknown_choice(f"{name} = {value!r}", value, map(str, allowed))
 
 
 def _at_least_one(name: str, value: object) -> None:

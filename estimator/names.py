@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from estimator.errors import UserError
+
 
 def close_matches(name: str, known: Iterable[str], n: int = 3, cutoff: float = 0.6) -> list[str]:
     """Return up to ``n`` of the known names that are spelled like ``name``, the most similar first.
@@ -14,6 +16,13 @@ def close_matches(name: str, known: Iterable[str], n: int = 3, cutoff: float = 0
 
     names = {spelling.lower(): spelling for spelling in known}
     return [names[key] for key in difflib.get_close_matches(name.lower(), names, n=n, cutoff=cutoff)]
+
+
+def unknown_choice(what: str, value: object, choices: Iterable[str]) -> UserError:
+    """Error for a value that is none of the choices; ``what`` names the option and its value."""
+    names = tuple(choices)
+    advice = f"{did_you_mean(value, names)} Choose one of {', '.join(names)}."
+    return UserError(f"{what} is not known.", advice.lstrip())
 
 
 def did_you_mean(

@@ -11,6 +11,7 @@ from typing import Literal, get_args
 
 from estimator.errors import Change, UserError
 from estimator.models import PROJECTIONS, ModelSpec, parameters
+from estimator.names import unknown_choice
 from estimator.vocabulary import (
     ENGINES,
     METHODS,
@@ -95,6 +96,7 @@ class Setup:
     document_mask: bool = False  # packed samples kept apart by a dense mask of seq_len x seq_len
     answer_len: int = 0  # tokens of an answer that is drawn in a step, of seq_len; 0: none is drawn
     compares: bool = False  # of grpo: with the model as it was, whose divergence is part of the loss
+    reference_copy: bool = False  # full training holds the reference as a frozen copy, as TRL does
     reward_parameters: int = 0  # of a reward model that scores answers in a step
 
     checkpointing: Checkpointing = "none"
@@ -104,6 +106,7 @@ class Setup:
     loss: LossKind = "plain"
     loss_chunks: int = 8
     attention: Literal["flash", "math"] = "flash"  # math keeps seq_len x seq_len scores
+    flash_version: int = 2  # of FlashAttention; torch's scaled_dot_product_attention has version 2
     offload: StateOffload = "none"
     offload_to: Literal["cpu", "nvme"] = "cpu"
 
@@ -116,7 +119,7 @@ class Setup:
         for name, allowed in _CHOICES.items():
             value = getattr(self, name)
             if value not in allowed:
-                raise UserError(f"{name} = {value!r} is not known.", f"Choose one of {', '.join(allowed)}.")
+                raise unknown_choice(f"{name} = {value!r}", value, allowed)
         for name in _COUNTS:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -227,7 +230,7 @@ class Setup:
             return "adapters-off" if self.adapters else "copy"
         if not task.compares:
             return "none"
-        if self.runs_loop:
+        if self.runs_loop and not (self.reference_copy and not self.adapters):
             return "adapters-off" if METHODS[self.method].low_rank else "computed-before"
         return "adapters-off" if self.adapters else "copy"
 
@@ -244,7 +247,7 @@ class Setup:
     @property
     def zero_stage(self) -> int | None:
         """DeepSpeed's ZeRO stage; None where the engine is not DeepSpeed."""
-        return SHARDINGS[self.sharding].zero_stage
+        return SHARDINGS[self.sharding].zero_stage if self.engine == "deepspeed" else None
 
     @property
     def trainable_parameters(self) -> int:
@@ -348,5 +351,6 @@ _COUNTS = (
     "seq_len",
     "recompute_every",
     "loss_chunks",
+    "flash_version",
     "processes_per_node",
 )

@@ -179,7 +179,7 @@ def _sweeps(result: Result) -> list[Block]:
         return []
     text = (
         "### Bandwidth over message size\n\nBlue: measured. Dashed: alpha + S / beta, fitted to the smallest "
-        "and the largest messages. Red: the floor, where one is known for this system and size."
+        "and the largest messages. Red: what healthy clusters usually reach, or your own floor."
     )
     views = [
         charts.sweep(f"{op} {dtype}", sweep_points(result, items)) for (op, dtype), items in drawn.items()
@@ -195,7 +195,7 @@ def sweep_points(result: Result, items: Sequence[Collective]) -> list[Point]:
         figure.bytes: figure.expected
         for check in result.checks
         for figure in check.figures
-        if figure.basis == "floor" and figure.name == f"{op} {dtype}"
+        if figure.basis in ("floor", "expectation") and figure.name == f"{op} {dtype}"
     }
     return [
         Point(

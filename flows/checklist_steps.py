@@ -240,6 +240,7 @@ def judge_run(
         pairs_seen=past.history.pairs_seen,
         accept_baseline=run_config.options.accept_baseline,
         system=run_config.options.system,
+        expect=run_config.options.expect,
         suspects=run_config.options.suspects,
         reference=run_config.reference,
         reference_node=run_config.options.reference_node,

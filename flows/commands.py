@@ -133,6 +133,15 @@ def _apart(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return before, after
 
 
+def config_file(words: Sequence[str], config: str) -> Path:
+    """Path given by ``--config CONFIG PATH`` on a flow's command line, or the empty path if none is.
+
+    Metaflow hands a config's parser the file's text alone.
+    """
+    given = (words[at + 2] for at in range(len(words) - 2) if words[at : at + 2] == ["--config", config])
+    return Path(next(given, ""))
+
+
 def console_script(path: str | None = None) -> str:
     """Return ``finetune`` where PATH (or ``path``) has it, else the path of the script beside this Python."""
     beside = Path(sys.executable).with_name("finetune")

@@ -31,8 +31,8 @@ from launchers import engines, model_card, pipeline
 from launchers.dataset import files, mixture, sources
 from launchers.dataset.stored import StoredRows
 from launchers.images import pictures
-from launchers.model_card import Facts, cache_folder, slug
-from launchers.models import weights
+from launchers.inference.finished import fetch_cached
+from launchers.model_card import Facts, cache_folder, cache_name, slug
 from launchers.run_config import RunConfig
 from launchers.settings import Settings
 from launchers.store.bundles import fetch_files, get_bundle, has_bundle, put_bundle, sha256_of
@@ -167,9 +167,8 @@ def fetch_weights_once(model: ModelSource, work: Path, *, rewards: bool = False)
         return model.location
     store = datastore(shared=True)
     if store.is_local:
-        folder = cache_folder() / _cache_name(model)
-        return str(pipeline.fetch_weights(model, folder, rewards=rewards).resolve())
-    key = f"weights/{_cache_name(model) if model.kind == 'made' else slug(model.location or model.name)}"
+        return str(fetch_cached(model, rewards=rewards))
+    key = f"weights/{cache_name(model) if model.kind == 'made' else slug(model.location or model.name)}"
     if has_bundle(store, key):
         print(f"weights of {model.name}: already in {store.describe(key)}")
         return key
@@ -177,12 +176,6 @@ def fetch_weights_once(model: ModelSource, work: Path, *, rewards: bool = False)
     manifest = put_bundle(store, key, fetched)
     print(f"weights of {model.name}: {format_bytes(manifest.total_bytes)} in {store.describe(key)}")
     return key
-
-
-def _cache_name(model: ModelSource) -> str:
-    """Name of a model's folder in the cache. It has a version if the model is generated here."""
-    name = slug(model.name)
-    return f"{name}-v{weights.GENERATED_VERSION}" if model.kind == "made" else name
 
 
 def fetch_bundle(storage: MetaflowStorage, reference: str, folder: Path) -> Path:

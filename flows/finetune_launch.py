@@ -34,7 +34,6 @@ from launchers.settings import Settings
 from launchers.spelling import SetOptions
 
 if TYPE_CHECKING:
-    from estimator.hardware.cluster import Cluster
     from flows.checklist_gate import Checked
 
 # Where each flag of the flow goes in Settings. Anything else is reached by the YAML file and --set.
@@ -175,7 +174,7 @@ def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
         if brief:
             shown += "\nReasons     on the card, or with --plan-only"
         sys.stderr.write(shown + "\n\n")  # not to standard output: deployments print JSON there
-        hub_push.check(run.settings, reached=backend == "local")
+        hub_push.check(run.settings, must_reach=backend == "local")
         if backend == "local":
             chosen = run.settings
             checks.check_installed(chosen.engine, chosen.method, liger=chosen.liger)
@@ -253,7 +252,12 @@ def _plan_for_place(
         earlier = resumed_artifact("start", "plan")
         if isinstance(earlier, Plan):
             return earlier, None
-    cluster = _read_cluster(backend, resources)
+    skipped = "--from-catalogue" if resources.from_catalogue else None
+    cluster = (
+        None
+        if resources.device == "cpu"
+        else destination.find_cluster(backend, resources.gpu, skipped=skipped)
+    )
     goals = Goals(cluster=cluster.open if cluster is not None else None)
     if resources.spot and backend != "local":
         goals = _on_spot(goals, backend, resources)
@@ -287,27 +291,6 @@ def _on_spot(goals: Goals, backend: Backend, resources: Resources) -> Goals:
         max_nodes=1 if backend == "batch" else None,
         max_disruptions=resources.max_disruptions if waits else ATTEMPTS,
     )
-
-
-def _read_cluster(backend: Backend, resources: Resources) -> Cluster | None:
-    """What the cluster or queue offers; None where GPUs are planned for with the catalogue, which is said."""
-    if backend == "local" or resources.device == "cpu":
-        return None
-    if resources.from_catalogue:
-        why = "--from-catalogue"
-    elif compiles_only():
-        why = "--only-json asks no cluster"
-    else:
-        try:
-            cluster = destination.read_cluster(backend)
-        except UserError as error:
-            why = error.problem.removesuffix(".")
-        else:
-            for line in cluster.notes:
-                sys.stderr.write(line + "\n")
-            return cluster
-    sys.stderr.write(f"Planned with the catalogue's machines: {why}.\n")
-    return None
 
 
 def _work_disk() -> tuple[str, int]:

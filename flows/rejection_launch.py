@@ -167,14 +167,14 @@ def check(settings: Settings) -> PlannedRejection:
     evaluation = run_config.evaluate_on_test_split(settings).evaluation
     if evaluation.fraction and evaluation.dataset is None and kept > 1:
         held_out = min(max(1, round(evaluation.fraction * kept)), 256, kept - 1)
-    if kept - held_out < settings.global_batch_size:
+    settings = settings.fitted_to(kept - held_out)
+    if kept - held_out < settings.batch_size:
         raise UserError(
-            f"global_batch_size {settings.global_batch_size} is more than the {kept - held_out:,} answers "
+            f"global_batch_size {settings.batch_size} is more than the {kept - held_out:,} answers "
             f"that can be kept to train on, of {prompts:,} prompts.",
             ("Give ", Change("global_batch_size", max(1, kept - held_out)), " or less, or more prompts."),
         )
-    steps = (kept - held_out) * settings.epochs // settings.global_batch_size
-    trained = settings.model_copy(update={"max_steps": min(steps, settings.max_steps or steps)})
+    trained = settings.model_copy(update={"max_steps": settings.steps_of(kept - held_out)})
     return PlannedRejection(
         settings=settings,
         trained=trained,

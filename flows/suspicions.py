@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from checklist.result import Result
 from decorators.storage import datastore
-from launchers.report.stragglers import words
+from launchers.report.stragglers import describe
 from launchers.report.telemetry import Straggling
 from launchers.store.bundles import Storage
 
@@ -37,7 +37,7 @@ def leave(event: Straggling, *, cluster: str, run: str, on_gpus: bool, store: St
     """Keep it for the next checklist. Never raises: a training doesn't end for that."""
     if event.over:
         return
-    one = Suspicion(node=event.host, run=run, words=words(event, on_gpus=on_gpus), at=event.at)
+    one = Suspicion(node=event.host, run=run, words=describe(event, on_gpus=on_gpus), at=event.at)
     key = f"{_folder(cluster)}/{run}-{event.rank:05d}.json"
     try:
         (store or datastore(shared=True)).put_bytes(key, json.dumps(dataclasses.asdict(one)).encode())

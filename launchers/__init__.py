@@ -1,6 +1,6 @@
-"""Runs a Plan: data, weights, the gang of processes, the training engines, checkpoints, export.
+"""Execution of a Plan: data, weights, the gang of processes, training engines, checkpoints, export.
 
-Knows Plans, not Metaflow. Torch, torchtune and DeepSpeed are imported only in the processes that train.
+Depends on Plans, not on Metaflow. Torch, torchtune and DeepSpeed are imported only in training processes.
 """
 
-METAFLOW_PACKAGE_POLICY = "include"  # a remote task gets this package whole
+METAFLOW_PACKAGE_POLICY = "include"  # a remote task gets this package with all its files

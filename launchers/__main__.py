@@ -1,9 +1,11 @@
-"""``python -m launchers``: a training run on the nodes of a scheduler's job, once on each, without Metaflow.
+"""``python -m launchers``: training on the nodes of a scheduler's job, without Metaflow.
+
+Started once on each node:
 
     srun --ntasks-per-node=1 python -m launchers --settings run.yaml --output /shared/runs/mine
 
-Exit status: 0 the model is there; 1 training has failed, or a node was lost; 2 a mistake to be mended first;
-75 ended by SIGUSR1, SIGTERM or Ctrl-C. After 1 and 75 the same command goes on from the newest checkpoint.
+Exit status: 0 the model is written; 1 training failed or a node was lost; 2 a user error; 75 ended by
+SIGUSR1, SIGTERM or Ctrl-C. After 1 and 75 the same command resumes from the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ from launchers.spelling import SET
 from launchers.workdir import work_folder
 
 FAILED = 1
-STOPPED = 75  # EX_TEMPFAIL of sysexits.h: try again
-GOES_ON = "The same command goes on from the newest checkpoint."
+STOPPED = 75  # EX_TEMPFAIL in sysexits.h: try again
+RESUME_HINT = "Run the same command to resume from the newest checkpoint."
 SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -41,31 +43,31 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 def launch(
     settings_file: Annotated[
-        Path | None, typer.Option("--settings", help="A YAML file of settings (docs/settings.md).")
+        Path | None, typer.Option("--settings", help="YAML file with settings (docs/settings.md).")
     ] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Any setting by its dotted name, as often as needed: optimizer.lr=2e-5."),
+        typer.Option("--set", help="Set any setting by its dotted name, e.g. optimizer.lr=2e-5; repeatable."),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(help="Folder that all nodes share; gets the model. [default: the setting output_dir]"),
+        typer.Option(help="Folder for the model, shared by all nodes. [default: the setting output_dir]"),
     ] = None,
     cache: Annotated[
         Path | None,
-        typer.Option(help="Shared folder where fetched models are kept for other runs too."),
+        typer.Option(help="Shared folder that caches fetched models for later runs."),
     ] = None,
     prepare_timeout: Annotated[
-        float, typer.Option(help="Seconds that the other nodes wait for node 0's weights and data.")
+        float, typer.Option(help="Seconds that the other nodes wait for weights and data from node 0.")
     ] = 7200.0,
     calibration: Annotated[
-        bool, typer.Option(help="Let what finished runs have measured correct the plan.")
+        bool, typer.Option(help="Correct the plan with the measurements of finished runs.")
     ] = True,
 ) -> None:
-    """Train on the nodes that Slurm, PBS, mpiexec or torchrun runs this on: once on each node.
+    """Train on the nodes that Slurm, PBS, mpiexec or torchrun starts this command on, once per node.
 
-    Exit status: 0 the model is there; 1 training failed or a node was lost; 2 a mistake to be mended first;
-    75 ended by a signal. After 1 and 75 the same command goes on from the newest checkpoint.
+    Exit status: 0 the model is written; 1 training failed or a node was lost; 2 a user error; 75 ended by a
+    signal. After 1 and 75 the same command resumes from the newest checkpoint.
     """
     for number in SIGNALS:
         signal.signal(number, _stop)
@@ -89,13 +91,13 @@ def launch(
         print(error, file=sys.stderr)
         status = MISTAKE
     except SystemExit as stopped:
-        print(f"stopped by {stopped.code}\n{GOES_ON}", file=sys.stderr, flush=True)
+        print(f"stopped by {stopped.code}\n{RESUME_HINT}", file=sys.stderr, flush=True)
         status = STOPPED
     raise typer.Exit(status)
 
 
 def _run(request: SchedulerRun, place: Allocation) -> int:
-    """Train as this node of the run and return the exit status; node 0 alone shows a failure whole."""
+    """Train as this node of the run and return the exit status; only node 0 prints a failure in full."""
     try:
         with (
             work_folder(place.job or "job", f"node{place.node}", place.attempt) as work,
@@ -103,10 +105,10 @@ def _run(request: SchedulerRun, place: Allocation) -> int:
         ):
             run(request, place, work)
     except ElsewhereError as error:
-        print(f"node {place.node}: ended, as another node says: {error.problem}", file=sys.stderr)
+        print(f"node {place.node}: ended by another node's error: {error.problem}", file=sys.stderr)
         return MISTAKE
     except NodeLeft as error:
-        print(f"stopped: {error}\n{GOES_ON}", file=sys.stderr, flush=True)
+        print(f"stopped: {error}\n{RESUME_HINT}", file=sys.stderr, flush=True)
         return STOPPED
     except GangFailed as error:
         text = str(error) if place.node == 0 else str(error).partition("\n")[0]
@@ -116,34 +118,36 @@ def _run(request: SchedulerRun, place: Allocation) -> int:
 
 
 def _settings(file: Path | None, overrides: Sequence[str]) -> settings.Settings:
+    """Build the settings from the file and the overrides."""
     if file is None:
         return settings.build({}, overrides)
     try:
         text = file.read_text()
     except OSError as error:
-        raise UserError(f"--settings {file} can't be read: {error.strerror}.") from None
+        raise UserError(f"Cannot read --settings {file}: {error.strerror}.") from None
     except UnicodeDecodeError:
-        raise UserError(f"--settings {file} is not text in UTF-8.") from None
-    return settings.build(settings.parse_yaml(text), overrides)
+        raise UserError(f"--settings {file} is not UTF-8 text.") from None
+    return settings.build(settings.parse_yaml(text, file.parent), overrides)
 
 
-def _check_options(words: Sequence[str]) -> None:
-    """Raise UserError for a setting that is given as if it were an option of its own."""
-    check_names(words, SET)
-    for name in (word.partition("=")[0] for word in words):
+def _check_options(arguments: Sequence[str]) -> None:
+    """Raise UserError for a setting that is passed as a command-line option."""
+    check_names(arguments, SET)
+    for name in (word.partition("=")[0] for word in arguments):
         plain = name.removeprefix("--").replace("-", "_")
-        meant = [setting for setting in settings.dotted_names() if plain in _spellings(setting)]
-        if name.startswith("--") and meant:
-            raise UserError(f"There is no {name}.", f"Did you mean --set {meant[0]}=...?")
+        matches = [setting for setting in settings.dotted_names() if plain in _option_names(setting)]
+        if name.startswith("--") and matches:
+            raise UserError(f"Unknown option {name}.", f"Did you mean --set {matches[0]}=...?")
 
 
-def _spellings(setting: str) -> tuple[str, ...]:
+def _option_names(setting: str) -> tuple[str, ...]:
+    """Return the option names under which a user might look for a setting."""
     return setting, setting.replace(".", "_"), setting.rpartition(".")[2]
 
 
 def main() -> None:
-    """``python -m launchers``."""
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # a log is no terminal
+    """Run ``python -m launchers``."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # output usually goes to a log file
     try:
         logs.setup()
         _check_options(sys.argv[1:])
@@ -155,7 +159,7 @@ def main() -> None:
 
 
 def _stop(number: int, _: FrameType | None) -> None:
-    """End in order: the run unwinds, its processes are ended, what is stored stays."""
+    """Exit through SystemExit, so that the run unwinds and ends its processes; stored data is kept."""
     for other in SIGNALS:
         signal.signal(other, signal.SIG_IGN)
     raise SystemExit(signal.Signals(number).name)

@@ -1,6 +1,6 @@
-"""What a run can't be, said before a GPU is asked for: options that don't go together, packages, disks.
+"""Checks before a GPU is requested: conflicting options, missing packages, small disks.
 
-Each function raises UserError in two lines, spelled as the user has given it
+Each function raises a two-line UserError that names options in the user's notation
 (:func:`estimator.errors.spelled_as`).
 """
 
@@ -27,11 +27,11 @@ from launchers.scoring.reward_model import check_reward_model
 from launchers.settings import Settings
 
 
-def able_engine(settings: Settings, spec: ModelSpec) -> LaunchedEngine:
-    """The first engine that can train the model as these settings say; the first of all where none can."""
+def first_supported_engine(settings: Settings, spec: ModelSpec) -> LaunchedEngine:
+    """Return the first engine that supports these settings for the model; the first of all if none does."""
     order = engine_order(settings.task)
-    able = (name for name in order if engines.get(name).unsupported(settings, spec) is None)
-    return next(able, order[0])
+    supported = (name for name in order if engines.get(name).unsupported(settings, spec) is None)
+    return next(supported, order[0])
 
 
 def check_supported(
@@ -40,72 +40,81 @@ def check_supported(
     *,
     otherwise: Text = "See the table of what runs where in docs/methods.md.",
 ) -> None:
-    """Raise UserError for what the engine can't do. ``otherwise``: the advice where no other engine can."""
+    """Raise UserError for anything the engine does not support.
+
+    ``otherwise``: the advice if no other engine supports it either.
+    """
     trackers.check_installed(settings.tracker)
     if settings.unused:
         name = settings.unused[0]
-        raise UserError((Change(name), f" has no part in task {settings.task}."), "Leave it out.")
+        raise UserError((Change(name), f" does not apply to task {settings.task}."), "Remove it.")
     if settings.unused_by_method:
         name = settings.unused_by_method[0]
         raise UserError(
-            (Change(name), " has no part in ", Change("method", settings.method), "."),
-            "Leave it out, or name the method that it belongs to.",
+            (Change(name), " does not apply to ", Change("method", settings.method), "."),
+            "Remove it, or choose the method it belongs to.",
         )
     _check_adapter_only(settings)
-    engine = able_engine(settings, spec) if settings.engine == "auto" else settings.engine
+    engine = first_supported_engine(settings, spec) if settings.engine == "auto" else settings.engine
     reason = engines.get(engine).unsupported(settings, spec)
     if reason is not None:
-        clauses = {name: engines.get(name).unsupported(settings, spec) for name in LAUNCHED_ENGINES}
-        able = next((name for name, clause in clauses.items() if clause is None), None)
-        asked = [Change("model", settings.model), Change("method", settings.method), Change("engine", engine)]
-        problem = (asked[0], " ", asked[1], " ", asked[2], f": {reason}.")
-        if able is not None:
-            raise UserError(problem, ("Use ", Change("engine", able), "."))
-        other, clause = next((name, clause) for name, clause in clauses.items() if name != engine)
-        nor = f"Nor can {other}: {clause}. " if clause != reason else ""
-        raise UserError(problem, (nor, *((otherwise,) if isinstance(otherwise, str) else otherwise)))
+        reasons = {name: engines.get(name).unsupported(settings, spec) for name in LAUNCHED_ENGINES}
+        supported = next((name for name, other_reason in reasons.items() if other_reason is None), None)
+        combination = [
+            Change("model", settings.model),
+            Change("method", settings.method),
+            Change("engine", engine),
+        ]
+        problem = (combination[0], " ", combination[1], " ", combination[2], f": {reason}.")
+        if supported is not None:
+            raise UserError(problem, ("Use ", Change("engine", supported), "."))
+        other, other_reason = next(
+            (name, other_reason) for name, other_reason in reasons.items() if name != engine
+        )
+        also = f"{other} does not support it either: {other_reason}. " if other_reason != reason else ""
+        raise UserError(problem, (also, *((otherwise,) if isinstance(otherwise, str) else otherwise)))
 
 
 def _check_adapter_only(settings: Settings) -> None:
-    """Raise UserError where there is no adapter that could be handed over alone."""
+    """Raise UserError if adapter_only is set but the method exports no separate adapter."""
     if not settings.export.adapter_only:
         return
-    alone = Change("export.adapter_only", value=True)
+    option = Change("export.adapter_only", value=True)
     if settings.method != "auto" and not METHODS[settings.method].adapters:
         raise UserError(
-            (alone, ": ", Change("method", "full"), " trains no adapter."),
-            ("Use ", Change("method", "lora"), ", or leave it out."),
+            (option, ": ", Change("method", "full"), " trains no adapter."),
+            ("Use ", Change("method", "lora"), ", or remove it."),
         )
     if settings.method == "qlora" and settings.lora.quantization == "int8":
         raise UserError(
-            (alone, ": no library but this one keeps a base in 8 bits as it is trained beside here."),
-            ("Use ", Change("lora.quantization", "nf4-double"), ", or leave it out."),
+            (option, ": no other library can load an adapter on the 8-bit base it is trained with here."),
+            ("Use ", Change("lora.quantization", "nf4-double"), ", or remove it."),
         )
 
 
 def check_reward(settings: Settings, seq_len: int) -> None:
-    """Raise UserError where nothing gives the answers of task grpo a reward, or not a finite number."""
+    """Raise UserError if task grpo has no reward, or one that does not return a finite number."""
     if not TASKS[settings.task].draws_answers:
         return
     reward = settings.rl.reward
     if reward is None:
         raise UserError(
-            "Nothing says how the answers of task grpo are rewarded.",
+            "Task grpo has no reward for its answers.",
             (
-                "Give a function of your own (",
+                "Set a Python function (",
                 Change("rl.reward", "path.py:function"),
                 ", called with prompt and answer), or a reward model (",
                 Change("rl.reward", "FOLDER"),
-                ", what task reward exports).",
+                ", as exported by task reward).",
             ),
         )
     if settings.rl.answer_tokens(seq_len) >= seq_len:
         raise UserError(
             (
                 Change("rl.max_completion_length", settings.rl.max_completion_length),
-                f" leaves nothing of seq_len {seq_len} for the prompt.",
+                f" leaves no tokens of seq_len {seq_len} for the prompt.",
             ),
-            ("Give ", Change("rl.max_completion_length", max(1, seq_len // 2)), ", or a longer seq_len."),
+            ("Use ", Change("rl.max_completion_length", max(1, seq_len // 2)), ", or a longer seq_len."),
         )
     if scorer_of(reward).function is not None:
         check_function(reward)
@@ -116,23 +125,33 @@ def check_reward(settings: Settings, seq_len: int) -> None:
 
 
 def check_layout(settings: Settings, plan: Plan, spec: ModelSpec) -> None:
-    """Check again with the plan's nodes and GPUs: some things an engine can't do depend on them."""
+    """Check engine support again with the plan's nodes and GPUs, because some limits depend on them."""
     numbers = {"nodes": plan.layout.nodes, "gpus": plan.layout.processes_per_node}
     resources = settings.resources.model_copy(update=numbers)
-    fewer = ("Ask for fewer GPUs: ", Change("resources.gpus", 1), ".")
+    fewer = ("Use fewer GPUs: ", Change("resources.gpus", 1), ".")
     check_supported(settings.model_copy(update={"resources": resources}), spec, otherwise=fewer)
     last = plan.layout.world_size - 1
     if settings.profile.window is not None and max(settings.profile.ranks) > last:
         raise UserError(
-            f"profile.ranks: there is no rank {max(settings.profile.ranks)}, the last is {last}.",
-            "Name ranks of the plan, such as profile.ranks=0.",
+            f"profile.ranks: rank {max(settings.profile.ranks)} does not exist, the last is {last}.",
+            "Choose ranks of the plan, such as profile.ranks=0.",
         )
 
 
-def check_installed(engine: str, method: str = "full", *, liger: bool = False) -> None:
-    """Raise UserError where the packages of an engine are not here, or those that a method needs there.
+def installed_engines() -> tuple[LaunchedEngine, ...]:
+    """The engines whose packages are here; all where none has them, as none is to be preferred then."""
+    found = tuple(
+        name
+        for name in LAUNCHED_ENGINES
+        if all(importlib.util.find_spec(package) is not None for package in engines.needs(name).packages)
+    )
+    return found or LAUNCHED_ENGINES
 
-    ``liger``: Liger-Kernel's too.
+
+def check_installed(engine: str, method: str = "full", *, liger: bool = False) -> None:
+    """Raise UserError if packages required by an engine, or by a method on that engine, are not installed.
+
+    ``liger``: also require Liger-Kernel.
     """
     if liger and importlib.util.find_spec("liger_kernel") is None:
         raise UserError(
@@ -152,48 +171,44 @@ def check_installed(engine: str, method: str = "full", *, liger: bool = False) -
 
 
 def check_disks(plan: Plan, free_bytes: Iterable[tuple[str, int]]) -> None:
-    """Raise UserError where a disk (its name, what is free on it) is too small for checkpoints and model."""
+    """Raise UserError if a disk (its name and free bytes) is too small for checkpoints and model."""
     needed = plan.request.disk_mib * MIB
     for place, free in free_bytes:
         if free < needed:
             raise UserError(
                 f"{place} has {format_bytes(free)} free; the run's weights, checkpoints and model need about "
                 f"{format_bytes(needed)} there.",
-                "Free some space, or name another place: export FINETUNE_WORK_DIR=/a/larger/disk",
+                "Free some space, or use another disk: export FINETUNE_WORK_DIR=/a/larger/disk",
             )
 
 
 def check_output(settings: Settings) -> None:
-    """Raise UserError where the finished model can't be put into its folder on this machine."""
+    """Raise UserError if the output folder on this machine is not writable."""
     folder = Path(settings.output_dir).expanduser().absolute()
     existing = next(place for place in (folder, *folder.parents) if place.exists())
     if not (existing.is_dir() and os.access(existing, os.W_OK)):
-        why = "may not be written by you" if existing.is_dir() else "is a file"
+        why = "is not writable" if existing.is_dir() else "is a file"
         raise UserError(
             (Change("output_dir", settings.output_dir), f": {existing} {why}."),
-            ("Name another folder: ", Change("output_dir", "FOLDER")),
+            ("Choose another folder: ", Change("output_dir", "FOLDER")),
         )
 
 
 def check_window(settings: Settings, total_steps: int) -> None:
-    """Raise UserError where the profiled window has steps that the run hasn't."""
+    """Raise UserError if the profiled window exceeds the run's steps."""
     window = settings.profile.window
     if window is not None and window[1] > total_steps:
         raise UserError(
-            f"profile.steps {settings.profile.steps}: the run has {total_steps:,} steps.",
-            f"Name steps of it, such as profile.steps={max(1, total_steps - 3)}:{total_steps}.",
+            f"profile.steps {settings.profile.steps}: the run has only {total_steps:,} steps.",
+            f"Choose steps within the run, such as profile.steps={max(1, total_steps - 3)}:{total_steps}.",
         )
 
 
 def check_evaluations(settings: Settings, total_steps: int) -> None:
-    """Raise UserError where the run ends before it is evaluated for the first time."""
+    """Raise UserError if the run ends before its first evaluation."""
     every = settings.evaluation.every_steps
     if every is not None and every > total_steps:
         raise UserError(
-            (Change("evaluation.every_steps", every), f": the run has {total_steps:,} steps."),
-            (
-                "Give ",
-                Change("evaluation.every_steps", max(1, total_steps // 5)),
-                " or another part of them.",
-            ),
+            (Change("evaluation.every_steps", every), f": the run has only {total_steps:,} steps."),
+            ("Use ", Change("evaluation.every_steps", max(1, total_steps // 5)), ", for example."),
         )

@@ -1,7 +1,7 @@
-"""How well pictures fit their captions, by a CLIP model: 100 times the cosine of their embeddings.
+"""CLIP score: how well images match their captions, as 100 times the cosine of their embeddings.
 
-As torchmetrics' CLIPScore counts it, after Hessel et al. 2021 (arXiv:2104.08718, equation 1, whose factor is
-2.5); what is below 0 counts as 0. Compare only scores of one CLIP model.
+Counted as by torchmetrics' CLIPScore, after Hessel et al. 2021 (arXiv:2104.08718, equation 1, whose factor is
+2.5); negative cosines count as 0. Compare only scores of the same CLIP model.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ SETTING = "images.clip_model"
 
 
 def check(model: str) -> None:
-    """Raise UserError for what is neither a folder of a CLIP model nor an id that may be one's."""
+    """Raise UserError unless ``model`` is a folder with a CLIP model or could be a Hugging Face id."""
     folder = Path(model).expanduser()
     if folder.is_dir():
         config = folder / "config.json"
         kind = json.loads(config.read_text()).get("model_type") if config.is_file() else None
         if kind != "clip":
             raise UserError(
-                (Change(SETTING, model), ": no CLIP model lies there, with its config.json."),
-                "Give a folder that transformers' CLIPModel and CLIPProcessor have saved, or an id.",
+                (Change(SETTING, model), ": the folder has no config.json of a CLIP model."),
+                "Use a folder saved by transformers' CLIPModel and CLIPProcessor, or a Hugging Face id.",
             )
     elif model.count("/") != 1 or model.startswith((".", "/", "~")):
         raise UserError(
-            (Change(SETTING, model), ": there is no such folder."),
-            "Give a folder, or a Hugging Face id such as openai/clip-vit-large-patch14.",
+            (Change(SETTING, model), ": no such folder."),
+            "Use an existing folder, or a Hugging Face id such as openai/clip-vit-large-patch14.",
         )
 
 
 def score(model: str, images: Sequence[Any], captions: Sequence[str], device: str) -> float:
-    """The mean over images (as PIL has them) and their captions."""
+    """Return the mean score over images (PIL) and their captions."""
     with collector_paused():
         import torch
         from transformers import CLIPModel, CLIPProcessor

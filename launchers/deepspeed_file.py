@@ -1,7 +1,7 @@
-"""A DeepSpeed JSON file of the user's own, as settings of a run.
+"""Conversion of a DeepSpeed JSON file to the settings of a run.
 
-What a plan has to know (batches, ZeRO's stage, offload, precision, clipping) becomes the setting that it is
-here; the rest goes into ``engine_options`` as it stands. Values ``"auto"``, as in transformers' examples, are
+Options that the plan needs (batches, ZeRO stage, offload, precision, clipping) become the corresponding
+settings; the rest is copied to ``engine_options``. Values of ``"auto"``, as in transformers' examples, are
 left to the plan.
 """
 
@@ -22,14 +22,14 @@ _DIRECT = {
 
 
 def settings_of(path: str) -> dict[str, Any]:
-    """The file as nested settings; raises UserError for what can't be read or isn't run here."""
+    """Return the file as nested settings; raises UserError for unreadable files and unsupported options."""
     values = _without_auto(_read(Path(path).expanduser()))
     if values.get("fp16", {}).pop("enabled", False):
-        raise UserError(f"{path}: fp16 is on, and runs here are in bf16 or fp32.", "Leave the section out.")
+        raise UserError(f"{path}: fp16 is enabled; only bf16 and fp32 are supported.", "Remove the section.")
     if "gradient_accumulation_steps" in values:
         raise UserError(
             f"{path}: gradient_accumulation_steps follows from the batch, the micro batch and the GPUs.",
-            ("Leave it out, and give ", Change("global_batch_size"), "."),
+            ("Remove it, and set ", Change("global_batch_size"), "."),
         )
     settings: dict[str, Any] = {"engine": "deepspeed"}
     for name, setting in _DIRECT.items():
@@ -44,11 +44,11 @@ def settings_of(path: str) -> dict[str, Any]:
         settings["zero"] = {"stage": stage}
     offload = zero.get("offload_optimizer", {}).pop("device", None)
     if offload not in (None, "none", "cpu"):
-        raise UserError(f"{path}: offload_optimizer to {offload} is not run here.", "Choose cpu, or none.")
+        raise UserError(f"{path}: offload_optimizer to {offload} is not supported.", "Use cpu or none.")
     if offload == "cpu":
         settings.setdefault("zero", {})["offload"] = "cpu"
     if zero.get("offload_param", {}).pop("device", "none") != "none":
-        raise UserError(f"{path}: offload_param is not run here.", "Leave it out, or use engine fsdp2.")
+        raise UserError(f"{path}: offload_param is not supported.", "Remove it, or use engine fsdp2.")
     rest = {name: value for name, value in values.items() if value != {}}
     if rest.get("zero_optimization"):
         rest["zero_optimization"] = {name: value for name, value in zero.items() if value != {}}
@@ -61,17 +61,17 @@ def _read(path: Path) -> dict[str, Any]:
         values = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(
-            f"{path} can't be read: {error.strerror}.",
+            f"Cannot read {path}: {error.strerror}.",
             (
-                "A run on a cluster has the file only if the settings file names it: ",
+                "For a run on a cluster, set ",
                 Change("zero.config"),
-                " is read where that is.",
+                " in the settings file, which is read where the run is launched.",
             ),
         ) from None
     except ValueError as error:
         raise UserError(f"{path} is not JSON: {error}.") from None
     if not isinstance(values, dict):
-        raise UserError(f"{path} holds no DeepSpeed configuration: it must be a JSON object.")
+        raise UserError(f"{path} is not a DeepSpeed configuration: it must be a JSON object.")
     return values
 
 

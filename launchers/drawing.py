@@ -1,4 +1,4 @@
-"""Pictures that a pipeline makes of captions, small enough for a card."""
+"""Sample images that a diffusion pipeline generates from captions, downscaled for the card."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     import torch
 
 INFERENCE_STEPS = 25
-SHOWN_PIXELS = 256  # of the longer side of a picture on a card
+SHOWN_PIXELS = 256  # longer side of an image on a card
 
 
 def decoder(model_dir: Path, device: torch.device) -> Any:
-    """A pipeline's VAE in fp32, as half precision overflows in it.
+    """Load a pipeline's VAE in fp32, because half precision overflows in it.
 
-    It decodes large images in tiles, as it may have little room beside what is trained.
+    Large images are decoded in tiles, as little memory may be free during training.
     """
     with collector_paused():
         from diffusers import AutoencoderKL
@@ -39,12 +39,12 @@ def draw(
     size: tuple[int, int],
     seed: int,
 ) -> Any:
-    """The picture, as PIL has it, that a UNet makes of a caption whose texts are computed.
+    """Generate an image (PIL) with a UNet from a caption whose text embeddings are precomputed.
 
     Parameters
     ----------
     text, summary:
-        [77, width] and [width], as launchers.latents has them.
+        Text embeddings [77, width] and pooled embedding [width], see launchers.latents.
     size:
         Height and width in pixels.
     """
@@ -78,7 +78,7 @@ def draw(
 
 
 def encoded(image: Any) -> str:
-    """An image of PIL's as a PNG file in base64, made smaller where it is large."""
+    """Encode a PIL image as a base64 PNG file, downscaled to ``SHOWN_PIXELS``."""
     image.thumbnail((SHOWN_PIXELS, SHOWN_PIXELS))
     file = io.BytesIO()
     image.save(file, "PNG")

@@ -1,8 +1,8 @@
-"""Held-out loss and exact match of answers before and after training, by one code for both models.
+"""Evaluation of the base and the finished model: held-out loss, and exact match of greedy answers.
 
-A process of its own (``python -m launchers.evaluate request.json``), so that its memory is given back and
-a crash in it is only a failed evaluation. The finished model is loaded from its exported folder: a result
-also proves that the export loads.
+Runs as a separate process (``python -m launchers.evaluate request.json``): its memory is freed when it ends,
+and a crash fails only the evaluation. The finished model is loaded from its exported folder, so a result also
+proves that the export loads.
 """
 
 from __future__ import annotations
@@ -30,32 +30,36 @@ from launchers.models import causal
 from launchers.run_config import RunConfig
 from launchers.settings import Settings
 
-SIGN_S = 15.0  # at most, between two lines that report the progress of an evaluation
-EXAMPLES = 3  # answers that logs and cards show
-# Tokens, padding and answers included, of prompts that are answered together. On GPUs their KV cache takes
-# less memory than the logits of a batch of as many tokens, which the held-out loss needs anyway.
-ANSWERED_TOKENS = {"cuda": MAX_BATCH_TOKENS["cuda"], "cpu": DRAWN_TOKENS["cpu"]}
-_LOOK_S = 0.1
+PROGRESS_INTERVAL_S = 15.0  # maximum time between two progress lines
+EXAMPLES = 3  # answers shown in logs and on cards
+# Tokens of one generation batch by device, padding and answers included. On GPUs the batch's KV cache takes
+# less memory than the logits of an equally large batch, which the held-out loss needs anyway.
+GENERATION_TOKENS = {"cuda": MAX_BATCH_TOKENS["cuda"], "cpu": DRAWN_TOKENS["cpu"]}
+_POLL_S = 0.1
 EXACT_MATCH = "held-out answers right"
-STAGE = "stage"  # file of the work folder: which model is measured
+STAGE = "stage"  # file in the work folder that names the model under evaluation
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationRequest:
-    """``data_dir`` is a prepared folder: its heldout/ gives the loss, its heldout.jsonl the prompts."""
+    """Input of one evaluation, saved as JSON for the evaluation process.
+
+    ``data_dir`` is a prepared folder: the loss is computed on its heldout/, the prompts come from
+    heldout.jsonl.
+    """
 
     base_dir: Path
-    model_dir: Path  # the finished model, or an adapter of the base that can't be merged
+    model_dir: Path  # the finished model, or an unmerged adapter of the base
     data_dir: Path
-    work_dir: Path  # gets request.json, result.json and evaluate.log
-    settings: RunConfig  # whose task decides what is measured
+    work_dir: Path  # receives request.json, result.json and evaluate.log
+    settings: RunConfig  # its task selects the metrics
     generations: int = 3
     max_new_tokens: int = 64
-    max_rows: int = MAX_ROWS  # held-out rows that are measured
-    device: Literal["auto", "cuda", "cpu"] = "auto"  # auto: GPUs where there are any
+    max_rows: int = MAX_ROWS  # maximum number of held-out rows to score
+    device: Literal["auto", "cuda", "cpu"] = "auto"  # auto: GPUs if available
     precision: Literal["auto", "bf16", "fp32"] = "auto"  # auto: bf16 on GPUs, fp32 on CPUs
     timeout_s: float = 3600.0
-    reward: str | None = None  # what scores answers, on this machine, as TrainJob has it
+    reward: str | None = None  # reward function or model on this machine, see TrainJob.reward
 
     def __post_init__(self) -> None:
         for name in ("generations", "max_new_tokens", "max_rows"):
@@ -63,6 +67,7 @@ class EvaluationRequest:
                 raise ValueError(f"{name} = {getattr(self, name)} must not be below 0")
 
     def save(self) -> Path:
+        """Write the request into ``work_dir`` and return its path."""
         self.work_dir.mkdir(parents=True, exist_ok=True)
         path = self.work_dir / "request.json"
         values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
@@ -72,6 +77,7 @@ class EvaluationRequest:
 
     @classmethod
     def load(cls, path: Path) -> EvaluationRequest:
+        """Read a saved request."""
         values = json.loads(path.read_text())
         folders = {name: Path(values[name]) for name in ("base_dir", "model_dir", "data_dir", "work_dir")}
         return cls(**(values | folders | {"settings": RunConfig.model_validate(values["settings"])}))
@@ -79,9 +85,9 @@ class EvaluationRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """Greedy answers of both models to a held-out prompt."""
+    """Greedy answers of both models to one held-out prompt."""
 
-    prompt: str  # as the model sees it, special tokens included
+    prompt: str  # rendered text, special tokens included
     reference: str
     base: str
     finetuned: str
@@ -89,38 +95,38 @@ class Answer:
 
     @property
     def base_is_right(self) -> bool:
-        """Whether the base model's answer equals the reference, surrounding white space apart."""
+        """Whether the base model's answer equals the reference, ignoring surrounding white space."""
         return self.base.strip() == self.reference.strip()
 
     @property
     def finetuned_is_right(self) -> bool:
-        """Whether the finished model's answer equals the reference, surrounding white space apart."""
+        """Whether the finished model's answer equals the reference, ignoring surrounding white space."""
         return self.finetuned.strip() == self.reference.strip()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExactMatch:
-    """Number of held-out answers that equal the reference."""
+    """Counts of held-out answers that equal the reference."""
 
     answers: int
     base: int
     finetuned: int
 
     def text(self) -> str:
-        """Both counts, as logs, cards and model pages show them."""
+        """Format both counts for logs, cards and model pages."""
         return f"{self.base:,} of {self.answers:,} before, {self.finetuned:,} of {self.answers:,} after"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationResult:
-    """Scores are None where nothing was held out."""
+    """Scores of the base and the finished model; None if no rows were held out."""
 
     task: str = "sft"
     base: Score | None
     finetuned: Score | None
     answers: tuple[Answer, ...] = ()
-    calibration: tuple[CalibrationBin, ...] = ()  # of a finished reward model
-    pictures: tuple[Pictures, ...] = ()  # of a model that makes images
+    calibration: tuple[CalibrationBin, ...] = ()  # finished reward models only
+    pictures: tuple[Pictures, ...] = ()  # image models only
     device: str = ""
     precision: str = ""
     schema: int = field(default=1)
@@ -140,7 +146,7 @@ class EvaluationResult:
 
     @property
     def exact_match(self) -> ExactMatch | None:
-        """Counts of right answers in task sft; None for other tasks, and if no prompt was answered."""
+        """Counts of right answers; None for tasks other than sft, and if no prompt was answered."""
         if self.task != "sft" or not self.answers:
             return None
         return ExactMatch(
@@ -151,15 +157,15 @@ class EvaluationResult:
 
     @property
     def examples(self) -> tuple[Answer, ...]:
-        """The first answers; if all of them are right, the first wrong one replaces the last."""
-        first, others = self.answers[:EXAMPLES], self.answers[EXAMPLES:]
+        """The first answers; if all of them are right, the first wrong answer replaces the last one."""
+        first, rest = self.answers[:EXAMPLES], self.answers[EXAMPLES:]
         if self.exact_match is None or not all(answer.finetuned_is_right for answer in first):
             return first
-        wrong = next((answer for answer in others if not answer.finetuned_is_right), None)
+        wrong = next((answer for answer in rest if not answer.finetuned_is_right), None)
         return first if wrong is None else (*first[:-1], wrong)
 
     def table(self) -> str:
-        """The example answers for a terminal; empty if there are none."""
+        """Format the example answers for a terminal; empty if there are none."""
         lines: list[str] = []
         for answer in self.examples:
             right = self.exact_match is not None and answer.finetuned_is_right
@@ -173,12 +179,12 @@ class EvaluationResult:
         return "\n".join(lines)
 
     def text(self) -> str:
-        """The scores of both models for a terminal."""
+        """Format the scores of both models for a terminal."""
         lines = ["held-out loss: nothing was held out"]
         preferences = TASKS[self.task].preferences
         if self.base is not None and self.finetuned is not None and preferences:
             what = "answers" if TASKS[self.task].judged else "pairs"
-            right = "told right" if TASKS[self.task].judged else "ranked right"
+            right = "judged right" if TASKS[self.task].judged else "ranked right"
             before, after = (score.metrics["accuracy"] for score in (self.base, self.finetuned))
             lines = [
                 f"held-out {what}: loss {self.base.loss:.4f} before, {self.finetuned.loss:.4f} after;"
@@ -188,12 +194,12 @@ class EvaluationResult:
             before, after = (score.metrics["reward"] for score in (self.base, self.finetuned))
             lines = [
                 f"held-out prompts: mean reward {before:.4f} before, {after:.4f} after"
-                f" ({self.base.rows:,} prompts, an answer drawn to each)"
+                f" ({self.base.rows:,} prompts, one sampled answer each)"
             ]
         elif self.base is not None and self.finetuned is not None and TASKS[self.task].images:
             lines = [
                 f"held-out images: loss {self.base.loss:.4f} before, {self.finetuned.loss:.4f} after"
-                f" ({self.base.rows:,} images, each at four levels of noise)"
+                f" ({self.base.rows:,} images, each at four noise levels)"
             ]
         elif self.base is not None and self.finetuned is not None:
             lines = [
@@ -207,25 +213,25 @@ class EvaluationResult:
 
 
 def evaluate(request: EvaluationRequest) -> EvaluationResult:
-    """Run the evaluation in a process of its own and wait for it.
+    """Run the evaluation in a separate process, which ends with this one, and wait for it.
 
-    Raises UserError if it fails or does not end in time; the process ends with this one.
+    Raises UserError if the evaluation fails or exceeds ``timeout_s``.
     """
     path, log, result = request.save(), request.work_dir / "evaluate.log", request.work_dir / "result.json"
     result.unlink(missing_ok=True)
     (request.work_dir / STAGE).unlink(missing_ok=True)
     with started("launchers.evaluate", path, log, on_cpu=request.device == "cpu") as process:
-        status = _ended(process, request)
+        status = _wait(process, request)
     if status != 0 or not result.is_file():
         why = tail(log, 1) or f"exit status {status}"
         raise UserError(f"The evaluation of {request.model_dir} failed: {why}", f"Its log: {tail(log, 30)}")
     return EvaluationResult.from_dict(json.loads(result.read_text()))
 
 
-def _ended(process: subprocess.Popen[bytes], request: EvaluationRequest) -> int:
-    """Wait for the process and return its exit status; print a line for each model and every few seconds.
+def _wait(process: subprocess.Popen[bytes], request: EvaluationRequest) -> int:
+    """Wait for the process and return its exit status; print a progress line per model and every few seconds.
 
-    Raises UserError after the limit.
+    Raises UserError once ``timeout_s`` has passed.
     """
     stage, began = request.work_dir / STAGE, time.monotonic()
     printed, printed_at = "", began
@@ -234,17 +240,18 @@ def _ended(process: subprocess.Popen[bytes], request: EvaluationRequest) -> int:
         if now - began > request.timeout_s:
             raise UserError(
                 f"The evaluation did not end within {request.timeout_s:g} s.",
-                "Hold out fewer rows (evaluation.fraction), or ask for fewer evaluation.generations.",
+                "Hold out fewer rows (evaluation.fraction), or lower evaluation.generations.",
             )
         at = (stage.read_text() if stage.is_file() else "") or "loading"
-        if at != printed or now - printed_at >= SIGN_S:
+        if at != printed or now - printed_at >= PROGRESS_INTERVAL_S:
             print(f"evaluating: {at}, after {format_clock(now - began)}", flush=True)
             printed, printed_at = at, now
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     return status
 
 
 def main() -> None:
+    """Entry point of the evaluation process."""
     if PARENT in os.environ:
         die_with_parent(int(os.environ[PARENT]))
     request = EvaluationRequest.load(Path(sys.argv[1]))
@@ -268,8 +275,8 @@ def _evaluate(request: EvaluationRequest) -> EvaluationResult:
         return _evaluate_images(request, device)
     held_out = request.data_dir / "heldout"
     data = Prepared(held_out) if (held_out / "info.json").is_file() else None
-    answered = 0 if request.settings.task == "reward" else request.generations  # it says numbers
-    prompts = _prompts(request.data_dir / "heldout.jsonl", answered)
+    count = 0 if request.settings.task == "reward" else request.generations  # a reward model outputs scores
+    prompts = _prompts(request.data_dir / "heldout.jsonl", count)
     texts = [prompt["prompt"] for prompt in prompts]
     outcomes: list[tuple[Score | None, list[str]]] = []
     scorer = None
@@ -284,7 +291,7 @@ def _evaluate(request: EvaluationRequest) -> EvaluationResult:
     for name, folder in (("the base model", request.base_dir), ("the finished model", request.model_dir)):
         (request.work_dir / STAGE).write_text(name)
         model = load_model(folder, request.base_dir, device, precision, request.settings)
-        # the finished model's tokenizer for both: the base may have come without one of its own
+        # both models use the finished model's tokenizer, because the base may have none
         answers = _answers(model, request.model_dir, texts, request.max_new_tokens)
         outcomes.append((None if scorer is None else scorer.score(model), answers))
         del model
@@ -337,17 +344,17 @@ def _evaluate_images(request: EvaluationRequest, device: str) -> EvaluationResul
 
 
 def precision_on(device: str) -> str:
-    """What a model is asked in: bf16 on GPUs, fp32 on CPUs."""
+    """Precision for inference: bf16 on GPUs, fp32 on CPUs."""
     return "bf16" if device == "cuda" else "fp32"
 
 
 def load_model(
     folder: Path, base: Path, device: str, precision: str, settings: Settings | None = None
 ) -> Any:
-    """The transformers model that is in a folder, to be asked, not trained; an adapter is put onto ``base``.
+    """Load a transformers model for inference; an adapter is applied to ``base``.
 
-    ``device``: cuda (over all GPUs) or cpu; ``precision``: bf16, or else fp32. ``settings``: of the run that
-    has trained an adapter, which may have done so beside a quantised base.
+    ``device``: cuda (spread over all GPUs) or cpu. ``precision``: bf16, otherwise fp32. ``settings``: those
+    of the run that trained an adapter; if it trained over a quantized base, the base is quantized here too.
     """
     import torch
 
@@ -373,7 +380,7 @@ def load_model(
 
 
 def _prompts(path: Path, count: int) -> list[dict[str, Any]]:
-    """The first rows of heldout.jsonl; ``prompt`` is text as the model sees it, special tokens included."""
+    """Read the first ``count`` rows of heldout.jsonl; their ``prompt`` is text with special tokens."""
     if not count or not path.is_file():
         return []
     with path.open(encoding="utf-8") as file:
@@ -381,35 +388,35 @@ def _prompts(path: Path, count: int) -> list[dict[str, Any]]:
 
 
 def _question(prompt: dict[str, Any]) -> str:
-    """The text of the last turn of a prompt; empty for plain text."""
+    """Return the text of the last turn of a prompt; empty for plain text."""
     messages = prompt.get("messages") or [{}]
     content = messages[-1].get("content")
     return content if isinstance(content, str) else ""
 
 
 def _answers(model: Any, tokenizer_dir: Path, prompts: list[str], max_new_tokens: int) -> list[str]:
-    """Greedy continuations of the prompts, several at once."""
+    """Generate greedy continuations of the prompts, in batches by length."""
     from transformers import AutoTokenizer
 
     if not prompts:
         return []
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_dir)
     pad = next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
-    room = max(1, getattr(model.config, "max_position_embeddings", 2**31) - max_new_tokens)
-    encoded = [tokenizer(prompt, add_special_tokens=False).input_ids[-room:] for prompt in prompts]
-    left = sorted(range(len(encoded)), key=lambda index: -len(encoded[index]))
+    max_prompt = max(1, getattr(model.config, "max_position_embeddings", 2**31) - max_new_tokens)
+    encoded = [tokenizer(prompt, add_special_tokens=False).input_ids[-max_prompt:] for prompt in prompts]
+    remaining = sorted(range(len(encoded)), key=lambda index: -len(encoded[index]))
     answers: dict[int, str] = {}
-    while left:
-        width = len(encoded[left[0]]) + max_new_tokens
-        count = max(1, ANSWERED_TOKENS[model.device.type] // width)
-        batch, left = left[:count], left[count:]
-        output = _continued(model, [encoded[index] for index in batch], max_new_tokens, pad)
+    while remaining:
+        width = len(encoded[remaining[0]]) + max_new_tokens
+        count = max(1, GENERATION_TOKENS[model.device.type] // width)
+        batch, remaining = remaining[:count], remaining[count:]
+        output = _generate(model, [encoded[index] for index in batch], max_new_tokens, pad)
         answers |= zip(batch, tokenizer.batch_decode(output, skip_special_tokens=True), strict=True)
     return [answers[index] for index in range(len(encoded))]
 
 
-def _continued(model: Any, prompts: list[list[int]], max_new_tokens: int, pad: int) -> list[list[int]]:
-    """Greedily chosen tokens after each prompt, padded at the end."""
+def _generate(model: Any, prompts: list[list[int]], max_new_tokens: int, pad: int) -> list[list[int]]:
+    """Generate tokens greedily after each prompt, padded at the end."""
     import torch
 
     width = max(map(len, prompts))
@@ -426,8 +433,8 @@ def _continued(model: Any, prompts: list[list[int]], max_new_tokens: int, pad: i
             top_k=None,
             pad_token_id=pad,
         )
-    chosen: list[list[int]] = output[:, width:].tolist()
-    return chosen
+    generated: list[list[int]] = output[:, width:].tolist()
+    return generated
 
 
 def _one_line(text: str, limit: int = 160) -> str:

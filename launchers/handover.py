@@ -1,7 +1,4 @@
-"""What a finished model needs to be asked as it was trained.
-
-Its chat template, the tokens that end an answer, and for people a page that says how.
-"""
+"""Files that make an exported model usable: chat template, tokens that end an answer, and a README."""
 
 from __future__ import annotations
 
@@ -17,14 +14,14 @@ from launchers.gang.job import TrainJob
 from launchers.run_config import RunConfig
 
 PAGE = "README.md"
-HEADING = "## Asking it"
+HEADING = "## Usage"
 _GGUF_HEADING = "## GGUF, for llama.cpp"
 _TEMPLATE_FILE, _TOKENIZER_CONFIG = "chat_template.jinja", "tokenizer_config.json"
 _GENERATION = "generation_config.json"
 
 
 def collect(job: TrainJob, destination: Path) -> None:
-    """The engine's result under ``destination``, with all that its user needs to ask it."""
+    """Collect the engine's result under ``destination``, and add template, generation config and README."""
     engines.get(job.plan.engine).collect(job, destination)
     folder, settings = engines.result_of(destination), job.settings
     if TASKS[settings.task].images:
@@ -42,14 +39,17 @@ def collect(job: TrainJob, destination: Path) -> None:
 
 
 def gguf_command(folder: Path) -> str | None:
-    """What the page of a model or adapter says makes GGUF of that folder."""
+    """Return the GGUF conversion command from the README of a model or adapter; None if it has none."""
     page = folder / PAGE
     _, _, command = (page.read_text() if page.is_file() else "").partition(f"{_GGUF_HEADING}\n\n    ")
     return command.split("\n")[0].replace("this/folder", shlex.quote(str(folder))) or None
 
 
 def _write_template(folder: Path, template: str) -> None:
-    """Where the folder's own tokenizer has it: transformers takes the file before the configuration."""
+    """Write the template where the folder's tokenizer keeps it.
+
+    transformers reads chat_template.jinja in preference to tokenizer_config.json.
+    """
     path = folder / _TOKENIZER_CONFIG
     config = json.loads(path.read_text()) if path.is_file() else {}
     if (folder / _TEMPLATE_FILE).is_file():
@@ -61,22 +61,22 @@ def _write_template(folder: Path, template: str) -> None:
 
 
 def _write_generation_config(folder: Path, model_dir: Path, asking: Asking) -> None:
-    """The base's own, with the tokens that ended what was learnt among those that end an answer."""
+    """Write the base's generation config, with the trained end token added to its ``eos_token_id``."""
     path = folder / _GENERATION
     values = json.loads((model_dir / "config.json").read_text())
     if (model_dir / _GENERATION).is_file():
         config = json.loads((model_dir / _GENERATION).read_text())
     else:
         config = {name: values[name] for name in ("bos_token_id", "eos_token_id") if name in values}
-    found = config.get("eos_token_id", values.get("eos_token_id"))
-    ends = found if isinstance(found, list) else [found]
-    config["eos_token_id"] = list(dict.fromkeys(end for end in (*ends, asking.end_id) if end is not None))
+    end_ids = config.get("eos_token_id", values.get("eos_token_id"))
+    end_list = end_ids if isinstance(end_ids, list) else [end_ids]
+    config["eos_token_id"] = list(dict.fromkeys(end for end in (*end_list, asking.end_id) if end is not None))
     config.setdefault("pad_token_id", asking.pad_id)
     path.write_text(json.dumps(config, indent=2) + "\n")
 
 
 def _image_page(job: TrainJob) -> str:
-    """How to have an image made, with a snippet that works from the folder."""
+    """Return a README with a snippet that generates an image, runnable from the folder."""
     kind, base = "StableDiffusionXLPipeline", job.base_model
     loading = [f'pipeline = {kind}.from_pretrained("this/folder")']
     if not job.settings.merges(job.plan.method):
@@ -96,7 +96,7 @@ def _image_page(job: TrainJob) -> str:
 
 
 def _page(job: TrainJob, asking: Asking) -> str:
-    """How to ask the model, with a snippet that works from the folder."""
+    """Return a README with a snippet that queries the model, runnable from the folder."""
     loading = _loading(job.settings, job.plan.method, job.base_model)
     if job.settings.task == "reward":
         chat = [QUESTION.as_template(), ANSWER.as_template()]
@@ -125,12 +125,12 @@ def _page(job: TrainJob, asking: Asking) -> str:
     page = f"{HEADING}\n\n{code}\n"
     if asking.shown:
         quoted = "\n".join(f"    {line}" for line in asking.shown.split("\n"))
-        page += f"\nSo the template writes it, in the form that was trained:\n\n{quoted}\n"
+        page += f"\nA conversation as rendered by the template for training:\n\n{quoted}\n"
     return page
 
 
 def _loading(settings: RunConfig, method: str, base: str) -> list[str]:
-    """Lines of Python that load model and tokenizer; an adapter that isn't merged comes onto its base."""
+    """Return Python lines that load model and tokenizer; an unmerged adapter is loaded onto its base."""
     kind = "AutoModelForSequenceClassification" if settings.task == "reward" else "AutoModelForCausalLM"
     tokenizer = 'tokenizer = AutoTokenizer.from_pretrained("this/folder")'
     if settings.merges(method):

@@ -1,4 +1,4 @@
-"""The settings' sections of what comes after training: task metrics, and what is handed over."""
+"""Settings sections for the steps after training: task metrics and export."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pydantic import field_validator
 
 from launchers.sections import Auto, NonNegative, Positive, Section
 
-# huggingface_hub 1.x, utils/_validators.py: letters, digits, `-`, `_` and `.`, which neither `--` nor `..` is
-# in, and neither `-` nor `.` is at an end of; at most 96 of them in all
+# huggingface_hub 1.x, utils/_validators.py: letters, digits, `-`, `_` and `.`; no `--` or `..`, no `-` or `.`
+# at either end; at most 96 characters
 _HUB_NAME = re.compile(r"(?!.*(--|\.\.))\w(?:[\w.-]*\w)?/\w(?:[\w.-]*\w)?", re.ASCII)
-_LONGEST_NAME = 96
+_MAX_NAME_LENGTH = 96
 
 
 class Harness(Section):
@@ -45,6 +45,6 @@ class Export(Section):
     def _check_name(cls, value: Any) -> Any:
         if value is None:
             return None
-        if not _HUB_NAME.fullmatch(value) or len(value) > _LONGEST_NAME or value.endswith(".git"):
-            raise ValueError("a repository of the Hub, such as my-name/my-model")
+        if not _HUB_NAME.fullmatch(value) or len(value) > _MAX_NAME_LENGTH or value.endswith(".git"):
+            raise ValueError("a Hub repository, such as my-name/my-model")
         return value

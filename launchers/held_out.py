@@ -1,6 +1,6 @@
-"""How good a model is on held-out rows, by the measure of its task; base and result are scored alike.
+"""Scorers of a model on held-out rows, one per task; base and finished model are scored in the same way.
 
-The first model that a scorer is given is what preferences are compared with: their reference.
+The first model a scorer receives is the reference for preference losses.
 """
 
 from __future__ import annotations
@@ -22,41 +22,42 @@ if TYPE_CHECKING:
     from launchers.engines.loop.preference_losses import Answers
     from launchers.scoring.rewards import Rewards
 
-# Tokens, padding included, of answers that are drawn together, whose logits are of one position
+# Tokens of one generation batch, padding included; its logits cover a single position
 DRAWN_TOKENS = {"cuda": 65536, "cpu": 16384}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Score:
-    """A model on the held-out rows."""
+    """Score of a model on the held-out rows."""
 
-    loss: float  # mean cross entropy over all labels that count; of preferences the task's mean over rows;
-    # of grpo minus the mean reward
+    loss: float  # mean cross entropy over the labels; preferences: mean of the task's loss over rows;
+    # grpo: negative mean reward
     labels: int
     rows: int
-    metrics: dict[str, float] = field(default_factory=dict)  # the task's own figures by name
+    metrics: dict[str, float] = field(default_factory=dict)  # task-specific figures by name
 
     @property
     def perplexity(self) -> float:
+        """Exponential of the loss; infinite if it overflows."""
         return math.exp(self.loss) if self.loss < 700 else math.inf
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CalibrationBin:
-    """Held-out pairs of whose order a reward model is about equally sure."""
+    """Held-out pairs whose order a reward model predicts with similar confidence."""
 
     sure: float  # mean of the larger of sigmoid(margin) and sigmoid(-margin), 0.5 to 1
-    right: float  # share of them that it ranks right; a tie is half right
+    right: float  # share of pairs ranked correctly; a tie counts half
     pairs: int
 
 
 class Scorer(Protocol):
     """Scores models one after the other on the same rows."""
 
-    calibration: tuple[CalibrationBin, ...]  # of the reward model that was scored last; else empty
+    calibration: tuple[CalibrationBin, ...]  # of the last scored reward model; empty for other tasks
 
     def score(self, model: Any) -> Score:
-        """A transformers model's mean loss, and its figures."""
+        """Return a transformers model's mean loss and the task's metrics."""
         ...
 
 
@@ -68,14 +69,15 @@ def scorer_of(
     tokenizer_dir: Path | None = None,
     reward: str | None = None,
 ) -> Scorer:
-    """The measure of the settings' task on the first ``max_rows`` rows.
+    """Build the scorer of the settings' task on the first ``max_rows`` rows.
 
-    ``tokenizer_dir``: of the model whose answers are drawn; ``reward``: what scores them, on this machine.
+    ``tokenizer_dir``: tokenizer of the model that samples answers. ``reward``: their reward function or
+    model, on this machine.
     """
     if TASKS[settings.task].draws_answers:
         if tokenizer_dir is None or reward is None:
-            raise ValueError("answers of grpo are measured by their rewards, and nothing gives them any")
-        return _Drawn(settings, data, max_rows, tokenizer_dir, reward)
+            raise ValueError("task grpo needs tokenizer_dir and reward to score answers")
+        return _SampledAnswers(settings, data, max_rows, tokenizer_dir, reward)
     if TASKS[settings.task].judged:
         return _Judged(settings, data, max_rows)
     if settings.task == "reward":
@@ -85,7 +87,7 @@ def scorer_of(
 
 
 class _Scorer:
-    """What all measures have in common: the rows, and how they go through a model."""
+    """Base of all scorers: selects the rows and runs them through a model."""
 
     calibration: tuple[CalibrationBin, ...] = ()
 
@@ -94,26 +96,26 @@ class _Scorer:
         self._rows = range(min(max_rows, len(data)))
 
     def _logits(self, model: Any) -> Iterator[tuple[list[int], MicroBatch, Any]]:
-        """Batch by batch: which rows, the batch, and what the model makes of it."""
+        """Yield row indices, micro batch and the model's logits, batch by batch."""
         import torch
 
         from launchers.dataset.batches import collate, collate_pairs
 
-        put_together = collate_pairs if self._settings.trains_on_pairs else collate
+        collate_rows = collate_pairs if self._settings.trains_on_pairs else collate
         with torch.inference_mode():
             for indices in batches_by_length(self._data, self._rows, MAX_BATCH_TOKENS[model.device.type]):
                 rows = [self._data.row(index) for index in indices]
-                batch = put_together(rows, self._data.info.pad_id).to(model.device)
+                batch = collate_rows(rows, self._data.info.pad_id).to(model.device)
                 yield indices, batch, model(**batch.inputs, use_cache=False).logits
 
-    def _score(self, losses: Any, labels: int, metrics: dict[str, float], *, beside: float = 0.0) -> Score:
-        """Of a loss for each row; ``beside`` is added to their mean."""
-        loss = losses.mean().item() + beside
+    def _score(self, losses: Any, labels: int, metrics: dict[str, float], *, extra: float = 0.0) -> Score:
+        """Build the score from one loss per row; ``extra`` is added to their mean."""
+        loss = losses.mean().item() + extra
         return Score(loss=loss, labels=labels, rows=len(self._rows), metrics=metrics)
 
 
 class _NextToken(_Scorer):
-    """The mean cross entropy of the labels that count."""
+    """Mean cross entropy over the labels."""
 
     def score(self, model: Any) -> Score:
         from launchers.dataset.batches import summed_cross_entropy
@@ -126,7 +128,7 @@ class _NextToken(_Scorer):
 
 
 class _Preferences(_Scorer):
-    """DPO's, ORPO's or SimPO's loss on pairs."""
+    """Loss of DPO, ORPO or SimPO on pairs."""
 
     _reference: Answers | None = None
 
@@ -134,39 +136,39 @@ class _Preferences(_Scorer):
         from launchers.engines.loop.preference_losses import Answers
         from launchers.engines.loop.tasks import Preferences, answers_of, chosen_cross_entropy
 
-        found, cross_entropy, tokens, labels = [], 0.0, 0, 0
+        batches, cross_entropy, tokens, labels = [], 0.0, 0, 0
         for indices, batch, logits in self._logits(model):
-            found.append(answers_of(logits, batch).on_cpu())
+            batches.append(answers_of(logits, batch).on_cpu())
             cross_entropy += chosen_cross_entropy(logits, batch).item()
             tokens += sum(int(self._data.row(index).lengths[0]) - 1 for index in indices)
             labels += _labels(batch)
-        policy = Answers.joined(found)
+        policy = Answers.joined(batches)
         self._reference = self._reference or policy
         losses, rewards = Preferences(self._settings).losses(policy, self._reference)
-        beside = cross_entropy / tokens if self._settings.task == "orpo" else 0.0
-        return self._score(losses, labels, rewards.means(), beside=beside)
+        extra = cross_entropy / tokens if self._settings.task == "orpo" else 0.0
+        return self._score(losses, labels, rewards.means(), extra=extra)
 
 
 class _Rewards(_Scorer):
-    """A reward model's loss on pairs."""
+    """Loss of a reward model on pairs."""
 
     def score(self, model: Any) -> Score:
         from launchers.engines.loop.preference_losses import Rewards, sigmoid_loss
         from launchers.engines.loop.tasks import rewards_of
 
-        found, labels = [], 0
+        batches, labels = [], 0
         for _, batch, logits in self._logits(model):
-            found.append(rewards_of(logits.cpu()))
+            batches.append(rewards_of(logits.cpu()))
             labels += _labels(batch)
-        rewards = Rewards.joined(found)
+        rewards = Rewards.joined(batches)
         self.calibration = calibrate((rewards.chosen - rewards.rejected).tolist())
         return self._score(sigmoid_loss(rewards), labels, rewards.means())
 
 
 class _Judged(_Scorer):
-    """KTO's loss on judged answers, at a divergence of 0.
+    """Loss of KTO on judged answers, with a divergence of 0.
 
-    How far the model has moved is no part of how well it tells good answers from bad ones.
+    The divergence from the reference says nothing about how well the model separates good from bad answers.
     """
 
     _reference: dict[int, float] | None = None
@@ -177,14 +179,14 @@ class _Judged(_Scorer):
         from launchers.dataset.batches import summed_log_probabilities
         from launchers.engines.loop.preference_losses import kto_loss, told_right
 
-        found, labels = dict[int, float](), 0
+        log_probabilities, labels = dict[int, float](), 0
         for indices, batch, logits in self._logits(model):
             sums = summed_log_probabilities(logits, batch)
-            found |= dict(zip(indices, sums.tolist(), strict=True))
+            log_probabilities |= dict(zip(indices, sums.tolist(), strict=True))
             labels += _labels(batch)
-        self._reference = self._reference or found
+        self._reference = self._reference or log_probabilities
         beta = self._settings.preference.beta_of("kto")
-        ratios = torch.tensor([found[index] - self._reference[index] for index in self._rows])
+        ratios = torch.tensor([log_probabilities[index] - self._reference[index] for index in self._rows])
         good = torch.tensor([self._data.row(index).desirable for index in self._rows])
         rewards = beta * ratios
         metrics = {"accuracy": told_right(rewards, good).mean().item()}
@@ -194,10 +196,10 @@ class _Judged(_Scorer):
         return self._score(kto_loss(ratios, good, torch.zeros(()), beta), labels, metrics)
 
 
-class _Drawn(_Scorer):
-    """The mean reward of answers that are drawn to the held-out prompts, one to each, as training draws them.
+class _SampledAnswers(_Scorer):
+    """Mean reward of answers to the held-out prompts, one each, sampled as in training.
 
-    Both models draw with the same seed.
+    Both models sample with the same seed.
     """
 
     def __init__(
@@ -222,15 +224,18 @@ class _Drawn(_Scorer):
             shown = self._settings.rl.reward or self._reward
             self._rewards = rewards_of(self._reward, shown, device, bf16=device == "cuda")
         torch.manual_seed(self._settings.seed)
-        new = self._settings.rl.answer_tokens(self._settings.seq_len)
-        most = DRAWN_TOKENS[device]
+        max_new_tokens = self._settings.rl.answer_tokens(self._settings.seq_len)
+        max_tokens = DRAWN_TOKENS[device]
         rewards: list[float] = []
         lengths: list[int] = []
-        left = sorted(self._rows, key=lambda index: -int(self._data.row(index).lengths[0]))
-        while left:
-            width = int(self._data.row(left[0]).lengths[0]) + new
-            batch, left = left[: max(1, most // width)], left[max(1, most // width) :]
-            drawn = self._draw(model, batch, new)
+        remaining = sorted(self._rows, key=lambda index: -int(self._data.row(index).lengths[0]))
+        while remaining:
+            width = int(self._data.row(remaining[0]).lengths[0]) + max_new_tokens
+            batch, remaining = (
+                remaining[: max(1, max_tokens // width)],
+                remaining[max(1, max_tokens // width) :],
+            )
+            drawn = self._draw(model, batch, max_new_tokens)
             texts = [self._tokenizer.decode(ids, skip_special_tokens=True) for ids in drawn]
             rewards += self._rewards([self._prompts[index] for index in batch], texts)
             lengths += [len(ids) for ids in drawn]
@@ -238,8 +243,8 @@ class _Drawn(_Scorer):
         figures = {"reward": mean, "answer_tokens": sum(lengths) / len(lengths)}
         return Score(loss=-mean, labels=sum(lengths), rows=len(rewards), metrics=figures)
 
-    def _draw(self, model: Any, indices: list[int], new: int) -> list[list[int]]:
-        """The tokens of an answer to each prompt, the one that ends it included."""
+    def _draw(self, model: Any, indices: list[int], max_new_tokens: int) -> list[list[int]]:
+        """Sample the tokens of an answer to each prompt, including the token that ends it."""
         import torch
 
         pad = self._data.info.pad_id
@@ -258,7 +263,7 @@ class _Drawn(_Scorer):
                 temperature=self._settings.rl.temperature,
                 top_p=1.0,
                 top_k=0,
-                max_new_tokens=new,
+                max_new_tokens=max_new_tokens,
                 pad_token_id=pad,
             )
         ends = model.generation_config.eos_token_id
@@ -268,15 +273,15 @@ class _Drawn(_Scorer):
 
 
 def _until(tokens: list[int], ends: set[int]) -> list[int]:
-    """The tokens up to the first that ends an answer."""
+    """Return the tokens up to and including the first that ends an answer."""
     end = next((place for place, token in enumerate(tokens) if token in ends), len(tokens))
     return tokens[: end + 1]
 
 
 def calibrate(margins: list[float]) -> tuple[CalibrationBin, ...]:
-    """Pairs by how sure of their order a reward model is, in bins of a tenth; empty ones are left out.
+    """Group pairs by the confidence of a reward model in their order, in bins of 0.1; empty bins are omitted.
 
-    ``margins``: the chosen answer's reward less the rejected one's.
+    ``margins``: the chosen answer's reward minus the rejected one's.
     """
     bins: dict[int, list[tuple[float, float]]] = {}
     for margin in margins:
@@ -285,11 +290,11 @@ def calibrate(margins: list[float]) -> tuple[CalibrationBin, ...]:
         bins.setdefault(min(int(sure * 10), 9), []).append((sure, right))
     return tuple(
         CalibrationBin(
-            sure=sum(sure for sure, _ in found) / len(found),
-            right=sum(right for _, right in found) / len(found),
-            pairs=len(found),
+            sure=sum(sure for sure, _ in pairs) / len(pairs),
+            right=sum(right for _, right in pairs) / len(pairs),
+            pairs=len(pairs),
         )
-        for _, found in sorted(bins.items())
+        for _, pairs in sorted(bins.items())
     )
 
 

@@ -1,8 +1,8 @@
-"""The finished model on the Hugging Face Hub: looked into before a run, and sent after it.
+"""Upload of the finished model to the Hugging Face Hub: checked before a run, executed after it.
 
-All files go into one commit. What the Hub has of them already isn't sent again, so that another try goes on
-where one has failed, and one that has nothing left to send changes nothing. The token comes from the
-environment and is given to the client alone.
+All files go into one commit. Files that the Hub already has are not sent again, so a retry continues a failed
+upload, and a repeated upload changes nothing. The token is read from the environment and passed only to the
+client.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from launchers import engines
 from launchers.handover import PAGE
 from launchers.settings import Settings
 
-SIGN_S = 10.0  # from one line of progress to the next
-PAUSES_S = (10.0, 60.0)  # before another try where the Hub does not answer
+PROGRESS_INTERVAL_S = 10.0
+PAUSES_S = (10.0, 60.0)  # before each retry if the Hub does not respond
 _MESSAGE = "Model, tokenizer and page of a finished run"
 _TOKENS = "https://huggingface.co/settings/tokens"
 _WRITE = "repo.write"  # the permission of a fine-grained token
 
 
-def check(settings: Settings, *, reached: bool) -> None:
-    """Raise UserError where the push would fail, before anything is trained; nothing where none is asked for.
+def check(settings: Settings, *, must_reach: bool) -> None:
+    """Raise UserError if the requested upload would fail, before anything is trained.
 
-    ``reached``: whether the Hub has to be reached from here. A machine that only launches a run needn't: the
-    run's first step then asks again.
+    ``must_reach``: whether the Hub must be reachable from this machine. A machine that only launches the run
+    does not need it, as the run's first step checks again.
     """
     repo = settings.export.push
     if repo is None:
@@ -44,36 +44,36 @@ def check(settings: Settings, *, reached: bool) -> None:
     if not hub_token():
         raise UserError(
             (Change("export.push", repo), ": no token is set in the environment."),
-            f"export HF_TOKEN=... of {_TOKENS}, with write access (on a cluster with @secrets).",
+            f"Set HF_TOKEN to a token with write access from {_TOKENS} (on a cluster with @secrets).",
         )
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
-        if reached:
+        if must_reach:
             raise UserError(
-                (Change("export.push", repo), ": HF_HUB_OFFLINE keeps this machine from the Hub."),
-                "Unset it, or leave the push out: the model's folder can be pushed later.",
+                (Change("export.push", repo), ": HF_HUB_OFFLINE is set on this machine."),
+                "Unset it, or remove export.push: the model's folder can be uploaded later.",
             )
         return
     try:
         with _explained(repo):
             account = _api().whoami()
     except UnreachedError:
-        if reached:
+        if must_reach:
             raise
         return
     _check_rights(account, repo)
 
 
 class UnreachedError(UserError):
-    """The Hub could not be asked."""
+    """Error for a Hub that cannot be reached."""
 
 
 def _check_rights(account: dict[str, Any], repo: str) -> None:
-    """Raise UserError where the token's account, or the token itself, is known not to write there."""
+    """Raise UserError if the token's account, or the token itself, is known to lack write access."""
     owner, name = repo.split("/")
     organisations = {each.get("name"): each for each in account.get("orgs", [])}
     if owner != account.get("name") and owner not in organisations:
         raise UserError(
-            f"export.push: the token is {account.get('name')}'s, who is no member of {owner}.",
+            f"export.push: the token belongs to {account.get('name')}, who is not a member of {owner}.",
             ("Use ", Change("export.push", f"{account.get('name')}/{name}"), ", or another token."),
         )
     token = account.get("auth", {}).get("accessToken", {})
@@ -86,20 +86,21 @@ def _check_rights(account: dict[str, Any], repo: str) -> None:
     refused = scoped is not None and not any(_WRITE in grant for grant in grants)
     if token.get("role") == "read" or refused:
         raise UserError(
-            f"HF_TOKEN: this token may not write to {owner}.", f"Make one with write access at {_TOKENS}"
+            f"HF_TOKEN: this token may not write to {owner}.",
+            f"Create one with write access at {_TOKENS}",
         )
     if organisations.get(owner, {}).get("roleInOrg") == "read":
         raise UserError(
-            f"export.push: {account.get('name')} may only read in {owner}.",
-            f"Ask its administrators, or push to {account.get('name')}.",
+            f"export.push: {account.get('name')} has only read access to {owner}.",
+            f"Ask its administrators for write access, or push to {account.get('name')}.",
         )
 
 
 def push(folder: Path, page: str, settings: Settings) -> str:
-    """Send what a run has handed over (``launchers.engines.result_of``), and return the repository's address.
+    """Upload a run's result (``launchers.engines.result_of``) and return the repository's address.
 
-    The adapter that lies beside a merged model goes below ``adapter/``. ``page``: the repository's README.md.
-    Raises UserError; where the Hub does not answer, after some tries. Another call goes on.
+    An adapter next to a merged model goes into ``adapter/``. ``page``: the repository's README.md. Raises
+    UserError, after some retries if the Hub does not respond; calling it again continues the upload.
     """
     from huggingface_hub import CommitOperationAdd
 
@@ -112,11 +113,11 @@ def push(folder: Path, page: str, settings: Settings) -> str:
     additions = [CommitOperationAdd(path_in_repo=PAGE, path_or_fileobj=page.encode())]
     additions += [CommitOperationAdd(path_in_repo=name, path_or_fileobj=path) for name, path in files.items()]
     private = settings.export.visibility == "private"
-    with _signs(f"push: {format_bytes(size)} in {len(additions)} files to {repo}"):
+    with _progress(f"push: {format_bytes(size)} in {len(additions)} files to {repo}"):
         for pause_s in PAUSES_S:
             with contextlib.suppress(UnreachedError):
                 return _send(repo, additions, private=private)
-            print(f"{repo}: the Hugging Face Hub does not answer; another try in {pause_s:g} s", flush=True)
+            print(f"{repo}: the Hugging Face Hub does not respond; retrying in {pause_s:g} s", flush=True)
             time.sleep(pause_s)
         return _send(repo, additions, private=private)
 
@@ -130,7 +131,7 @@ def _send(repo: str, additions: list[Any], *, private: bool) -> str:
 
 
 def license_of(hub_id: str | None) -> str | None:
-    """What a model's own card on the Hub says its license is; None where that can't be known."""
+    """Read the license from a model's card on the Hub; None if unknown."""
     if hub_id is None:
         return None
     with contextlib.suppress(UserError), _explained(hub_id):
@@ -147,17 +148,17 @@ def _api() -> Any:
     from huggingface_hub import HfApi
     from huggingface_hub.utils import disable_progress_bars
 
-    disable_progress_bars()  # a log is no terminal
+    disable_progress_bars()  # output usually goes to a log file
     return HfApi(token=hub_token())
 
 
 @contextlib.contextmanager
-def _signs(text: str) -> Iterator[None]:
-    """Says ``text`` at once, and again with the time every few seconds until the context is left."""
+def _progress(text: str) -> Iterator[None]:
+    """Print ``text`` at once, and again with the elapsed time every few seconds until the context ends."""
     began, done = time.monotonic(), threading.Event()
 
     def show() -> None:
-        while not done.wait(SIGN_S):
+        while not done.wait(PROGRESS_INTERVAL_S):
             print(f"{text}, {time.monotonic() - began:.0f} s", flush=True)
 
     print(text, flush=True)
@@ -172,7 +173,7 @@ def _signs(text: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _explained(repo: str) -> Iterator[None]:
-    """The client's errors in two lines; those after which another try may do as UnreachedError."""
+    """Translate the client's errors to UserError; those worth a retry to UnreachedError."""
     import httpx2
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
 
@@ -182,17 +183,17 @@ def _explained(repo: str) -> Iterator[None]:
         status = getattr(getattr(error, "response", None), "status_code", None)
         if status == 401:
             raise UserError(
-                "HF_TOKEN: the Hugging Face Hub refuses this token.", f"Make one at {_TOKENS}"
+                "HF_TOKEN: the Hugging Face Hub rejects this token.", f"Create one at {_TOKENS}"
             ) from None
         if status in (403, 404):
             raise UserError(
                 f"HF_TOKEN: this token may not write to {repo} (HTTP {status}).",
-                f"Make one with write access at {_TOKENS}",
+                f"Create one with write access at {_TOKENS}",
             ) from None
         if status is None or status >= 500 or status == 429:
-            what = f"answers HTTP {status}" if status else f"can't be reached ({type(error).__name__})"
+            what = f"returns HTTP {status}" if status else f"cannot be reached ({type(error).__name__})"
             raise UnreachedError(
                 f"{repo}: the Hugging Face Hub {what}.",
-                "Check the network (HF_ENDPOINT, proxies). What the Hub has already is not sent again.",
+                "Check the network (HF_ENDPOINT, proxies). A retry sends only the missing files.",
             ) from None
-        raise UserError(f"{repo}: the Hugging Face Hub answers HTTP {status}: {error}") from None
+        raise UserError(f"{repo}: the Hugging Face Hub returns HTTP {status}: {error}") from None

@@ -1,7 +1,7 @@
-"""How well a pipeline finds noise on held-out images, and what it makes of their captions, before and after.
+"""Evaluation of diffusion models on held-out images, before and after training: noise error and samples.
 
-The error is measured at four time steps of each image, with the same noise for both models: the middles of
-the quarters from little noise to much. Nothing is weighed.
+The error is measured at four time steps of each image, the middles of the quarters from little to much noise,
+with the same noise for both models. Errors are not weighted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CLIP_SCORE = "CLIP score"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pictures:
-    """What both models make of a held-out caption, from the same seed: PNG files in base64."""
+    """Images that both models generate from a held-out caption with the same seed: PNG files in base64."""
 
     prompt: str
     base: str
@@ -44,25 +44,26 @@ def measure(
     clip_model: str | None = None,
     on_stage: Callable[[str], Any] = lambda _: None,
 ) -> tuple[Score | None, Score | None, tuple[Pictures, ...]]:
-    """Both models' scores on the first ``rows`` held-out images, and pictures of ``drawn`` captions.
+    """Score both models on the first ``rows`` held-out images, and generate images of ``drawn`` captions.
 
-    ``model_dir`` is a whole pipeline, or a folder of LoRA for the base's. Without ``data`` nothing is known.
-    ``on_stage`` is told which model comes next. With ``clip_model`` a score has "CLIP score" (clip_score.py).
+    ``model_dir`` is a complete pipeline, or a folder of LoRA weights for the base's. Without ``data`` the
+    scores are None. ``on_stage`` receives the name of the model that is measured next. With ``clip_model``
+    the metrics contain "CLIP score" (clip_score.py).
     """
     if data is None:
         return None, None, ()
     count = min(rows, len(data))
     encoders = Encoders(base_dir, device)
-    encoded = encoders.encode(data, range(count))
+    tensors = encoders.encode(data, range(count))
     prompts = [data.caption(row) for row in range(min(drawn, count))]
     scores, drawings = [], []
     for name, folder in (("the base model", base_dir), ("the finished model", model_dir)):
         on_stage(name)
         pipeline = _load(folder, base_dir, device)
-        if folder == model_dir:  # whose text encoders may be trained, too
+        if folder == model_dir:  # its text encoders may be trained too
             encoders.use(pipeline.text_encoder, pipeline.text_encoder_2)
-            encoded |= encoders.encode_texts(data, range(count))
-        score = _score(pipeline, data, encoded, count)
+            tensors |= encoders.encode_texts(data, range(count))
+        score = _score(pipeline, data, tensors, count)
         images = [_draw(pipeline, prompt, row, data.target(row)) for row, prompt in enumerate(prompts)]
         if clip_model is not None and images:
             score.metrics[CLIP_SCORE] = clip_score.score(clip_model, images, prompts, device)
@@ -76,22 +77,22 @@ def measure(
 
 
 def _load(folder: Path, base: Path, device: str) -> Any:
-    """The pipeline of a folder, in bf16 on GPUs and fp32 on CPUs, as a user would load it."""
+    """Load a folder's pipeline as a user would, in bf16 on GPUs and fp32 on CPUs."""
     with collector_paused():
         import torch
         from diffusers import StableDiffusionXLPipeline
 
-    whole = (folder / "model_index.json").is_file()
-    kind = torch.bfloat16 if device == "cuda" else torch.float32
-    pipeline = StableDiffusionXLPipeline.from_pretrained(folder if whole else base, torch_dtype=kind)
-    if not whole:
+    is_pipeline = (folder / "model_index.json").is_file()
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    pipeline = StableDiffusionXLPipeline.from_pretrained(folder if is_pipeline else base, torch_dtype=dtype)
+    if not is_pipeline:
         pipeline.load_lora_weights(folder, weight_name="pytorch_lora_weights.safetensors")
     pipeline.set_progress_bar_config(disable=True)
     return pipeline.to(device)
 
 
 def _score(pipeline: Any, data: PreparedImages, encoded: dict[str, torch.Tensor], count: int) -> Score:
-    """The mean squared errors at four levels of noise, and their mean."""
+    """Return the mean squared errors at four noise levels, and their mean."""
     import torch
 
     from launchers.engines.loop.images import QUARTERS, NoiseSchedule, noise_errors, noisy_quarters
@@ -109,7 +110,7 @@ def _score(pipeline: Any, data: PreparedImages, encoded: dict[str, torch.Tensor]
 
 
 def _draw(pipeline: Any, prompt: str, seed: int, size: tuple[int, int]) -> Any:
-    """The picture of a caption, from a seed, as PIL has it. ``size``: height and width."""
+    """Generate the image (PIL) of a caption from a seed. ``size``: height and width."""
     import torch
 
     height, width = size

@@ -1,4 +1,4 @@
-"""What of a run is its own where images are learnt: settings, learning rates, checks, and laying out data."""
+"""Image runs (task text-to-image): defaults, learning rates, checks, and data preparation."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from launchers.dataset.prepared import PreparedInfo
 from launchers.settings import Settings
 
 PACKAGES = ("diffusers", "PIL")
-LEAST_SIDE = 2  # by so much a side may be shorter than the resolution: such an image is enlarged
-# examples/text_to_image/README_sdxl.md of diffusers 0.42.1, for all weights and for LoRA
+MAX_ENLARGEMENT = 2  # largest factor by which a small image is scaled up to the resolution
+# examples/text_to_image/README_sdxl.md in diffusers 0.42.1, for full fine-tuning and for LoRA
 _RATES = {"full": 1e-6, "lora": 1e-4}
 _TINY_RATES = {"full": 1e-3, "lora": 1e-2}  # from random weights
 
@@ -29,16 +29,16 @@ _TINY_RATES = {"full": 1e-3, "lora": 1e-2}  # from random weights
 def apply_defaults(settings: Settings, spec: DiffusionSpec) -> Settings:
     """Fill in task, dataset and resolution of a run on images.
 
-    Raises UserError for a resolution that can't be, and for options of language models.
+    Raises UserError for an invalid resolution, and for options of language models.
     """
     task = task_for(spec, settings.task)
     if task != IMAGE_TASK:
-        return settings  # the engine says why it can't
+        return settings  # refused later, with the engine's reason
     side = settings.images.resolution or spec.resolution
     if settings.seq_len not in (None, positions_of(side)):
         raise UserError(
-            (Change("seq_len", settings.seq_len), f": {spec.name} makes images, which have no tokens."),
-            ("Use ", Change("images.resolution", side), ", or leave it out."),
+            (Change("seq_len", settings.seq_len), f": {spec.name} generates images, which have no tokens."),
+            ("Use ", Change("images.resolution", side), ", or remove it."),
         )
     images = settings.images.model_copy(update={"resolution": side})
     changes: dict[str, object] = {"task": task, "images": images}
@@ -50,35 +50,35 @@ def apply_defaults(settings: Settings, spec: DiffusionSpec) -> Settings:
 
 
 def rates(spec: ModelSpec) -> dict[str, float]:
-    """Learning rates by method, where none is asked for."""
-    known = _TINY_RATES if spec.name == TINY else _RATES
-    return dict.fromkeys(LAUNCHED_METHODS, known["lora"]) | known  # a method that can't be is refused later
+    """Return the default learning rates by method."""
+    supported = _TINY_RATES if spec.name == TINY else _RATES
+    return dict.fromkeys(LAUNCHED_METHODS, supported["lora"]) | supported  # other methods are refused later
 
 
 def check(settings: Settings) -> None:
-    """Raise UserError where packages are missing, or for what isn't done with images."""
+    """Raise UserError for missing packages and for options that images do not support."""
     if not TASKS[settings.task].images:
         return
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(
-            f"Models that make images need {' and '.join(missing)}, which is not installed.",
+            f"Image models need {' and '.join(missing)}, which is not installed.",
             "pip install 'metaflow-finetune[diffusion]', with Python 3.11 or newer.",
         )
     if settings.images.text_encoders and settings.method != "lora":
         raise UserError(
-            (Change("images.text_encoders", True), f": with {settings.method} the UNet alone is trained."),
-            ("Use ", Change("method", "lora"), ", or leave it out."),
+            (Change("images.text_encoders", True), f": method {settings.method} trains only the UNet."),
+            ("Use ", Change("method", "lora"), ", or remove it."),
         )
     if settings.images.clip_model is not None:
         clip_score.check(settings.images.clip_model)
     if settings.harness.tasks:
-        raise UserError((Change("harness.tasks"), ": its tasks are of language models."), "Leave it out.")
+        raise UserError((Change("harness.tasks"), ": supports only language models."), "Remove it.")
 
 
-def least_side(settings: Settings) -> int:
-    """Pixels that an image's shorter side has at least: half of the resolution's."""
-    return settings.images.side // LEAST_SIDE
+def min_side(settings: Settings) -> int:
+    """Minimum length in pixels of an image's shorter side: half of the resolution."""
+    return settings.images.side // MAX_ENLARGEMENT
 
 
 def prepare(
@@ -87,14 +87,14 @@ def prepare(
     settings: Settings,
     folder: Path,
 ) -> PreparedInfo:
-    """Lay out images in ``folder``, once for all ranks, and say in which buckets they are.
+    """Write the prepared images into ``folder``, once for all ranks, and print their buckets.
 
-    ``held_out``: images of the user's own; None: some of the others are held out.
+    ``held_out``: images of a separate held-out dataset; None: hold out a part of ``samples``.
     """
     from launchers.dataset.prepare import split
     from launchers.images import prepare as images
 
-    train, drawn = split(samples, settings)
+    train, split_off = split(samples, settings)
     if settings.mixture:
         train = mixture.weighted(train, settings)
         print(mixture.summary(train, settings))
@@ -104,7 +104,7 @@ def prepare(
         settings=settings,
         model_name_or_fingerprint=settings.model,
         resolution=settings.images.side,
-        held_out=cast("Sequence[Picture]", held_out or drawn),
+        held_out=cast("Sequence[Picture]", held_out or split_off),
     )
     print(images.summary(info, folder, " + ".join(mixture.names(settings))), flush=True)
     return info

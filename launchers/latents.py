@@ -1,14 +1,14 @@
-"""Latents of images and texts of captions, computed once before a UNet is trained on them.
+"""Image latents and caption embeddings, precomputed before a UNet is trained on them.
 
-All nodes compute some parts of the rows (launchers/parts.py), each in a process of its own that holds the VAE
-and the text encoders; training holds neither. A part is a safetensors file with, for each of its rows R,
+Every node computes some parts of the rows (launchers/parts.py) in separate processes that hold the VAE and
+the text encoders, so training needs neither. A part is a safetensors file with, for each row R,
 
-    R.mean, R.std    [4, height / 8, width / 8], fp32: of the latent, which is drawn anew in each step
-    R.text           [77, width]: both encoders' last hidden layer but one, side by side
-    R.summary        [width]: the second encoder's summary of the caption
-    R.tokens         int64 [2, 77]: the caption as both encoders read it
+    R.mean, R.std    [4, height / 8, width / 8], fp32: the latent's distribution, sampled again in each step
+    R.text           [77, width]: penultimate hidden layer of both encoders, concatenated
+    R.summary        [width]: pooled caption embedding of the second encoder
+    R.tokens         int64 [2, 77]: tokens of the caption for both encoders
 
-and beside the parts lies ``noise.json``: the pipeline's scheduler, and the scale of its latents.
+The folder of the parts also has ``noise.json``: the pipeline's scheduler and the scale of its latents.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from launchers.store.bundles import Storage
 if TYPE_CHECKING:
     import torch
 
-PART = 64  # rows that are computed and stored at once
+PART = 64  # rows per part
 NOISE = "noise.json"
 ENCODERS = ("vae", "text_encoder", "text_encoder_2")
 
@@ -46,12 +46,12 @@ ENCODERS = ("vae", "text_encoder", "text_encoder_2")
 def fetch(
     job: TrainJob, address: NodeAddress, store: Storage, work: Path, *, max_rows: int | None = None
 ) -> Path:
-    """Have the latents of the job's rows computed (the first ``max_rows``); returns their folder.
+    """Compute the latents of the job's rows (at most ``max_rows``); return their folder below ``work``.
 
-    It lies below ``work``. Raises UserError as :func:`launchers.parts.fetch` does.
+    Raises UserError as :func:`launchers.parts.fetch` does.
     """
     data = Prepared(job.data_dir)
-    of_all = parts.Parts(
+    division = parts.Parts(
         name="latents",
         module="launchers.latents",
         fingerprint=_fingerprint(job, data),
@@ -59,7 +59,7 @@ def fetch(
         size=PART,
         suffix=".safetensors",
     )
-    work = work / of_all.fingerprint
+    work = work / division.fingerprint
     device = job.plan.layout.device
     request = {
         "model_dir": str(job.model_dir),
@@ -70,7 +70,7 @@ def fetch(
     limit_s = job.settings.resources.hang_timeout_s
     on_cpu, gpus = device == "cpu", job.plan.layout.processes_per_node
     parts.fetch(
-        of_all,
+        division,
         request,
         address,
         store,
@@ -84,14 +84,14 @@ def fetch(
 
 
 def _fingerprint(job: TrainJob, data: Prepared) -> str:
-    """Of what decides the content: the images and captions, the encoders, and the kind of device."""
+    """Hash every input of the latents: images and captions, encoders, and device type."""
     texts = [data.info.content, job.plan.layout.device, *(each.name for each in dataclasses.fields(Latent))]
     files = [path for name in ENCODERS for path in sorted((job.model_dir / name).glob("*.safetensors"))]
     return parts.fingerprint(texts, files)
 
 
 def _at_once(job: TrainJob) -> int:
-    """Images of a bucket in one pass of the VAE, as the plan's GPU has room for."""
+    """Images of a bucket that go through the VAE together, limited by the memory of the plan's GPU."""
     spec, memory = job.model.spec, job.plan.prediction.memory
     if job.plan.layout.device == "cpu" or memory is None or not isinstance(spec, DiffusionSpec):
         return MOST_AT_ONCE
@@ -106,7 +106,7 @@ def _noise(model_dir: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Latent:
-    """What is known of one row; see the module for shapes."""
+    """Precomputed tensors of one row; the module's docstring lists their shapes."""
 
     mean: torch.Tensor
     std: torch.Tensor
@@ -116,12 +116,12 @@ class Latent:
 
     @classmethod
     def of(cls, read: Callable[[str], torch.Tensor], row: int) -> Latent:
-        """One row's. ``read``: a tensor by its name in a part's file."""
+        """Build one row's tensors; ``read`` returns a tensor by its name in a part's file."""
         return cls(**{each.name: read(f"{row}.{each.name}") for each in dataclasses.fields(cls)})
 
 
 class Latents:
-    """Reads a folder of latents, row by row, from files that are mapped, not held."""
+    """Reader of a folder of latents, row by row, from memory-mapped files."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -129,7 +129,7 @@ class Latents:
         self.noise: dict[str, Any] = json.loads((folder / NOISE).read_text())
 
     def row(self, index: int) -> Latent:
-        """One row's."""
+        """Return one row's tensors."""
         from safetensors import safe_open
 
         part = index // PART
@@ -140,6 +140,7 @@ class Latents:
 
 
 def main() -> None:
+    """Entry point of a process that computes parts."""
     if PARENT in os.environ:
         die_with_parent(int(os.environ[PARENT]))
     values = json.loads(Path(sys.argv[1]).read_text())
@@ -152,9 +153,9 @@ def main() -> None:
 
 
 class Encoders:
-    """A pipeline's VAE, in fp32 as half precision overflows in it, and its text encoders.
+    """A pipeline's VAE, in fp32 because half precision overflows in it, and its text encoders.
 
-    ``at_once``: images that go through the VAE together, at most.
+    ``at_once``: maximum number of images that go through the VAE together.
     """
 
     def __init__(self, model_dir: Path, device: str, at_once: int = 1) -> None:
@@ -165,21 +166,21 @@ class Encoders:
         self._dtype = torch.bfloat16 if device == "cuda" else torch.float32
 
     def encode(self, data: PreparedImages, rows: range) -> dict[str, torch.Tensor]:
-        """All tensors of these rows by name."""
+        """Return all tensors of these rows by name."""
         import torch
 
-        found: dict[str, torch.Tensor] = {}
+        tensors: dict[str, torch.Tensor] = {}
         with torch.inference_mode():
-            for batch in _alike(data, rows, self._at_once):
-                found |= _by_row(batch, self._latents(data, batch) | self._texts(data, batch))
-        return found
+            for batch in _batches_by_size(data, rows, self._at_once):
+                tensors |= _by_row(batch, self._latents(data, batch) | self._texts(data, batch))
+        return tensors
 
     def use(self, *text_encoders: Any) -> None:
-        """Encode texts by these from now on, which lie on the device."""
+        """Replace the text encoders by these, which must be on the device."""
         self._text_encoders = text_encoders
 
     def encode_texts(self, data: PreparedImages, rows: range) -> dict[str, torch.Tensor]:
-        """The texts' tensors of these rows by name."""
+        """Return the caption tensors of these rows by name."""
         import torch
 
         with torch.inference_mode():
@@ -189,8 +190,8 @@ class Encoders:
         import torch
 
         pixels = torch.stack([torch.from_numpy(data.pixels(row)) for row in rows]).to(self._device)
-        drawn_from = self._vae.encode(pixels).latent_dist
-        return {"mean": drawn_from.mean.float(), "std": drawn_from.std.float()}
+        distribution = self._vae.encode(pixels).latent_dist
+        return {"mean": distribution.mean.float(), "std": distribution.std.float()}
 
     def _texts(self, data: PreparedImages, rows: list[int]) -> dict[str, torch.Tensor]:
         import torch
@@ -227,33 +228,37 @@ class Encoders:
 
 
 def _by_row(rows: Iterable[int], tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Tensors of several rows, apart and on the CPU, each named as in a part's file."""
+    """Split batched tensors by row, move them to the CPU, and name them as in a part's file."""
     return {
         f"{row}.{name}": tensor.cpu().contiguous()
-        for name, of_all in tensors.items()
-        for row, tensor in zip(rows, of_all, strict=True)
+        for name, batch in tensors.items()
+        for row, tensor in zip(rows, batch, strict=True)
     }
 
 
 def _tokens(tokenizer: Any, captions: list[str]) -> torch.Tensor:
-    """int64 [captions, 77], as one encoder reads them."""
+    """Tokenize captions for one encoder: int64 [captions, 77]."""
     length = tokenizer.model_max_length
-    found: torch.Tensor = tokenizer(
+    ids: torch.Tensor = tokenizer(
         captions, padding="max_length", max_length=length, truncation=True, return_tensors="pt"
     ).input_ids
-    return found
+    return ids
 
 
-def _alike(data: PreparedImages, rows: range, most: int) -> list[list[int]]:
-    """The rows in batches of images of one size."""
+def _batches_by_size(data: PreparedImages, rows: range, max_rows: int) -> list[list[int]]:
+    """Group the rows into batches of equally sized images, at most ``max_rows`` per batch."""
     by_size: dict[tuple[int, int], list[int]] = {}
     for row in rows:
         by_size.setdefault(data.target(row), []).append(row)
-    return [alike[i : i + most] for alike in by_size.values() for i in range(0, len(alike), most)]
+    return [
+        same_size[i : i + max_rows]
+        for same_size in by_size.values()
+        for i in range(0, len(same_size), max_rows)
+    ]
 
 
 def _write(tensors: dict[str, torch.Tensor], path: Path) -> None:
-    """The part's file, whole or not there."""
+    """Write the part's file atomically."""
     from safetensors.torch import save_file
 
     temporary = path.with_suffix(".tmp")

@@ -1,4 +1,4 @@
-"""What goes with a finished model: its page, settings and plan, and predicted beside measured."""
+"""Records of a finished model: README, settings, plan, and predicted versus measured figures."""
 
 from __future__ import annotations
 
@@ -11,28 +11,35 @@ from pathlib import Path
 import yaml
 
 from estimator.formatting import format_bytes, format_clock
-from estimator.models import ModelRef
+from estimator.models import ModelRef, ModelSource
 from estimator.plan import MemoryEstimate, Plan
 from estimator.vocabulary import IMAGE_TASK, TASKS
 from launchers import engines, handover, hub_push
 from launchers.dataset import mixture
 from launchers.evaluate import EXACT_MATCH, EvaluationResult
+from launchers.models import weights
 from launchers.report.metrics import Summary
 from launchers.report.peak import NAMES, MemoryPeak
 from launchers.run_config import RunConfig
 
-Facts = list[tuple[str, str]]  # rows of (what, value), for people
+Facts = list[tuple[str, str]]  # rows of (label, formatted value)
 
 
 def cache_folder() -> Path:
-    """Where this machine keeps models that did not come from Hugging Face's own cache."""
+    """Folder on this machine for models that are not in Hugging Face's cache."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "metaflow-finetune"
 
 
 def slug(model: str) -> str:
-    """A model's name as the name of a folder."""
+    """Convert a model's name to a folder name."""
     return re.sub(r"[^A-Za-z0-9._-]+", "--", model.strip("/"))
+
+
+def cache_name(model: ModelSource) -> str:
+    """Name of a model's folder in the cache. It has a version if the model is generated here."""
+    name = slug(model.name)
+    return f"{name}-v{weights.GENERATED_VERSION}" if model.kind == "made" else name
 
 
 def closing_facts(
@@ -42,9 +49,9 @@ def closing_facts(
     evaluation: EvaluationResult | None,
     exported: Sequence[tuple[str, str]] = (),
 ) -> Facts:
-    """Predicted beside measured, and what was learnt. ``memory_peak``: of the largest process.
+    """List predicted and measured figures, losses and scores. ``memory_peak``: of the largest process.
 
-    ``exported``: which step the result is, where that is a question (launchers.report.evaluations).
+    ``exported``: rows on the exported step, if the run was evaluated (launchers.report.evaluations).
     """
     predicted = plan.prediction
     seconds = summary.step_seconds
@@ -52,7 +59,7 @@ def closing_facts(
         ("steps", f"{summary.steps}"),
         *exported,
         ("loss", f"{summary.first_loss:.4f} first, {summary.last_loss:.4f} last"),
-        ("time for a step", format_clock(seconds) if seconds >= 60 else f"{seconds:.2f} s"),
+        ("time per step", format_clock(seconds) if seconds >= 60 else f"{seconds:.2f} s"),
         _speed(plan, summary),
         _memory(predicted.memory, memory_peak),
     ]
@@ -64,7 +71,7 @@ def closing_facts(
         rows.append((what, f"{before:.4f} before, {after:.4f} after"))
         if "accuracy" in evaluation.finetuned.metrics:
             before, after = evaluation.base.metrics["accuracy"], evaluation.finetuned.metrics["accuracy"]
-            what = "answers told" if TASKS[evaluation.task].judged else "pairs ranked"
+            what = "answers judged" if TASKS[evaluation.task].judged else "pairs ranked"
             rows.append((f"held-out {what} right", f"{before:.1%} before, {after:.1%} after"))
     if evaluation is not None and evaluation.exact_match is not None:
         rows.append((EXACT_MATCH, evaluation.exact_match.text()))
@@ -74,7 +81,7 @@ def closing_facts(
 
 
 def _memory(estimate: MemoryEstimate, peak: MemoryPeak | None) -> tuple[str, str]:
-    """What was predicted for the counter that has measured it; without one, for the whole process."""
+    """Compare the peak with the prediction for the same counter; without a peak, for the whole process."""
     predicted = estimate.counted(peak.counter if peak else "device")
     name = peak.name if peak else NAMES["resident"]
     measured = format_bytes(peak.size_bytes if peak else None)
@@ -85,7 +92,7 @@ def _memory(estimate: MemoryEstimate, peak: MemoryPeak | None) -> tuple[str, str
 
 
 def _speed(plan: Plan, summary: Summary) -> tuple[str, str]:
-    if TASKS[plan.task].images:  # no speed of such models was published that one could be predicted by
+    if TASKS[plan.task].images:  # no published measurements to predict the speed of image models from
         return "images/s", f"predicted unknown, measured {summary.samples_per_second:,.2f}"
     predicted = _number(plan.prediction.tokens_per_second)
     return "tokens/s", f"predicted {predicted}, measured {summary.tokens_per_second:,.0f}"
@@ -94,9 +101,9 @@ def _speed(plan: Plan, summary: Summary) -> tuple[str, str]:
 def write_records(
     folder: Path, plan: Plan, settings: RunConfig, facts: Facts, *, model: ModelRef, again: str
 ) -> None:
-    """Beside what was trained: settings.yaml and plan.json; in it (``engines.result_of``), its page.
+    """Write settings.yaml and plan.json next to the result, and the README into it (``engines.result_of``).
 
-    ``model``: what was fine-tuned. ``again``: the command that repeats the run.
+    ``model``: the model that was fine-tuned. ``again``: the command that repeats the run.
     """
     values = _from_anywhere(settings).model_dump(mode="json")
     (folder / "settings.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
@@ -106,32 +113,34 @@ def write_records(
 
 
 def usage_in(page: Path) -> str:
-    """How to ask the model, of a page that has it."""
+    """Return the usage section of a README."""
     _, heading, usage = (page.read_text() if page.is_file() else "").partition(handover.HEADING)
     return heading + usage
 
 
 def hub_page(folder: Path, plan: Plan, settings: RunConfig, facts: Facts, *, model: ModelRef) -> str:
-    """The page for the repository that ``folder``'s result is pushed to, by whose name it is loaded."""
+    """Return the README for the Hub repository of ``folder``'s result, which loads the model by that name."""
     usage = usage_in(engines.result_of(folder) / handover.PAGE)
-    usage = usage.replace('"this/folder"', f'"{settings.export.push}"')  # converters take folders alone
+    usage = usage.replace('"this/folder"', f'"{settings.export.push}"')  # converters accept only folders
     license_name = hub_push.license_of(model.hub_id)
     return model_page(plan, settings, facts, model=model, usage=usage, license_name=license_name)
 
 
 def _from_anywhere(settings: RunConfig) -> RunConfig:
-    """The settings with the whole paths of local files, so that they repeat the run from any folder."""
+    """Return the settings with absolute paths of local files, so that they work from any folder."""
 
-    def whole(name: str | None) -> str | None:
+    def absolute(name: str | None) -> str | None:
         return str(Path(name).expanduser().resolve()) if name and Path(name).expanduser().exists() else name
 
-    evaluation = settings.evaluation.model_copy(update={"dataset": whole(settings.evaluation.dataset)})
+    evaluation = settings.evaluation.model_copy(update={"dataset": absolute(settings.evaluation.dataset)})
     changes = {
-        "model": whole(settings.model),
-        "dataset": whole(settings.dataset),
-        "mixture": {whole(name): weight for name, weight in settings.mixture.items()},
+        "model": absolute(settings.model),
+        "dataset": absolute(settings.dataset),
+        "mixture": {absolute(name): weight for name, weight in settings.mixture.items()},
         "evaluation": evaluation,
-        "harness": settings.harness.model_copy(update={"tasks": tuple(map(whole, settings.harness.tasks))}),
+        "harness": settings.harness.model_copy(
+            update={"tasks": tuple(map(absolute, settings.harness.tasks))}
+        ),
     }
     return settings.model_copy(update=changes)
 
@@ -146,25 +155,27 @@ def model_page(
     again: str | None = None,
     license_name: str | None = None,
 ) -> str:
-    """A model card (README.md) in Hugging Face's form.
+    """Return a model card (README.md) in Hugging Face's format.
 
-    ``usage``: how to ask the model (handover). ``again``: the command that repeats the run with the
-    settings.yaml beside the folder. ``license_name``: of the base, by its own card.
+    ``usage``: the usage section (launchers.handover). ``again``: the command that repeats the run with the
+    settings.yaml next to the folder. ``license_name``: license in the base model's card.
     """
-    whole = settings.merges(plan.method)
-    library = "transformers" if whole or plan.method == "adapter-v2" else "peft"
+    merged = settings.merges(plan.method)
+    library = "transformers" if merged or plan.method == "adapter-v2" else "peft"
     images = TASKS[settings.task].images
     library = "diffusers" if images else library
     head: dict[str, object] = {"library_name": library, "tags": ["metaflow-finetune", plan.method]}
     if model.hub_id is not None:
         head["base_model"] = model.hub_id
-        head["base_model_relation"] = "finetune" if whole else "adapter"
+        head["base_model_relation"] = "finetune" if merged else "adapter"
     if license_name is not None:
         head["license"] = license_name
     if settings.task != "reward":
         head["pipeline_tag"] = IMAGE_TASK if images else "text-generation"
     rows = "\n".join(f"| {name} | {value} |" for name, value in facts)
-    repeating = f"`settings.yaml` beside this folder repeats the run:\n\n    {again}\n\n" if again else ""
+    repeating = (
+        f"Repeat the run with `settings.yaml` next to this folder:\n\n    {again}\n\n" if again else ""
+    )
     return (
         f"---\n{yaml.safe_dump(head)}---\n# {plan.model}, fine-tuned\n\n"
         f"Method {plan.method}, engine {plan.engine}, data {', '.join(mixture.names(settings))}.\n\n"

@@ -1,8 +1,8 @@
-"""What is computed once before training, by all nodes together, in parts that outlive any of them.
+"""Precomputation before training, divided into parts among all nodes.
 
-Each node computes some of the parts, in a process of its own or one for each of its GPUs; a part that is
-there is not computed again, whichever run has left it: parts lie in the run's store, under a name of what
-they were computed of.
+Each node computes some of the parts, in one process or in one per GPU. Parts are stored in the run's store
+under a key that contains a fingerprint of their inputs, so a part that any run has stored is not computed
+again.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ from launchers.gang.failures import LOG_END, Failure, RankFailed
 from launchers.gang.watch import signal_name
 from launchers.store.bundles import Storage
 
-LOADING = 4  # times the limit for the first sign of a model that is being loaded
-_LOOK_S = 0.5
-_READ = 2**20  # of each weight file's beginning and end, to tell models apart
+LOADING_FACTOR = 4  # multiple of the time limit for the first part, which includes loading the model
+_POLL_S = 0.5
+_HASHED_BYTES = 2**20  # hashed at the beginning and the end of each weight file
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parts:
-    """Items that are computed ``size`` at a time; each part is a file."""
+    """Division of ``count`` items into parts of ``size`` items; each part is one file."""
 
-    name: str  # of the whole, for people and for keys in the store
-    module: str  # whose main computes parts: python -m MODULE REQUEST
-    fingerprint: str  # of all that decides the content
-    count: int  # items
-    size: int  # items of a part
-    suffix: str  # of a part's file
+    name: str  # shown in messages and used in keys of the store
+    module: str  # program that computes parts: python -m MODULE REQUEST
+    fingerprint: str  # hash of every input of the computation
+    count: int  # number of items
+    size: int  # items per part
+    suffix: str  # suffix of a part's file name
 
     @property
     def numbers(self) -> range:
-        """The parts."""
+        """Numbers of the parts."""
         return range(-(-self.count // self.size))
 
     def file(self, part: int) -> str:
-        """The name of a part's file."""
+        """Return the file name of a part."""
         return f"part-{part:05d}{self.suffix}"
 
     def key(self, part: int) -> str:
-        """Where a part lies in the store."""
+        """Return the key of a part in the store."""
         return f"{self.name}/{self.fingerprint}/{self.file(part)}"
 
     def items(self, part: int) -> range:
-        """The items of a part."""
+        """Return the indices of a part's items."""
         return range(part * self.size, min((part + 1) * self.size, self.count))
 
 
@@ -69,25 +69,25 @@ def fetch(
     limit_s: float,
     processes: int = 1,
 ) -> list[Path]:
-    """Have all parts computed, by all nodes together; returns their files, in ``work``.
+    """Compute all missing parts, together with the other nodes; return all parts' files, in ``work``.
 
     Parameters
     ----------
     request:
-        What the process is given, as JSON; with ``parts``, ``count`` and ``out``.
+        Input of the process, written as JSON with ``parts``, ``count`` and ``out`` added.
     limit_s:
-        In which a part has to come, of this node or another; for the first part four times as long, as the
-        model has to be loaded.
+        Maximum time until the next part, from this node or another; four times as long for the first
+        part, as the model has to be loaded.
     processes:
-        Of this node; several see one GPU each, one sees all.
+        Processes on this node. Several processes see one GPU each, a single process sees all GPUs.
 
-    Raises UserError where the computation fails or does not get on, RankFailed where a signal has ended it.
+    Raises UserError if the computation fails or makes no progress, RankFailed if a signal ended it.
     """
     mine = [part for part in parts.numbers if part % address.nodes == address.node]
     missing = [part for part in mine if store.size(parts.key(part)) is None]
-    found = len(mine) - len(missing)
-    if found:
-        print(f"{parts.name}: {found} of {len(mine)} parts are there already", flush=True)
+    stored = len(mine) - len(missing)
+    if stored:
+        print(f"{parts.name}: {stored} of {len(mine)} parts are already stored", flush=True)
     work.mkdir(parents=True, exist_ok=True)
     if missing:
         shares = [missing[first::processes] for first in range(min(processes, len(missing)))]
@@ -95,11 +95,11 @@ def fetch(
             values = {**request, "parts": share, "count": parts.count, "out": str(work)}
             (work / f"request-{number}.json").write_text(json.dumps(values))
         _compute(parts, shares, address.node, store, work, on_cpu=on_cpu, limit_s=limit_s)
-    return _gathered(parts, store, work, limit_s=LOADING * limit_s)
+    return _gather(parts, store, work, limit_s=LOADING_FACTOR * limit_s)
 
 
 def fingerprint(texts: Iterable[str], files: Iterable[Path]) -> str:
-    """Of texts, and of files by name, size, beginning and end."""
+    """Hash texts, and files by name, size, beginning and end."""
     digest = hashlib.sha256()
     for text in texts:
         digest.update(text.encode())
@@ -107,9 +107,9 @@ def fingerprint(texts: Iterable[str], files: Iterable[Path]) -> str:
         size = path.stat().st_size
         digest.update(f"{path.name} {size}".encode())
         with path.open("rb") as file:
-            digest.update(file.read(_READ))
-            file.seek(max(0, size - _READ))
-            digest.update(file.read(_READ))
+            digest.update(file.read(_HASHED_BYTES))
+            file.seek(max(0, size - _HASHED_BYTES))
+            digest.update(file.read(_HASHED_BYTES))
     return digest.hexdigest()[:32]
 
 
@@ -123,46 +123,46 @@ def _compute(
     on_cpu: bool,
     limit_s: float,
 ) -> None:
-    """Compute parts, each share in a process of its own, and store each part when it is there."""
-    of_all, done, heard = sum(map(len, shares)), 0, time.monotonic()
+    """Compute parts, each share in a separate process, and store each part as soon as its file exists."""
+    total, done, last_progress = sum(map(len, shares)), 0, time.monotonic()
     logs = [work / f"{parts.name}-{number}.log" for number in range(len(shares))]
     with ExitStack() as stack:
-        waiting = []
+        workers = []
         for number, (share, log) in enumerate(zip(shares, logs, strict=True)):
             request, gpu = work / f"request-{number}.json", number if len(shares) > 1 else None
             process = stack.enter_context(started(parts.module, request, log, on_cpu=on_cpu, gpu=gpu))
-            waiting.append((process, log, list(share)))
-        while any(rest for *_, rest in waiting):
-            ended = [process.poll() is not None for process, *_ in waiting]
-            found = [rest for *_, rest in waiting if rest and (work / parts.file(rest[0])).is_file()]
-            for rest in found:
+            workers.append((process, log, list(share)))
+        while any(rest for *_, rest in workers):
+            statuses = [process.poll() is not None for process, *_ in workers]
+            ready = [rest for *_, rest in workers if rest and (work / parts.file(rest[0])).is_file()]
+            for rest in ready:
                 store.put_file(parts.key(rest[0]), work / parts.file(rest.pop(0)))
-                heard, done = time.monotonic(), done + 1
-                line = f"{done} of {of_all} parts of {parts.size} ({parts.count:,} in all)"
-                print(f"{parts.name}: {line}", flush=True)
-            if found:
+                last_progress, done = time.monotonic(), done + 1
+                progress = f"{done} of {total} parts of {parts.size} ({parts.count:,} in all)"
+                print(f"{parts.name}: {progress}", flush=True)
+            if ready:
                 continue
-            for is_over, (process, log, rest) in zip(ended, waiting, strict=True):
-                if is_over and rest:
-                    raise _failed(parts.name, node, process.returncode, log)
-            if time.monotonic() - heard > limit_s * (1 if done else LOADING):
+            for exited, (process, log, rest) in zip(statuses, workers, strict=True):
+                if exited and rest:
+                    raise _error(parts.name, node, process.returncode, log)
+            if time.monotonic() - last_progress > limit_s * (1 if done else LOADING_FACTOR):
                 raise UserError(
-                    f"The {parts.name} has not got on for {limit_s} s.",
-                    "Raise resources.hang_timeout_s if the model is that slow here.",
+                    f"Computing the {parts.name} has made no progress for {limit_s} s.",
+                    "Raise resources.hang_timeout_s if the model is that slow on this hardware.",
                 )
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
 
 
-def _failed(name: str, node: int, status: int, log: Path) -> RankFailed | UserError:
-    """Why a process that has left parts out has ended: by a signal, or by what its log says."""
+def _error(name: str, node: int, status: int, log: Path) -> RankFailed | UserError:
+    """Return the error for a process that ended early: RankFailed after a signal, otherwise UserError."""
     if status < 0:
-        return RankFailed(_killed(name, node, status, tail(log, 30)))
+        return RankFailed(_signal_failure(name, node, status, tail(log, 30)))
     why = tail(log, 1) or f"exit status {status}"
     return UserError(f"The {name} could not be computed: {why}", f"Its log: {tail(log, 30)}")
 
 
-def _killed(name: str, node: int, status: int, log: str) -> Failure:
-    """A process that a signal has ended: nobody's mistake, so that the step is tried again."""
+def _signal_failure(name: str, node: int, status: int, log: str) -> Failure:
+    """Describe a process that a signal ended; not a user error, so the step is retried."""
     return Failure(
         kind="rank",
         node=node,
@@ -173,18 +173,18 @@ def _killed(name: str, node: int, status: int, log: str) -> Failure:
     )
 
 
-def _gathered(parts: Parts, store: Storage, work: Path, *, limit_s: float) -> list[Path]:
-    """All parts' files; waits for those of other nodes."""
-    files, heard = [], time.monotonic()
+def _gather(parts: Parts, store: Storage, work: Path, *, limit_s: float) -> list[Path]:
+    """Return the files of all parts; waits for those of other nodes."""
+    files, last_progress = [], time.monotonic()
     for part in parts.numbers:
         while store.size(parts.key(part)) is None:
-            if time.monotonic() - heard > limit_s:
+            if time.monotonic() - last_progress > limit_s:
                 raise UserError(
-                    f"Another node has not computed its part of the {parts.name} for {limit_s} s.",
-                    "Its own log says why.",
+                    f"Another node has not finished its part of the {parts.name} within {limit_s} s.",
+                    "See the log of that node for the reason.",
                 )
-            time.sleep(_LOOK_S)
-        heard = time.monotonic()
+            time.sleep(_POLL_S)
+        last_progress = time.monotonic()
         path = work / parts.file(part)
         if not path.is_file():
             store.get_file(parts.key(part), path)

@@ -1,8 +1,8 @@
-"""One run, step by step, for every way in: settings -> model -> plan -> data -> evaluation.
+"""Steps of one run, shared by all launchers: settings -> model -> plan -> data -> evaluation.
 
-The flow and ``python -m launchers`` call the same functions. What differs between them is given in: where the
-run is to go (``Target``), who chooses among plans, how data is fetched, and how options are spelled
-(:func:`estimator.errors.spelled_as`).
+The flow and ``python -m launchers`` call the same functions. They pass in what differs: the destination of
+the run (``Target``), the function that chooses among plans, the function that fetches data, and the notation
+of options in messages (:func:`estimator.errors.spelled_as`).
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ from typing import Any
 from estimator import calibration, models
 from estimator.calibration import Calibration
 from estimator.errors import Change, UserError
-from estimator.formatting import format_bytes
 from estimator.job import Job, Target
 from estimator.models import DiffusionSpec, ModelRef, ModelSource, ModelSpec, untried
 from estimator.plan import Plan
 from estimator.planning import planner
-from estimator.vocabulary import TASKS, RequestedEngine
+from estimator.vocabulary import LAUNCHED_ENGINES, TASKS, RequestedEngine
 from launchers import checks, image_runs, run_config
 from launchers.dataset import mixture, preferences, prompts, rows, sources, stored, texts
 from launchers.dataset.measured import MAX_ROWS
@@ -51,7 +50,7 @@ ChoosePlan = Callable[[Job, Target, Calibration | None], Plan]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedRun:
-    """A run as it was resolved and planned, before anything is fetched or started."""
+    """A resolved and planned run, before anything large is fetched or started."""
 
     model: ModelRef
     settings: RunConfig
@@ -59,28 +58,28 @@ class PlannedRun:
 
 
 def best_plan(job: Job, target: Target, corrections: Calibration | None) -> Plan:
-    """The planner's first choice, and nothing else."""
+    """Return the planner's first choice."""
     return planner.plan(job, target, calibration=corrections)
 
 
 def plan_run(
     settings: Settings, target: Target, *, calibrated: bool = True, choose: ChoosePlan = best_plan
 ) -> PlannedRun:
-    """Look up the model, check what is asked for, and plan it; nothing is fetched but small files.
+    """Resolve the model, check the settings and plan the run; only small files are fetched.
 
     Parameters
     ----------
     target:
-        Where the run is to go; what the settings ask for of nodes and GPUs is laid over it.
+        Where the run is to execute; overlaid with the nodes and GPUs from the settings.
     calibrated:
-        Whether what finished runs have measured corrects the plan.
+        Whether to correct the plan with the measurements of finished runs.
     choose:
-        Makes the plan of a job.
+        Function that chooses the plan of a job.
 
     Raises
     ------
     UserError
-        For anything that the user can mend; CannotFit, which is one, where nothing at hand will do.
+        For anything the user can correct; CannotFit, a subclass, if no available machine fits.
     """
     model = models.resolve(settings.model, online=True)
     settings = run_config.apply_defaults(settings, model.spec)
@@ -89,19 +88,32 @@ def plan_run(
     _check_files(settings, model)
     checks.check_reward(settings, settings.sequence_length(model.spec))
     tasks.check(settings)
-    steps = count_steps(settings, model.spec)
-    if steps is not None and settings.tokens is None:  # which are reached with so many steps at the least
+    rows = count_rows(settings)
+    settings = settings.fitted_to(rows)
+    steps = count_steps(settings, model.spec, rows)
+    if steps is not None and settings.tokens is None:  # of a token budget, ``steps`` is only a lower bound
         checks.check_evaluations(settings, steps)
-    job = build_job(settings, model.spec, steps)
-    plan = choose(job, apply_resources(settings, target), load_corrections() if calibrated else None)
-    config = run_config.resolve(settings, model.spec, method=plan.method, engine=plan.engine)
+    job, place = (
+        build_job(settings, model.spec, steps, installed=target.at_hand),
+        apply_resources(settings, target),
+    )
+    corrections = load_corrections() if calibrated else None
+    plan = choose(job, place, corrections)
+    batch = plan.layout.global_batch_size
+    if batch != settings.batch_size:  # a default, which makes other steps
+        steps = count_steps(settings.model_copy(update={"global_batch_size": batch}), model.spec, rows)
+        job = dataclasses.replace(job, global_batch_size=batch, steps=steps)
+        plan = choose(job, place, corrections)
+    config = run_config.resolve(
+        settings, model.spec, method=plan.method, engine=plan.engine, batch=plan.layout.global_batch_size
+    )
     _log.info("Engine %s (requested: %s), method %s", config.engine, settings.engine, config.method)
     checks.check_layout(config, plan, model.spec)
     return PlannedRun(model=model, settings=config, plan=plan)
 
 
 def load_corrections() -> Calibration | None:
-    """What finished runs have measured here; lines that can't be read are named on standard error."""
+    """Load the measurements of finished runs; unreadable lines are reported on standard error."""
     corrections, problems = calibration.load()
     for line in problems:
         print(line, file=sys.stderr)
@@ -109,7 +121,7 @@ def load_corrections() -> Calibration | None:
 
 
 def _check_files(settings: Settings, model: ModelRef) -> None:
-    """Raise UserError where a local model folder or held-out file can't be used."""
+    """Raise UserError if a local model folder or held-out file is unusable."""
     if model.kind == "folder":
         weights.check_whole(Path(model.location))
     if settings.evaluation.dataset and sources.kind_of(settings.evaluation.dataset) == "path":
@@ -118,25 +130,25 @@ def _check_files(settings: Settings, model: ModelRef) -> None:
 
 
 def check_matches(plan: Plan | None, settings: Settings) -> Plan:
-    """The plan that a run was launched with; UserError where the settings are of another job."""
+    """Return the plan that a run was launched with; raise UserError if the settings describe another job."""
     if plan is None:
-        raise UserError("This run has no plan.", "Start it with `run`, or deploy the flow anew.")
+        raise UserError("This run has no plan.", "Start it with `run`, or redeploy the flow.")
     planned = (plan.model, plan.method, plan.engine)
-    asked = (settings.model, settings.method, settings.engine)
-    differs = any(a not in ("auto", p) for a, p in zip(asked[1:], planned[1:], strict=True))
-    if differs or plan.layout.global_batch_size != settings.global_batch_size:
+    requested = (settings.model, settings.method, settings.engine)
+    differs = any(a not in ("auto", p) for a, p in zip(requested[1:], planned[1:], strict=True))
+    if differs or settings.global_batch_size not in (None, plan.layout.global_batch_size):
         raise UserError(
             f"This deployment was planned for {planned}, batch {plan.layout.global_batch_size}; "
-            f"the run asks for {asked}, batch {settings.global_batch_size}.",
-            "Deploy the flow anew with these values: a deployment's resources are fixed.",
+            f"the run requests {requested}, batch {settings.global_batch_size}.",
+            "Redeploy the flow with these values: a deployment's resources are fixed.",
         )
     return plan
 
 
-def count_steps(settings: Settings, spec: ModelSpec) -> int | None:
-    """Optimizer steps, where the data is at hand already; broken data and too little of it are refused.
+def count_rows(settings: Settings) -> int | None:
+    """Count the training rows of local data, refusing malformed data; None if unknown.
 
-    Of a budget of tokens: as many steps as it would be with full sequences.
+    Rows of plain text are known only after tokenization, batches of images only after bucketing.
     """
     names = mixture.names(settings)
     counts = [
@@ -144,42 +156,55 @@ def count_steps(settings: Settings, spec: ModelSpec) -> int | None:
         for name in names
         if sources.kind_of(name) == "path"
     ]
-    if settings.tokens is not None:  # as the planner counts a step's tokens: full sequences
-        sequences = settings.global_batch_size * (2 if settings.trains_on_pairs else 1)
-        return -(-settings.tokens // (sequences * settings.sequence_length(spec)))
-    if len(counts) < len(names) or settings.task == "pretrain":  # which is rows only when it is tokens
-        return settings.max_steps
-    if TASKS[settings.task].images:  # whose batches depend on the images' sizes: `prepare` counts them
-        return settings.max_steps
-    import numpy as np  # which the flow's other processes do without
+    if len(counts) < len(names) or settings.task == "pretrain" or TASKS[settings.task].images:
+        return None
+    import numpy as np  # imported here: the flow's other processes do not need it
 
     from launchers.dataset import prepare
 
     held_out = prepare.held_out_rows(sum(counts), settings)
     origins = np.delete(np.repeat(np.arange(len(counts)), counts), held_out)
-    rows = len(mixture.weighted_places(origins, settings))
+    return len(mixture.weighted_places(origins, settings))
+
+
+def count_steps(settings: Settings, spec: ModelSpec, rows: int | None) -> int | None:
+    """Optimizer steps on so many rows, too few of which are refused; None: not known.
+
+    Of a budget of tokens: as many steps as it would be with full sequences.
+    """
+    if settings.tokens is not None:  # as the planner counts a step's tokens: full sequences
+        sequences = settings.batch_size * (2 if settings.trains_on_pairs else 1)
+        return -(-settings.tokens // (sequences * settings.sequence_length(spec)))
+    if rows is None:
+        return settings.max_steps
+    from launchers.dataset import prepare
+
     prepare.check_batch(
         rows, "pairs to train on" if settings.trains_on_pairs else "rows to train on", settings
     )
-    steps = rows * settings.epochs // settings.rows_per_step
-    return min(steps, settings.max_steps or steps)
+    return settings.steps_of(rows)
 
 
-def build_job(settings: Settings, spec: ModelSpec, steps: int | None) -> Job:
-    """What is to be trained, as the planner takes it."""
+def build_job(settings: Settings, spec: ModelSpec, steps: int | None, *, installed: bool = False) -> Job:
+    """Build the planner's Job from the settings.
+
+    ``installed``: engine ``auto`` takes only an engine whose packages are installed here.
+    """
     checkpointing = settings.activation_checkpointing
     stage = settings.zero.stage
     seq_len = settings.sequence_length(spec)
     engine: RequestedEngine = settings.engine
-    if engine == "auto" and settings.method != "auto":  # for method auto the planner chooses both
-        engine = checks.able_engine(settings, spec)
+    if engine == "auto" and settings.engine_options:  # raw options belong to one engine
+        engine = checks.first_supported_engine(settings, spec)
     return Job(
-        model=_changed(spec, settings),
+        model=_trained_spec(spec, settings),
         method=settings.method,
         engine=engine,
+        engines=checks.installed_engines() if installed else LAUNCHED_ENGINES,
         task=settings.task,
         seq_len=seq_len,
-        global_batch_size=settings.global_batch_size,
+        global_batch_size=settings.batch_size,
+        batch_multiple=settings.batch_multiple if settings.global_batch_size is None else None,
         micro_batch_size=settings.micro_batch_size,
         optimizer=settings.optimizer.name,
         optimizer_in_backward=settings.optimizer.in_backward,
@@ -210,21 +235,21 @@ def build_job(settings: Settings, spec: ModelSpec, steps: int | None) -> Job:
         steps=steps,
         evaluated_sequences=_evaluated_sequences(settings, steps),
         adapter_only=settings.export.adapter_only,
-        **_drawing(settings, seq_len),
+        **_generation_fields(settings, seq_len),
     )
 
 
-def _changed(spec: ModelSpec, settings: Settings) -> ModelSpec:
-    """The model as these settings train it."""
+def _trained_spec(spec: ModelSpec, settings: Settings) -> ModelSpec:
+    """Return the model with the trained text encoders or new tokens that the settings add."""
     if isinstance(spec, DiffusionSpec):
         return spec.with_trained_texts() if settings.images.text_encoders else spec
     return spec.with_tokens(len(settings.new_tokens))
 
 
 def _evaluated_sequences(settings: Settings, steps: int | None) -> int:
-    """Held-out sequences that go through the model while it trains, at most.
+    """Upper bound on held-out sequences that are evaluated during training.
 
-    0 where that isn't known before: of evaluations by minutes, or in a run of unknown length.
+    0 if unknown in advance: evaluation by minutes, or a run of unknown length.
     """
     every = settings.evaluation.every_steps
     if every is None or steps is None:
@@ -232,8 +257,8 @@ def _evaluated_sequences(settings: Settings, steps: int | None) -> int:
     return -(-steps // every) * MAX_ROWS * (2 if settings.trains_on_pairs else 1)
 
 
-def _drawing(settings: Settings, seq_len: int) -> dict[str, Any]:
-    """What of a Job says how answers are drawn and compared in a step; nothing for other tasks."""
+def _generation_fields(settings: Settings, seq_len: int) -> dict[str, Any]:
+    """Return the fields of Job for sampling and comparing answers in a step; empty for other tasks."""
     if not TASKS[settings.task].draws_answers:
         return {}
     return {
@@ -244,14 +269,14 @@ def _drawing(settings: Settings, seq_len: int) -> dict[str, Any]:
 
 
 def _reward_parameters(reward: str | None) -> int:
-    """Parameters of a reward model; 0 where a function scores."""
+    """Count the parameters of the reward model; 0 if a function scores."""
     if reward is None or scorer_of(reward).function is not None:
         return 0
     return models.resolve(reward, online=True).spec.parameters
 
 
 def apply_resources(settings: Settings, target: Target) -> Target:
-    """``target`` with what the settings ask for of nodes and GPUs."""
+    """Overlay ``target`` with the nodes and GPUs that the settings request."""
     resources = settings.resources
     return dataclasses.replace(
         target,
@@ -266,31 +291,33 @@ def apply_resources(settings: Settings, target: Target) -> Target:
 
 
 def summarise_plan(plan: Plan) -> str:
-    """The plan in a line, for the log of a task."""
+    """Summarize the plan in one line for the log of a task."""
     layout, memory = plan.layout, plan.prediction.memory
     machine = f"{plan.request.gpus_per_node}x {plan.request.gpu_type}" if plan.request.gpu_type else "CPU"
     return (
         f"plan: {plan.model}, {plan.method} with {plan.engine}, {layout.nodes} node(s) of {machine}, "
         f"{layout.sharding}, micro batch {layout.micro_batch_size} x {layout.accumulation}, "
-        f"needs {format_bytes(memory.needs_bytes)} a process, will show {format_bytes(memory.shows_bytes)}"
+        f"memory of a process {memory.describe()}"
     )
 
 
 def read_data(
     settings: Settings, folder: Path, *, fetch: Callable[[str, Path], Path] = sources.fetch
 ) -> tuple[StoredRows, StoredRows | None]:
-    """The rows to train on, and those of a held-out file of the user's own, checked, in ``folder``/rows.
+    """Read and check the training rows, and those of a separate held-out file, into ``folder``/rows.
 
-    ``fetch`` brings a dataset, as ``settings.dataset`` names it, to a file in a folder.
+    ``fetch(name, folder)`` downloads a dataset into a folder and returns the file's path.
     """
-    shutil.rmtree(folder / "rows", ignore_errors=True)  # of an earlier attempt, with other settings
+    shutil.rmtree(
+        folder / "rows", ignore_errors=True
+    )  # may be left by an earlier attempt with other settings
     with stored.Writer(folder / "rows" / "train") as writer:
         for number, name in enumerate(mixture.names(settings)):
             path = fetch(name, folder / (f"mixture-{number}" if number else "dataset"))
             before = len(writer)
             for sample in _samples_of(settings, name, path):
                 writer.add(sample.of_source(number) if number else sample)
-            print(f"{name}: {len(writer) - before:,} rows, all of them well-formed", flush=True)
+            print(f"{name}: {len(writer) - before:,} rows, all well-formed", flush=True)
     if settings.evaluation.dataset:
         with stored.Writer(folder / "rows" / "held-out") as writer:
             path = fetch(settings.evaluation.dataset, folder / "held_out")
@@ -300,24 +327,24 @@ def read_data(
 
 
 def stored_data(folder: Path) -> tuple[StoredRows, StoredRows | None]:
-    """What :func:`read_data` has left in its folder of rows."""
+    """Open the rows that :func:`read_data` has written."""
     held_out = folder / "held-out"
     return StoredRows(folder / "train"), StoredRows(held_out) if held_out.is_dir() else None
 
 
 def read_samples(settings: Settings, path: Path) -> Iterator[Sample]:
-    """The rows of a file as the task takes them: conversations, pairs, judged answers, prompts, texts.
+    """Iterate over a file's rows in the task's form: conversations, pairs, judged answers, prompts, texts.
 
     Raises UserError before the first row or after the last one.
     """
     if settings.task == "pretrain":
         return texts.read(path)
     if TASKS[settings.task].images:
-        return pictures.read(path, min_side=image_runs.least_side(settings))
+        return pictures.read(path, min_side=image_runs.min_side(settings))
     if texts.is_text_file(path):
         raise UserError(
-            f"Dataset {path} is plain text, which task {settings.task} does not learn.",
-            ("Give ", Change("task", "pretrain"), ", or JSONL."),
+            f"Dataset {path} is plain text, which task {settings.task} does not support.",
+            ("Use ", Change("task", "pretrain"), ", or a JSONL dataset."),
         )
     if TASKS[settings.task].judged:
         return preferences.read_judged(path)
@@ -327,7 +354,7 @@ def read_samples(settings: Settings, path: Path) -> Iterator[Sample]:
 
 
 def _samples_of(settings: Settings, name: str, path: Path) -> Iterator[Sample]:
-    """The rows of a dataset as the task takes them, if it is built in converted from its chats."""
+    """Iterate over the rows of a dataset in the task's form, converting the chats of built-in datasets."""
     if sources.kind_of(name) != "built-in" or TASKS[settings.task].images:
         return read_samples(settings, path)
     chats = rows.read(path)
@@ -339,20 +366,20 @@ def _samples_of(settings: Settings, name: str, path: Path) -> Iterator[Sample]:
 
 
 def fetch_weights(model: ModelSource, folder: Path, *, rewards: bool = False) -> Path:
-    """The model's files on this machine, whole (:func:`launchers.models.weights.fetch`), of one model.
+    """Fetch the complete files of one model to this machine (:func:`launchers.models.weights.fetch`).
 
-    That they fit their config.json is looked at where transformers is installed, as where runs train.
-    ``rewards``: it is a reward model.
+    Checks that they match config.json where transformers is installed, as it is where runs train.
+    ``rewards``: the model is a reward model.
     """
     path = weights.fetch(model, folder)
     is_pipeline = isinstance(model, ModelRef) and isinstance(model.spec, DiffusionSpec)
     if model.kind != "made" and not is_pipeline and importlib.util.find_spec("transformers") is not None:
         check_fits(path, rewards=rewards)
     if isinstance(model, ModelRef) and untried.is_untried(model.spec.family):
-        held = sum(map(math.prod, tensor_shapes(path).values()))
+        parameters = sum(map(math.prod, tensor_shapes(path).values()))
         print(
-            f"{model.name}: its files hold {held / 1e9:.2f} B parameters; the plan, for a family that is "
-            f"untried here, counted {model.spec.parameters / 1e9:.2f} B",
+            f"{model.name}: {parameters / 1e9:.2f} B parameters in its files; the plan counted "
+            f"{model.spec.parameters / 1e9:.2f} B (untested model family)",
             flush=True,
         )
     return path
@@ -365,37 +392,37 @@ def tokenise(
     model_dir: Path,
     folder: Path,
 ) -> PreparedInfo:
-    """Write the tokenised data into ``folder``, once for all ranks, and show what became of a row.
+    """Write the tokenized data into ``folder``, once for all ranks, and print a sample row.
 
-    ``held_out``: rows of the user's own; None: some of the others are held out.
-    ``model_dir`` needs the configuration and the tokenizer only.
+    ``held_out``: rows of a separate held-out dataset; None: hold out a part of ``samples``. ``model_dir``
+    needs only the configuration and the tokenizer.
     """
     if TASKS[settings.task].images:
         info = image_runs.prepare(samples, held_out, settings, folder)
-        _tell_short_run(settings, info.total_steps)
+        _warn_short_run(settings, info.total_steps)
         return info
     print(f"tokenizing {len(samples):,} rows with the tokenizer of {settings.model}", flush=True)
     from launchers.dataset import prepare, render
 
-    train, drawn = prepare.split(samples, settings)
+    train, split_off = prepare.split(samples, settings)
     if settings.mixture:
         train = mixture.weighted(train, settings)
         print(mixture.summary(train, settings))
-    info = prepare.prepare(train, model_dir, settings, settings.seq_len, folder, held_out or drawn)
+    info = prepare.prepare(train, model_dir, settings, settings.seq_len, folder, held_out or split_off)
     print(prepare.summary(info, " + ".join(mixture.names(settings))))
-    _tell_short_run(settings, info.total_steps)
+    _warn_short_run(settings, info.total_steps)
     checks.check_window(settings, info.total_steps)
     checks.check_evaluations(settings, info.total_steps)
     if settings.evaluation.in_training and not (folder / "heldout").is_dir():
         raise UserError(
-            "evaluation.every_steps: no row is held out that could be evaluated while the run trains.",
-            "Give evaluation.dataset, or more rows.",
+            "evaluation.every_steps: no rows are held out for evaluation during training.",
+            "Set evaluation.dataset, or provide more rows.",
         )
     if settings.tokens is not None:
         trained = sum(tokens_of_steps(Prepared(folder)))
         print(
-            f"{settings.tokens:,} tokens are reached with {info.total_steps:,} steps: {trained:,} tokens, "
-            f"{trained / info.tokens:.2f} times the data"
+            f"token budget of {settings.tokens:,}: {info.total_steps:,} steps, {trained:,} tokens, "
+            f"{trained / info.tokens:.2f} epochs of the data"
         )
     tokenizer = render.load_tokenizer(model_dir, settings)
     print(prepare.sample_view(Prepared(folder), tokenizer), flush=True)
@@ -403,22 +430,22 @@ def tokenise(
 
 
 def short_run_warning(settings: Settings, total_steps: int) -> str | None:
-    """A line for a run that ends within its warm-up, whose first step has a learning rate of 0; else None."""
+    """Return a warning if the run ends within its warm-up, whose first step has learning rate 0; or None."""
     warmup = warmup_steps(settings.schedule, total_steps)
     if total_steps > warmup:
         return None
     if total_steps == 1:
         return (
-            "WARNING: the run has one step, and the warm-up begins at a learning rate of 0: nothing is "
-            "learned; give more rows or epochs, or schedule.warmup_steps 0"
+            "WARNING: the run has one step, and the warm-up starts at learning rate 0: nothing is learned; "
+            "add rows or epochs, or set schedule.warmup_steps 0"
         )
     return (
-        f"WARNING: the warm-up has {warmup:,} steps and the run {total_steps:,}: the learning rate does not "
+        f"WARNING: the warm-up takes {warmup:,} steps, the run {total_steps:,}: the learning rate does not "
         "reach its peak"
     )
 
 
-def _tell_short_run(settings: Settings, total_steps: int) -> None:
+def _warn_short_run(settings: Settings, total_steps: int) -> None:
     warning = short_run_warning(settings, total_steps)
     if warning is not None:
         print(warning)

@@ -1,9 +1,8 @@
-"""What the untrained model gives to every answer, computed once before DPO or KTO: their reference.
+"""Log-probabilities of the reference model, the untrained base, precomputed before DPO or KTO.
 
-LoRA's reference is the model with its adapters switched off. Where all weights are trained, or the adapters
-can't be switched off, the log-probabilities of the untrained model are computed before training begins, by
-all nodes, each some parts of the rows in a process of its own. A part that is there is not computed again,
-whichever run has left it: parts lie in the run's store, under a name of model, data and precision.
+LoRA's reference is the model with its adapters disabled. If all weights are trained, or the adapters cannot
+be disabled, the log-probabilities are computed before training, in parts divided among the nodes
+(launchers.parts). Stored parts of the same model, data and precision are reused.
 """
 
 from __future__ import annotations
@@ -28,35 +27,35 @@ from launchers.gang.job import TrainJob
 from launchers.imports import collector_paused
 from launchers.store.bundles import Storage
 
-PART = 256  # items that are computed and stored at once
-# float32: of pairs [rows, 2], the chosen and the rejected answer; of judged answers [rows + positions, 1],
-# each row's, then those to other prompts in the order of training (batches.mismatched_rows)
+PART = 256  # items per part
+# float32. Pairs: [rows, 2], the chosen and the rejected answer. Judged answers: [rows + positions, 1], first
+# every row, then the answers to mismatched prompts in training order (batches.mismatched_rows)
 FILE = "reference.npy"
 
 
 def is_needed(job: TrainJob) -> bool:
-    """Whether a job compares with a model that it doesn't hold."""
+    """Whether a job needs a reference model that is not in memory during training."""
     return TASKS[job.settings.task].compares and not METHODS[job.plan.method].low_rank
 
 
 def fetch(
     job: TrainJob, address: NodeAddress, store: Storage, work: Path, *, max_rows: int | None = None
 ) -> Path:
-    """Have the reference of all rows computed, by all nodes together; returns its file, below ``work``.
+    """Compute the reference of all rows, together with the other nodes; return its file, below ``work``.
 
-    ``max_rows``: of the first so many rows, to be measured on: nothing of answers to other prompts.
+    ``max_rows``: only the first rows, for evaluation, without mismatched prompts.
 
-    Raises UserError where the computation fails, or where no part comes, of this node or another, for
-    ``resources.hang_timeout_s``; for the first part four times as long, as the model has to be loaded.
+    Raises UserError if the computation fails, or if no part of any node arrives within
+    ``resources.hang_timeout_s``; four times as long for the first part, which includes loading the model.
     """
     import numpy as np
 
     data = Prepared(job.data_dir)
     count = min(len(data), max_rows or sys.maxsize)
     if max_rows is None:
-        count = len(_Compared(data, judged=TASKS[job.settings.task].judged))
-    of_all = _parts(job, count)
-    work = work / of_all.fingerprint  # a run before this one may have left parts of other rows in ``work``
+        count = len(_Items(data, judged=TASKS[job.settings.task].judged))
+    division = _parts(job, count)
+    work = work / division.fingerprint  # ``work`` may have parts of other rows from an earlier run
     request = {
         "model_dir": str(job.model_dir),
         "data_dir": str(job.data_dir),
@@ -64,13 +63,13 @@ def fetch(
         "device": job.plan.layout.device,
     }
     on_cpu, limit_s = job.plan.layout.device == "cpu", job.settings.resources.hang_timeout_s
-    files = parts.fetch(of_all, request, address, store, work, on_cpu=on_cpu, limit_s=limit_s)
+    files = parts.fetch(division, request, address, store, work, on_cpu=on_cpu, limit_s=limit_s)
     np.save(work / FILE, np.concatenate([np.load(file) for file in files]))
     return work / FILE
 
 
 def _parts(job: TrainJob, count: int) -> parts.Parts:
-    """What is computed: decided by weights, rows and precision."""
+    """Divide the computation into parts, with a fingerprint of weights, rows and precision."""
     texts = (
         Prepared(job.data_dir).info.fingerprint,
         precision_on(job.plan.layout.device),
@@ -98,24 +97,27 @@ class _Request:
 
 
 def main() -> None:
+    """Entry point of the process that computes parts."""
     if PARENT in os.environ:
         die_with_parent(int(os.environ[PARENT]))
     values = json.loads(Path(sys.argv[1]).read_text())
     folders = {name: Path(values[name]) for name in ("model_dir", "data_dir", "out")}
     request = _Request(**(values | folders))
     model = load_model(request.model_dir, request.model_dir, request.device, precision_on(request.device))
-    compared = _Compared(Prepared(request.data_dir), judged=request.judged)
+    compared = _Items(Prepared(request.data_dir), judged=request.judged)
     for part in request.parts:
         items = range(part * PART, min((part + 1) * PART, request.count))
         _write_part(model, compared, items, request.out / f"part-{part:05d}.npy")
 
 
-class _Compared:
-    """What the reference is computed of, by number: the rows, of KTO then the answers to other prompts."""
+class _Items:
+    """Items of the reference by number: every row; for KTO followed by the mismatched prompts."""
 
     def __init__(self, data: Prepared, *, judged: bool) -> None:
         self.data, self.judged = data, judged
-        self._of_step = functools.lru_cache(maxsize=PART)(self._mismatched)  # the longest rows come first
+        self._of_step = functools.lru_cache(maxsize=PART)(
+            self._mismatched
+        )  # batches_by_length reads in order of length
 
     def __len__(self) -> int:
         return len(self.data) + (len(self.data.order) if self.judged else 0)
@@ -132,8 +134,8 @@ class _Compared:
         return mismatched_rows(self.data, step)
 
 
-def _write_part(model: Any, compared: _Compared, items: range, path: Path) -> None:
-    """The part's file (:data:`FILE`), whole or not there."""
+def _write_part(model: Any, compared: _Items, items: range, path: Path) -> None:
+    """Write the part's file (:data:`FILE`) atomically."""
     with collector_paused():
         import numpy as np
         import torch
@@ -141,18 +143,18 @@ def _write_part(model: Any, compared: _Compared, items: range, path: Path) -> No
         from launchers.dataset.batches import collate, collate_pairs, summed_log_probabilities
 
     pad_id = compared.data.info.pad_id
-    put_together = collate if compared.judged else collate_pairs
-    found = np.empty((len(items), 1 if compared.judged else 2), dtype=np.float32)
+    collate_rows = collate if compared.judged else collate_pairs
+    values = np.empty((len(items), 1 if compared.judged else 2), dtype=np.float32)
     with torch.inference_mode():
         for numbers in batches_by_length(compared, items, MAX_BATCH_TOKENS[model.device.type]):
-            batch = put_together([compared.row(number) for number in numbers], pad_id).to(model.device)
-            given = summed_log_probabilities(model(**batch.inputs, use_cache=False).logits, batch)
-            # a batch of pairs has all chosen answers and then all rejected ones
-            by_item = given.reshape(-1, len(numbers)).T
-            found[[number - items.start for number in numbers]] = by_item.float().cpu().numpy()
+            batch = collate_rows([compared.row(number) for number in numbers], pad_id).to(model.device)
+            sums = summed_log_probabilities(model(**batch.inputs, use_cache=False).logits, batch)
+            # a batch of pairs has all chosen answers first, then all rejected ones
+            by_item = sums.reshape(-1, len(numbers)).T
+            values[[number - items.start for number in numbers]] = by_item.float().cpu().numpy()
     temporary = path.with_suffix(".tmp")
     with temporary.open("wb") as file:
-        np.save(file, found)
+        np.save(file, values)
     temporary.rename(path)
 
 

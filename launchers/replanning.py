@@ -1,8 +1,8 @@
-"""After an attempt that ran out of memory the next one takes another plan, kept in the run's store.
+"""Replanning after an attempt that ran out of memory, with the next plan kept in the run's store.
 
-In the store: ``PREFIX/attempt-N.json``, what follows after attempt N. Without it attempt N did not end for
-want of memory, and what it was told to do still holds. An attempt whose container was ended as a whole can't
-write it: then ``PREFIX/STEP-attempt-N.killed`` is there, from whoever has waited for it.
+``PREFIX/attempt-N.json`` is the plan that follows attempt N. If it does not exist, attempt N did not run out
+of memory, and its plan remains valid. An attempt whose container was killed cannot write it; then the process
+that waited for the container writes ``PREFIX/STEP-attempt-N.killed``.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from launchers.store.bundles import Storage
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replanning:
-    """The plans of one run's attempts.
+    """Plans of one run's attempts.
 
     Parameters
     ----------
     storage:
-        Of the run; all nodes see the same.
+        The run's storage, shared by all nodes.
     prefix:
-        The key below which they lie.
+        Key prefix of the plans.
     """
 
     storage: Storage
     prefix: str
 
     def after(self, attempt: int) -> Iterator[NextPlan]:
-        """What the attempts up to ``attempt`` that ran out of memory have left, newest first."""
+        """Iterate over the plans stored after attempts up to ``attempt``, newest first."""
         for number in range(attempt, -1, -1):
             try:
                 values = json.loads(self.storage.get_bytes(self._key(number)))
@@ -46,20 +46,20 @@ class Replanning:
                 continue
 
     def keep(self, attempt: int, following: NextPlan) -> None:
-        """Written by any node: all come to the same."""
+        """Store the plan that follows an attempt; every node would store the same."""
         values = {**dataclasses.asdict(following), "plan": following.plan.to_json()}
         self.storage.put_bytes(self._key(attempt), json.dumps(values).encode())
 
     def has_after(self, attempt: int) -> bool:
-        """Whether this very attempt has left a plan."""
+        """Whether this attempt has stored a plan to follow it."""
         return self.storage.size(self._key(attempt)) is not None
 
     def note_kill(self, step: str, attempt: int, what: str) -> None:
-        """Note that an attempt's container (``what``) was ended as a whole for want of memory."""
+        """Record that an attempt's container (``what``) was killed for running out of memory."""
         self.storage.put_bytes(self._kill_key(step, attempt), what.encode())
 
     def kill_of(self, step: str, attempt: int) -> str | None:
-        """What was ended so; None: nothing that is known."""
+        """Return the container that was killed in an attempt; None if none is known."""
         try:
             return self.storage.get_bytes(self._kill_key(step, attempt)).decode()
         except FileNotFoundError:
@@ -73,7 +73,7 @@ class Replanning:
 
 
 def plans_key(run_id: str) -> str:
-    """The key below which a run's attempts leave their plans."""
+    """Return the key prefix of a run's plans."""
     return f"plans/{run_id}"
 
 
@@ -85,13 +85,13 @@ def choose_plan(
     granted: Plan | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Plan:
-    """The plan of this attempt: the one that the run was launched with, or what follows on a failed one.
+    """Return this attempt's plan: the launched one, or the one that follows a failed attempt.
 
-    ``granted`` is the plan by which this attempt's machines were asked for, where that is another one.
+    ``granted`` is the plan that this attempt's machines were requested with, if it is another one.
     """
     gpu = (granted or launched).request.gpu_type
     for following in plans.after(attempt - 1):
-        # Whoever starts the attempts may not be able to ask for another machine
+        # The scheduler of the attempts may be unable to request other machines
         if not following.needs_other_machine or following.plan.request.gpu_type == gpu:
             say(f"another plan, as an earlier attempt ran out of memory: {following.change}")
             return following.plan
@@ -107,16 +107,16 @@ def out_of_memory(
     *,
     other_machines: bool,
 ) -> str:
-    """Find and keep what follows on a plan that ran out of memory, in words for the log."""
+    """Choose and store the plan that follows one that ran out of memory; return a message for the log."""
     try:
         job = pipeline.build_job(settings, spec, steps=None)
         following = after_out_of_memory(failed, job, attempt=attempt, other_machines=other_machines)
     except UserError as error:
         return f"out of memory, and no other plan was found: {error.problem}"
     if following is None:
-        return "out of memory, and no plan needs less: take a larger GPU or shorter sequences"
+        return "out of memory, and no plan needs less: use a larger GPU or shorter sequences"
     plans.keep(attempt, following)
-    return f"out of memory: a retry goes on with {following.change}"
+    return f"out of memory: a retry will use {following.change}"
 
 
 def after_kill(
@@ -129,12 +129,13 @@ def after_kill(
     killed: str,
     granted: Plan | None = None,
 ) -> str:
-    """Find and keep what follows on the attempt before this one, which was ``killed`` as a whole; in words.
+    """Choose and store the plan that follows the previous attempt, whose container was ``killed``.
 
-    The machines of this attempt are asked for already, so it can't be another GPU.
+    Returns a message for the log. This attempt's machines are already allocated, so the plan cannot use
+    another GPU.
     """
     failed = attempt - 1
-    if plans.has_after(failed):  # by another node of this attempt, or the failed one did get to it
+    if plans.has_after(failed):  # stored by another node of this attempt, or by the failed attempt itself
         return f"{killed} ran out of memory"
     plan = choose_plan(plans, failed, launched, granted=granted)
     line = out_of_memory(plans, failed, plan, settings, spec, other_machines=False)

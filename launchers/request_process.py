@@ -1,4 +1,4 @@
-"""A process that does what a request says, and leaves for its parent what the user can mend."""
+"""Worker process that executes a request file and reports user errors to its parent."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from estimator.errors import UserError, spelled_as
 from launchers.cluster.processes import PARENT, die_with_parent
 from launchers.spelling import SET
 
-PROBLEM = "problem.json"  # {"problem", "advice"}, beside the request: why the process has ended
+PROBLEM = "problem.json"  # the user error that ended the process, {"problem", "advice"}, next to the request
 
 
 def serve(work: Callable[[Path], None]) -> None:
-    """What such a process does: ``work`` on the request; a UserError in it is left for the parent."""
+    """Run ``work`` on the request file in ``sys.argv[1]``.
+
+    Writes a UserError to :data:`PROBLEM` and exits with 1.
+    """
     if PARENT in os.environ:
         die_with_parent(int(os.environ[PARENT]))
     request = Path(sys.argv[1])
@@ -24,6 +27,6 @@ def serve(work: Callable[[Path], None]) -> None:
         with spelled_as(SET):
             work(request)
     except UserError as error:
-        said = {"problem": error.problem, "advice": error.advice}
-        request.with_name(PROBLEM).write_text(json.dumps(said))
+        error_values = {"problem": error.problem, "advice": error.advice}
+        request.with_name(PROBLEM).write_text(json.dumps(error_values))
         raise SystemExit(1) from None

@@ -1,4 +1,4 @@
-"""The sections of the settings, and the types of their values."""
+"""Sections of the settings, and the types of their values."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NotEmpty = Annotated[str, Field(min_length=1)]
-Average = Annotated[float, Field(ge=0, lt=1)]  # the share of a running average that stays
+Average = Annotated[float, Field(ge=0, lt=1)]  # decay of a running average
 Projection = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 PROJECTIONS: tuple[Projection, ...] = get_args(Projection)
 
 
 def _count_tokens(value: Any) -> int:
-    """A number of tokens, also as people write it: 1B, 300M."""
+    """Parse a number of tokens, such as 20000, 300M or 1B."""
     is_number = isinstance(value, int | float | str) and not isinstance(value, bool)
     count = token_counts.parse(str(value)) if is_number else None
     if count is None or count < 1:
@@ -57,7 +57,7 @@ Weight = Annotated[float, Field(gt=0, le=1000)]
 
 
 def _is_list(section: type[BaseModel], name: str, word: str) -> bool:
-    """Whether a setting is a list, and the word no choice beside it."""
+    """Whether a setting is a list, and ``word`` is not one of its alternative choices."""
     info = section.model_fields.get(name)
     kinds = get_args(info.annotation) if info and get_origin(info.annotation) is not tuple else ()
     kinds = kinds or ((info.annotation,) if info else ())
@@ -66,18 +66,21 @@ def _is_list(section: type[BaseModel], name: str, word: str) -> bool:
 
 
 def _takes_flag(info: FieldInfo) -> bool:
+    """Whether a setting may be true or false."""
     return bool in (info.annotation, *get_args(info.annotation))
 
 
 class Section(BaseModel):
+    """Base of all settings sections: immutable, with unknown names refused."""
+
     model_config = ConfigDict(
         extra="forbid", frozen=True, use_attribute_docstrings=True, defer_build=True, allow_inf_nan=False
     )
 
     @model_validator(mode="before")
     @classmethod
-    def _take_words_for_lists(cls, values: Any) -> Any:
-        """A single word is a list of one, where it is none of the words that stand for a choice."""
+    def _wrap_single_values(cls, values: Any) -> Any:
+        """Convert a single string to a list of one, unless the string is one of the setting's choices."""
         if not isinstance(values, dict):
             return values
         words = {name: value for name, value in values.items() if isinstance(value, str)}
@@ -86,29 +89,31 @@ class Section(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_flags_for_numbers(cls, values: Any) -> Any:
-        """In Python true is 1."""
+    def _refuse_booleans_for_numbers(cls, values: Any) -> Any:
+        """Refuse true and false for numbers, because True equals 1 in Python."""
         for name, info in cls.model_fields.items() if isinstance(values, dict) else ():
             if isinstance(values.get(name), bool) and not _takes_flag(info):
-                raise ValueError(f"{name} = {values[name]}: it is no switch")
+                raise ValueError(f"{name} = {values[name]}: true and false are not valid here")
         return values
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """By its values alone: Metaflow compares the artifacts of a gang's nodes by their pickled bytes.
+        """Pickle only the values: Metaflow compares the artifacts of a gang's nodes by their pickled bytes.
 
-        pydantic itself also pickles which fields were given, as a set, whose order differs between processes.
+        pydantic also pickles the set of given fields, whose order differs between processes.
         """
         return type(self).model_validate_json, (self.model_dump_json(),)
 
 
 class Optimizer(Section):
+    """Optimizer and its constants."""
+
     name: LaunchedOptimizer = "adamw"
-    """AdamW, with states in 8 bits or in memory that the host lends (bitsandbytes); Adafactor; Muon for
-    matrices and AdamW for the rest; or plain SGD with momentum 0.9."""
+    """Optimizer: AdamW, AdamW with 8-bit states, AdamW with states paged to host memory (bitsandbytes),
+    Adafactor, Muon for matrices with AdamW for the rest, or SGD with momentum 0.9."""
     lr: PositiveFloat | Auto = "auto"
-    """Peak learning rate. auto: 2e-5 for full, 2e-4 for low-rank adapters, 1e-3 for
-    LLaMA-Adapters; tiny-llama 7e-4, 5e-3, and 1e-1 (v1) or 2e-2. Preferences:
-    1e-6 for full, 1e-5 for adapters; rewards: 1e-5, 1e-4."""
+    """Peak learning rate. auto: 2e-5 for full, 2e-4 for low-rank adapters, 1e-3 for LLaMA-Adapters;
+    tiny-llama: 7e-4, 5e-3, and 1e-1 (v1) or 2e-2. Preferences: 1e-6 for full, 1e-5 for adapters. Reward
+    models: 1e-5, 1e-4."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled weight decay."""
     betas: tuple[Average, Average] = (0.9, 0.95)
@@ -116,41 +121,45 @@ class Optimizer(Section):
     eps: float = Field(default=1e-8, gt=0)
     """AdamW's epsilon."""
     in_backward: bool = False
-    """Use each gradient, and free it, as soon as the backward pass has it (torchtune, full). Nothing is
-    accumulated, and no norm is clipped."""
+    """Apply the optimizer during the backward pass and free each gradient immediately (torchtune, full).
+    Excludes gradient accumulation and norm clipping."""
 
 
 class Schedule(Section):
+    """Learning rate schedule."""
+
     name: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
     """Shape of the learning rate after the warm-up; wsd stays at the peak and falls linearly at the end."""
     warmup_steps: NonNegative | None = None
-    """Optimizer steps of linear warm-up. Empty: 5, or as `warmup_ratio` says."""
+    """Optimizer steps of linear warm-up. Empty: 5, or `warmup_ratio` if set."""
     warmup_ratio: float | None = Field(default=None, ge=0, le=1)
     """Warm-up as a share of all steps, instead of `warmup_steps`."""
     min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
-    """Where cosine, linear and wsd end, as a share of the peak."""
+    """Final learning rate of cosine, linear and wsd, as a share of the peak."""
     decay_ratio: float = Field(default=0.1, gt=0, le=1)
-    """Share of all steps over which wsd falls, at the end."""
+    """Share of all steps in the final decay of wsd."""
 
     @model_validator(mode="after")
     def _check(self) -> Schedule:
         if self.warmup_steps is not None and self.warmup_ratio is not None:
-            raise ValueError("warmup_steps and warmup_ratio say the same thing twice: give one of them")
+            raise ValueError("warmup_steps and warmup_ratio exclude each other: set one of them")
         return self
 
 
 class Lora(Section):
+    """LoRA adapters."""
+
     rank: Positive = 8
     """Rank of the adapters."""
     alpha: float = Field(default=16.0, gt=0)
     """Scale of the adapters: their output is multiplied by alpha / rank."""
     rslora: bool = False
-    """Multiply it by alpha / sqrt(rank) instead (rsLoRA), which keeps its size at high ranks."""
+    """Scale by alpha / sqrt(rank) instead (rsLoRA), which keeps the output's magnitude at high ranks."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Dropout before the adapters."""
+    """Dropout on the input of the adapters."""
     targets: tuple[Projection, ...] | Literal["all-linear"] = PROJECTIONS
-    """The linear layers that get adapters, by Llama's names; all-linear, or all seven: every linear layer of
-    the blocks, whatever the model's family calls it, without routers and experts."""
+    """Linear layers that get adapters, by Llama's names. all-linear, or all seven names: every linear
+    layer of the blocks in any model family, except routers and experts."""
     experts: bool = False
     """Apply LoRA to experts too (method lora, engine fsdp2). The adapter is exported without merging."""
     quantization: LaunchedQuantization = "nf4-double"
@@ -161,47 +170,55 @@ class Lora(Section):
 
     @property
     def all_linear(self) -> bool:
-        """Whether every linear layer is meant. Not every family has all of Llama's seven, or no others."""
+        """Whether all linear layers are targeted, also in families whose layers differ from Llama's seven."""
         return self.targets == "all-linear" or set(self.targets) == set(PROJECTIONS)
 
     @model_validator(mode="after")
     def _check(self) -> Lora:
         if self.experts and self.dropout:
             raise ValueError(
-                "lora.experts goes without lora.dropout: PEFT adds these adapters to the weights"
+                "lora.experts does not support lora.dropout: PEFT adds these adapters to the weights"
             )
         return self
 
 
 class Adapter(Section):
+    """LLaMA-Adapters (methods adapter-v1 and adapter-v2)."""
+
     prompt_length: Positive = 10
-    """Prompt vectors of each block."""
+    """Prompt vectors per block."""
     start_layer: NonNegative = 2
-    """The first block with a prompt, counted from 0: the lower ones have none."""
+    """First block with a prompt, counted from 0."""
 
 
 class Zero(Section):
+    """Sharding with DeepSpeed ZeRO."""
+
     stage: Literal[0, 1, 2, 3] | Auto = "auto"
     """DeepSpeed's ZeRO stage. auto: the lowest that fits."""
     offload: Offload = "none"
-    """Where DeepSpeed keeps the optimizer's states."""
+    """Device that holds the optimizer's states with DeepSpeed; cpu: host memory."""
     config: str | None = None
-    """A DeepSpeed JSON file of your own. It is read with the settings and becomes part of them: batch sizes,
-    stage, offload and clipping those that they are here, all else `engine_options`."""
+    """Path of a DeepSpeed JSON file, read and merged into the settings: batch sizes, stage, offload and
+    clipping become the corresponding settings, the rest `engine_options`."""
 
 
 class Fsdp(Section):
+    """Sharding with FSDP2."""
+
     sharding: FsdpSharding | Auto = "auto"
-    """full: FSDP2 gathers each block's weights when they are used. grad-op: they stay gathered from the
-    forward pass to the end of the backward pass. auto: the faster that fits."""
+    """full: gather each block's weights only while they are used. grad-op: keep them gathered from the
+    forward pass to the end of the backward pass. auto: the fastest that fits."""
     replicas: Positive | Auto = "auto"
-    """Copies of the model, each divided over an equal part of the GPUs. As many as GPUs: each holds all, as
-    with DDP. auto: one, or one for each node."""
+    """Copies of the model, each sharded over an equal part of the GPUs. Equal to the number of GPUs: no
+    sharding, as with DDP. auto: one, or one per node."""
     offload: Offload = "none"
     """cpu: keep weights, gradients and optimizer states in host memory, and update them there."""
 
 
 class Recompute(Section):
+    """Activations that activation checkpointing recomputes."""
+
     what: vocabulary.Recompute = "full"
     """full: recompute whole blocks. selective: keep the results of attention and of every second matrix
     product (deepspeed, fsdp2)."""
@@ -210,16 +227,18 @@ class Recompute(Section):
 
 
 class Preference(Section):
+    """Losses of preference tasks."""
+
     beta: PositiveFloat | Auto = "auto"
-    """How much a preference weighs: DPO's and SimPO's factor before the sigmoid, ORPO's weight of the odds
-    ratio. auto: 0.1, and 2.0 for simpo."""
+    """Strength of the preference: the factor before the sigmoid in DPO and SimPO, the weight of the odds
+    ratio in ORPO. auto: 0.1, or 2.0 for simpo."""
     margin: float = Field(default=1.0, ge=0)
-    """SimPO's target reward margin (gamma): what the chosen answer should be ahead."""
+    """Target reward margin of SimPO (gamma)."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
-    """Share of the pairs that are taken to be labelled the wrong way round (dpo, simpo)."""
+    """Assumed share of pairs with swapped labels (dpo, simpo)."""
 
     def beta_of(self, task: str) -> float:
-        """``beta``, with ``auto`` decided.
+        """Resolve ``beta`` for a task.
 
         0.1: Rafailov et al. 2023 (arXiv:2305.18290), appendix B; Hong et al. 2024 (arXiv:2403.07691), for
         Mistral. 2.0 with a margin of 1.0: Meng et al. 2024 (arXiv:2405.14734), for Llama 3 Base.
@@ -230,6 +249,8 @@ class Preference(Section):
 
 
 class Rejection(Section):
+    """Rejection sampling."""
+
     score: str | None = None
     """Scorer of the answers: a function, `path/file.py:function` or `package.module:function`, called with
     prompt and answer as strings; or a reward model, in any form of `model`."""
@@ -260,39 +281,42 @@ class Rejection(Section):
     @classmethod
     def _check_answers(cls, value: int) -> int:
         if value < 2:
-            raise ValueError("2 or more: one answer leaves nothing to choose from")
+            raise ValueError("2 or more: a single answer leaves no choice")
         return value
 
     @model_validator(mode="after")
     def _check(self) -> Rejection:
         if self.generator_python is not None and self.generator != "vllm":
-            raise ValueError("rejection.generator_python is for rejection.generator=vllm alone")
+            raise ValueError("rejection.generator_python applies only to rejection.generator=vllm")
         return self
 
 
 class Rl(Section):
+    """Reinforcement learning on sampled answers (task grpo)."""
+
     reward: str | None = None
     """Reward of a sampled answer: a function, `path/file.py:function` or `package.module:function`, called
     with prompt and answer as strings; or a reward model, in any form of `model`."""
     group_size: int = Field(default=8, json_schema_extra={"minimum": 2})
-    """Answers per prompt, which are compared with each other (G). `global_batch_size` counts answers."""
+    """Answers per prompt that are compared with each other (G). `global_batch_size` counts answers."""
     beta: float | Auto = Field(default="auto")
-    """Weight of the KL divergence from the reference model. auto: 0.04 with adapters; 0 for full, which would
-    need a second model in memory."""
+    """Weight of the KL divergence from the reference model. auto: 0.04 with adapters; 0 for full, which
+    would need a second model in memory."""
     temperature: PositiveFloat = 1.0
     """Sampling temperature of the answers."""
     max_completion_length: Positive | None = None
-    """Longest answer in tokens; longer ones are cut there. Empty: 256, or half of `seq_len` if that is less.
-    What is left of `seq_len` is for the prompt, of which the end is kept."""
+    """Maximum answer length in tokens; longer answers are truncated. Empty: 256, or half of `seq_len` if
+    that is less. The remaining tokens of `seq_len` are for the prompt, which is truncated at its
+    beginning."""
     loss: Literal["grpo", "dapo", "dr_grpo"] = "dapo"
-    """How tokens are averaged: over each answer and then over answers (grpo), over all tokens of the step
-    (dapo), or by the longest length (dr_grpo)."""
+    """Normalization of the loss over tokens: mean of each answer, then over answers (grpo); over all
+    tokens of the step (dapo); or by the maximum length (dr_grpo)."""
 
     @field_validator("group_size")
     @classmethod
     def _check_group_size(cls, value: int) -> int:
         if value < 2:
-            raise ValueError("2 or more: the answers to a prompt are compared with each other")
+            raise ValueError("2 or more: answers to the same prompt are compared with each other")
         return value
 
     @field_validator("beta")
@@ -303,13 +327,13 @@ class Rl(Section):
         return value
 
     def beta_of(self, method: str) -> float:
-        """``beta``, with ``auto`` decided. 0.04: Shao et al. 2024 (arXiv:2402.03300), section 4.2."""
+        """Resolve ``beta`` for a method. 0.04: Shao et al. 2024 (arXiv:2402.03300), section 4.2."""
         if self.beta != "auto":
             return self.beta
         return 0.04 if METHODS[method].adapters else 0.0
 
     def answer_tokens(self, seq_len: int) -> int:
-        """The longest answer in tokens."""
+        """Maximum answer length in tokens."""
         return self.max_completion_length or drawn_answer(seq_len)
 
 
@@ -317,6 +341,8 @@ DEFAULT_ANSWERS = 3
 
 
 class Evaluation(Section):
+    """Held-out data, evaluation during training, and sample answers."""
+
     fraction: float = Field(default=0.05, ge=0, lt=1)
     """Share of the rows held out (at least 1 row, at most 256) when no held-out file is given."""
     dataset: str | None = None
@@ -341,50 +367,49 @@ class Evaluation(Section):
 
     @property
     def answers(self) -> int:
-        """``generations``, with ``auto`` decided for a dataset of the user's."""
+        """``generations`` with ``auto`` resolved for a user's dataset."""
         return DEFAULT_ANSWERS if self.generations == "auto" else self.generations
 
     @property
     def in_training(self) -> bool:
-        """Whether the loss on held-out rows is measured while a run trains."""
+        """Whether the held-out loss is measured during training."""
         return self.every_steps is not None or self.every_minutes is not None
 
     @property
     def keeps_best(self) -> bool:
-        """``keep_best``, with its empty value decided."""
+        """``keep_best`` with its empty value resolved."""
         return self.patience is not None if self.keep_best is None else self.keep_best
 
     @model_validator(mode="after")
     def _check(self) -> Evaluation:
         if self.every_steps is not None and self.every_minutes is not None:
-            raise ValueError(
-                "evaluation.every_steps and every_minutes say the same thing twice: give one of them"
-            )
-        needed = {
+            raise ValueError("evaluation.every_steps and every_minutes exclude each other: set one of them")
+        dependent = {
             "patience": self.patience is not None,
             "keep_best": bool(self.keep_best),
             "min_delta": self.min_delta > 0,
         }
-        for name, given in needed.items():
-            if given and not self.in_training:
+        for name, is_set in dependent.items():
+            if is_set and not self.in_training:
                 raise ValueError(
-                    f"evaluation.{name} goes by evaluations while the run trains: "
-                    "give evaluation.every_steps too"
+                    f"evaluation.{name} needs evaluations during training: set evaluation.every_steps too"
                 )
         if self.min_delta and self.patience is None:
-            raise ValueError("evaluation.min_delta says when evaluation.patience begins anew: give that too")
+            raise ValueError("evaluation.min_delta applies to evaluation.patience: set that too")
         if self.in_training and self.dataset is None and self.fraction == 0:
             raise ValueError(
-                "evaluation.fraction = 0 holds no rows out to evaluate on while the run trains: "
-                "give evaluation.dataset"
+                "evaluation.fraction = 0 leaves no held-out rows for evaluation during training: "
+                "set evaluation.dataset"
             )
         return self
 
 
-MOST_PROFILED = 20  # steps: a trace of more is hundreds of MB, which no viewer opens
+MAX_PROFILED_STEPS = 20  # longer traces have hundreds of MB, which no viewer opens
 
 
 class ProfileWindow(Section):
+    """Steps and ranks to profile."""
+
     steps: str | None = None
     """Optimizer steps to profile: first and last (20:23), or one (20); at most 20 steps. Empty: none."""
     ranks: tuple[NonNegative, ...] = (0,)
@@ -405,8 +430,8 @@ class ProfileWindow(Section):
         first, last = _bounds(steps)
         if last < first:
             raise ValueError(f"the first step before the last, such as {last}:{first}")
-        if last - first >= MOST_PROFILED:
-            raise ValueError(f"at most {MOST_PROFILED} steps, such as {first}:{first + 3}")
+        if last - first >= MAX_PROFILED_STEPS:
+            raise ValueError(f"at most {MAX_PROFILED_STEPS} steps, such as {first}:{first + 3}")
         return steps
 
     @field_validator("ranks")
@@ -418,7 +443,7 @@ class ProfileWindow(Section):
 
     @property
     def window(self) -> tuple[int, int] | None:
-        """The first and the last step to profile."""
+        """First and last step to profile; None: no profile."""
         return None if self.steps is None else _bounds(self.steps)
 
 
@@ -428,6 +453,8 @@ def _bounds(steps: str) -> tuple[int, int]:
 
 
 class Resources(Section):
+    """Hardware of a run."""
+
     nodes: Positive | None = None
     """Number of nodes. Empty: as planned."""
     gpus: Positive | None = None
@@ -441,7 +468,7 @@ class Resources(Section):
     from_catalogue: bool = False
     """Plan for the instance types of the catalogue, without querying Kubernetes or AWS Batch."""
     capacity: Capacity = "usual"
-    """Rank instance types with poor on-demand availability last (usual), or treat all alike (any)."""
+    """Rank instance types with poor on-demand availability last (usual), or treat all equally (any)."""
     spot: bool = False
     """Use spot instances on Kubernetes or AWS Batch, at spot prices."""
     interruption_rate: PositiveFloat | None = None

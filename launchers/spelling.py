@@ -1,4 +1,4 @@
-"""How advice names options to somebody who gives settings by their dotted names: ``--set a.b=value``."""
+"""Notation of options in advice for settings that are passed by dotted name: ``--set a.b=value``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from launchers.settings import Settings
 
 
 class SetOptions:
-    """Every option as ``--set``, which is all that ``python -m launchers`` has."""
+    """Notation with ``--set`` for every option, the only one that ``python -m launchers`` accepts."""
 
     def name(self, option: str) -> str:
         return option
@@ -21,7 +21,7 @@ class SetOptions:
 
 
 def default_of(name: str) -> Any:
-    """A setting's default, by its dotted name."""
+    """Return a setting's default, by its dotted name."""
     value: Any = Settings()
     for part in name.split("."):
         value = getattr(value, part)
@@ -29,7 +29,7 @@ def default_of(name: str) -> Any:
 
 
 def _scalar(value: object) -> str:
-    """A value as ``--set`` reads it."""
+    """Format a value as ``--set`` parses it."""
     if value is None:
         return ""
     if isinstance(value, bool):

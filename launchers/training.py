@@ -1,4 +1,4 @@
-"""One node's training: go on from the newest checkpoint, run its part of the gang, keep its logs."""
+"""Training on one node: resume from the newest checkpoint, run this node's part of the gang, store logs."""
 
 from __future__ import annotations
 
@@ -20,59 +20,65 @@ from launchers.gang.failures import GangFailed
 from launchers.gang.job import TrainJob
 from launchers.gang.node import run_node
 from launchers.replanning import Replanning, after_kill, choose_plan, out_of_memory
-from launchers.report.evaluations import HeldOutLoss, evaluation_line, handed_over, is_over, why_over
+from launchers.report.evaluations import (
+    HeldOutLoss,
+    describe_export,
+    describe_stop,
+    evaluation_line,
+    stops_early,
+)
 from launchers.report.metrics import Metrics, dist_lines, tokens_of_steps
 from launchers.report.peak import MemoryPeak
 from launchers.report.progress import Progress
 from launchers.report.state import RunState
-from launchers.report.stragglers import Stragglers, words
+from launchers.report.stragglers import Stragglers, describe
 from launchers.report.telemetry import DistInfo, Evaluated, Event, Pace, Phase, Profiled, Step
 from launchers.report.trackers import Trackers
-from launchers.report.window import Window, lines
+from launchers.report.window import Window, summary_lines
 from launchers.store.bundles import Storage, put_bundle
 from launchers.store.checkpoints import CheckpointStore, restore_newest
 from launchers.trial import TrialResult, find_decision, run_trials
 
-_EVALUATING_S = 10.0  # from one line to the next that says that an evaluation is under way
+_EVALUATION_INTERVAL_S = 10.0  # minimum time between two progress lines of an evaluation
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One attempt of a run: where it keeps what it leaves, and what it may go on from."""
+    """One attempt of a run: its keys in the store, and the runs it may resume from."""
 
-    run: str  # its name for people and trackers
+    run: str  # name of the run in logs and trackers
     number: int
-    checkpoints: str  # key below which this run's checkpoints lie
-    origins: tuple[str, ...] = ()  # the same of runs that may be gone on from, nearest first
+    checkpoints: str  # key prefix of this run's checkpoints
+    origins: tuple[str, ...] = ()  # key prefixes of runs to resume from, nearest first
     logs: str  # key of the bundle of this node's logs
-    profile: str  # key below which the traces of this node's ranks lie
-    plans: str | None = None  # key below which attempts leave plans for later ones; None: all have the same
-    granted: Plan | None = None  # by which this attempt's machines were asked for; None: by the job's plan
-    other_machines: bool = False  # whether a later attempt can be given another GPU
-    killed: str | None = None  # what of the attempt before was ended as a whole for want of memory, if known
+    profile: str  # key prefix of the traces of this node's ranks
+    plans: str | None = None  # key prefix of plans for later attempts; None: all attempts use the same plan
+    granted: Plan | None = None  # plan that this attempt's machines were requested with; None: the job's plan
+    other_machines: bool = False  # whether a later attempt can get another GPU
+    killed: str | None = None  # container of the previous attempt that was killed for its memory, if known
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """What one node's training hands to the steps after it."""
+    """Result of one node's training for the following steps."""
 
-    job: TrainJob  # its plan is the one that this attempt went by
-    metrics: tuple[Metrics, ...]  # of all steps, those before resumed_from too, on node 0; empty elsewhere
-    memory_peak: MemoryPeak | None  # of this node's largest process since it started; None: not reported
+    job: TrainJob  # its plan is the one this attempt used
+    metrics: tuple[Metrics, ...]  # node 0: all steps, including those before resumed_from; other nodes: empty
+    memory_peak: MemoryPeak | None  # largest process of this node since its start; None: not reported
     windows: tuple[Window, ...] = ()  # profiled by this node's ranks
-    evaluations: tuple[HeldOutLoss, ...] = ()  # while it trained, those before resumed_from too
-    exported_step: int  # whose model is the result
+    evaluations: tuple[HeldOutLoss, ...] = ()  # during training, including those before resumed_from
+    exported_step: int  # step whose model was exported
 
     @property
     def resumed_from(self) -> int:
-        """The step gone on from; 0: from the start."""
+        """Step the attempt resumed from; 0: from the start."""
         return self.job.start_step
 
     @property
     def exported(self) -> list[tuple[str, str]]:
-        """Rows of (what, value): which step the result is, of a run that was evaluated."""
+        """Rows of (label, text) on the exported step; empty for a run without evaluations."""
         last, settings = last_step(self.job, self.evaluations), self.job.settings.evaluation
-        return handed_over(self.evaluations, settings, exported=self.exported_step, last_step=last)
+        return describe_export(self.evaluations, settings, exported=self.exported_step, last_step=last)
 
 
 def train(
@@ -89,23 +95,22 @@ def train(
 ) -> Trained:
     """Train as one node of the gang; returns when all nodes are done, raises when any has failed.
 
-    After an attempt that ran out of memory, the next takes a plan that needs less.
+    After an attempt that ran out of memory, the next one uses a plan that needs less.
 
     Parameters
     ----------
     job:
-        As it was launched; the plan that this attempt goes by, and the checkpoint that it goes on from, are
-        found here.
+        The job as launched; this attempt's plan and the checkpoint to resume from are chosen here.
     store:
-        Takes checkpoints and logs.
+        Storage of checkpoints and logs.
     work:
-        A folder of this node's own.
+        Folder of this node.
     state:
         Receives this attempt's plan and every telemetry event of the node's ranks. None: a new one.
     on_event:
-        Called with every telemetry event after ``state`` has it.
+        Called with every telemetry event after ``state`` was updated.
     on_trial:
-        Is told each trial's result, on the first node (``job.settings.trial``).
+        Called with each trial's result on the first node (``job.settings.trial``).
     grace:
         Signals after which a checkpoint is stored before this node ends.
 
@@ -125,13 +130,13 @@ def train(
     data = Prepared(job.data_dir)
     state = state if state is not None else RunState()
     state.plan, state.total_steps = job.plan, job.total_steps
-    # What is generated while training is counted by rank 0, not by the prepared prompts
+    # Rank 0 counts the tokens of sampled answers, which the prepared prompts do not contain
     state.tokens_of_steps = None if TASKS[job.settings.task].draws_answers else tokens_of_steps(data)
     reporter = _Reporter(job, attempt.run, state, _Traces(store, attempt.profile), on_event, address.node)
-    # Checkpoints of other data or settings are not this job's: they lie under another name.
+    # The key contains a fingerprint, so that checkpoints of other data or settings are not used
     fingerprint = data.info.fingerprint
     if job.plan.engine == "deepspeed" and job.plan.layout.sharding != launched.layout.sharding:
-        fingerprint += f"-{job.plan.layout.sharding}"  # DeepSpeed can't go on from another ZeRO stage's
+        fingerprint += f"-{job.plan.layout.sharding}"  # DeepSpeed cannot resume from another ZeRO stage
     checkpoints = CheckpointStore(
         store,
         f"{attempt.checkpoints}/{fingerprint}",
@@ -142,23 +147,23 @@ def train(
     )
     checkpoint, skipped = restore_newest(checkpoints, work / "resume")
     for line in skipped:
-        print(f"a checkpoint can't be used: {line}")
+        print(f"unusable checkpoint: {line}")
     if checkpoint and address.node == 0:
-        print(f"going on from the checkpoint of step {checkpoint.step} of {job.total_steps}", flush=True)
+        print(f"resuming from the checkpoint of step {checkpoint.step} of {job.total_steps}", flush=True)
     if checkpoint:
         state.restore(checkpoint.extra, with_metrics=address.node == 0)
         job = replace(
             job, start_step=checkpoint.step, resume_dir=work / "resume", evaluations=state.evaluations
         )
         if address.node == 0:
-            _say_what_is_past(job)
+            _warn_missed_window(job)
     try:
         if not has_ended(job):
             run_node(job, address, on_event=reporter, checkpoints=checkpoints, grace=grace)
         exported = export_best(job, state.evaluations, address, checkpoints, work / "best", reporter)
     except GangFailed as error:
         if plans is not None and error.failure.out_of_memory:
-            _plan_less(plans, attempt, job, address)
+            _plan_next_attempt(plans, attempt, job, address)
         raise
     finally:
         reporter.close()
@@ -175,24 +180,25 @@ def train(
 
 
 def with_reference(job: TrainJob, address: NodeAddress, store: Storage, work: Path) -> TrainJob:
-    """The job with what is computed once before it: by all nodes together, or found in ``store``.
+    """Add precomputed latents or reference log-probabilities to the job, if its task needs them.
 
-    Raises UserError and RankFailed as :func:`launchers.parts.fetch` does.
+    All nodes compute them together, or reuse what is in ``store``. Raises UserError and RankFailed as
+    :func:`launchers.parts.fetch` does.
     """
-    learns_images = TASKS[job.settings.task].images
-    if not learns_images and not reference.is_needed(job):
+    images = TASKS[job.settings.task].images
+    if not images and not reference.is_needed(job):
         return job
-    fetch = latents.fetch if learns_images else reference.fetch
+    fetch = latents.fetch if images else reference.fetch
     job = replace(job, reference=fetch(job, address, store, work / "reference"))
     if not job.evaluates:
         return job
     held_out = replace(job, data_dir=job.held_out_dir)
-    found = fetch(held_out, address, store, work / "held-out", max_rows=MAX_ROWS)
-    return replace(job, held_out_reference=found)
+    held_out_reference = fetch(held_out, address, store, work / "held-out", max_rows=MAX_ROWS)
+    return replace(job, held_out_reference=held_out_reference)
 
 
-def _plan_less(plans: Replanning, attempt: Attempt, job: TrainJob, address: NodeAddress) -> None:
-    """After running out of memory: leave a plan that needs less for the next attempt, and say so."""
+def _plan_next_attempt(plans: Replanning, attempt: Attempt, job: TrainJob, address: NodeAddress) -> None:
+    """After running out of memory, store a plan that needs less for the next attempt, and log it."""
     line = out_of_memory(
         plans,
         attempt.number,
@@ -213,7 +219,7 @@ def _tried_plan(
     plans: Replanning | None,
     on_trial: Callable[[TrialResult], None],
 ) -> Plan:
-    """The plan that this run's trials have chosen; they are made in its first attempt."""
+    """Return the plan chosen by this run's trials, which are run in its first attempt."""
     prefix = f"trials/{attempt.run}"
     decision = find_decision(store, prefix)
     if decision is None and attempt.number == 0:
@@ -221,13 +227,13 @@ def _tried_plan(
             decision = run_trials(job, address, store, prefix, on_result=on_trial)
         except GangFailed as error:
             if plans is not None and error.failure.out_of_memory:
-                _plan_less(plans, attempt, job, address)
+                _plan_next_attempt(plans, attempt, job, address)
             raise
     return job.plan if decision is None else decision.plan
 
 
 def _choose_plan(plans: Replanning, job: TrainJob, attempt: Attempt, say: Callable[[str], None]) -> Plan:
-    """This attempt's plan: the launched one, or a leaner one after an attempt that ran out of memory."""
+    """Return this attempt's plan: the launched one, or a smaller one after running out of memory."""
     if attempt.killed is not None:
         say(
             after_kill(
@@ -244,20 +250,20 @@ def _choose_plan(plans: Replanning, job: TrainJob, attempt: Attempt, say: Callab
 
 
 def _quiet(_: str) -> None:
-    """Only node 0 speaks of what all nodes do."""
+    """Discard a log line: only node 0 logs what all nodes do."""
 
 
-def _say_what_is_past(job: TrainJob) -> None:
-    """Say so where the profiled window lies, wholly or partly, before the step that is gone on from."""
+def _warn_missed_window(job: TrainJob) -> None:
+    """Print a warning if the profiled window starts before the step that the run resumes from."""
     first, last = job.settings.profile.window or (job.total_steps, job.total_steps)
     if job.start_step >= last:
-        print(f"profile.steps {first}:{last} lies before step {job.start_step}: nothing is profiled")
+        print(f"profile.steps {first}:{last} ends before the resumed step {job.start_step}: no profile")
     elif job.start_step >= first:
-        print(f"profile.steps {first}:{last} has begun already: profiled from step {job.start_step + 1} on")
+        print(f"profile.steps {first}:{last}: only steps {job.start_step + 1}:{last} are left to profile")
 
 
 class _Traces:
-    """Traces of a node's profiled windows, and their place in the store."""
+    """Traces of a node's profiled windows and their location in the store."""
 
     def __init__(self, store: Storage, key: str) -> None:
         self._store, self._key = store, key
@@ -275,26 +281,26 @@ class _Traces:
         return replace(event, window=window.to_dict())
 
     def keep(self, folder: Path) -> None:
-        """Put the files into the store; a failure to do so must not hide why the run has failed."""
+        """Store the files; a failure is only printed, so that it does not hide the run's error."""
         try:
             for path in sorted(folder.glob("rank-*")):
                 self._store.put_file(f"{self._key}/{path.name}", path)
         except (UserError, OSError) as error:
-            print(f"the traces of the profiled window could not be kept: {error}")
+            print(f"the traces of the profiled window could not be stored: {error}")
 
 
 def _keep_logs(store: Storage, key: str, folder: Path) -> None:
-    """Every rank's logs into the store; a failure to do so must not hide why the run has failed."""
+    """Store every rank's logs; a failure is only printed, so that it does not hide the run's error."""
     if not folder.is_dir():
         return
     try:
         put_bundle(store, key, folder)
     except (UserError, OSError) as error:
-        print(f"the ranks' logs could not be kept: {error}")
+        print(f"the ranks' logs could not be stored: {error}")
 
 
 class _Reporter:
-    """Adds this node's telemetry to the run's state, prints it, and sends its figures to the trackers."""
+    """Adds this node's telemetry to the run's state, prints it, and sends metrics to the trackers."""
 
     def __init__(
         self,
@@ -318,7 +324,7 @@ class _Reporter:
         if isinstance(event, Pace):
             for each in self._stragglers.add(event):
                 on_gpus = self._job.plan.layout.device == "cuda"
-                print(f"{'' if each.over else 'WARNING: '}{words(each, on_gpus=on_gpus)}", flush=True)
+                print(f"{'' if each.over else 'WARNING: '}{describe(each, on_gpus=on_gpus)}", flush=True)
                 self._add(each)
             return
         if isinstance(event, Profiled):
@@ -327,7 +333,7 @@ class _Reporter:
         self._add(event)
         if isinstance(event, DistInfo):
             if ranks < len(self._state.infos) == self._job.plan.layout.processes_per_node:
-                # In one write: local nodes share their output.
+                # In one write, because local nodes share their output
                 print("\n".join([*dist_lines(self._state.infos), ""]), end="", flush=True)
         elif isinstance(event, Profiled):
             self._show(event)
@@ -357,22 +363,22 @@ class _Reporter:
             return
         window = Window.from_dict(event.window)
         text = [
-            *lines(window, self._job.plan.prediction),
-            f"  trace, when the run has ended: {window.trace}",
+            *summary_lines(window, self._job.plan.prediction),
+            f"  trace (after the run): {window.trace}",
             "",
         ]
-        print("\n".join(text), end="", flush=True)  # in one write: local nodes share their output
+        print("\n".join(text), end="", flush=True)  # in one write, because local nodes share their output
 
     def _show_progress(self, event: Evaluated) -> None:
-        if event.rank == 0 and event.at - self._progress_at >= _EVALUATING_S:
+        if event.rank == 0 and event.at - self._progress_at >= _EVALUATION_INTERVAL_S:
             self._progress_at = event.at
             print(f"evaluating after step {event.step}: {event.done} of {event.rows} rows", flush=True)
 
     def _show_evaluation(self) -> None:
         losses, settings = self._state.evaluations, self._job.settings
         print(evaluation_line(losses), flush=True)
-        if is_over(losses, settings.evaluation):
-            print(why_over(losses, settings.evaluation), flush=True)
+        if stops_early(losses, settings.evaluation):
+            print(describe_stop(losses, settings.evaluation), flush=True)
         self._track(losses[-1].step, losses[-1].figures(settings.task))
 
     def _track(self, step: int, figures: dict[str, float]) -> None:
@@ -383,7 +389,7 @@ class _Reporter:
         self._trackers.log(step, figures)
 
     def notes(self, step: int) -> dict[str, Any]:
-        """Return what a checkpoint of this step keeps of the run."""
+        """Return the part of the run's state that a checkpoint of this step stores."""
         return self._state.notes(step, keeps_best=self._job.settings.evaluation.keeps_best)
 
     def close(self) -> None:

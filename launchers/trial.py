@@ -1,8 +1,8 @@
-"""A trial: some real steps of the best plans on the run's own machines, before the run; the fastest is kept.
+"""Trial of the best plans: a few real steps on the run's machines before the run; the fastest plan is used.
 
-A prediction of speed is known to a fifth, so the first plan's neighbours may be faster. All nodes make the
-same trials in the same order; the first one decides and leaves the decision in the run's store, where the
-others, and a later attempt, find it.
+A predicted speed is accurate to about 20 %, so another of the best plans may be faster. All nodes run the
+same trials in the same order; the first node stores its decision in the run's store, where the other nodes
+and later attempts read it.
 """
 
 from __future__ import annotations
@@ -30,43 +30,43 @@ from launchers.report.state import RankMeasured, RunState
 from launchers.sections import ProfileWindow
 from launchers.store.bundles import Storage
 
-# Steps before the measured ones: the first makes the optimizer's states and loads kernels, the second is the
-# first to peak.
+# Steps before the measured ones: the first creates the optimizer's states and loads kernels, the second is
+# the first to reach the memory peak.
 WARM_UP = 2
-DECISION_S = 600.0  # that a node waits for the first one's decision, which comes when its own trials are done
+DECISION_S = 600.0  # time limit for the first node's decision after the trials
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialResult:
-    """One plan's trial."""
+    """Result of one plan's trial."""
 
     plan: Plan
-    steps: int  # measured ones; 0: it failed
+    steps: int  # number of measured steps; 0: the trial failed
     tokens_per_second: float | None  # median of the measured steps, over all processes
-    ranks: tuple[RankMeasured, ...]  # of the first node
-    failure: str | None = None  # why it failed, in a line
+    ranks: tuple[RankMeasured, ...]  # ranks of the first node
+    failure: str | None = None  # first line of the error
     out_of_memory: bool = False
 
     @property
     def memory_peak(self) -> MemoryPeak | None:
-        """The largest process: torch's reserved memory on GPUs, resident memory on CPUs."""
+        """Peak of the largest process: torch's reserved memory on GPUs, resident memory on CPUs."""
         return largest_process(
             (rank.reserved_peak_bytes for rank in self.ranks), (rank.rss_peak_bytes for rank in self.ranks)
         )
 
     @property
     def predicted_memory(self) -> Counted | None:
-        """What was predicted for :attr:`memory_peak`, also where the trial has failed before it had one."""
+        """Prediction for :attr:`memory_peak`, also available if the trial failed without one."""
         on_gpu = self.plan.layout.device == "cuda"
         return self.plan.prediction.memory.counted("reserved" if on_gpu else "resident")
 
     def to_dict(self) -> dict[str, object]:
-        """Plain values, for JSON."""
+        """Convert to JSON-compatible values."""
         return {**dataclasses.asdict(self), "plan": self.plan.to_json()}
 
     @classmethod
     def from_dict(cls, values: dict[str, object]) -> TrialResult:
-        """The result that :meth:`to_dict` wrote."""
+        """Restore a result from :meth:`to_dict`."""
         ranks = tuple(RankMeasured(**rank) for rank in values["ranks"])  # type: ignore[attr-defined]
         plan = Plan.from_json(str(values["plan"]))
         return cls(**{**values, "plan": plan, "ranks": ranks})  # type: ignore[arg-type]
@@ -74,14 +74,14 @@ class TrialResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What the trials of a run came to."""
+    """Chosen plan and results of a run's trials."""
 
     plan: Plan
-    results: tuple[TrialResult, ...]  # in the order of the trials, the launched plan first
+    results: tuple[TrialResult, ...]  # in trial order, the launched plan first
 
 
 def find_decision(store: Storage, prefix: str) -> Decision | None:
-    """The decision of an earlier attempt or of the first node; None where there is none yet."""
+    """Return the decision of an earlier attempt or of the first node; None if not yet available."""
     try:
         values = json.loads(store.get_bytes(_key(prefix)))
     except FileNotFoundError:
@@ -98,24 +98,24 @@ def run_trials(
     *,
     on_result: Callable[[TrialResult], None] = lambda _: None,
 ) -> Decision:
-    """Try the best plans on this run's machines and decide; the same call is made on every node.
+    """Try the best plans on this run's machines and choose one; called on every node.
 
     Parameters
     ----------
     job:
-        As it was launched, from its first step; ``job.settings.trial`` is the number of measured steps.
+        The job as launched, from its first step; ``job.settings.trial`` is the number of measured steps.
     prefix:
-        Key below which the decision is left in the store.
+        Key prefix of the decision in the store.
     on_result:
-        Is told each trial's result, on the first node.
+        Called with each trial's result on the first node.
 
     Raises
     ------
     UserError, SystemExit
-        As :func:`launchers.gang.node.run_node` does; also where every plan failed for another reason than
+        As :func:`launchers.gang.node.run_node` does; also if every plan failed for a reason other than
         memory.
     GangFailed
-        Where every plan ran out of memory: a retry then takes one that needs less.
+        If every plan ran out of memory: a retry then uses one that needs less.
     """
     planned = pipeline.build_job(job.settings, job.model.spec, steps=None)
     plans = trial_plans(job.plan, planned)
@@ -130,12 +130,12 @@ def run_trials(
             total_steps=steps,
             keeps_result=False,
         )
-        _say(address, f"trial {number} of {len(plans)}: {layout_words(plan)}, {steps} steps")
+        _say(address, f"trial {number} of {len(plans)}: {describe_layout(plan)}, {steps} steps")
         state = RunState(plan, tokens_of_steps=tokens)
-        # A gang of its own, so that a node that is there first doesn't meet the one that is just ending
-        meeting = replace(address, run=f"{address.run}/trial-{number}")
+        # A separate run name, so that a node that starts early cannot join the gang that is just ending
+        trial_address = replace(address, run=f"{address.run}/trial-{number}")
         try:
-            run_node(trial, meeting, on_event=state.add)
+            run_node(trial, trial_address, on_event=state.add)
         except GangFailed as failed:
             error = failed
             results.append(_result(state, plan, failed.failure))
@@ -143,7 +143,7 @@ def run_trials(
             results.append(_result(state, plan))
         finally:
             shutil.rmtree(trial.work_dir, ignore_errors=True)
-        _say(address, f"  {result_words(results[-1])}")
+        _say(address, f"  {describe_result(results[-1])}")
         if address.node == 0:
             on_result(results[-1])
     if address.node != 0:
@@ -153,12 +153,12 @@ def run_trials(
         raise error
     fastest = max(succeeded, key=lambda result: result.tokens_per_second or 0.0)
     decision = Decision(plan=fastest.plan, results=tuple(results))
-    _leave(store, prefix, decision)
-    _say(address, f"kept: {layout_words(decision.plan)}")
+    _store_decision(store, prefix, decision)
+    _say(address, f"fastest: {describe_layout(decision.plan)}")
     return decision
 
 
-def _leave(store: Storage, prefix: str, decision: Decision) -> None:
+def _store_decision(store: Storage, prefix: str, decision: Decision) -> None:
     results = [result.to_dict() for result in decision.results]
     values = {"plan": decision.plan.to_json(), "results": results}
     store.put_bytes(_key(prefix), json.dumps(values).encode())
@@ -172,26 +172,26 @@ def _await_decision(store: Storage, prefix: str) -> Decision:
             return decision
         time.sleep(1)
     raise UserError(
-        f"The first node has not decided within {DECISION_S:.0f} s which of the tried plans to take.",
-        ("Look at its log; or run without ", Change("trial"), "."),
+        f"The first node has not chosen one of the tried plans within {DECISION_S:.0f} s.",
+        ("See its log, or run without ", Change("trial"), "."),
     )
 
 
-def layout_words(plan: Plan) -> str:
-    """What tells one tried plan from another, in words."""
+def describe_layout(plan: Plan) -> str:
+    """Format the part of the layout in which tried plans differ."""
     layout = plan.layout
     checkpointing = "checkpointing" if layout.activation_checkpointing else "no checkpointing"
     sharding = "" if layout.sharding == "none" else f"{layout.sharding}, "
     return f"{sharding}micro batch {layout.micro_batch_size} x {layout.accumulation}, {checkpointing}"
 
 
-def result_words(result: TrialResult) -> str:
-    """A trial's figures beside what was predicted, in a line."""
+def describe_result(result: TrialResult) -> str:
+    """Format a trial's measurements and predictions in one line."""
     memory, peak = result.predicted_memory, result.memory_peak
-    of_torch = " reserved by torch" if result.plan.layout.device == "cuda" else ""
+    source = " reserved by torch" if result.plan.layout.device == "cuda" else ""
     predicted = (
         f"predicted {_rate(result.plan.prediction.tokens_per_second)}, "
-        f"memory {format_bytes(memory.likely_bytes if memory else None)}{of_torch}"
+        f"memory {format_bytes(memory.likely_bytes if memory else None)}{source}"
     )
     if result.out_of_memory:
         return f"{predicted}; ran out of memory"

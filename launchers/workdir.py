@@ -1,9 +1,9 @@
-"""Work folders, and a full disk in words.
+"""Work folders of running tasks, and error messages for full disks.
 
-The work folders of running tasks lie in a folder of the user's alone, below the machine's temporary folder
-(FINETUNE_WORK_DIR changes it). That place may be everybody's, so nothing is written before it is known that
-the folder in it was made by this user and that nobody else can write there. A task removes its own folder
-when it ends; what a killed task has left is removed by the next one.
+Work folders are created in a private folder of the user, below the machine's temporary folder (or
+FINETUNE_WORK_DIR). That location may be shared by all users, so nothing is written before it is verified that
+the private folder belongs to this user and that nobody else can write to it. A task removes its folder when
+it ends; folders of killed tasks are removed by the next task.
 """
 
 from __future__ import annotations
@@ -25,64 +25,64 @@ import psutil
 
 from estimator.errors import UserError
 
-NO_SPACE = "No space left"  # how the problem begins
-# What torch.save and numpy say when they could not write on, for whatever reason
+NO_SPACE = "No space left"  # beginning of the problem line
+# Errors of torch.save and numpy after an incomplete write, whatever the cause
 _TORN_WRITE = re.compile(
     r"PytorchStreamWriter failed|inline_container\.cc|iostream error|\d+ requested and \d+ written"
 )
-ROOM = (
-    "Free some space there, ask for a larger disk, or name another: export FINETUNE_WORK_DIR=/a/larger/disk"
+ROOM_ADVICE = (
+    "Free some space, request a larger disk, or use another one: export FINETUNE_WORK_DIR=/a/larger/disk"
 )
-PLACE = "Name another place: export FINETUNE_WORK_DIR=/a/folder/on/a/local/disk"
+PLACE_ADVICE = "Use another folder: export FINETUNE_WORK_DIR=/a/folder/on/a/local/disk"
 
 
 def place() -> Path:
-    """The folder, perhaps of all users, in which each has a :func:`root` of his own."""
+    """Return the folder, possibly shared by all users, that contains each user's :func:`root`."""
     return Path(os.environ.get("FINETUNE_WORK_DIR") or tempfile.gettempdir())
 
 
 def root() -> Path:
-    """Where this user's work folders lie on this machine. It need not be there, nor be this user's."""
+    """Return this user's folder of work folders, which may not exist yet or belong to another user."""
     return place() / f"metaflow-finetune-{os.getuid()}"
 
 
 def check_root() -> None:
-    """Raise UserError where what lies in the place of :func:`root` is not this user's; makes nothing."""
+    """Raise UserError if :func:`root` exists and does not belong to this user; creates nothing."""
     base = root()
     with _explained(base):
         if os.path.lexists(base):
-            _check_ours(base)
+            _check_owner(base)
 
 
 def _make_root() -> Path:
-    """Make :func:`root`, or see that it is this user's, and let nobody else in.
+    """Create :func:`root`, or verify that it is this user's, and deny access to others.
 
-    By its path: of a folder of the user's that lies among others' (with the sticky bit, as temporary folders
-    have it) nobody else can put anything in the place.
+    The check is by path: in a shared folder with the sticky bit, such as a temporary folder, nobody else can
+    replace a folder of this user.
     """
     base = root()
     base.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         base.mkdir(mode=0o700)
-    _check_ours(base)
+    _check_owner(base)
     base.chmod(0o700)
     if base.lstat().st_mode & 0o077:
-        raise _not_ours(base, "its file system lets others in, whatever is asked for")
+        raise _unusable(base, "its file system ignores permissions")
     return base
 
 
-def _check_ours(base: Path) -> None:
-    found = base.lstat()
-    if stat.S_ISLNK(found.st_mode):
-        raise _not_ours(base, "it is a link")
-    if not stat.S_ISDIR(found.st_mode):
-        raise _not_ours(base, "it is no folder")
-    if found.st_uid != os.getuid():
-        raise _not_ours(base, f"it belongs to user {found.st_uid}, this is user {os.getuid()}")
+def _check_owner(base: Path) -> None:
+    status = base.lstat()
+    if stat.S_ISLNK(status.st_mode):
+        raise _unusable(base, "it is a symbolic link")
+    if not stat.S_ISDIR(status.st_mode):
+        raise _unusable(base, "it is not a folder")
+    if status.st_uid != os.getuid():
+        raise _unusable(base, f"it belongs to user {status.st_uid}, this is user {os.getuid()}")
 
 
-def _not_ours(base: Path, why: str) -> UserError:
-    return UserError(f"{base} can't be the place of work folders: {why}.", PLACE)
+def _unusable(base: Path, why: str) -> UserError:
+    return UserError(f"Cannot use {base} for work folders: {why}.", PLACE_ADVICE)
 
 
 @contextmanager
@@ -90,32 +90,32 @@ def _explained(base: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f"No work folder can be made in {base}: {error.strerror}.", PLACE) from None
+        raise UserError(f"Cannot create a work folder in {base}: {error.strerror}.", PLACE_ADVICE) from None
 
 
 @contextmanager
 def work_folder(run_id: str, step: str, task_id: str) -> Iterator[Path]:
-    """An empty folder for one attempt of one task.
+    """Create an empty folder for one attempt of one task, and remove it afterwards.
 
-    Raises UserError where none can be made, and instead of an OSError of a full disk while it is in use.
+    Raises UserError if it cannot be created, and replaces the OSError of a full disk while it is in use.
     """
     with _explained(root()):
         base = _make_root()
         _sweep(base)
         folder = Path(tempfile.mkdtemp(prefix=f"{run_id}-{step}-{task_id}-", dir=base))
-        owner = _own(folder)
+        owner = _mark_in_use(folder)
     try:
-        with owner, full_disk_explained(folder, ROOM):
+        with owner, full_disk_explained(folder, ROOM_ADVICE):
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _own(folder: Path) -> IO[str]:
-    """Mark a folder as in use, as long as the file that is returned is open.
+def _mark_in_use(folder: Path) -> IO[str]:
+    """Mark a folder as in use for as long as the returned file is open.
 
-    By a lock, which the kernel lets go of when this process ends: a container that shares the folder can't
-    see this process. The content is for people.
+    Uses a file lock, which the kernel releases when this process ends, because another container that shares
+    the folder cannot see this process. The file's content is informational.
     """
     owner = (folder / "owner.new").open("w")
     _lock(owner)
@@ -127,14 +127,14 @@ def _own(folder: Path) -> IO[str]:
 
 def _sweep(base: Path) -> None:
     for path in base.glob("*/owner"):
-        # One that can't be opened is being removed by its own task, or is another user's.
+        # A file that cannot be opened is being removed by its task, or belongs to another user
         with suppress(OSError), path.open("r+") as owner:
             if _lock(owner):
                 shutil.rmtree(path.parent, ignore_errors=True)
 
 
 def _lock(file: IO[str]) -> bool:
-    """Whether nobody else holds the lock. A file system without locks has none to give: nothing is swept."""
+    """Try to take the lock; False if it is held, or if the file system has no locks."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -143,12 +143,12 @@ def _lock(file: IO[str]) -> bool:
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether the system says that the disk is full, or this user's share of it."""
+    """Whether the error reports a full disk or an exceeded quota."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
-def is_full_disk_behind(error: BaseException, folder: Path) -> bool:
-    """Whether a full disk is behind this; torch's, numpy's and safetensors' own errors keep no errno."""
+def is_caused_by_full_disk(error: BaseException, folder: Path) -> bool:
+    """Whether a full disk caused the error; errors of torch, numpy and safetensors have no errno."""
     for link in _chain(error):
         if is_disk_full(link) or "No space left on device" in str(link) or "os error 28" in str(link):
             return True
@@ -158,24 +158,25 @@ def is_full_disk_behind(error: BaseException, folder: Path) -> bool:
 
 
 def file_of_error(error: BaseException, otherwise: Path) -> str:
-    """What could not be written, as far as that is told."""
+    """Return the file that could not be written, or ``otherwise`` if the error does not name it."""
     named = (str(each.filename) for each in _chain(error) if isinstance(each, OSError) and each.filename)
     return next(named, str(otherwise))
 
 
 @contextmanager
 def full_disk_explained(folder: Path, advice: str) -> Iterator[None]:
-    """Raises UserError instead of an OSError that a full disk is behind; ``folder`` is what is written."""
+    """Raise UserError instead of an OSError caused by a full disk; ``folder`` is being written to."""
     try:
         yield
     except OSError as error:
-        if not is_full_disk_behind(error, folder):
+        if not is_caused_by_full_disk(error, folder):
             raise
         where = file_of_error(error, folder)
         raise UserError(f"{NO_SPACE} on {socket.gethostname()} for {where}.", advice) from None
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Iterate over an exception and its causes."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__

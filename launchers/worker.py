@@ -1,7 +1,7 @@
-"""One rank: runs the job's engine. ``python -m launchers.worker JOB_FILE [--engine MODULE:CLASS]``.
+"""One rank of a job: ``python -m launchers.worker JOB_FILE [--engine MODULE:CLASS]`` runs the job's engine.
 
-Leaves for the node's task, in the work folder: ``ranks/rank-NNNNN.json`` (its pid) at the start,
-``ranks/rank-NNNNN.done`` when training has ended well, ``errors/rank-NNNNN.json`` when it has not.
+Writes into the work folder, for the node's task: ``ranks/rank-NNNNN.json`` (its pid) at the start,
+``ranks/rank-NNNNN.done`` after successful training, ``errors/rank-NNNNN.json`` after a failure.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ from launchers import engines
 from launchers.cluster.processes import PARENT, die_with_parent
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv, write_error
-from launchers.workdir import NO_SPACE, file_of_error, is_full_disk_behind
+from launchers.gang.script_job import ScriptJob, is_script
+from launchers.workdir import NO_SPACE, file_of_error, is_caused_by_full_disk
 
 _RESERVE_BYTES = 256 * 1024
 
 
 def main() -> None:
+    """Entry point of a rank."""
     die_with_parent(int(os.environ[PARENT]))
     logs.setup()
     parser = argparse.ArgumentParser(prog="launchers.worker")
@@ -40,21 +42,24 @@ def main() -> None:
     work_dir = arguments.job_file.parent
     ranks, errors = work_dir / "ranks", work_dir / "errors"
     errors.mkdir(parents=True, exist_ok=True)
-    reserve = errors / f"rank-{env.rank:05d}.reserve"  # room to say what is wrong on a full disk
+    reserve = errors / f"rank-{env.rank:05d}.reserve"  # freed to write the error on a full disk
     try:
         _announce(ranks, env.rank)
         _link_logs(work_dir / "logs", env.rank)
         reserve.write_bytes(os.urandom(_RESERVE_BYTES))
-        job = TrainJob.load(arguments.job_file)
-        _engine(arguments.engine, job).train(job)
+        if is_script(arguments.job_file):
+            ScriptJob.load(arguments.job_file).run()
+        else:
+            job = TrainJob.load(arguments.job_file)
+            _engine(arguments.engine, job).train(job)
         (ranks / f"rank-{env.rank:05d}.done").write_text(json.dumps({"at": time.time()}))
     except BaseException as error:  # noqa: BLE001 the process ends here, whatever it was
         reserve.unlink(missing_ok=True)
         _fail(work_dir, env.rank, error)
-    # Ends without the interpreter's teardown: a crash in a library's destructor must not make a rank
-    # that has finished look failed while others still save.
+    # Exits without the interpreter's teardown: a crash in a library's destructor must not turn a finished
+    # rank into a failed one while other ranks still save.
     reserve.unlink(missing_ok=True)
-    _leave(0)
+    _exit(0)
 
 
 def _engine(name: str | None, job: TrainJob) -> engines.Engine:
@@ -73,7 +78,7 @@ def _announce(ranks: Path, rank: int) -> None:
 
 
 def _link_logs(logs: Path, rank: int) -> None:
-    """logs/rank-NNNNN.out and .err: torchrun's own log folders go by local rank and a random name."""
+    """Link logs/rank-NNNNN.out and .err to torchrun's log files, whose names are random."""
     for descriptor, suffix in ((1, "out"), (2, "err")):
         target = str(Path(f"/proc/self/fd/{descriptor}").readlink())
         link = logs / f"rank-{rank:05d}.{suffix}"
@@ -86,16 +91,16 @@ def _fail(work_dir: Path, rank: int, error: BaseException) -> None:
     if isinstance(error, SystemExit) and error.code in (0, None):
         error = RuntimeError("the engine called sys.exit() before the end of training")
     traceback.print_exception(error, file=sys.stderr)
-    if is_full_disk_behind(error, work_dir):
+    if is_caused_by_full_disk(error, work_dir):
         _remove_unfinished(work_dir / "checkpoints")
         where = file_of_error(error, work_dir)
         problem = f"{NO_SPACE} on {socket.gethostname()} for {where}, written by rank {rank}."
-        error = UserError(problem, "Ask for a larger disk, or free some space there.")
+        error = UserError(problem, "Request a larger disk, or free some space there.")
     write_error(work_dir / "errors", rank, error)
-    _leave(1)
+    _exit(1)
 
 
-def _leave(code: int) -> None:
+def _exit(code: int) -> None:
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -103,7 +108,7 @@ def _leave(code: int) -> None:
 
 
 def _remove_unfinished(checkpoints: Path) -> None:
-    """Checkpoints of which no rank has finished its part: a full disk's half-written one."""
+    """Remove checkpoints of which no rank has finished its part, such as one interrupted by a full disk."""
     for folder in checkpoints.glob("step-*"):
         if not any(folder.glob("rank-*.json")):
             shutil.rmtree(folder, ignore_errors=True)

@@ -127,7 +127,7 @@ def _scores(title: str, items: tuple[Scored, ...], by: str) -> Table:
 
 def _cells(score: Score) -> list[str]:
     numbers = (score.median_abs_error, score.p95_abs_error, score.bias)
-    shares = (score.under_by_3pct, score.upper_covers)
+    shares = (score.under_by_3pct, score.covered)
     return [
         str(score.rows),
         *("-" if value is None else f"{value:.1%}" for value in numbers),

@@ -49,15 +49,16 @@ def setup_of(cells: Cells, gpu: Gpu | None) -> Setup:
     return Setup(
         model=model,
         engine=engine,
-        engine_version=vocabulary.version_of(cells.text("framework"), engine),
+        engine_version=vocabulary.version_of(cells.text("framework"), cells.text("loss_impl"), engine),
         method=method,
         task=task,
+        reference_copy="trl" in cells.text("framework").lower(),
         lora_rank=cells.whole("lora_rank") or (8 if method == "full" else _RANK.get(engine, 8)),
         lora_targets=PROJECTIONS if method == "full" else targets,
         trained_modules=("embed_tokens", "lm_head") if embeddings else (),
         quantization=vocabulary.quantization_of(cells.text("quant"), quantised),
         upcast_frozen=vocabulary.upcasts_frozen(
-            cells.text("framework"), cells.text("quant"), engine, quantised=quantised
+            cells.text("framework"), cells.text("quant"), cells.text("notes"), engine, quantised=quantised
         ),
         undivided_base=quantised and engine == "deepspeed" and "storage" not in cells.text("quant").lower(),
         precision=_precision(cells, engine),
@@ -79,6 +80,7 @@ def setup_of(cells: Cells, gpu: Gpu | None) -> Setup:
         loss=loss,
         loss_chunks=chunks,
         attention=vocabulary.attention_of(cells.text("attn")),
+        flash_version=vocabulary.flash_version_of(cells.text("attn"), engine),
         device="cpu" if cells.text("gpu").upper() == "CPU" else "cuda",
         **_offload(cells),
         **parallelism,

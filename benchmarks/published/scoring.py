@@ -24,6 +24,7 @@ from estimator.errors import UserError
 from estimator.hardware import Gpu
 from estimator.plan import GIB
 
+ROUNDED = 0.005  # of a measurement: half of its third digit
 UNDER = 0.03  # a prediction this much below the measurement counts as under
 _RDMA = re.compile(r"EFA|IB|InfiniBand|RoCE|RDMA|TCPX", re.IGNORECASE)
 
@@ -35,7 +36,8 @@ class Scored:
     row: PublishedRow
     measured: float
     predicted: float
-    upper: float | None  # upper end of the range of memory or speed; None if unknown
+    lower: float | None  # ends of the range of memory or speed; None if unknown
+    upper: float | None
     basis: str
 
     @property
@@ -45,8 +47,11 @@ class Scored:
 
     @property
     def covered(self) -> bool | None:
-        """Whether the measurement is at most the upper bound; None without a bound."""
-        return None if self.upper is None else self.upper >= self.measured
+        """Whether the range holds the measurement, as tables round it; None without a range."""
+        if self.lower is None or self.upper is None:
+            return None
+        rounding = ROUNDED * self.measured
+        return self.lower - rounding <= self.measured <= self.upper + rounding
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +63,7 @@ class Score:
     p95_abs_error: float | None  # linear between the two nearest rows
     bias: float | None  # median of the signed errors
     under_by_3pct: float | None  # share of rows predicted at more than 3 % below the measurement
-    upper_covers: float | None  # share of rows whose upper bound is at least the measurement
+    covered: float | None  # share of rows whose range holds the measurement
     sources: int
     sources_covered: float | None  # mean over sources of that share within each source
 
@@ -146,13 +151,14 @@ def _memory(row: PublishedRow) -> Scored | str:
     if row.memory_skip or row.setup is None or row.kind is None or row.gib is None:
         return row.memory_skip or "no memory was measured"
     try:
-        estimate = memory.range_of(row.setup, row.kind)
+        estimate = memory.range_of(row.setup, row.kind, capacity_bytes=row.capacity_bytes)
     except UserError as error:
         return error.problem
     return Scored(
         row=row,
         measured=row.gib,
         predicted=estimate.likely_bytes / GIB,
+        lower=estimate.lower_bytes / GIB,
         upper=estimate.upper_bytes / GIB,
         basis=estimate.basis,
     )
@@ -176,6 +182,7 @@ def _throughput(row: PublishedRow) -> Scored | str:
         row=row,
         measured=row.tps_per_gpu,
         predicted=per_gpu,
+        lower=span[0] / row.setup.world_size if span else None,
         upper=span[1] / row.setup.world_size if span else None,
         basis=speed.basis,
     )
@@ -217,7 +224,7 @@ def score(items: Iterable[Scored]) -> Score:
         p95_abs_error=percentile(sizes, 0.95),
         bias=percentile(sorted(errors), 0.5),
         under_by_3pct=_share([error < -UNDER for error in errors]),
-        upper_covers=_share(bounds),
+        covered=_share(bounds),
         sources=len({item.row.source for item in items}),
         sources_covered=_sources_covered(items),
     )
@@ -313,6 +320,7 @@ def line(what: str, item: Scored) -> dict[str, Any]:
         "kind": item.row.kind if what == "memory" else None,
         "measured": round(item.measured, 4),
         "predicted": round(item.predicted, 4),
+        "lower": None if item.lower is None else round(item.lower, 4),
         "upper": None if item.upper is None else round(item.upper, 4),
         "error": round(item.error, 5),
         "basis": item.basis,

@@ -81,12 +81,15 @@ def alias_of(framework: str) -> str | None:
     return next((engine for word, engine in _ALIASES if word in text), None)
 
 
-def version_of(framework: str, engine: Engine) -> str:
+def version_of(framework: str, loss: str, engine: Engine) -> str:
     """Return the version in ``estimator/data/implementations.csv`` that the framework ran; "" is current.
 
     torchtitan had both FSDPs only in spring 2024, torchtune's norms kept less up to 0.4, and litgpt's tables
-    of October 2023 and January 2024 predate its use of StableEmbedding for quantized models.
+    of October 2023 and January 2024 predate its use of StableEmbedding for quantized models. transformers'
+    use_liger_kernel, which brings Liger's loss, replaces norms and MLPs as well.
     """
+    if engine == "deepspeed" and "liger" in loss.lower():
+        return "liger"
     if engine == "torchtitan" and framework.endswith(("/FSDP1", "/FSDP2")):
         return "2024-05"
     if engine == "litgpt" and "@8641822" in framework:
@@ -104,14 +107,14 @@ _TRAINER = re.compile("trainer|trl|sft|swift|axolotl|factory|autotrain|unsloth|a
 _OWN_PREPARATION = re.compile("raw loop|fsdp|unsloth|axolotl|factory", re.IGNORECASE)
 
 
-def upcasts_frozen(framework: str, quant: str, engine: Engine, *, quantised: bool) -> bool:
+def upcasts_frozen(framework: str, quant: str, notes: str, engine: Engine, *, quantised: bool) -> bool:
     """Whether norms, embeddings and head of a quantized base are kept in fp32.
 
     PEFT's prepare_model_for_kbit_training (peft/utils/other.py) casts the modules that bitsandbytes doesn't
     quantize. It doesn't change GPTQ and AWQ models, and isn't called if 4-bit weights are stored in bf16 for
-    FSDP.
+    FSDP. Notes may state that the cast was disabled ("no fp32 upcast").
     """
-    if engine not in ("transformers", "deepspeed") or not quantised:
+    if engine not in ("transformers", "deepspeed") or not quantised or "no fp32 upcast" in notes.lower():
         return False
     return not (_OWN_PREPARATION.search(framework) or re.search("gptq|awq|hqq|storage", quant.lower()))
 
@@ -299,6 +302,13 @@ def attention_of(text: str) -> Literal["flash", "math"]:
     """Return the attention: "math" stores all scores. A blank cell is PyTorch's SDPA, which stores none."""
     lower = text.lower().strip()
     return "math" if re.search(r"math|eager|naive|no[- _]?flash|^0$|false|^no$", lower) else "flash"
+
+
+def flash_version_of(text: str, engine: Engine) -> int:
+    """Return the version of FlashAttention: llm-foundry's runs of 2023 had 1, PyTorch has 2."""
+    if match := re.search(r"fl(?:ash)?[a-z]*[-_ ]?(?:attention|attn)?[-_ ]?v?([1-4])", text.lower()):
+        return int(match[1])
+    return 1 if engine == "composer" and "flash" in text.lower() else 2
 
 
 def kind_of(text: str) -> Kind:

@@ -1,4 +1,4 @@
-"""Comparison of a figure with its references: a floor, its peers, its own history."""
+"""Comparison of a figure with its references: a floor or an expectation, its peers, its own history."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from checklist.analysis.baseline import Past
+from checklist.analysis.expectation import Expectation
 from checklist.judges.thresholds import Threshold
 from checklist.result import Figure
 
 Level = Literal["PASS", "WARN", "FAIL"]
-Basis = Literal["floor", "peers", "history", "none"]
+Basis = Literal["floor", "expectation", "peers", "history", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,8 @@ class Comparison:
     @property
     def code(self) -> str:
         """Code of the advice for the figure (checklist/data/advice.yaml)."""
-        return {"floor": "below-floor", "peers": "straggler"}.get(self.basis, "below-history")
+        codes = {"floor": "below-floor", "expectation": "below-expected", "peers": "straggler"}
+        return codes.get(self.basis, "below-history")
 
     def figure(
         self,
@@ -59,12 +61,17 @@ def compare(
     threshold: Threshold | None = None,
     against_peers: tuple[Level, float] | None = None,
     past: Past | None = None,
+    expectation: Expectation | None = None,
 ) -> Comparison:
-    """Return the first bad comparison among floor, peers (verdict, median) and history, else the first."""
+    """Return the first bad comparison among the references, else the first.
+
+    A threshold replaces the expectation; peers are given as (verdict, median).
+    """
     comparisons = [
         each
         for each in (
             _compare_with_floor(value, threshold),
+            _compare_with_expectation(value, expectation if threshold is None else None),
             _compare_with_peers(value, against_peers),
             compare_with_history(past),
         )
@@ -84,6 +91,16 @@ def _compare_with_floor(value: float, threshold: Threshold | None) -> Comparison
     elif threshold.warn is not None and value < threshold.warn:
         level, words = "WARN", f"below what is usual, {threshold.warn:g}"
     return Comparison(level, threshold.floor, "floor", threshold.origin, words)
+
+
+def _compare_with_expectation(value: float, expectation: Expectation | None) -> Comparison:
+    if expectation is None:
+        return Comparison()
+    level = expectation.verdict(value)
+    words = (
+        f"of {expectation.typical:.3g} expected (at least {expectation.low:.3g}): {expectation.arithmetic}"
+    )
+    return Comparison(level, expectation.typical, "expectation", expectation.arithmetic, words)
 
 
 def _compare_with_peers(value: float, against_peers: tuple[Level, float] | None) -> Comparison:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from checklist.analysis import expectation
 from checklist.analysis.baseline import (
     OWN_PAST,
     PartLimits,
@@ -18,9 +19,11 @@ from checklist.analysis.baseline import (
     worse_parts,
 )
 from checklist.analysis.diagnosis import Diagnosis
+from checklist.analysis.expectation import Expectation, Wiring
 from checklist.analysis.paths import Paths
 from checklist.analysis.recurrence import Look
 from checklist.judges.thresholds import Key, Table, Threshold
+from checklist.judges.wiring import wiring_of
 from checklist.measurements import Facts, Measurements, PhaseName
 from checklist.reference import Reference
 from checklist.result import CheckResult, Figure, Finding, Skipped, Verdict
@@ -71,6 +74,8 @@ class JudgingContext:
     """Records of intermittent faults from earlier runs."""
     system: str | None = None
     """User's name for this system, looked up first in the table of thresholds."""
+    expect: float | None = None
+    """User's expected busbw of the largest all-reduce over all nodes, GB/s."""
     reference: Reference | None = None
     """Reference host settings from a stored result."""
     reference_node: str | None = None
@@ -80,6 +85,7 @@ class JudgingContext:
     """Facts of each node's first rank, by node."""
     nodes_by_rank: dict[int, int] = field(init=False)
     paths: Paths = field(init=False)
+    wiring: Wiring = field(init=False)
     _names: dict[int, str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -92,6 +98,7 @@ class JudgingContext:
         identity = {
             "setting": setting_of(run),
             "leaders": tuple(first[node] for node in sorted(first)),
+            "wiring": wiring_of(run, tuple(first[node] for node in sorted(first))),
             "nodes_by_rank": run.nodes_by_rank,
             "paths": Paths.of(first.values(), max((run.nodes_asked - 1, *first)) + 1),
             "_names": {n: f"{name} (node {n})" if same[name] > 1 else name for n, name in names.items()},
@@ -147,18 +154,27 @@ class JudgingContext:
         """Return the names of a machine or GPU in the table of thresholds, most specific first."""
         gpus = [hardware.find_gpu_by_nvml_name(name) for name in dict.fromkeys(gpu_names)]
         names = [self.system, instance_type, *(gpu.name for gpu in gpus if gpu is not None)]
-        names += [f"TCP {rate:g} Gbit/s" for rate in self._socket_rates()]
         return tuple(dict.fromkeys(name for name in names if name))
 
-    def _socket_rates(self) -> list[float]:
-        """Return the line rates of the interfaces used by plain sockets; empty if RDMA is used."""
-        transport = self.measurements.transport
-        if self.local or (
-            self.measurements.backend == "nccl" and (transport is None or transport.network != "socket")
-        ):
-            return []
-        rates = [nic.gbps for fact in self.leaders for nic in fact.nics if nic.name == fact.nic and nic.gbps]
-        return [min(rates)] if rates and len(rates) == len(self.leaders) else []
+    @property
+    def several_gpu_nodes(self) -> bool:
+        """Whether the run was to measure a network between GPU nodes."""
+        return self.cuda and not self.local and len(self.leaders) > 1
+
+    def expectation(
+        self, op: str, size_bytes: int | None, algorithm: str | None = None, *, largest: bool = False
+    ) -> Expectation | None:
+        """Return the expected range of a bandwidth; None if the wiring or the operation is unknown.
+
+        ``largest``: whether it is the largest message of the operation, which --expect speaks of.
+        """
+        if self.local or size_bytes is None or not self.leaders:
+            return None
+        if self.expect is not None and op == "all_reduce" and largest:
+            return expectation.given(self.expect)
+        if not self.cuda and op != expectation.PAIR:
+            return None  # no figures of gloo's collectives are published
+        return expectation.expect(self.wiring, op, size_bytes, algorithm)
 
     def threshold(self, op: str, size_bytes: int | None, algorithm: str | None = None) -> Threshold | None:
         """Return the threshold of an operation over all nodes; for mixed kinds, the lowest of theirs.

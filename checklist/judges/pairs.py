@@ -37,7 +37,8 @@ def pairs(context: JudgingContext) -> Judgement:
     stored as ``diagnosis``. In addition the median pair is compared with a floor and its history, and each
     node and pair with its own history.
 
-    Limits: the row ``pair`` of thresholds.csv (GB/s of one direction; the diagnosis expects floor / ``TAU``);
+    Limits: ``FAIL_SHARE``, 60 %, of the low end of checklist/analysis/expectation.py, or the user's row
+    ``pair`` of thresholds (GB/s of one direction; the diagnosis expects that / ``TAU``);
     ``TAU``, 0.8 of the expected value (benchmarks/diagnosis.py), ``SLIGHT_TAU``, 0.92, for slight slowness
     outside the run's spread, and ``UNEVEN``, 1.1 times the median, of checklist/analysis/bottleneck.py;
     ``CROWDED_SHARE``, half of the rounds, as fewer may be another job's transient traffic; for history
@@ -55,8 +56,10 @@ def pairs(context: JudgingContext) -> Judgement:
     if not measured or not context.measurements.nodes:
         return context.unmeasured("pairs", "pairs")
     threshold = None if context.local else context.threshold(PAIR, measured[0].bytes)
-    # The table's floor is the lowest healthy value; the diagnosis applies TAU to a spec
-    spec = None if threshold is None else threshold.floor / TAU
+    expected = context.expectation(PAIR, measured[0].bytes)
+    # Floor and low end are the lowest healthy values; the diagnosis applies TAU to a spec
+    spec = None if expected is None else expected.low / TAU
+    spec = spec if threshold is None else threshold.floor / TAU
     count = len(context.paths.kinds)
     diagnosis = diagnose(measured, count, spec_gbytes_per_s=spec, paths=context.paths)
     judge = _local_pairs if context.local else _networked_pairs
@@ -86,13 +89,16 @@ def _networked_pairs(context: JudgingContext, diagnosis: Diagnosis, threshold: T
         for op, parts in kept.items()
         if parts
     ]
-    findings = [*_faults(context, diagnosis), *_undecided(context, diagnosis), *_crowded(context, diagnosis)]
+    common = comparison.basis == "expectation" and diagnosis.why == "no-good-pair"
+    undecided = [] if common else _undecided(context, diagnosis)  # the median pair shows by how much
+    findings = [*_faults(context, diagnosis), *undecided, *_crowded(context, diagnosis)]
     cut = unreached(context)
     if cut and not findings:
         why = f"{len(cut)} pairs could not be measured, as check mesh tells; the others are in order."
         return no_verdict("pairs", why, measured=True, nodes=context.all_names, figures=figures)
     if comparison.level in ("WARN", "FAIL") and not findings:
-        title = f"The median pair reaches {middle:.4g} GB/s, {comparison.words}."
+        separator = " " if comparison.basis == "expectation" else ", "
+        title = f"The median pair reaches {middle:.4g} GB/s{separator}{comparison.words}."
         findings.append(finding("pairs", comparison.code, comparison.level, title))
     findings = findings or _below_own_past(context, size, kept) or _uneven(context, diagnosis)
     if len(context.measurements.nodes) < FEWEST_NODES and comparison.level is None and not findings:
@@ -115,7 +121,8 @@ def _median_pair(
     first = [float(pair.gbytes_per_s or 0) for pair in context.measurements.pairs if pair.first]
     middle = statistics.median(first) if first else 0.0
     past = None if context.local else context.past(PAIR, size, middle)
-    comparison = compare(middle, threshold, past=past)
+    expected = context.expectation(PAIR, size)
+    comparison = compare(middle, threshold, past=past, expectation=expected)
     return middle, comparison, (comparison.figure("pairs, median", middle, "GB/s", size_bytes=size),)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from checklist.analysis.busbw import OPS, SMALL_BYTES
 from checklist.judges.advice import finding
@@ -22,6 +22,10 @@ from checklist.measurements import Collective
 from checklist.result import Figure, Finding
 
 _TOPOLOGY = "NCCL_TOPO_FILE"
+# Codes of findings that the expected range contradicts
+EXPECTED_CODES = ("below-expected", "speed-of-tcp", "speed-of-one-port", "half-speed")
+_ONE_PORT = (0.7, 1.5)  # multiples of one port's part of the expected figure that count as one port
+_HALF = (0.4, 0.62)  # share of the expected figure that counts as half
 
 
 def correctness(context: JudgingContext) -> Judgement:
@@ -155,14 +159,17 @@ def latency(context: JudgingContext) -> Judgement:
 
 
 def bandwidth(context: JudgingContext) -> Judgement:
-    """FAIL for a collective whose busbw is below the floor or its history, WARN for near it.
+    """FAIL or WARN for a collective whose busbw is below that of healthy clusters, or below its history.
 
-    Limits: the rows of thresholds.csv by operation (``all_reduce``, ``all_gather`` and so on, GB/s of busbw),
-    at sizes above ``SMALL_BYTES``; for the largest size ``WARN_SHARE`` and ``FAIL_SHARE`` of
-    checklist/analysis/baseline.py.
+    The expected range follows from the rates of links and ports (checklist/analysis/expectation.py), or from
+    the user's --expect; a row of the user's thresholds for the operation replaces it.
 
-    Not detected: which node is slow (see check pairs); anything if no row fits the system, size and number
-    of nodes and there is no history (NO-VERDICT).
+    Limits: at sizes from ``SMALLEST_BYTES``, 64 MiB, WARN below the low end of the published range, FAIL
+    below ``FAIL_SHARE``, 60 %, of it or of the network's rate; for the largest size ``WARN_SHARE`` and
+    ``FAIL_SHARE`` of checklist/analysis/baseline.py.
+
+    Not detected: which node is slow (see check pairs). NO-VERDICT between GPU nodes if no all-reduce has an
+    expected range, also with a history, because a cluster that was always slow has a steady one.
     """
     large = [
         item for item in _timed(context) if item.busbw_gbytes_per_s is not None and item.bytes > SMALL_BYTES
@@ -179,23 +186,49 @@ def bandwidth(context: JudgingContext) -> Judgement:
         )
         if largest:
             records.append(Measured(name, item.bytes, value, "GB/s"))
+        expected = context.expectation(item.op, item.bytes, item.algorithm, largest=largest)
         comparison = compare(
             value,
             None if context.local else context.threshold(item.op, item.bytes, item.algorithm),
             past=context.past(name, item.bytes, value) if largest and not context.local else None,
+            expectation=expected,
         )
         if largest or comparison.level is not None:
             figures.append(comparison.figure(name, value, "GB/s", size_bytes=item.bytes))
         if comparison.level in ("WARN", "FAIL"):
-            title = f"{name} of {item.bytes / 2**20:.4g} MiB: busbw {value:.4g} GB/s, {comparison.words}."
-            code = (
-                "topology-file"
-                if comparison.basis == "floor" and _topology_suspect(context)
-                else comparison.code
-            )
+            separator = " " if comparison.basis == "expectation" else ", "
+            title = f"{name} of {item.bytes / 2**20:.4g} MiB: {value:.3g} GB/s{separator}{comparison.words}"
+            code, pattern = comparison.code, ""
+            if comparison.basis in ("floor", "expectation") and _topology_suspect(context):
+                code = "topology-file"
+            elif comparison.basis == "expectation" and expected is not None:
+                code, pattern = _pattern(context, value / expected.typical)
             topology = context.measurements.environment.get(_TOPOLOGY, "")
+            title += f"; {pattern}." if pattern else "."
             findings.append(finding("bandwidth", code, comparison.level, title, file=topology))
-    return _of_world(context, "bandwidth", figures, findings, records)
+    return _of_world(context, "bandwidth", figures, _worst_sizes(findings), records)
+
+
+def _pattern(context: JudgingContext, share: float) -> tuple[str, str]:
+    """Return the advice for a share of the expected figure, and its description."""
+    ports = context.wiring.used_ports or 1
+    within = context.wiring.domains == 1
+    if within:
+        return "below-expected", ""
+    if context.wiring.fabric not in (None, "tcp"):
+        over = context.measurements.transport
+        if (over is not None and over.network == "socket") or share * ports < _ONE_PORT[0]:
+            return "speed-of-tcp", "about the speed of TCP"
+    if ports > 2 and _ONE_PORT[0] <= share * ports <= _ONE_PORT[1]:
+        return "speed-of-one-port", f"about the part of one of {ports} ports"
+    if _HALF[0] <= share <= _HALF[1]:
+        return "half-speed", "about half"
+    return "below-expected", ""
+
+
+def _worst_sizes(findings: list[Finding]) -> list[Finding]:
+    """Return the worst findings first, so that the headline shows the gravest size."""
+    return sorted(findings, key=lambda fault: fault.verdict != "FAIL")
 
 
 def _topology_suspect(context: JudgingContext) -> bool:
@@ -212,16 +245,21 @@ def _of_world(
     context: JudgingContext, check: str, figures: list[Figure], findings: list[Finding], records: Records
 ) -> Judgement:
     judged = [figure for figure in figures if figure.basis != "none"]
+    if check == "bandwidth" and context.several_gpu_nodes and not findings and not _speed_known(figures):
+        return no_verdict(
+            check,
+            _unknown_speed(context, judged),
+            measured=True,
+            nodes=context.all_names,
+            figures=figures,
+            records=records,
+        )
     if judged:
         good = (
             f"{len(judged)} of {len(figures)} figures had something to be held against, and are as expected."
         )
         return answer(check, good, findings, nodes=context.all_names, figures=figures, records=records)
-    why = (
-        "all nodes are on one machine"
-        if context.local
-        else "no threshold for this system and size, no history"
-    )
+    why = "all nodes are on one machine" if context.local else "no expectation for this network, no history"
     return no_verdict(
         check,
         f"Measured, with nothing to compare with: {why}.",
@@ -230,6 +268,18 @@ def _of_world(
         figures=figures,
         records=records,
     )
+
+
+def _speed_known(figures: Iterable[Figure]) -> bool:
+    """Return whether any collective was compared with more than its own history."""
+    return any(figure.basis in ("floor", "expectation") for figure in figures)
+
+
+def _unknown_speed(context: JudgingContext, judged: list[Figure]) -> str:
+    wiring = context.wiring
+    unknown = "the rate of the network's ports is" if wiring.network_gbytes_per_s is None else "the range is"
+    steady = " It is as fast as in earlier runs, which may have been slow too." if judged else ""
+    return f"Measured; {unknown} unknown, so nothing says how fast it should be.{steady}"
 
 
 def _timed(context: JudgingContext) -> Sequence[Collective]:

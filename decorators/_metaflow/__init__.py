@@ -9,6 +9,7 @@ What is used, and why no public interface serves:
   parameters' declarations, not the values of this run.
 * ``TaskDataStoreSet``/``FlowDataStore``/``get_latest_run_id``: the parameters and the plan of the run that
   ``resume`` starts from; its own command has none.
+* ``current._update_env``: the profile as ``current.gpu_profile``, as Metaflow's own decorators do it.
 * ``parameters.deploy_time_eval``: the defaults that a deployed flow will run with.
 * ``MutableStep._my_step`` with ``.decorators``, ``.config_decorators``, and a decorator's ``attributes``,
   ``_user_defined_attributes``, ``statically_defined``: what the user gave explicitly, as against defaults;
@@ -49,7 +50,7 @@ What is used, and why no public interface serves:
   what S3 doesn't answer. Its variables do in other processes; this one has read them before it can set them.
 """
 
-from decorators._metaflow.argo import tidy_workflows
+from decorators._metaflow.argo import compile_workflows
 from decorators._metaflow.attempts import before_retry, outlived
 from decorators._metaflow.cards import card, make_in_process, push_card, standalone_page
 from decorators._metaflow.code_packages import leave_bytecode_out
@@ -94,8 +95,10 @@ from decorators._metaflow.jobs import (
 from decorators._metaflow.labels import label_jobs
 from decorators._metaflow.pods import shape_pods
 from decorators._metaflow.resubmitting import leave_no_record, submit_again
+from decorators._metaflow.retries import retry_deployed
 from decorators._metaflow.signals import end_with_jobs
-from decorators._metaflow.steps import Given, StepView, resumed_artifact
+from decorators._metaflow.step_functions import compile_state_machines
+from decorators._metaflow.steps import Given, StepView, resumed_artifact, set_current
 from decorators._metaflow.users import (
     ensure_python,
     ensure_user,
@@ -118,6 +121,8 @@ __all__ = [
     "before_retry",
     "card",
     "command",
+    "compile_state_machines",
+    "compile_workflows",
     "compiles_only",
     "configuration",
     "configured_storage",
@@ -147,15 +152,16 @@ __all__ = [
     "put_batch_in_words",
     "put_in_words",
     "resumed_artifact",
+    "retry_deployed",
     "run_id",
     "s3_client",
     "say",
+    "set_current",
     "shape_pods",
     "shell_path",
     "standalone_page",
     "storage",
     "submit_again",
-    "tidy_workflows",
     "user_errors",
     "waited_attempt",
     "waits_for_other_nodes",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from metaflow import current
 from metaflow._vendor import click
 from metaflow.datastore import FlowDataStore, TaskDataStoreSet
 from metaflow.parameters import DelayedEvaluationParameter, deploy_time_eval
@@ -143,6 +144,11 @@ def resumed_artifact(step: str, name: str) -> Any:
     """An artifact of the run that ``resume`` starts from; None where that step has not left it."""
     _, tasks = _origin_tasks(step, [name])
     return next((task[name] for task in tasks if name in task), None)
+
+
+def set_current(name: str, value: Any) -> None:
+    """Make a value available in the step's code as ``current.<name>``."""
+    current._update_env({name: value})
 
 
 def _origin_tasks(step: str, artifacts: list[str]) -> tuple[str, list[Any]]:

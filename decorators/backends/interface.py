@@ -166,8 +166,8 @@ class ComputeBackend:
     """Raise for a step that could never run there, as far as that may be asked; return what was told."""
     offered: Callable[[StepRequest], ClusterFacts]
     """Return what nodes offer a flow without a plan; raise for what no cluster of this kind can run."""
-    inventory: Callable[[Destination], Cluster]
-    """What it has and could get of GPUs, to plan with."""
+    inventory: Callable[[Destination, str | None], Cluster]
+    """What it has and could get of GPUs, to plan with; given the GPU that the user names, where one is."""
     wait_state: Callable[[WaitedJob], WaitState]
     """Why a job has not started."""
     remove: Callable[[WaitedJob], None]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from decorators.card.blocks import size
 from estimator.plan import Plan
-from launchers.trial import TrialResult, layout_words
+from launchers.trial import TrialResult, describe_layout
 
 
 def trial_rows(trials: Sequence[TrialResult], kept: Plan | None) -> tuple[tuple[str, str, str], ...]:
@@ -21,7 +21,7 @@ def trial_rows(trials: Sequence[TrialResult], kept: Plan | None) -> tuple[tuple[
         taken = " (taken)" if kept is not None and kept.layout == trial.plan.layout else ""
         rows.append(
             (
-                layout_words(trial.plan) + taken,
+                describe_layout(trial.plan) + taken,
                 f"{_rate(trial.plan.prediction.tokens_per_second)}, "
                 f"{size(memory.likely_bytes if memory else None)}{reserved}",
                 f"{measured}{reserved}" if trial.failure is None else measured,

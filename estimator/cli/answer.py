@@ -1,4 +1,4 @@
-"""One configuration's whole answer: memory, host, disk, speed, price. What `estimate` and `explain` show."""
+"""One configuration's whole answer: memory, host, disk, speed, price. What `finetune estimate` shows."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from estimator.plan import MemoryEstimate
 from estimator.planning.places import RDMA_FABRICS
 from estimator.setup import Setup
 from estimator.throughput import MeasuredBandwidth, Speed
+from estimator.vocabulary import AUTOMATIC_METHODS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +77,9 @@ class Answer:
                 "shows_range": self.memory.shows_range,
                 "shows_basis": self.memory.shows_basis,
                 "capacity_bytes": self.memory.capacity_bytes,
-                "fits": self.memory.fits,
+                "headroom_bytes": self.memory.headroom_bytes,
+                "out_of_memory_risk": self.memory.out_of_memory_risk,
+                "verdict": self.memory.verdict,
             },
             "calibration": None if self.correction is None else dataclasses.asdict(self.correction),
             "node": {
@@ -147,8 +150,14 @@ def estimate_configuration(options: SetupOptions, place: PlaceOptions) -> Answer
     """
     instance = hardware.instance(place.instance_type) if place.instance_type else None
     gpus = options.gpus if options.gpus is not None else (instance.gpu_count if instance else 1)
-    setup = setup_from(options, models.resolve(options.model).spec, gpus)
-    return estimate_setup(setup, site_of(place, setup, instance))
+    model = models.resolve(options.model).spec
+    methods = AUTOMATIC_METHODS if options.method == "auto" else (options.method,)
+    for method in methods:  # the first that fits, else the last
+        setup = setup_from(dataclasses.replace(options, method=method), model, gpus)
+        answer = estimate_setup(setup, site_of(place, setup, instance))
+        if answer.memory.fits is not False:
+            break
+    return answer
 
 
 def estimate_setup(setup: Setup, site: Site) -> Answer:

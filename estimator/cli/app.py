@@ -25,22 +25,26 @@ COMMANDS = {
     "flow": "Any command of a flow: resume, card view, logs, argo-workflows create.",
     "plan": "The best configurations for a model, from goals to a ranked list.",
     "estimate": "Memory, speed and price of one configuration.",
-    "explain": "What the memory is made of, as bars: here, as SVG, as a page.",
     "gpus": "GPUs and machines: memory, speed, price.",
     "models": "Models that are known by name.",
+    "chat": "Ask a finished model on the terminal.",
+    "serve": "Serve a finished model to OpenAI clients, here or on Kubernetes.",
     "runs": "Runs of the flow beside each other: what differs, loss, predicted and measured, price.",
     "costs": "What runs have cost, by user, team or model.",
     "doctor": "What is installed, what would work here, and what mends the rest.",
 }
 GROUPS = {
     "Run": ("run", "check", "flow"),
-    "Plan, with nothing run": ("plan", "estimate", "explain", "gpus", "models"),
+    "Plan, with nothing run": ("plan", "estimate", "gpus", "models"),
+    "Use the model": ("chat", "serve"),
     "Look back, look around": ("runs", "costs", "doctor"),
 }
 ELSEWHERE = {
     "run": "flows.commands",
     "check": "flows.commands",
     "flow": "flows.commands",
+    "chat": "flows.finetune_chat",
+    "serve": "flows.finetune_serve",
     "runs": "flows.finetune_runs",
     "costs": "flows.finetune_costs",
     "doctor": "flows.finetune_doctor",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
@@ -32,6 +33,25 @@ def estimate(
         bool,
         Option("--exact", help="Trace the real model too (needs torch).", rich_help_panel="Answer"),
     ] = False,
+    breakdown: Annotated[
+        bool,
+        Option("--breakdown", help="Explain the memory by category, as bars.", rich_help_panel="Answer"),
+    ] = False,
+    over: Annotated[
+        str | None,
+        Option(help="Draw one bar per value of this option, such as tp.", rich_help_panel="Answer"),
+    ] = None,
+    values: Annotated[
+        str | None, Option(help="Values of --over, separated by commas.", rich_help_panel="Answer")
+    ] = None,
+    svg: Annotated[
+        Path | None,
+        Option("--svg", help="Write the breakdown to this SVG file.", rich_help_panel="Answer"),
+    ] = None,
+    html: Annotated[
+        Path | None,
+        Option("--html", help="Write the breakdown to this HTML file.", rich_help_panel="Answer"),
+    ] = None,
     as_json: Annotated[
         bool, Option("--json", help="Print one JSON object.", rich_help_panel="Answer")
     ] = False,
@@ -40,6 +60,20 @@ def estimate(
     """Memory, speed and price of one configuration."""
     output.one_format(json=as_json, csv=as_csv)
     with catalogue(place.hardware):
+        if breakdown or any(value is not None for value in (over, values, svg, html)):
+            from estimator.cli.breakdown import show_breakdown
+
+            show_breakdown(
+                options,
+                place,
+                over=over,
+                values=values,
+                svg=svg,
+                html=html,
+                as_json=as_json,
+                as_csv=as_csv,
+            )
+            return
         answer = estimate_configuration(options, place)
         for problem in answer.site.problems:
             output.note(problem)
@@ -49,8 +83,8 @@ def estimate(
                 output.note(old)
         traced = _trace(answer) if exact else None
         if as_json:
-            values = answer.to_dict()
-            output.print_json(values | {"exact": _exact_dict(traced)} if traced else values)
+            result = answer.to_dict()
+            output.print_json(result | {"exact": _exact_dict(traced)} if traced else result)
         elif as_csv:
             extra = {"exact_bytes": traced.peak_bytes} if traced else {}
             output.print_csv([answer.to_row() | extra])
@@ -91,7 +125,7 @@ def _print(answer: Answer, options: SetupOptions, traced: ExactEstimate | None) 
     console = output.console()
     setup = answer.setup
     console.print(
-        f"[bold]{setup.model.name}[/bold], {options.method} with {setup.engine}: "
+        f"[bold]{setup.model.name}[/bold], {calibration.method_of(setup)} with {setup.engine}: "
         f"{setup.model.parameters / 1e9:.2f} B parameters, {_trained(answer)}"
     )
     facts = Table.grid(padding=(0, 2))
@@ -173,9 +207,9 @@ def _by_default(answer: Answer, options: SetupOptions) -> list[str]:
     open_values = {
         f"precision {setup.precision}": options.precision is None,
         f"sharding {setup.sharding}": options.sharding is None and setup.world_size > 1,
-        f"checkpointing {setup.checkpointing}": options.checkpointing is None,
+        f"checkpointing {setup.checkpointing}": options.activation_checkpointing is None,
         f"loss {setup.loss}": options.loss is None,
-        "samples packed" if setup.fixed_length else "samples of varying length": options.packed is None,
+        "samples packed" if setup.fixed_length else "samples of varying length": options.packing is None,
     }
     return [name for name, is_open in open_values.items() if is_open]
 
@@ -220,11 +254,11 @@ def _with_range(size: int, limits: tuple[int, int]) -> str:
 
 def _print_verdict(console: Console, answer: Answer) -> None:
     peak, gpu = answer.memory, answer.site.gpu
-    text = f"Needs {_with_range(peak.needs_bytes, peak.needs_range)}"
-    if peak.capacity_bytes is not None:
-        text += f", of the {gpu.name if gpu else 'process'}'s {format_bytes(peak.capacity_bytes)}"
-    verdict = {True: ": [green]fits[/green]", False: ": [red]DOES NOT FIT[/red]", None: ""}[peak.fits]
-    console.print(f"[bold]{text}[/bold]{verdict}{', but not at its upper end' if peak.tight else ''}")
+    where = f" ({gpu.name})" if gpu else ""
+    colors = {"fits": "green", "tight": "yellow", "does not fit": "red"}
+    color = colors[peak.verdict] if peak.verdict else "default"
+    console.print(f"[bold]Memory[/bold] [{color}]{peak.describe()}[/{color}]{where}")
+    console.print(f"Needs {_with_range(peak.needs_bytes, peak.needs_range)}")
     console.print(f"range {peak.needs_basis}")
     counter = "nvidia-smi" if answer.setup.device == "cuda" else "the system"
     console.print(f"Shows {_with_range(peak.shows_bytes, peak.shows_range)} by {counter} where there is room")

@@ -45,8 +45,13 @@ class SetupOptions:
         ),
     ]
     engine: Annotated[
-        str, Option(help=one_of(get_args(vocabulary.Engine), "Training engine:"), rich_help_panel=_WHAT)
-    ] = "torchtune"
+        str,
+        Option(
+            help=f"{one_of(get_args(vocabulary.Engine), 'Training engine:')} auto: torchtune, or fsdp2 "
+            "for models of images.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = "auto"
     engine_version: Annotated[
         str,
         Option(
@@ -54,14 +59,17 @@ class SetupOptions:
         ),
     ] = ""
     method: Annotated[
-        str, Option(help=one_of(tuple(vocabulary.METHODS), "Training method:"), rich_help_panel=_WHAT)
-    ] = "full"
+        str,
+        Option(
+            help=f"{one_of(tuple(vocabulary.METHODS), 'Training method:')} auto: the first of "
+            f"{', '.join(vocabulary.AUTOMATIC_METHODS)} that fits.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = "auto"
     task: Annotated[
         str, Option(help=one_of(get_args(vocabulary.Task), "Training task:"), rich_help_panel=_WHAT)
     ] = "sft"
-    lora_rank: Annotated[
-        int | None, Option("--lora-rank", "--rank", help="LoRA rank.", rich_help_panel=_WHAT)
-    ] = None
+    lora_rank: Annotated[int | None, Option(help="LoRA rank.", rich_help_panel=_WHAT)] = None
     lora_targets: Annotated[
         str | None,
         Option(help="Linear layers with LoRA: comma-separated names, or `all`.", rich_help_panel=_WHAT),
@@ -97,6 +105,7 @@ class SetupOptions:
     trained_modules: Annotated[
         str | None,
         Option(
+            "--modules-to-save",
             help=one_of(vocabulary.TRAINED_MODULES, "Modules trained in full next to adapters:"),
             rich_help_panel=_WHAT,
         ),
@@ -121,6 +130,14 @@ class SetupOptions:
         Option(
             "--undivided-base",
             help="Do not shard the quantized weights (ZeRO-3 cannot).",
+            rich_help_panel=_WHAT,
+        ),
+    ] = False
+    reference_copy: Annotated[
+        bool,
+        Option(
+            "--reference-copy",
+            help="Full DPO holds the reference model in memory, as TRL does.",
             rich_help_panel=_WHAT,
         ),
     ] = False
@@ -216,11 +233,11 @@ class SetupOptions:
         int | None,
         Option(help="Image side in pixels. Default: that of the published model.", rich_help_panel=_BATCH),
     ] = None
-    packed: Annotated[
+    packing: Annotated[
         bool | None,
         Option(
-            "--packed/--variable",
-            help="Whether all sequences are packed to full length, or vary in length.",
+            "--packing/--no-packing",
+            help="Pack samples into sequences of full length, or let lengths vary.",
             rich_help_panel=_BATCH,
         ),
     ] = None
@@ -253,13 +270,18 @@ class SetupOptions:
         ),
     ] = None
 
-    checkpointing: Annotated[
-        str | None,
+    activation_checkpointing: Annotated[
+        bool | None,
         Option(
-            help=one_of(get_args(vocabulary.Checkpointing), "Activation checkpointing:"),
+            "--activation-checkpointing/--no-activation-checkpointing",
+            help="Recompute activations in the backward pass.",
             rich_help_panel=_MEMORY,
         ),
     ] = None
+    recompute_what: Annotated[
+        str,
+        Option(help="What activation checkpointing recomputes: full or selective.", rich_help_panel=_MEMORY),
+    ] = "full"
     recompute_every: Annotated[
         int, Option(help="Checkpoint one of every N blocks.", rich_help_panel=_MEMORY)
     ] = 1
@@ -283,6 +305,9 @@ class SetupOptions:
             help="Attention kernel: flash, or math (stores all attention scores).", rich_help_panel=_MEMORY
         ),
     ] = "flash"
+    flash_version: Annotated[
+        int, Option(help="Version of FlashAttention (PyTorch has 2).", rich_help_panel=_MEMORY)
+    ] = 2
     optimizer_in_backward: Annotated[
         bool,
         Option(

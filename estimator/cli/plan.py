@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from estimator.planning.goals import Goals
     from estimator.throughput import MeasuredBandwidth
 
-DEFAULT_BATCH = 16  # as launchers/settings.py
 _WHAT, _GOALS, _WHERE, _HOW, _ANSWER = ("What is trained", "Goals", "Where", "How", "Answer")
 
 
@@ -88,9 +87,13 @@ class JobOptions:
         Option(help="Image side in pixels. Default: that of the published model.", rich_help_panel=_WHAT),
     ] = None
     global_batch_size: Annotated[
-        int, Option(help="Sequences per optimizer step, summed over all GPUs.", rich_help_panel=_WHAT)
-    ] = DEFAULT_BATCH
-    lora_rank: Annotated[int, Option("--lora-rank", "--rank", help="LoRA rank.", rich_help_panel=_WHAT)] = 8
+        int | None,
+        Option(
+            help="Sequences per optimizer step, summed over all GPUs. Default: 16, or the nearest workable.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = None
+    lora_rank: Annotated[int, Option(help="LoRA rank.", rich_help_panel=_WHAT)] = 8
     lora_targets: Annotated[
         str, Option(help="Linear layers with LoRA: comma-separated names, or `all`.", rich_help_panel=_WHAT)
     ] = "all"
@@ -119,7 +122,11 @@ class JobOptions:
     ] = None
     trained_modules: Annotated[
         str,
-        Option(help=one_of(TRAINED_MODULES, "Modules trained in full next to LoRA:"), rich_help_panel=_WHAT),
+        Option(
+            "--modules-to-save",
+            help=one_of(TRAINED_MODULES, "Modules trained in full next to LoRA:"),
+            rich_help_panel=_WHAT,
+        ),
     ] = ""
     adapter_prompt_length: Annotated[
         int, Option(help="LLaMA-Adapter: number of prompt vectors per block.", rich_help_panel=_WHAT)
@@ -138,11 +145,11 @@ class JobOptions:
     micro_batch_size: Annotated[
         int | None, Option(help="Sequences per GPU and forward pass.", rich_help_panel=_HOW)
     ] = None
-    checkpointing: Annotated[
+    activation_checkpointing: Annotated[
         bool | None,
         Option(
-            "--checkpointing/--no-checkpointing",
-            help="Recompute activations in the backward pass (activation checkpointing).",
+            "--activation-checkpointing/--no-activation-checkpointing",
+            help="Recompute activations in the backward pass.",
             rich_help_panel=_HOW,
         ),
     ] = None
@@ -251,6 +258,22 @@ class GoalOptions:
     max_gpus: Annotated[
         int | None, Option(help="Maximum number of GPUs over all nodes.", rich_help_panel=_WHERE)
     ] = None
+    tight: Annotated[
+        bool,
+        Option(
+            "--tight",
+            help="Rank plans with a risk of 2 to 20 % of running out of memory like others.",
+            rich_help_panel=_WHERE,
+        ),
+    ] = False
+    here: Annotated[
+        bool | None,
+        Option(
+            "--here/--no-here",
+            help="Plan for the GPUs of this machine. Default where it has some and no machine is named.",
+            rich_help_panel=_WHERE,
+        ),
+    ] = None
     from_cluster: Annotated[
         bool,
         Option(
@@ -301,6 +324,14 @@ def plan(
     as_csv: Annotated[
         bool, Option("--csv", help="Print one CSV row per plan.", rich_help_panel=_ANSWER)
     ] = False,
+    verbose: Annotated[
+        bool,
+        Option(
+            "--verbose",
+            help="Print memory by category, its ranges, and what nvidia-smi will show.",
+            rich_help_panel=_ANSWER,
+        ),
+    ] = False,
 ) -> None:
     """Rank the configurations that train a model within the given goals."""
     from estimator import calibration, hardware
@@ -317,9 +348,9 @@ def plan(
         known, problems = calibration.load() if goal_options.calibration else (None, ())
         for problem in problems:
             output.note(problem)
-        job, target, goals = _job(job_options), _target(goal_options), _goals(goal_options)
+        job, target, goals = job_from(job_options), target_from(goal_options), goals_from(goal_options)
         try:
-            ranked = plans(job, target, goals, top, calibration=known, bandwidth=_bandwidth(goal_options))
+            ranked = plans(job, target, goals, top, calibration=known, bandwidth=bandwidth_from(goal_options))
         except UserError as error:
             raise error if goals.cluster is None else explain(error, job, target, goals.cluster) from None
         old = hardware.old_prices(
@@ -334,16 +365,17 @@ def plan(
     elif as_csv:
         output.print_csv(rows)
     else:
-        show(ranked)
+        show(ranked, verbose=verbose)
         if command is not None:
             output.console().print(f"\nTo run the first: {command}", markup=False, soft_wrap=True)
 
 
-def _job(job_options: JobOptions) -> Job:
+def job_from(job_options: JobOptions) -> Job:
     from estimator import models
-    from estimator.job import Job
+    from estimator.job import DEFAULT_BATCH, Job
     from estimator.planning import images
 
+    batch = job_options.global_batch_size
     model = models.resolve(job_options.model).spec
     return Job(
         model=model,
@@ -351,11 +383,12 @@ def _job(job_options: JobOptions) -> Job:
         engine=job_options.engine,  # type: ignore[arg-type]
         task=images.task_for(model, job_options.task),  # type: ignore[arg-type]
         seq_len=images.length_of(model, job_options.seq_len, job_options.resolution),
-        global_batch_size=job_options.global_batch_size,
+        global_batch_size=DEFAULT_BATCH if batch is None else batch,
+        batch_multiple=1 if batch is None else None,
         micro_batch_size=job_options.micro_batch_size,
         optimizer=job_options.optimizer,  # type: ignore[arg-type]
         precision=job_options.precision,  # type: ignore[arg-type]
-        activation_checkpointing=job_options.checkpointing,
+        activation_checkpointing=job_options.activation_checkpointing,
         lora_rank=job_options.lora_rank,
         lora_targets=_targets(job_options.lora_targets, model),
         lora_experts=job_options.lora_experts,
@@ -405,12 +438,17 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def _target(goal_options: GoalOptions) -> Target:
+def target_from(goal_options: GoalOptions) -> Target:
     from estimator.job import Target
 
-    kind = "kubernetes" if goal_options.from_cluster else "catalogue"
+    here = _plans_here(goal_options)
+    kind = "local" if here else "kubernetes" if goal_options.from_cluster else "catalogue"
+    if here:
+        from estimator.hardware import local_machine
+
     return Target(
         kind=kind,  # type: ignore[arg-type]
+        machine=local_machine.here() if here else None,
         nodes=goal_options.nodes,
         gpus=goal_options.gpus,
         gpu=goal_options.gpu,
@@ -418,7 +456,31 @@ def _target(goal_options: GoalOptions) -> Target:
     )
 
 
-def _goals(goal_options: GoalOptions) -> Goals:
+def _plans_here(options: GoalOptions) -> bool:
+    """Whether the plan is for this machine: as asked, or as it has GPUs and nothing says which machines."""
+    elsewhere = {
+        "instance-type": options.instance_type,
+        "cloud": options.cloud,
+        "spot": options.spot,
+        "interruption-rate": options.interruption_rate,
+        "max-nodes": options.max_nodes,
+        "max-gpus": options.max_gpus,
+        "from-cluster": options.from_cluster,
+        "budget-usd": options.budget_usd,
+    }
+    named = next((name for name, value in elsewhere.items() if value), None)
+    if options.here and named:
+        raise UserError(f"--here and --{named} contradict each other.", "Leave one of them out.")
+    if options.here is not None:
+        return options.here
+    if named or options.gpu or options.gpus or options.nodes or options.hardware:
+        return False
+    from estimator.hardware import local_machine
+
+    return local_machine.has_gpus()
+
+
+def goals_from(goal_options: GoalOptions) -> Goals:
     from estimator.planning.goals import Goals
 
     return Goals(
@@ -435,6 +497,7 @@ def _goals(goal_options: GoalOptions) -> Goals:
         cluster=_cluster(goal_options),
         max_nodes=goal_options.max_nodes,
         max_gpus=goal_options.max_gpus,
+        tight=goal_options.tight,
     )
 
 
@@ -451,15 +514,15 @@ def _cluster(goal_options: GoalOptions) -> Cluster | None:
     from estimator.planning.run_command import DEFAULT_NAMESPACE, NAMESPACE_VARIABLE
 
     namespace = goal_options.namespace or os.environ.get(NAMESPACE_VARIABLE) or DEFAULT_NAMESPACE
-    cluster = read_cluster(goal_options.context, rules=PodRules(namespace=namespace))
+    cluster = read_cluster(goal_options.context, rules=PodRules(namespace=namespace), gpu=goal_options.gpu)
     for line in cluster.notes:
         output.note(line)
     return cluster
 
 
 def _command(plan: Plan, job: Job, model: str, goal_options: GoalOptions, goals: Goals) -> str | None:
-    """Command that runs the plan on the cluster it was made for; None without a cluster."""
-    if goals.cluster is None:
+    """Command that runs the plan on the cluster or machine it was made for; None for a catalogue's."""
+    if goals.cluster is None and plan.target == "catalogue":
         return None
     from estimator.planning.run_command import run_command
 
@@ -475,7 +538,7 @@ def _count(text: str | None) -> int | None:
     return None if text is None else round(tokens_of(text))
 
 
-def _bandwidth(goal_options: GoalOptions) -> MeasuredBandwidth | None:
+def bandwidth_from(goal_options: GoalOptions) -> MeasuredBandwidth | None:
     if goal_options.busbw_intra is None and goal_options.busbw_inter is None:
         return None
     from datetime import date

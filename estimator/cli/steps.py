@@ -10,6 +10,7 @@ from estimator.errors import UserError
 from estimator.memory import implementations
 from estimator.models.diffusion import DiffusionSpec
 from estimator.models.spec import ModelSpec
+from estimator.names import unknown_choice
 from estimator.planning import images
 from estimator.planning.engines import dense_mask
 from estimator.setup import Setup, drawn_answer
@@ -30,8 +31,7 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int) -> Setup:
 
     Raises UserError for a value that is not known and for values that contradict each other.
     """
-    if isinstance(model, DiffusionSpec) and options.engine == "torchtune":  # the default
-        options = replace(options, engine=images.ENGINE)
+    options = replace(options, engine=_engine(options, model))
     spec, engine = engine_of(options.engine)
     method, quantization = _method(options, engine)
     launched_here = options.engine in LAUNCHED_ENGINES
@@ -40,7 +40,7 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int) -> Setup:
     precision = "fp32" if options.device == "cpu" else spec.precision_of(sharded=sharded)
     seq_len = images.length_of(model, options.seq_len, options.resolution)
     draws = options.task in TASKS and TASKS[options.task].draws_answers  # Setup refuses other names
-    packed = engine.fixed_length if options.packed is None else options.packed
+    packed = engine.fixed_length if options.packing is None else options.packing
     setup = Setup(
         model=model,
         engine=options.engine,  # type: ignore[arg-type]
@@ -79,6 +79,7 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int) -> Setup:
         # A pipeline with fewer micro batches than stages is never full
         accumulation=_or(options.accumulation, max(options.pp, 1)),
         answer_len=drawn_answer(seq_len) if draws else 0,
+        reference_copy=options.reference_copy,
         reward_parameters=options.reward_parameters,
         compares=draws and METHODS[method].adapters,
         seq_len=seq_len,
@@ -92,12 +93,13 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int) -> Setup:
             and engine.document_mask
             and dense_mask(options.engine, options.device, model, options.task),
         ),
-        checkpointing=options.checkpointing or engine.checkpointing_of(sharded=sharded),  # type: ignore[arg-type]
+        checkpointing=_checkpointing(options, engine, sharded=sharded),  # type: ignore[arg-type]
         recompute_every=options.recompute_every,
         activation_offload=options.activation_offload,
         compile=options.compile,
         loss=options.loss or spec.loss,  # type: ignore[arg-type]
         loss_chunks=_or(options.loss_chunks, engine.chunks_of(seq_len)),
+        flash_version=options.flash_version,
         attention=options.attention,  # type: ignore[arg-type]
         offload=options.offload,  # type: ignore[arg-type]
         offload_to=options.offload_to,  # type: ignore[arg-type]
@@ -110,12 +112,25 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int) -> Setup:
     return setup
 
 
+def _engine(options: SetupOptions, model: ModelSpec) -> str:
+    """The engine that ``--engine auto`` stands for."""
+    if options.engine != "auto":
+        return options.engine
+    return images.ENGINE if isinstance(model, DiffusionSpec) else "torchtune"
+
+
 def engine_of(name: str) -> tuple[EngineSpec, EngineDefaults]:
     """Look up an engine and its defaults; raise UserError, naming the known engines, for another name."""
     spec = ENGINES.get(name)
     if spec is None or spec.defaults is None:
-        raise UserError(f"--engine {name} is not known.", f"Choose one of {', '.join(get_args(Engine))}.")
+        raise unknown_choice(f"--engine {name}", name, get_args(Engine))
     return spec, spec.defaults
+
+
+def _checkpointing(options: SetupOptions, engine: EngineDefaults, *, sharded: bool) -> str:
+    if options.activation_checkpointing is None:
+        return engine.checkpointing_of(sharded=sharded)
+    return options.recompute_what if options.activation_checkpointing else "none"
 
 
 def _or(value: Any, otherwise: Any) -> Any:
@@ -141,7 +156,7 @@ def _version(options: SetupOptions) -> str:
 def _method(options: SetupOptions, engine: EngineDefaults) -> tuple[str, str]:
     """Method and quantization: qlora and qdora are adapters on a quantised base."""
     if options.method not in METHODS:
-        raise UserError(f"--method {options.method} is not known.", f"Choose one of {', '.join(METHODS)}.")
+        raise unknown_choice(f"--method {options.method}", options.method, METHODS)
     method = METHODS[options.method]
     if not method.quantized:
         return method.base, options.quantization or "none"

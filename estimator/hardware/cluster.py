@@ -43,6 +43,7 @@ class ClusterNodes:
     fences: tuple[str, ...] = ()  # those of the taints that the run's pods don't tolerate
     may_come: int | None = 0  # nodes that may be added; None: as many as are asked for
     added_by: str = ""  # what would add them, in words
+    gpu_on_trust: bool = False  # no label names the GPU: as named by the user
     guessed: bool = False  # nothing says that these are the machines which would be added
 
     @property
@@ -114,6 +115,11 @@ class Cluster:
                 *(Aside(reason=why, names=tuple(dict.fromkeys(names))) for why, names in fenced.items()),
             ),
         )
+
+    @property
+    def with_any_disk(self) -> Cluster:
+        """The cluster without limits of its nodes' disks."""
+        return replace(self, nodes=tuple(replace(nodes, ephemeral_bytes=None) for nodes in self.nodes))
 
     @property
     def notes(self) -> tuple[str, ...]:

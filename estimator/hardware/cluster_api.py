@@ -196,6 +196,11 @@ class ClusterApi:
         """Lay values over an object's; None takes one away, a list of plain values or taints is replaced."""
         return self._ask("PATCH", path, body, "application/strategic-merge-patch+json")
 
+    def apply(self, path: str, body: Json) -> Json:
+        """Create an object, or change it to these values (server-side apply)."""
+        query = urlencode({"fieldManager": "finetune", "force": "true"})
+        return self._ask("PATCH", f"{path}?{query}", body, "application/apply-patch+yaml")
+
     def may(self, verb: str, resource: str, **attributes: str) -> bool:
         """Whether this login may do that; what is left out of ``group``, ``namespace``, ``name`` is any."""
         attributes = {"verb": verb, "resource": resource, **attributes}

@@ -38,10 +38,12 @@ def group(
     rules: PodRules,
     *,
     usage: Mapping[str, Usage] | None = None,
+    named: Gpu | None = None,
 ) -> Cluster:
     """Equal nodes together; those that can't be used by reason.
 
-    ``usage``: what runs on the nodes, by name; None: not told.
+    ``usage``: what runs on the nodes, by name; None: not told. ``named``: the GPU of nodes without a label of
+    it, as the user says.
     """
     usable: dict[tuple[object, ...], list[ClusterNodes]] = {}
     aside: dict[str, list[str]] = {}
@@ -51,14 +53,21 @@ def group(
             without += 1
             continue
         try:
-            one = _usable(node, catalogue)
+            one = _usable(node, catalogue, named)
             if usage is not None:
                 one = _beside(one, usage.get(node.name))
         except _LeftAsideError as reason:
             aside.setdefault(str(reason), []).append(node.name)
             continue
         one = replace(one, fences=rules.fence(one.taints)[1])
-        machine = (one.instance.name, one.gpu.name, one.instance.gpu_count, one.efa, one.spot)
+        machine = (
+            one.instance.name,
+            one.gpu.name,
+            one.instance.gpu_count,
+            one.efa,
+            one.spot,
+            one.gpu_on_trust,
+        )
         key = (*machine, one.taints, one.free_gpus)
         usable.setdefault(key, []).append(one)
     return Cluster(
@@ -119,13 +128,14 @@ def _beside(one: ClusterNodes, used: Usage | None) -> ClusterNodes:
     )
 
 
-def _usable(node: Node, catalogue: Catalogue) -> ClusterNodes:
+def _usable(node: Node, catalogue: Catalogue, named: Gpu | None) -> ClusterNodes:
     """One node as a group of itself; raises _LeftAsideError."""
     if node.unavailable:
         raise _LeftAsideError(node.unavailable)
     _whole_gpus(node)
     count = int(node.allocatable.get(GPUS, 0))
-    gpu = _sized(node, _gpu(node, catalogue))
+    found = _gpu(node, catalogue)
+    gpu = _sized(node, found or _named(node, named))
     labels = node.labels
     return ClusterNodes(
         instance=_instance(node, gpu, count, catalogue),
@@ -139,6 +149,7 @@ def _usable(node: Node, catalogue: Catalogue) -> ClusterNodes:
         zones=(labels[ZONE],) if ZONE in labels else (),
         taints=node.taints,
         names=(node.name,),
+        gpu_on_trust=found is None,
     )
 
 
@@ -174,8 +185,17 @@ def _names(node: Node) -> Iterator[tuple[str, str]]:
             yield label, node.labels[label]
 
 
-def _gpu(node: Node, catalogue: Catalogue) -> Gpu:
-    """By the first label that names one; by the machine type only where no label does."""
+def _named(node: Node, gpu: Gpu | None) -> Gpu:
+    """The GPU that the user names for nodes without a label of it; raises _LeftAsideError for none."""
+    if gpu is not None:
+        return gpu
+    kind = node.labels.get(INSTANCE_TYPE, "")
+    also = f", and {INSTANCE_TYPE}={kind} is in no table" if kind else ""
+    raise _LeftAsideError(f"unknown GPU: no label names it ({PRODUCT} is missing){also}; --gpu NAME says it")
+
+
+def _gpu(node: Node, catalogue: Catalogue) -> Gpu | None:
+    """By the first label that names one; by the machine type only where no label does; None by neither."""
     for label, value in _names(node):
         mib = node.labels.get(KARPENTER_MIB, "")
         if label == KARPENTER_NAME and mib.isdigit():
@@ -188,10 +208,7 @@ def _gpu(node: Node, catalogue: Catalogue) -> Gpu:
         return gpu
     kind = node.labels.get(INSTANCE_TYPE, "")
     item = catalogue.find_instance(kind) if kind else None
-    if item is None:
-        also = f", and {INSTANCE_TYPE}={kind} is in no table" if kind else ""
-        raise _LeftAsideError(f"unknown GPU: no label names it ({PRODUCT} is missing){also}")
-    return catalogue.gpu(item.gpu)
+    return None if item is None else catalogue.gpu(item.gpu)
 
 
 def _sized(node: Node, gpu: Gpu) -> Gpu:

@@ -6,13 +6,13 @@ planned with it. The nodes must be told; what else isn't is said, and taken as i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from estimator import hardware
 from estimator.hardware import cluster_pods, cluster_tables
-from estimator.hardware.catalogue import Catalogue, Instance
+from estimator.hardware.catalogue import Catalogue, Gpu, Instance
 from estimator.hardware.cluster import Cluster, ClusterNodes
 from estimator.hardware.cluster_api import ApiRefusedError, Clock, ClusterApi, UnreachableError
 from estimator.hardware.cluster_nodes import Node, clouds_of, fetch_nodes
@@ -74,14 +74,20 @@ class ClusterState:
 
 
 def read_cluster(
-    context: str | None = None, *, catalogue: Catalogue | None = None, rules: PodRules | None = None
+    context: str | None = None,
+    *,
+    catalogue: Catalogue | None = None,
+    rules: PodRules | None = None,
+    gpu: str | None = None,
 ) -> Cluster:
     """Ask the cluster of that kubeconfig context (default: the current one; in a pod, its own cluster).
+
+    ``gpu``: the GPU of nodes without a label of it, as the user names it.
 
     Raises UserError where it can't be reached, found or read, within seconds.
     """
     rules = rules or PodRules()
-    return offered(fetch(context, rules), catalogue or hardware.current(), rules)
+    return offered(fetch(context, rules), catalogue or hardware.current(), rules, gpu=gpu)
 
 
 def fetch(context: str | None, rules: PodRules) -> ClusterState:
@@ -102,14 +108,15 @@ def fetch(context: str | None, rules: PodRules) -> ClusterState:
         )
 
 
-def offered(state: ClusterState, catalogue: Catalogue, rules: PodRules) -> Cluster:
-    """What the cluster offers pods with these rules."""
+def offered(state: ClusterState, catalogue: Catalogue, rules: PodRules, *, gpu: str | None = None) -> Cluster:
+    """What the cluster offers pods with these rules; ``gpu`` as for :func:`read_cluster`."""
     there = group(
         state.context,
         [node for node in state.nodes if rules.refuses(node.labels) is None],
         catalogue,
         rules,
         usage=state.usage,
+        named=None if gpu is None else _least_of(catalogue.gpus_called(gpu)),
     )
     scalers, untold = state.autoscalers, state.untold
     clouds = clouds_of(state.nodes)
@@ -122,6 +129,11 @@ def offered(state: ClusterState, catalogue: Catalogue, rules: PodRules) -> Clust
     if scalers.untold and clouds and not scalers.karpenter:
         untold = (*untold, f"which node groups may grow ({scalers.untold})")
     return replace(there, nodes=(*there.nodes, *coming), quotas=state.quotas, untold=untold)
+
+
+def _least_of(gpus: Sequence[Gpu]) -> Gpu:
+    """The smallest GPU, and of these the one with the slowest links: a plan for it fits the others too."""
+    return min(gpus, key=lambda gpu: (gpu.usable_bytes, gpu.interconnect_gbps or 0.0))
 
 
 def _machines(catalogue: Catalogue, clouds: Iterable[str]) -> list[Instance]:

@@ -26,6 +26,11 @@ def here(folder: Path | str = ".") -> Machine:
     )
 
 
+def has_gpus() -> bool:
+    """Whether this machine has a GPU that its driver reports and CUDA_VISIBLE_DEVICES leaves."""
+    return bool(_gpus())
+
+
 def _gpus() -> tuple[tuple[str, int], ...]:
     """(name, memory) of the GPUs that CUDA_VISIBLE_DEVICES leaves, in its order."""
     try:

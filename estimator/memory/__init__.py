@@ -59,25 +59,26 @@ def estimate(setup: Setup, *, capacity_bytes: int | None = None) -> MemoryEstima
     kept = needed.likely_bytes - largest.active - runtime
     parts = largest.categories | {ALLOCATOR: kept, RUNTIME: runtime}
     on_cpu = setup.device == "cpu"
-    return MemoryEstimate(
+    estimate = MemoryEstimate(
         categories=tuple((name, parts[name]) for name in CATEGORIES if parts.get(name)),
         needs_range=(needed.lower_bytes, needed.upper_bytes),
         shows_bytes=shown.likely_bytes,
         shows_range=(shown.lower_bytes, shown.upper_bytes),
-        capacity_bytes=capacity_bytes,
+        capacity_bytes=None,
         host_bytes=needed.likely_bytes * setup.processes_per_node if on_cpu else host_bytes(setup),
         needs_basis=needed.basis,
         shows_basis=shown.basis,
         outside_bytes=None if on_cpu else runtime_bytes(setup),
     )
+    return estimate.with_capacity(capacity_bytes)
 
 
-def range_of(setup: Setup, kind: str) -> Range:
+def range_of(setup: Setup, kind: str, *, capacity_bytes: int | None = None) -> Range:
     """What one counter of memory should show: "allocated", "active", "reserved", or "process".
 
     For "needed" it is what the run needs, whatever any counter shows.
     """
-    return needs(setup)[0] if kind == "needed" else shows(setup, kind)
+    return needs(setup)[0] if kind == "needed" else shows(setup, kind, capacity_bytes=capacity_bytes)
 
 
 def active(setup: Setup) -> dict[str, int]:

@@ -137,8 +137,9 @@ def _mean_mlp(setup: Setup, dense: float) -> float:
         # each expert's input, where its weights need it, and its result before weighting
         trained = not setup.adapters or setup.copies_experts
         trained |= not setup.prompts and bool(_IN_MLP & set(setup.lora_targets))
-        experts += (2 if trained else 1) * routed * model.hidden * size
-        experts += _mlp(setup, model.shared_ffn) + 8 * model.experts  # router's logits and their softmax
+        inputs = (2 if trained else 1) * routed * model.hidden * size
+        routing = 8 * model.experts  # router's logits and their softmax
+        experts += (inputs + routing) / _gathered(setup) + _mlp(setup, model.shared_ffn)
         saved += (1 - dense) * experts
     return saved
 

@@ -36,6 +36,7 @@ class Implementation:
     whole_logits: bool  # tensor parallel gathers the logits on each process
     root_stays: str  # what FSDP leaves gathered: "all" outside the blocks, "head", or all "backward" alone
     flat_gradients: bool  # FSDP1's flat parameters: frozen weights beside trained ones get gradients too
+    outputs_kept: bool  # FSDP1 frees gradients of block outputs after the backward pass of frozen weights
     compiled_loss: bool  # the loss is compiled: no fp32 copies of the logits
     scattered_kept: bool  # selective checkpointing keeps what reduce-scatters give
     kept_unsharded: float  # bytes a parameter that FSDP leaves gathered under tensor parallel: a defect
@@ -71,6 +72,7 @@ def _row(row: dict[str, str]) -> Implementation:
         whole_logits=row["whole_logits"] == "1",
         root_stays=row["root_stays"],
         flat_gradients=row["flat_gradients"] == "1",
+        outputs_kept=row["outputs_kept"] == "1",
         compiled_loss=row["compiled_loss"] == "1",
         scattered_kept=row["scattered_kept"] == "1",
         kept_unsharded=float(row["kept_unsharded"]),

@@ -47,8 +47,8 @@ def loss_bytes(setup: Setup, part: Part, tokens: int) -> Logits:
     Divided over the vocabulary by torch's loss_parallel: four fp32 tensors of a process's share.
     kernel: one kernel on the 16-bit logits, which puts the gradient in their place (flash-attn,
     losses/cross_entropy.py, inplace_backward; Unsloth's Triton kernel): logits and gradient, 4 B. Under the
-    Trainer their shifted copy and its gradient beside, and accelerate's fp32 copy of what the model returns
-    (utils/operations.py, ConvertOutputsToFp32): 10 B.
+    Trainer their shifted copy, which the gradient replaces, and accelerate's fp32 copy of what the model
+    returns (utils/operations.py, ConvertOutputsToFp32): 8 B; in loops without accelerate 6 B.
     LLaMA-Adapter v2 keeps what the head's scale is trained on; behind it the logits, their gradient, that
     before the scale, and the product whose sum is the scale's own are alive.
     recomputed (launchers/dataset/batches.py): logits, 12 B for each logit of one piece and the

@@ -7,10 +7,11 @@ a pipeline the first stage has the most micro batches in flight, the last one th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from estimator.memory import diffusion, latents
+from estimator.memory import diffusion, implementations, latents
 from estimator.memory.activations import (
     backward_bytes,
     block_bytes,
@@ -18,13 +19,20 @@ from estimator.memory.activations import (
     last_bytes,
     selective_bytes,
 )
-from estimator.memory.buffers import buffers, dequantised_bytes, optimizer_temporary_bytes
+from estimator.memory.buffers import (
+    buffers,
+    cached_bytes,
+    dequantised_bytes,
+    optimizer_temporary_bytes,
+)
 from estimator.memory.generation import ACTIVATIONS, CACHE, CACHE_HELD, LOGITS, drawn_batch, live_bytes
 from estimator.memory.logits import Logits, loss_bytes
+from estimator.memory.residuals import varies
 from estimator.memory.shape import Part, part_of, stages
 from estimator.memory.states import (
     computing,
     divides_scales,
+    fsdp1,
     late_gradient_bytes,
     loaded_bytes,
     scale_bytes,
@@ -46,6 +54,12 @@ BLOCKS_NOT_YET_OFFLOADED = 2
 LENGTH_BEFORE_THE_LONGEST = 0.75
 # Tokens of the longest batch that follows it, over its own: litgpt's LoRA runs with FSDP on the same data
 LATER_LENGTH = 0.5
+
+
+# Bytes that batches of varying lengths leave in the allocator's cache, over those of logits and one block's
+# activations, which every batch allocates anew in other sizes: the median of 74 runs of ms-swift
+# (modelscope/ms-swift@b40f31df7^, Benchmark.md), of which half lie between 1.4 and 2.9.
+LEFT_BY_LENGTHS = 2.4
 
 
 # What is kept from step to step, whose bytes are arithmetic on shapes and types
@@ -136,17 +150,29 @@ class StageMoments:
     moments: list[Moment]
     streams: int  # the largest of each stream, together
     unfitting: int  # what the allocator reserves beside because freed blocks fit nothing that follows
+    cached: int = 0  # what it holds of earlier moments, and reuses in part: added in quadrature
+    left: int = 0  # what batches of other lengths left behind, of which the optimizer's step can reuse all
 
     def peak(self, weight: float, held: bool) -> Peak:
         """The largest moment, as :func:`peak` weighs it."""
         streams = self.streams * held
-        largest = max(self.moments, key=lambda moment: moment.weighed(weight, streams))
+
+        def reserved(moment: Moment) -> tuple[float, int]:
+            alive, total = moment.weighed(weight, streams)
+            return alive + self._left_beside(moment) * held, total
+
+        largest = max(self.moments, key=reserved)
         names = self.constant | largest.parts
         joined = {name: self.constant.get(name, 0) + largest.parts.get(name, 0) for name in names}
-        return Peak(
+        found = Peak(
             categories={name: size for name, size in joined.items() if size},
-            beside=largest.beside(self.streams) + self.unfitting,
+            beside=largest.beside(self.streams) + self.unfitting + self._left_beside(largest),
         )
+        used = found.dynamic_bytes + found.beside
+        return replace(found, beside=found.beside + int(math.hypot(used, self.cached)) - used)
+
+    def _left_beside(self, moment: Moment) -> int:
+        return 0 if "optimizer temporaries" in moment.parts else self.left
 
 
 @lru_cache(maxsize=16)  # what a run needs and what it shows weigh the same moments
@@ -166,8 +192,18 @@ def _stage_moments(setup: Setup, stage: str) -> StageMoments:
         moments=moments,
         streams=max(moment.total - moment.apart for moment in moments)
         + max(moment.apart for moment in moments),
-        unfitting=logits.unfitting + int(setup.tokens * _unfitting(setup, block_per_token)),
+        unfitting=logits.unfitting + min(int(setup.tokens * _unfitting(setup, block_per_token)), logits.peak),
+        cached=cached_bytes(setup, part),
+        left=_left_by_lengths(setup, logits, block_per_token),
     )
+
+
+def _left_by_lengths(setup: Setup, logits: Logits, block_per_token: float) -> int:
+    """Bytes that batches of varying lengths leave in the allocator's cache."""
+    if not varies(setup) or setup.device == "cpu":
+        return 0
+    block = int(setup.tokens * (block_per_token + backward_bytes(setup)))
+    return int(LEFT_BY_LENGTHS * (logits.peak + block))
 
 
 def _of_unet(
@@ -241,7 +277,7 @@ def _moments(
         ),
         Moment(
             {
-                "activations": saved + recomputed,
+                "activations": saved + recomputed + _unfreed(setup, saved),
                 "logits and loss": logits.held,
                 "gradients": held_gradients + communication.waiting
                 if communication.waiting
@@ -278,6 +314,17 @@ def _moments(
             gradients if streams else 0,
         ),
     ]
+
+
+def _unfreed(setup: Setup, saved: int) -> int:
+    """Bytes of gradients of block outputs that FSDP1 frees after the backward pass of frozen weights.
+
+    They are as large as the checkpoints. With LoRA and QLoRA the backward pass of the Trainer under FSDP1
+    takes one checkpoint per block more than on one GPU, and the loss does not
+    (foundation-model-stack/fms-acceleration, scripts/benchmarks/refs).
+    """
+    frozen = implementations.of(setup).outputs_kept and setup.adapters and fsdp1(setup)
+    return saved if frozen and checkpointed(setup) else 0
 
 
 def _drawing(setup: Setup) -> list[Moment]:

@@ -6,7 +6,7 @@ run survives on far less than it shows where there is plenty.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from estimator.memory.host import nccl_alone_bytes, runtime_bytes
 from estimator.memory.moments import Peak, peak
@@ -58,8 +58,8 @@ def needs(setup: Setup) -> tuple[Range, Peak]:
     dynamic = largest.dynamic_bytes * residual.factor
     needed = Range(
         likely_bytes=states + int(dynamic * lost),
-        lower_bytes=states + int(dynamic * residual.lower_for(setup.engine)),
-        upper_bytes=states + int(dynamic * lost * residual.upper_for(setup.engine)),
+        lower_bytes=states + int(dynamic * residual.lower),
+        upper_bytes=states + int(dynamic * lost * residual.upper),
         basis=_basis(residual, setup),
     )
     return needed, largest
@@ -73,29 +73,38 @@ def needed_runtime_bytes(setup: Setup) -> int:
     return CONTEXT_NEEDED_BYTES + max(several, nccl_alone_bytes(setup))
 
 
-def shows(setup: Setup, kind: str) -> Range:
+def shows(setup: Setup, kind: str, *, capacity_bytes: int | None = None) -> Range:
     """What one counter of memory should show at its highest.
 
     ``kind`` is torch.cuda's "allocated", "active" or "reserved", or "process": the whole process, as
     nvidia-smi has it. Active memory is allocated memory and what streams still hold; the formulas do not tell
-    the two apart.
+    the two apart. No counter shows more than a GPU with ``capacity_bytes`` offers.
     """
-    return _shows(setup, kind)[0]
+    shown = _shows(setup, kind)[0]
+    if capacity_bytes is None or setup.device == "cpu":
+        return shown
+    limit = max(capacity_bytes - (0 if kind == "process" else CONTEXT_NEEDED_BYTES), 0)
+    return replace(
+        shown,
+        likely_bytes=min(shown.likely_bytes, limit),
+        lower_bytes=min(shown.lower_bytes, limit),
+        upper_bytes=min(shown.upper_bytes, limit),
+    )
 
 
 def _shows(setup: Setup, kind: str) -> tuple[Range, Peak]:
     residual = residual_of(setup, kind)
     held, on_cpu = kind not in LIVE, setup.device == "cpu"
     largest = peak(setup, 1.0 if on_cpu else residual.factor, held=held)
-    dynamic, fixed = largest.dynamic_bytes, largest.states_bytes + held * largest.beside
+    dynamic, fixed = largest.dynamic_bytes + held * largest.beside, largest.states_bytes
     if on_cpu:
         dynamic, fixed = dynamic + fixed, 0
     outside = runtime_bytes(setup) if kind == "process" else 0
     likely = dynamic * residual.factor
     shown = Range(
         likely_bytes=fixed + int(likely) + outside,
-        lower_bytes=fixed + int(likely * residual.lower_for(setup.engine)) + outside,
-        upper_bytes=fixed + int(likely * residual.upper_for(setup.engine)) + outside,
+        lower_bytes=fixed + int(likely * residual.lower) + outside,
+        upper_bytes=fixed + int(likely * residual.upper) + outside,
         basis=_basis(residual, setup),
     )
     return shown, largest
@@ -103,7 +112,6 @@ def _shows(setup: Setup, kind: str) -> tuple[Range, Peak]:
 
 def _basis(residual: Residual, setup: Setup) -> str:
     """Where a range is from, in words, with the ends over the likely value."""
-    engine = setup.engine
     of_others = " of language models" if isinstance(setup.model, DiffusionSpec) else ""
-    lower, upper = residual.lower_for(engine) - 1, residual.upper_for(engine) - 1
+    lower, upper = residual.lower - 1, residual.upper - 1
     return f"{lower:+.0%} to {upper:+.0%} beyond the states: {residual.basis}{of_others}"

@@ -10,7 +10,7 @@ from estimator import hardware, models
 from estimator.changes import FINETUNE, Suggestion, contradicting, suggestion_in_words
 from estimator.charts import appearance, ordered
 from estimator.errors import CannotFit, UserError
-from estimator.job import Job, Target
+from estimator.job import DEFAULT_BATCH, Job, Target
 from estimator.models import ModelSpec
 from estimator.plan import Plan
 from estimator.planner_page import fields, pasted
@@ -21,7 +21,7 @@ from estimator.planning.planner import plans
 from estimator.planning.ranking import Ranking
 from estimator.planning.report import render
 from estimator.planning.rows import row_of
-from estimator.planning.run_command import DEFAULT_BATCH, run_command
+from estimator.planning.run_command import run_command
 
 TOP = 5  # plans, as `finetune plan` shows
 WIDTH = 88  # columns of a plan in full
@@ -59,9 +59,10 @@ def _planned(form: Mapping[str, str]) -> dict[str, Any]:
         task=images.task_for(model, values.get("task", "sft")),  # type: ignore[arg-type]
         seq_len=images.length_of(model, values.get("seq_len"), values.get("resolution")),
         lora_targets=tuple(model.projections),
+        batch_multiple=None if "global_batch_size" in values else 1,
         **{"method": "auto", "engine": "auto", "global_batch_size": DEFAULT_BATCH, **_some(values, _OF_JOB)},
     )
-    cluster = pasted.cluster(values["cluster"]) if "cluster" in values else None
+    cluster = pasted.cluster(values["cluster"], values.get("gpu")) if "cluster" in values else None
     target = Target(kind="catalogue" if cluster is None else "kubernetes", **_some(values, _OF_TARGET))
     goals = Goals(
         clouds=values.get("cloud", ()),
@@ -87,7 +88,10 @@ def _known(name: str) -> ModelSpec:
     try:
         return models.find(name)
     except UserError as error:
-        raise UserError(error.problem, "Choose one of the list, or paste its config.json.") from None
+        near = error.advice if error.advice.startswith("Did you mean") else ""
+        raise UserError(
+            error.problem, f"{near} Choose one of the list, or paste its config.json.".strip()
+        ) from None
 
 
 def _some(values: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:

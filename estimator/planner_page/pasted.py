@@ -27,8 +27,10 @@ def model(text: str) -> ModelSpec:
     return hf_config.to_spec(values, "pasted config.json")
 
 
-def cluster(text: str) -> Cluster:
+def cluster(text: str, gpu: str | None = None) -> Cluster:
     """What the pasted nodes offer; with pods beside them, what those leave free.
+
+    ``gpu``: the GPU of nodes without a label of it, as the user names it.
 
     Raises UserError for text that has no nodes in it.
     """
@@ -49,7 +51,7 @@ def cluster(text: str) -> Cluster:
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"A pasted node is not whole: {error}.", f"Paste what `{KUBECTL}` prints.") from None
     state = ClusterState(context="pasted", nodes=nodes, usage=usage, untold=tuple(untold))
-    return replace(offered(state, hardware.current(), PodRules()), name="the pasted cluster")
+    return replace(offered(state, hardware.current(), PodRules(), gpu=gpu), name="the pasted cluster")
 
 
 def _usage(pods: Sequence[Mapping[str, Any]]) -> dict[str, Usage]:

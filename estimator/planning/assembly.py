@@ -14,7 +14,8 @@ from estimator.planning.goals import DISRUPTIONS
 from estimator.planning.interruptions import ends_well, expected, in_words, untold
 from estimator.planning.search import Candidate
 from estimator.planning.step_requests import for_evaluation, for_preparation, for_training
-from estimator.planning.support import unsupported_job
+from estimator.planning.support import planned_only
+from estimator.vocabulary import LAUNCHED_ENGINES
 
 
 def assemble(
@@ -76,12 +77,14 @@ def assemble(
         rejected=rejected,
         learning_rates=learning_rate.hints(job),
         task=job.task,
+        planned_only=planned_only(job, layout.world_size),
         prepare=None if target.at_hand else for_preparation(job, request),
         evaluate=None if target.at_hand else for_evaluation(job, candidate, request),
     )
-    limit = unsupported_job(job, layout.world_size)
-    only = plan.planned_only or (f"planned only: {limit}" if limit is not None else None)
-    return plan if only is None else replace(plan, why=(*plan.why, only))
+    if plan.planned_only is None:
+        return plan
+    mark = "" if job.engine not in LAUNCHED_ENGINES else "planned only: "
+    return replace(plan, why=(*plan.why, f"{mark}{plan.planned_only}"))
 
 
 def _interruptions(job: Job, candidate: Candidate, tokens: int | None, budget: int) -> Interruptions | None:

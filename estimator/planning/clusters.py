@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from estimator.errors import CannotFit, UserError
+from estimator.hardware import Gpu
 from estimator.job import Job, Target
 from estimator.plan import Plan
 from estimator.planning import reasons
 from estimator.planning.assembly import assemble
 from estimator.planning.capacity import why_rare
 from estimator.planning.goals import Goals
+from estimator.planning.measured_gpus import unmeasured_rule
 from estimator.planning.places import Place, choose_places
 from estimator.planning.ranking import (
     Ranking,
@@ -26,10 +28,12 @@ from estimator.planning.ranking import (
     order_in_words,
 )
 from estimator.planning.search import Candidate, Evidence, Miss, Search, precision_of, shape
+from estimator.planning.step_requests import disk_of
 from estimator.planning.support import unsupported_job, with_engine
 from estimator.vocabulary import LAUNCHED_ENGINES, METHODS
 
 MOST_REJECTIONS = 10
+MOST_COMPARED = 16  # machines on which a faster engine is tried, of those that come first with another
 _log = logging.getLogger(__name__)
 
 
@@ -47,13 +51,16 @@ class Survey:
     beyond: list[tuple[Candidate, Rejection]] = field(default_factory=list)  # fits, misses the goals
     misses: list[Miss] = field(default_factory=list)
     searches: dict[str, Search] = field(default_factory=dict)
+    is_unmeasured: Callable[[Gpu], bool] = field(default_factory=unmeasured_rule)
     indivisible: set[int] = field(default_factory=set)  # numbers of processes that can't make up the batch
 
     def search(self, place: Place) -> Search:
         """The search for the precision that suits this machine's GPU; machines of one precision share it."""
         precision = precision_of(self.job, "cuda", place.gpu)
         if precision not in self.searches:
-            self.searches[precision] = Search(self.job, precision, "cuda", self.evidence)
+            self.searches[precision] = Search(
+                self.job, precision, "cuda", self.evidence, takes_tight=self.goals.tight
+            )
         return self.searches[precision]
 
     def run(self) -> Survey:
@@ -74,6 +81,22 @@ class Survey:
             capacity=self.target.capacity,
         )
         return self
+
+    def by_engine(self, job: Job) -> Survey:
+        """Search again with the job's engine, on the machines of this survey's first candidates."""
+        places = {id(found.place): found.place for found in self.candidates if found.place is not None}
+        batch = {name: getattr(self.job, name) for name in ("global_batch_size", "batch_multiple")}
+        other = replace(
+            self,
+            job=replace(job, **batch),
+            places=list(places.values())[:MOST_COMPARED],
+            candidates=[],
+            beyond=[],
+            misses=[],
+            searches={},
+        ).run()
+        other.misses += self.misses
+        return other
 
     def _is_scattered(self, candidate: Candidate) -> bool:
         """Whether a layout is spread over more machines than it takes in the cloud, without being cheaper.
@@ -96,12 +119,14 @@ class Survey:
                 _log.debug("discarded %s: cannot divide the global batch", shape(place, nodes, count))
                 continue
             best = search.best(nodes, count, capacity, place.gpu, place)
+            if best is not None and self.is_unmeasured(place.gpu):
+                best = replace(best, unmeasured=True)
             if best is None:
                 miss = search.leanest(shape(place, nodes, count), nodes, count, capacity, place.gpu)
                 self.misses.append(miss)
                 _log.debug("discarded %s", miss)
                 continue
-            short = host_miss(best, place)
+            short = host_miss(best, place) or disk_miss(self.job, self.target, best, place)
             if short is not None:
                 self.misses.append(short)
                 _log.debug("discarded %s", short)
@@ -145,6 +170,8 @@ def _does_as_much(one: Candidate, many: Candidate) -> bool:
         return False
     if why_rare(here) and not why_rare(there):
         return False
+    if (one.unmeasured, one.idle_gpus > 0) > (many.unmeasured, many.idle_gpus > 0):
+        return False
     gpus = many.layout.world_size
     if there.gpus == 1:
         return here.gpus >= gpus or (one.layout.nodes < many.layout.nodes and one.layout.world_size >= gpus)
@@ -178,6 +205,16 @@ def host_miss(candidate: Candidate, place: Place) -> Miss | None:
     return Miss(what=candidate.what, needs=candidate.memory.host_bytes, has=has, where="host memory")
 
 
+def disk_miss(job: Job, target: Target, candidate: Candidate, place: Place) -> Miss | None:
+    """By how much a node's disk is too small for the candidate; None where it suffices or is unknown."""
+    if place.disk_bytes is None:
+        return None
+    needs = disk_of(job, target, candidate.layout)
+    if needs <= place.disk_bytes:
+        return None
+    return Miss(what=candidate.what, needs=needs, has=place.disk_bytes, where="disk")
+
+
 def rank_plans(survey: Survey, top: int) -> Ranking:
     """The first ``top`` plans of a survey that has candidates, and the nearest of what was rejected."""
     best = survey.candidates[0]
@@ -199,7 +236,9 @@ def rank_plans(survey: Survey, top: int) -> Ranking:
     return Ranking(
         plans=tuple(plans),
         rejected=tuple(rejected),
-        order=order_in_words(survey.goals, survey.target.capacity),
+        order=order_in_words(
+            survey.goals, survey.target.capacity, priced=survey.candidates[0].usd_per_hour is not None
+        ),
     )
 
 

@@ -16,6 +16,7 @@ from estimator.memory.evaluation import inference_gpus
 from estimator.memory.generation import Batch, Device, largest_batch
 from estimator.models import ModelSpec
 from estimator.plan import MIB, Generation, Plan, Request, Stage
+from estimator.planning.serving import heads_divide
 from estimator.planning.step_requests import BESIDE_RANKS
 from estimator.throughput.generation import balanced_sequences, forward_seconds, generation_speed
 
@@ -159,13 +160,8 @@ def _batch(plan: Plan, model: ModelSpec, drawing: Drawing, base: Request) -> tup
 
 
 def _can_share(model: ModelSpec, gpus: int, drawing: Drawing) -> bool:
-    """Whether so many GPUs can hold one copy. Where they share heads, each has as many as the others.
-
-    Of keys and values several may have the same (vLLM 0.32, config/model.py and layers/linear.py).
-    """
-    if not drawing.heads_shared:
-        return True
-    return model.heads % gpus == 0 and (model.kv_heads % gpus == 0 or gpus % model.kv_heads == 0)
+    """Whether so many GPUs can hold one copy."""
+    return not drawing.heads_shared or heads_divide(model, gpus)
 
 
 def _most(gpu: Gpu | None) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from estimator.errors import Change, UserError
 from estimator.formatting import format_usd
 from estimator.job import Job
+from estimator.names import unknown_choice
 from estimator.planning.interruption_rates import check_rate
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 PREFERENCES = ("price", "speed")
 DISRUPTIONS = 20  # of a run's setting resources.max_disruptions
-ATTEMPTS = 2  # retries of a training step: what a run has where a disruption counts as a failure
+ATTEMPTS = 4  # retries of a deployed step, whose scheduler counts a disruption as a failed attempt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +41,7 @@ class Goals:
     cluster: Cluster | None = None  # plan for what it has and could get, instead of a catalogue
     max_nodes: int | None = None
     max_gpus: int | None = None  # of all nodes
+    tight: bool = False  # plans with a risk of 2 to 20 % of running out of memory rank like others
 
     def __post_init__(self) -> None:
         for name in ("deadline_hours", "budget_usd"):
@@ -52,9 +54,7 @@ class Goals:
                 raise UserError(f"{name} = {value!r} must be a whole number above 0.")
         check_rate(self.interruption_rate)
         if self.prefer not in PREFERENCES:
-            raise UserError(
-                f"prefer = {self.prefer!r} is not known.", f"Choose one of {', '.join(PREFERENCES)}."
-            )
+            raise unknown_choice(f"prefer = {self.prefer!r}", self.prefer, PREFERENCES)
         if self.epochs is not None and self.dataset_tokens is None:
             raise UserError(
                 f"{self.epochs} epochs are so many times the dataset, whose size is not given.",
@@ -96,3 +96,11 @@ class Goals:
         if self.prefer == "speed":
             return "those that fit and reach the batch; fastest first"
         return "those that fit and reach the batch; cheapest a token first"
+
+    @property
+    def unpriced_order(self) -> str:
+        """The order of the plans where no price is known, in words."""
+        if self.by_speed:
+            return self.order
+        within = f", of those done within {self.deadline_hours:g} h" if self.deadline_hours else ""
+        return f"no price is known: fewest GPU-hours first{within}"

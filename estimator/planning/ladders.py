@@ -78,7 +78,7 @@ class Ladders:
     def _each(self, ladder: Ladder) -> int:
         """Sequences of one step for each data parallel process."""
         data_parallel = ladder.nodes * ladder.processes // ladder.spread.model_parallel
-        return self.job.global_batch_size // data_parallel
+        return (self.job.batch_over(data_parallel) or 0) // data_parallel
 
     def layout(
         self, nodes: int, processes: int, way: Spread, checkpointing: bool, micro_batch_size: int, passes: int

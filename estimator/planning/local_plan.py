@@ -84,6 +84,18 @@ def _plan(job: Job, target: Target, goals: Goals, evidence: Evidence) -> Plan:
             ),
         )
     _check_gpu(target, machine)
+    if target.gpus and not machine.gpus and target.device == "auto":
+        number = Change("resources.gpus", target.gpus)
+        raise UserError(
+            (number, f": {describe_place(target)} has no NVIDIA GPU that its driver reports."),
+            (
+                f"Train in {target.gpus} process(es) on CPUs: ",
+                Change("resources.device", "cpu"),
+                ", or leave ",
+                Change("resources.gpus"),
+                " out.",
+            ),
+        )
     if machine.gpus and target.device != "cpu":
         return _on_gpus(job, target, machine, goals, evidence)
     if target.device == "auto" and job.model.parameters > LARGEST_MODEL_ON_CPU:
@@ -153,7 +165,7 @@ def _on_gpus(job: Job, target: Target, machine: Machine, goals: Goals, evidence:
     capacity -= gpu.driver_bytes if gpu else 0
     if gpu is not None:
         refuse_gpu(job, gpu)
-    search = Search(job, precision_of(job, "cuda", gpu), "cuda", evidence)
+    search = Search(job, precision_of(job, "cuda", gpu), "cuda", evidence, takes_tight=goals.tight)
     candidate = search.best(nodes, counts[0], capacity, gpu)
     if candidate is None:
         miss = search.leanest(f"{nodes * counts[0]}x {name}", nodes, counts[0], capacity, gpu)
@@ -177,7 +189,7 @@ def _on_cpu(job: Job, target: Target, machine: Machine, goals: Goals, evidence: 
     if not divides(job, nodes, processes):
         raise indivisible(job, nodes * processes, f"{nodes} nodes of {processes} processes")
     capacity = machine.ram_bytes // (target.sharers * processes)
-    search = Search(job, precision_of(job, "cpu", None), "cpu", evidence)
+    search = Search(job, precision_of(job, "cpu", None), "cpu", evidence, takes_tight=goals.tight)
     candidate = search.best(nodes, processes, capacity, None)
     if candidate is None:
         miss = search.leanest(f"{nodes * processes} process(es)", nodes, processes, capacity, None)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from estimator.job import Job, divides_heads, divides_sequence, divisors
-from estimator.planning.support import unsupported_processes
+from estimator.planning.support import unlaunchable_processes
 from estimator.vocabulary import ENGINES, PARALLEL_ENGINES, LaunchedSchedule, Sharding
 
 # Deeper pipelines and wider expert groups than these are in no configuration that Megatron-LM or torchtitan
@@ -65,7 +65,7 @@ def spreads(job: Job, nodes: int, per_node: int) -> list[Spread]:
     """All ways to divide the job that make up its global batch; those that divide the model least first."""
     world = nodes * per_node
     if job.engine not in PARALLEL_ENGINES:
-        if unsupported_processes(job, world) or not _reaches(job, world):
+        if not _reaches(job, world) or unlaunchable_processes(job, world):
             return []
         return [
             Spread(sharding=kind, replicate=copies)
@@ -160,7 +160,7 @@ def _powers(most: int) -> list[int]:
 
 
 def _reaches(job: Job, data_parallel: int) -> bool:
-    return job.global_batch_size % (data_parallel * (job.micro_batch_size or 1)) == 0
+    return job.batch_over(data_parallel) is not None
 
 
 def _replicas(job: Job, nodes: int, world: int) -> list[int]:

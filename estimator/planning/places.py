@@ -29,6 +29,7 @@ MORE_NODES = (24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # where t
 CLUSTER_CLOUDS = ("aws", "gcp", "azure")  # with a managed Kubernetes
 FREE = 0.9  # of what is left of a node that is there: other pods come until the run's are placed
 WAITS = "the run waits"  # how a note on what a place needs first begins
+MOST_OWN_GPUS = 8  # of one machine, where the user says no number
 MOST_NAMED = 3  # pods and node groups in a sentence
 RDMA_FABRICS = ("EFA", "IB ", "RoCE", "RDMA", "GPUDirect")
 
@@ -37,12 +38,13 @@ RDMA_FABRICS = ("EFA", "IB ", "RoCE", "RDMA", "GPUDirect")
 class Place:
     """One kind of machine that a plan may use, and what of it jobs may have."""
 
-    name: str
+    name: str  # empty: a machine of the user's own, of which only the GPUs are known
     gpu: Gpu
     gpus: int  # of one machine
     vcpu: int | None
     ram_bytes: int | None
     allocatable: float  # the share of CPU and memory that jobs may have
+    disk_bytes: int | None = None  # ephemeral storage that a node of a cluster has; None: not known
     network_gbps: float | None
     rdma: bool
     cloud: str | None = None
@@ -54,6 +56,8 @@ class Place:
     there: int = 0  # of the machines, those that are there and free
     tier: int = 0  # places of a higher one are looked at only where none of a lower one will do
     notes: tuple[str, ...] = ()  # on the machines of a cluster, for the plan's reasons
+    shared: bool = False  # a node of a cluster, whose other GPUs are for other jobs
+    gpu_on_trust: bool = False  # named by the user, by no label of the nodes
 
     def shapes(self, target: Target, goals: Goals) -> Iterator[tuple[int, int]]:
         """The numbers of machines to try, as (nodes, GPUs for each node), fewest GPUs first.
@@ -93,6 +97,8 @@ def choose_places(job: Job, target: Target, goals: Goals) -> list[Place]:
         and (place.gpu.bf16 or any_gpu)
         and (target.gpus or 1) <= place.gpus
     ]
+    if not usable and target.kind == "catalogue":
+        usable = _of_own_gpus(target, goals)
     if not usable:
         raise _none_left(job, target, goals)
     able = [place for place in usable if unsupported_gpu(job, place.gpu) is None]
@@ -102,6 +108,29 @@ def choose_places(job: Job, target: Target, goals: Goals) -> list[Place]:
     return [
         replace(place, interruptions=rate_of(place.cloud, place.name, given_rate)) if place.spot else place
         for place in able
+    ]
+
+
+def _of_own_gpus(target: Target, goals: Goals) -> list[Place]:
+    """A machine for each GPU that is named and that no machine of the table has in that number."""
+    machine = target.cloud or target.instance_type or goals.clouds or goals.instance_types or goals.spot
+    if target.gpu is None or machine:
+        return []
+    return [
+        Place(
+            name="",
+            gpu=gpu,
+            gpus=target.gpus or MOST_OWN_GPUS,
+            vcpu=None,
+            ram_bytes=None,
+            allocatable=1.0,
+            network_gbps=None,
+            rdma=False,
+            most_nodes=target.nodes or goals.max_nodes or 1,
+            notes=("machines of your own: no price, and nothing is known of their CPUs, memory and network",),
+        )
+        for gpu in hardware.gpus_called(target.gpu)
+        if gpu.vendor == "nvidia"
     ]
 
 
@@ -211,7 +240,8 @@ def _of_cluster(cluster: Cluster, target: Target, goals: Goals) -> list[Place]:
         if nodes.guessed and not names:  # it takes a user to say that these are the machines
             continue
         item = nodes.instance
-        kind = (item.name, nodes.gpu.name, item.gpu_count, nodes.spot, nodes.fences, nodes.guessed)
+        trusted = nodes.gpu_on_trust
+        kind = (item.name, nodes.gpu.name, item.gpu_count, nodes.spot, nodes.fences, nodes.guessed, trusted)
         kinds.setdefault(kind, []).append(nodes)
     clouds = {cloud.lower() for cloud in (*goals.clouds, target.cloud) if cloud}
     return [
@@ -256,7 +286,7 @@ def _of_nodes(
         else (nodes.free.cpu, nodes.free.memory_bytes)
         for nodes in members
     ]
-    may_come = [nodes.may_come for nodes in members]
+    may_come, disks = [nodes.may_come for nodes in members], [nodes.ephemeral_bytes for nodes in members]
     count = sum(nodes.count for nodes in members)
     return replace(
         place,
@@ -268,7 +298,10 @@ def _of_nodes(
         most_nodes=None if None in may_come else count + sum(number or 0 for number in may_come),
         there=0 if waits else count,
         tier=tier,
+        disk_bytes=None if None in disks else min(disk for disk in disks if disk is not None),
         notes=_notes(first, same),
+        shared=True,
+        gpu_on_trust=first.gpu_on_trust,
     )
 
 
@@ -299,6 +332,8 @@ def _notes(first: ClusterNodes, same: list[ClusterNodes]) -> tuple[str, ...]:
         if nodes.added_by:
             most = "as many as are asked for" if nodes.may_come is None else f"{nodes.may_come}"
             lines.append(f"{nodes.added_by} may add {most} of {name}")
+    if first.gpu_on_trust:
+        lines.append(f"no label of {name} names its GPU: {first.gpu.name} is taken on trust, from --gpu")
     if first.guessed:
         lines.append("which machines a node group without nodes has is not told: as named by you")
     if first.fences:
@@ -343,6 +378,11 @@ def _none_left(job: Job, target: Target, goals: Goals) -> UserError:
                 *((", or on CPUs: ", Change("resources.device", "cpu")) if small else ()),
                 ".",
             ),
+        )
+    if target.gpu is not None and all(gpu.vendor != "nvidia" for gpu in hardware.gpus_called(target.gpu)):
+        return UserError(
+            (Change("resources.gpu", target.gpu), " is not an NVIDIA GPU."),
+            "Name one of NVIDIA's: the engines here are tried with CUDA alone.",
         )
     return UserError(
         ("No machine of the instance table goes with ", *(wishes or [target.kind]), "."),

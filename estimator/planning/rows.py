@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from estimator.plan import Plan
-from estimator.planning.report import layout_words
+from estimator.planning.report import describe_layout
 
 
 def row_of(rank: int, plan: Plan) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def row_of(rank: int, plan: Plan) -> dict[str, Any]:
         "nodes": request.nodes,
         "gpus_per_node": request.gpus_per_node,
         "gpu_type": request.gpu_type,
-        "layout": layout_words(layout),
+        "layout": describe_layout(layout),
         "micro_batch_size": layout.micro_batch_size,
         "accumulation": layout.accumulation,
         "activation_checkpointing": layout.activation_checkpointing,
@@ -33,6 +33,9 @@ def row_of(rank: int, plan: Plan) -> dict[str, Any]:
         "shows_bytes": prediction.memory.shows_bytes,
         "shows_upper_bytes": prediction.memory.shows_range[1],
         "capacity_bytes": prediction.memory.capacity_bytes,
+        "headroom_bytes": prediction.memory.headroom_bytes,
+        "out_of_memory_risk": prediction.memory.out_of_memory_risk,
+        "verdict": prediction.memory.verdict,
         "tokens_per_second": prediction.tokens_per_second,
         "hours": prediction.hours,
         "usd_per_hour": prediction.usd_per_hour,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from estimator.hardware import VARIABLE
 from estimator.hardware.cluster_taints import opening
+from estimator.job import DEFAULT_BATCH
 from estimator.models import PROJECTIONS
 from estimator.models.diffusion import side_of
 from estimator.planning.obstacles import taints_of
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 FLOW = ("finetune", "run")
 NAMESPACE_VARIABLE = "METAFLOW_KUBERNETES_NAMESPACE"  # of Metaflow's configuration
 DEFAULT_NAMESPACE = "default"  # Metaflow's
-DEFAULT_BATCH = 16  # of the flow's setting global_batch_size
 
 
 def run_command(
@@ -43,14 +43,17 @@ def run_command(
     if plan.planned_only is not None:
         return f"No command runs this plan: {plan.planned_only}."
     taints = taints_of(plan, cluster) if cluster is not None else ()
-    words = [*FLOW, *(shlex.split(opening(taints)) if taints else ("--with", "kubernetes"))]
+    words = [*FLOW]
+    if plan.target != "local":
+        words += shlex.split(opening(taints)) if taints else ("--with", "kubernetes")
     words += ["--model", model, "--method", plan.method, "--engine", plan.engine]
     words += ["--nodes", str(plan.request.nodes)]
     if plan.layout.device == "cpu":
         words += ["--device", "cpu"]
     else:
-        words += ["--gpus", str(plan.request.gpus_per_node), *_machine(plan)]
-    words += [word for name, value in _flags(job) for word in (f"--{name}", value)]
+        words += ["--gpus", str(plan.request.gpus_per_node)]
+        words += () if plan.target == "local" else _machine(plan)
+    words += [word for name, value in _flags(plan, job) for word in (f"--{name}", value)]
     words += [word for name, value in _settings(plan, job) for word in ("--set", f"{name}={value}")]
     variables = {NAMESPACE_VARIABLE: namespace, VARIABLE: hardware_file and str(hardware_file)}
     given = [f"{name}={shlex.quote(value)} " for name, value in variables.items() if value]
@@ -63,15 +66,15 @@ def _machine(plan: Plan) -> tuple[str, str]:
     return ("--instance-type", kind) if kind and " " not in kind else ("--gpu", gpu)
 
 
-def _flags(job: Job) -> Iterator[tuple[str, str]]:
+def _flags(plan: Plan, job: Job) -> Iterator[tuple[str, str]]:
     if TASKS[job.task].images:
         yield "resolution", str(side_of(job.seq_len))
     else:
         yield "seq-len", str(job.seq_len)
     if job.task not in ("sft", IMAGE_TASK):
         yield "task", job.task
-    if job.global_batch_size != DEFAULT_BATCH:
-        yield "global-batch-size", str(job.global_batch_size)
+    if plan.layout.global_batch_size != DEFAULT_BATCH:
+        yield "global-batch-size", str(plan.layout.global_batch_size)
     if job.micro_batch_size is not None:
         yield "micro-batch-size", str(job.micro_batch_size)
     if job.packing:

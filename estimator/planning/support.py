@@ -1,6 +1,6 @@
 """What the engines that this package runs can't train, each as one clause for a person.
 
-Engine ``auto`` is the first engine without a reason here, and launchers/engines asks the same functions,
+Engine ``auto`` is one of the engines without a reason here, and launchers/engines asks the same functions,
 so that a plan and the run of it agree. Engines that are planned only have no reason: nothing is run.
 """
 
@@ -62,6 +62,27 @@ def unsupported_job(job: Job, processes: int = 1) -> str | None:
     return unsupported(job.engine, job.model, _training(job, processes))
 
 
+def planned_only(job: Job, processes: int = 1) -> str | None:
+    """Why this package can't launch a job over that many processes, as one clause; None where it can.
+
+    Names the engine that can, or says that none can.
+    """
+    reason = (
+        unsupported_job(job, processes)
+        if job.engine in LAUNCHED_ENGINES
+        else f"engine {job.engine} is planned only"
+    )
+    if reason is None:
+        return None
+    training = _training(job, processes, engine="auto")
+    able = [name for name in engine_order(job.task) if unsupported(name, job.model, training) is None]
+    if able:
+        return f"{reason}; this package can launch it with engine {able[0]}"
+    if job.engine not in LAUNCHED_ENGINES:
+        reason = unsupported(_stand_in(training), job.model, training)
+    return f"no engine of this package can train it: {reason}"
+
+
 def unsupported_gpu(job: Job, gpu: Gpu) -> str | None:
     """Why a job can't be computed on such a GPU, as one clause; None where it can, or nobody knows."""
     if job.fp8 == "none" or gpu.compute_capability is None:
@@ -86,19 +107,30 @@ def refuse_gpu(job: Job, gpu: Gpu) -> None:
         )
 
 
-def with_engine(job: Job) -> Job:
-    """The job with engine ``auto`` decided: the first that this package runs and that can train it.
+def with_engines(job: Job) -> list[Job]:
+    """The job with each engine that this package runs and that can train it, the simplest first.
 
-    The first of all where none can: the plan then says why it is planned only.
+    Where none can, with FSDP2: the plan then says why it is planned only. With an engine of the user's, that.
     """
     if job.engine != "auto":
-        return job
+        return [job]
     training = _training(job, 1)
-    able = (name for name in engine_order(job.task) if unsupported(name, job.model, training) is None)
-    # ZeRO's options belong to DeepSpeed, whatever else is asked for
-    section = "zero" if training.zero else "fsdp" if training.fsdp else "none"
-    first = next(name for name in LAUNCHED_ENGINES if ENGINES[name].sharding_options == section)
-    return replace(job, engine=next(able, first))
+    able = [
+        name
+        for name in engine_order(job.task)
+        if name in job.engines and unsupported(name, job.model, training) is None
+    ]
+    return [replace(job, engine=name) for name in able or [_stand_in(training)]]
+
+
+def with_engine(job: Job) -> Job:
+    """The job with engine ``auto`` decided without a comparison: the simplest that can train it."""
+    return with_engines(job)[0]
+
+
+def _stand_in(training: Training) -> LaunchedEngine:
+    """The engine whose memory and speed a job is planned with where none can train it."""
+    return "deepspeed" if training.zero else "fsdp2"  # ZeRO's options belong to DeepSpeed
 
 
 def engine_order(task: str) -> Sequence[LaunchedEngine]:
@@ -108,8 +140,10 @@ def engine_order(task: str) -> Sequence[LaunchedEngine]:
     return sorted(LAUNCHED_ENGINES, key="torchtune".__eq__) if task == "dpo" else LAUNCHED_ENGINES
 
 
-def _training(job: Job, processes: int) -> Training:
-    takes_fsdp = job.engine != "auto" and ENGINES[job.engine].sharding_options == "fsdp"
+def _training(job: Job, processes: int, *, engine: str | None = None) -> Training:
+    """What an engine is asked to train; ``engine``: another than the job's."""
+    engine = engine or job.engine
+    takes_fsdp = engine != "auto" and ENGINES[engine].sharding_options == "fsdp"
     return Training(
         method=job.method,
         seq_len=job.seq_len,
@@ -274,13 +308,12 @@ def _undivided(optimizer: str, processes: int) -> str | None:
     return f"optimizer {optimizer} is bitsandbytes', which can't step what FSDP2 divides"
 
 
-def unsupported_processes(job: Job, processes: int) -> str | None:
-    """Why a job of torchtune's can't be spread over that many processes; None where it can."""
-    if job.engine != "torchtune":
+def unlaunchable_processes(job: Job, processes: int) -> str | None:
+    """Why a job can't be launched on that many processes though it can on one; None otherwise."""
+    if job.engine not in LAUNCHED_ENGINES or job.method == "auto" or processes == 1:
         return None
-    quantized = job.method != "auto" and METHODS[job.method].quantized
-    reason = unsupported_shards(job.model, processes) if quantized else None
-    return reason or _undivided(job.optimizer, processes)
+    reason = unsupported_job(job, processes)
+    return reason if reason is not None and unsupported_job(job) is None else None
 
 
 def unsupported_shards(model: ModelSpec, processes: int) -> str | None:

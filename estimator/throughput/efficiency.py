@@ -75,7 +75,9 @@ def products_rate(gpu: Gpu, precision: str, table: Efficiency) -> float | None:
     factor = next(
         (table.of("products of", scope) for scope in chips(gpu) if ("products of", scope) in table.table), 1.0
     )
-    return best * table.of("products") * factor
+    peak = gpu.peak_flops("fp32" if precision == "fp32" else "bf16")
+    rate = best * table.of("products") * factor
+    return rate if peak is None else min(rate, peak)  # a card's own clocks may be above the data sheet's
 
 
 def chips(gpu: Gpu) -> tuple[str, str]:
@@ -95,6 +97,11 @@ def best_product(gpu: Gpu, precision: str, table: Efficiency) -> float | None:
         return peak * gpu.measured_tflops * 1e12 / own_peak
     usual = table.get("best product", gpu.architecture or "")
     return None if usual is None else peak * usual
+
+
+def attention_scopes(setup: Setup, gpu: Gpu) -> tuple[str, str]:
+    """The scopes of attention's rate: in this kind of kernels, by this version of FlashAttention."""
+    return f"{gpu.architecture} {kernels(setup)}", f"{gpu.architecture} {setup.flash_version}"
 
 
 def low_precision_gain(setup: Setup, gpu: Gpu, table: Efficiency) -> float | None:

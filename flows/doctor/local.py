@@ -21,7 +21,8 @@ def default_job() -> list[Line]:
     work = workdir.root()
     why_not = not_writable(work)
     if why_not:
-        return [Line(check="local", state="no", found=f"work folder {work}: {why_not}", fix=workdir.PLACE)]
+        found = f"work folder {work}: {why_not}"
+        return [Line(check="local", state="no", found=found, fix=workdir.PLACE_ADVICE)]
     gpus = plan.layout.processes_per_node if plan.layout.device == "cuda" else 0
     found = f"{plan.model}, {plan.method} with {plan.engine} on {f'{gpus} GPU(s)' if gpus else 'CPUs'}"
     return [Line(check="local", state="ok", found=found, needs=(plan.engine, "datastore", "metadata"))]

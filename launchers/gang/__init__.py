@@ -1,1 +1,1 @@
-"""One gang of processes over all nodes of a run: it trains together and ends together."""
+"""Gang of training processes over all nodes of a run, which start and end together."""

@@ -1,19 +1,19 @@
-"""What the nodes' tasks tell each other: who is there, who has failed and why, when all are done.
+"""Control channel between the nodes' tasks: membership, failures with their cause, and the end of the gang.
 
-Over a channel (launchers.cluster.rendezvous) that still works when a collective hangs. Node 0 (:class:`Hub`)
-listens, the others (:class:`Member`) connect and claim to be a node::
+It uses a separate connection (launchers.cluster.rendezvous) that works while a collective hangs. Node 0
+(:class:`Hub`) listens, the other nodes (:class:`Member`) connect and join::
 
-    hub -> member   go {port}                             all nodes are there; torch's port
-    both            beat                                  each second
+    hub -> member   go {port}                             all nodes have joined; port of torch's store
+    both            beat                                  every second
     member -> hub   failed {failure} | part {step} | paced {paces} | done | bye
-    member -> hub   leave {failure} | stopped {step, all}  it has to go; ranks of it that wait after a step
-    hub -> member   leave {failure} | last {step}         a node has to go; the step after which all do
+    member -> hub   leave {failure} | stopped {step, all}  the node must leave; its ranks wait after a step
+    hub -> member   leave {failure} | last {step}         a node must leave; the final step of all ranks
     hub -> member   verdict {failure or null}             the end, the same on every node
 
-A member that is cut off is lost, and the run ends on all nodes: its collectives could not go on without it.
-So one that comes back is refused, in one line; the step's next attempt takes it in.
+A member whose connection breaks is lost, and the run ends on all nodes, because collectives cannot continue
+without it. A reconnecting member is therefore refused; the step's next attempt accepts it.
 
-``Hub`` and ``Member`` have the same interface (:class:`Control`).
+``Hub`` and ``Member`` share an interface (:class:`Control`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from launchers.cluster.rendezvous import Beat, Goodbye, NodeRequest, describe_lo
 from launchers.gang.failures import Failure
 from launchers.report.telemetry import Pace
 
-_LONGEST_TRACEBACK = 1 << 18  # characters of it, its end, that are told to other nodes
+_MAX_TRACEBACK = 1 << 18  # characters of a traceback's end that are sent to other nodes
 _log = logging.getLogger(__name__)
 
 
@@ -46,91 +46,91 @@ class GangRequest(NodeRequest):
     start_step: int = Field(ge=0)
 
 
-class Go(Message):
-    """Node 0 to all: every node has joined, the ranks may start."""
+class Start(Message):
+    """From node 0 to all: every node has joined, the ranks may start."""
 
     kind: Literal["go"] = "go"
-    port: int = Field(ge=1, le=65_535)  # of torch's store on node 0
+    port: int = Field(ge=1, le=65_535)  # port of torch's store on node 0
 
 
 class Failed(Message):
-    """A node to node 0: what has gone wrong on it."""
+    """From a node to node 0: a failure on that node."""
 
     kind: Literal["failed"] = "failed"
     failure: Failure
 
 
 class PartStored(Message):
-    """A node to node 0: its part of that step's checkpoint is in the store."""
+    """From a node to node 0: its part of the step's checkpoint is in the store."""
 
     kind: Literal["part"] = "part"
     step: int = Field(ge=0)
 
 
-class Paced(Message):
-    """A node to node 0: how long its ranks' steps took, and how long they stood in collectives."""
+class StepTimings(Message):
+    """From a node to node 0: seconds of its ranks' steps, in total and in collectives."""
 
     kind: Literal["paced"] = "paced"
     paces: tuple[Pace, ...]
 
 
 class Done(Message):
-    """A node to node 0: its ranks have finished, and its checkpoints are stored."""
+    """From a node to node 0: its ranks have finished, and its checkpoints are stored."""
 
     kind: Literal["done"] = "done"
 
 
-class Leave(Message):
-    """A node has to go: to node 0, and from there to all. The failure is how the gang is then to end."""
+class Drain(Message):
+    """A node must leave: sent to node 0, and from there to all. ``failure`` is the gang's resulting end."""
 
     kind: Literal["leave"] = "leave"
     failure: Failure
 
 
 class Stopped(Message):
-    """A node to node 0: ranks of it have stopped after a step, until it is known which is the last."""
+    """From a node to node 0: some of its ranks have stopped after a step, waiting for the final step."""
 
     kind: Literal["stopped"] = "stopped"
-    step: int = Field(ge=0)  # of the farthest
-    all: bool  # of the node's ranks
+    step: int = Field(ge=0)  # highest step that one of the ranks has stopped after
+    all: bool  # whether all ranks of the node have stopped
 
 
-class Last(Message):
-    """Node 0 to all: the step after which every rank writes a checkpoint and stops."""
+class FinalStep(Message):
+    """From node 0 to all: the step after which every rank writes a checkpoint and stops."""
 
     kind: Literal["last"] = "last"
     step: int = Field(ge=0)
 
 
 class End(Message):
-    """Node 0 to all: how the gang has ended; no failure: well."""
+    """From node 0 to all: how the gang has ended; no failure means success."""
 
     kind: Literal["verdict"] = "verdict"
     failure: Failure | None
 
 
-Report = Failed | PartStored | Paced | Done | Leave | Stopped
-GangMessage = Beat | Go | Report | Last | Goodbye | End
+Report = Failed | PartStored | StepTimings | Done | Drain | Stopped
+GangMessage = Beat | Start | Report | FinalStep | Goodbye | End
 MESSAGES: TypeAdapter[Any] = TypeAdapter(Annotated[GangMessage, Field(discriminator="kind")])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timeouts:
-    """The limits of every wait, in seconds."""
+    """Limits of every wait, in seconds."""
 
     rendezvous: float = 300.0  # until the ranks of all nodes run
-    lost_after: float = 10.0  # silence of a node
-    settle: float = 2.0  # from the first failure: others may know the cause
+    lost_after: float = 10.0  # silence after which a node counts as lost
+    settle: float = 2.0  # from the first failure to the verdict: another node may report the cause
     grace: float = 3.0  # from SIGTERM to SIGKILL
-    leave: float = 30.0  # for ranks that have finished to end as processes
-    upload: float = 1800.0  # for checkpoints that wait to be stored, after training
+    leave: float = 30.0  # for the processes of finished ranks to exit
+    upload: float = 1800.0  # for pending checkpoint uploads after training
     upload_after_failure: float = 10.0
     poll: float = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How the gang ended; ``failure`` None: well."""
+    """Outcome of the gang; ``failure`` None means success."""
 
     failure: Failure | None
 
@@ -166,7 +166,7 @@ class Control(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Say goodbye, so that this node does not count as lost."""
+        """Send a goodbye, so that this node does not count as lost."""
 
     def leaving(self) -> Failure | None:
         """Return the failure with which the gang is to end because a node leaves; None if no node does."""
@@ -177,11 +177,11 @@ class Control(ABC):
         """Return the paces of all nodes' ranks reported since the last call (node 0 only)."""
         return ()
 
-    def whole_steps(self) -> list[int]:
-        """Return the checkpoints of which the last part was stored since the last call (node 0 only)."""
+    def complete_steps(self) -> list[int]:
+        """Return the steps whose checkpoints were completed since the last call (node 0 only)."""
         return []
 
-    def others_done(self) -> bool:
+    def peers_done(self) -> bool:
         """Return whether all other nodes are done; node 0 is the last, as it commits the checkpoints."""
         return True
 
@@ -198,8 +198,8 @@ class Control(ABC):
 
 
 def short(failure: Failure) -> Failure:
-    """The failure with the end of its traceback only, to fit into one message."""
-    return replace(failure, traceback=failure.traceback[-_LONGEST_TRACEBACK:])
+    """Truncate the failure's traceback to its end, to fit into one message."""
+    return replace(failure, traceback=failure.traceback[-_MAX_TRACEBACK:])
 
 
 def call_node_0(
@@ -211,7 +211,7 @@ def call_node_0(
     silence_s: float,
     renew: Callable[[], Secret | None] = lambda: None,
 ) -> Connection[Any]:
-    """Connect to node 0. Raises NodeLost if it can't be reached, UserError if it refuses this node."""
+    """Connect to node 0. Raises NodeLost if it is unreachable, UserError if it refuses this node."""
     try:
         return connect(address.endpoint, request, messages, limit_s=limit_s, silence_s=silence_s, renew=renew)
     except Refused as error:
@@ -228,7 +228,7 @@ def unexpected(request: NodeRequest) -> str:
 
 def absent(nodes: list[int], limit_s: float, *, joined: int, of: int) -> Failure:
     """Failure of nodes that did not join in time."""
-    message = f"node {some(nodes)} did not come within {limit_s:g} s ({joined} of {of} were there)"
+    message = f"node {some(nodes)} did not join within {limit_s:g} s ({joined} of {of} joined)"
     return Failure(kind="node", node=nodes[0], host="?", at=time.time(), message=message)
 
 
@@ -238,10 +238,12 @@ def some(nodes: list[int]) -> str:
 
 
 def lost(node: int, host: str, why: str) -> Failure:
+    """Failure of a node that was lost."""
     message = f"node {node} ({host}) was lost: {why}"
     return Failure(kind="node", node=node, host=host, at=time.time(), message=message)
 
 
 def why_lost(error: Exception, lost_after: float) -> str:
-    broken = "its connection broke without a goodbye (its task was killed, or the machine went away)"
+    """Describe why the connection to a node ended."""
+    broken = "its connection broke without a goodbye (its task was killed, or the machine failed)"
     return describe_loss(error, lost_after, sender="it", broken=broken)

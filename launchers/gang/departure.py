@@ -1,7 +1,7 @@
-"""A node's task when a node has to go: its ranks stop after the gang's last step (launchers.gang.leaving).
+"""Graceful departure of a node: its task makes the ranks stop after the gang's final step.
 
-Node 0 ends the gang when the checkpoint of that step is whole in the store. The node that has to go waits for
-this no longer than its grace allows, and ends without it then.
+See launchers.gang.leaving for the ranks' side. Node 0 ends the gang when that step's checkpoint is complete
+in the store. The departing node waits for this only within its grace period, and then ends without it.
 """
 
 from __future__ import annotations
@@ -13,65 +13,76 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from launchers.cluster.processes import WaitingSignals
-from launchers.gang.control import Control, Failed, Leave, Stopped
+from launchers.gang.control import Control, Drain, Failed, Stopped
 from launchers.gang.failures import Failure
-from launchers.gang.job import TrainJob
-from launchers.gang.leaving import folder_of, read_number, write_whole
+from launchers.gang.leaving import folder_of, read_number, write_atomically
+from launchers.gang.script_job import GangJob
 from launchers.gang.uploads import Uploads
 
-ENDING_S = 10.0  # of a grace: to end the processes and keep the logs
+IGNORED_VARIABLE = "FINETUNE_IGNORED_SIGNALS"  # comma-separated names, for launchers.gang.agent
+ENDING_S = 10.0  # part of the grace period reserved to end the processes and store the logs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grace:
-    """Signals after which this node isn't gone at once, and the seconds that it has then."""
+    """Signals that announce a node's end, and the seconds that remain after them."""
 
     seconds: float = 0.0
     signals: tuple[int, ...] = ()
+    sent_to_all: bool = False
+    """Whether whoever sends them sends them to all processes of the node, as Slurm does."""
 
     @property
     def storing_s(self) -> float:
-        """What of it a checkpoint may take."""
+        """Part of the grace period that a checkpoint may take."""
         return max(self.seconds - ENDING_S, self.seconds / 2)
+
+    def environment(self) -> dict[str, str]:
+        """Variables by which the agent and the ranks leave the signals to the node's task."""
+        names = ",".join(signal.Signals(number).name for number in self.signals)
+        return {IGNORED_VARIABLE: names} if self.sent_to_all else {}
 
 
 NO_GRACE = Grace()
 
 
 class Departure:
-    """Of one node. ``ranks``: those of this node."""
+    """Graceful departure as seen by one node. ``ranks``: the ranks of this node."""
 
     def __init__(
-        self, job: TrainJob, node: int, ranks: range, control: Control, uploads: Uploads, grace: Grace
+        self, job: GangJob, node: int, ranks: range, control: Control, uploads: Uploads, grace: Grace
     ) -> None:
         self._node, self._ranks = node, ranks
         self._folder = folder_of(job.work_dir)
         self._control, self._uploads = control, uploads
         self._grace = grace
-        self._act_at_last: tuple[float, Callable[[], None]] | None = None  # monotonic, what the signal does
-        self._is_asked = self._is_chosen = False
-        self._stopped = 0  # ranks of this node
-        self.possible = False  # whether there is something to keep: a step has been made
+        self._deadline: tuple[float, Callable[[], None]] | None = None  # monotonic, deferred signal action
+        self._stop_requested = self._final_step_written = False
+        self._stopped = 0  # stopped ranks of this node
+        self.possible = False  # whether a step has been trained, so that there is progress to store
 
-    def look(self, signals: WaitingSignals) -> None:
-        """Call it often. Raises what a signal's handler raises, where the signal is not to wait."""
+    def poll(self, signals: WaitingSignals) -> None:
+        """Handle signals and departures; call it often.
+
+        Raises what a signal's handler raises, if the signal cannot be deferred.
+        """
         number = signals.take()
         if number is not None:
-            if self.possible and number in self._grace.signals and self._act_at_last is None:
+            if self.possible and number in self._grace.signals and self._deadline is None:
                 deadline = time.monotonic() + self._grace.storing_s
-                self._act_at_last = (deadline, lambda: signals.act(number))
-                self._control.report(Leave(failure=self._to_go(number)))
+                self._deadline = (deadline, lambda: signals.act(number))
+                self._control.report(Drain(failure=self._departure_failure(number)))
             else:
                 signals.act(number)
         if (leaving := self._control.leaving()) is not None:
             self._stop_ranks(leaving)
-        if self._act_at_last is not None and time.monotonic() > self._act_at_last[0]:
-            self._act_at_last[1]()
+        if self._deadline is not None and time.monotonic() > self._deadline[0]:
+            self._deadline[1]()
 
     def _stop_ranks(self, leaving: Failure) -> None:
-        if not self._is_asked:
-            write_whole(self._folder / "asked", leaving.message)
-            self._is_asked = True
+        if not self._stop_requested:
+            write_atomically(self._folder / "asked", leaving.message)
+            self._stop_requested = True
         steps = [step for rank in self._ranks if (step := self._stopped_after(rank)) is not None]
         if len(steps) > self._stopped:
             self._stopped = len(steps)
@@ -79,9 +90,9 @@ class Departure:
         last = self._control.last_step()
         if last is None:
             return
-        if not self._is_chosen:
-            write_whole(self._folder / "step", str(last))
-            self._is_chosen = True
+        if not self._final_step_written:
+            write_atomically(self._folder / "step", str(last))
+            self._final_step_written = True
         if last in self._uploads.committed:
             stored = f"{leaving.message}; all have stopped, and the checkpoint of step {last} is stored"
             failure = replace(leaving, message=stored, at=time.time())
@@ -90,12 +101,12 @@ class Departure:
     def _stopped_after(self, rank: int) -> int | None:
         return read_number(self._folder / f"rank-{rank:05d}.json")
 
-    def _to_go(self, number: int) -> Failure:
+    def _departure_failure(self, number: int) -> Failure:
         host = socket.gethostname()
         return Failure(
             kind="left",
             node=self._node,
             host=host,
             at=time.time(),
-            message=f"node {self._node} ({host}) has to go ({signal.Signals(number).name})",
+            message=f"node {self._node} ({host}) has to leave ({signal.Signals(number).name})",
         )

@@ -1,4 +1,4 @@
-"""What can end a gang: the failures that nodes tell each other, and the errors that run_node raises."""
+"""Failures that end a gang, as nodes report them to each other, and the errors that run_node raises."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from estimator.errors import UserError
 
 Kind = Literal["rank", "agent", "node", "left", "hang", "task", "user"]
 
-# What a healthy rank says when its peer has gone: the consequence of a failure, not its cause.
+# Errors of a healthy rank after its peer has failed: consequences, not causes
 _SECONDARY = re.compile(
     r"connection (reset|closed|refused|was closed)|broken pipe|socket closed|closed by peer"
     r"|application timeout caused pair closure|gloo/transport|ncclRemoteError|ncclSystemError"
@@ -22,19 +22,19 @@ _SECONDARY = re.compile(
     re.IGNORECASE,
 )
 
-# What torch says of a GPU's memory (torch.OutOfMemoryError), of the host's (c10's CPU allocator), and Python
+# Errors of torch for GPU memory (torch.OutOfMemoryError) and host memory (c10's CPU allocator), and of Python
 _OUT_OF_MEMORY = re.compile(
     r"OutOfMemoryError|out of memory|DefaultCPUAllocator: can't allocate|^MemoryError"
     r"|CUBLAS_STATUS_ALLOC_FAILED"
 )
 
 
-LOG_END = "The end of its "  # how a log's end begins where there is no traceback
+LOG_END = "The end of its "  # prefix of a log excerpt that replaces a traceback
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
-    """One thing that went wrong on one node, as it travels between the nodes."""
+    """One failure on one node, as sent between the nodes."""
 
     kind: Kind
     node: int
@@ -42,10 +42,10 @@ class Failure:
     at: float  # seconds since the epoch, by the clock of that node
     message: str  # one line
     rank: int | None = None
-    traceback: str = ""  # of the rank, or the end of its log
-    advice: str = ""  # kind "user": what to do
-    secondary: bool = False  # most likely the consequence of another failure
-    out_of_memory: bool = False  # of a GPU's memory or the host's
+    traceback: str = ""  # traceback of the rank, or the end of its log
+    advice: str = ""  # kind "user": advice for the user
+    secondary: bool = False  # probably the consequence of another failure
+    out_of_memory: bool = False  # GPU or host memory
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -56,7 +56,7 @@ class Failure:
 
     @classmethod
     def of_rank(cls, path: Path, *, node: int, host: str) -> Failure | None:
-        """Read errors/rank-NNNNN.json (launchers.gang.rank.write_error); None while it is not whole."""
+        """Read errors/rank-NNNNN.json (launchers.gang.rank.write_error); None if absent or incomplete."""
         try:
             values = json.loads(path.read_text())
         except (FileNotFoundError, ValueError):
@@ -85,7 +85,7 @@ class Failure:
         )
 
     def error(self) -> Exception:
-        """The exception that every node raises for this failure."""
+        """Build the exception that every node raises for this failure."""
         if self.kind == "user":
             return UserError(self.message, self.advice)
         kinds = {
@@ -99,22 +99,22 @@ class Failure:
 
 
 def root_cause(failures: Iterable[Failure]) -> Failure:
-    """The earliest failure; real causes before consequences, what the user can mend before the rest.
+    """Return the earliest failure, preferring causes over consequences and user errors over the rest.
 
-    A full disk on one node ends a checkpoint on all, and the others may be the first to say so.
+    A full disk on one node fails the checkpoint on all nodes, and another node may be the first to report it.
     """
     return min(failures, key=lambda failure: (failure.secondary, failure.kind != "user", failure.at))
 
 
-class GangFailed(RuntimeError):  # noqa: N818 it says what has happened
-    """The run has ended on all nodes, because of ``failure`` on one of them."""
+class GangFailed(RuntimeError):  # noqa: N818 named for the event
+    """Error of a run that has ended on all nodes because of ``failure`` on one of them."""
 
     def __init__(self, failure: Failure) -> None:
         when = datetime.fromtimestamp(failure.at).astimezone().strftime("%H:%M:%S")
         text = f"{failure.message} (node {failure.node}, {when})"
         if failure.traceback:
             text += f"\n\n{failure.traceback.rstrip()}\n"
-            if failure.traceback.startswith(LOG_END):  # a traceback ends with the cause, a log with anything
+            if failure.traceback.startswith(LOG_END):  # unlike a traceback, a log need not end with the cause
                 text += f"\n{failure.message}\n"
         super().__init__(text)
         self.failure = failure
@@ -124,7 +124,7 @@ class GangFailed(RuntimeError):  # noqa: N818 it says what has happened
 
 
 class RankFailed(GangFailed):
-    """A training process raised, or was ended by a signal; the text holds its traceback."""
+    """A training process raised, or was ended by a signal; the text contains its traceback."""
 
 
 class RankHung(GangFailed):
@@ -132,8 +132,8 @@ class RankHung(GangFailed):
 
 
 class NodeLost(GangFailed):
-    """A node went away, or was stopped, without its processes having failed."""
+    """A node was lost or stopped without a failure of its processes."""
 
 
 class NodeLeft(NodeLost):
-    """A node had to go, and all have stored a checkpoint before."""
+    """A node had to leave, after all nodes had stored a checkpoint."""

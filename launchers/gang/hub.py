@@ -1,4 +1,4 @@
-"""Node 0's end of the control channel: takes the nodes in, hears their failures, decides how it ends."""
+"""Node 0's end of the control channel: admits nodes, collects failures, decides the gang's outcome."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from launchers.gang.control import (
     MESSAGES,
     Control,
     Done,
+    Drain,
     End,
     Failed,
+    FinalStep,
     GangMessage,
     GangRequest,
-    Go,
-    Last,
-    Leave,
-    Paced,
     PartStored,
     Report,
+    Start,
+    StepTimings,
     Stopped,
     Timeouts,
     Verdict,
@@ -39,12 +39,12 @@ from launchers.gang.control import (
 from launchers.gang.failures import Failure, root_cause
 from launchers.report.telemetry import Pace
 
-_TOLD_EVERY_S = 60.0
+_LOG_INTERVAL_S = 60.0
 _log = logging.getLogger(__name__)
 
 
 class Hub(Control):
-    """Control for node 0. With one node there is no network at all."""
+    """Control for node 0. With a single node no network is used."""
 
     def __init__(self, address: NodeAddress, timeouts: Timeouts, start_step: int = 0) -> None:
         super().__init__(address, timeouts, start_step)
@@ -76,18 +76,18 @@ class Hub(Control):
         with self._changed:
             while (missing := self._missing()) and not self._failures:
                 now, joined = time.monotonic(), len(self._hosts)
-                if now - self._last_joined >= address.patience_s:
-                    self._note(absent(missing, address.patience_s, joined=joined, of=address.nodes))
-                elif now - logged >= _TOLD_EVERY_S:
+                if now - self._last_joined >= address.join_timeout_s:
+                    self._note(absent(missing, address.join_timeout_s, joined=joined, of=address.nodes))
+                elif now - logged >= _LOG_INTERVAL_S:
                     logged = now
                     _log.warning(
-                        "waiting for node %s: %d of %d are there after %d min; "
-                        "the wait ends %g min after the last that came",
+                        "waiting for node %s: %d of %d have joined after %d min; "
+                        "the wait ends %g min after the last join",
                         some(missing),
                         joined,
                         address.nodes,
                         round((now - begin) / 60),
-                        address.patience_s / 60,
+                        address.join_timeout_s / 60,
                     )
                 self._changed.wait(0.2)
             failure = root_cause(self._failures) if self._failures else None
@@ -97,7 +97,7 @@ class Hub(Control):
             raise failure.error()
         port = free_port(self._address)
         _log.info("Rendezvous complete: %d nodes, port %d", self._address.nodes, port)
-        self._server.send(Go(port=port))
+        self._server.send(Start(port=port))
         return port
 
     def report(self, message: Report) -> None:
@@ -105,8 +105,8 @@ class Hub(Control):
 
     def paces(self) -> tuple[Pace, ...]:
         with self._lock:
-            told, self._paces = tuple(self._paces), []
-        return told
+            paces, self._paces = tuple(self._paces), []
+        return paces
 
     def last_step(self) -> int | None:
         with self._lock:
@@ -117,10 +117,10 @@ class Hub(Control):
             if everyone and all(each.all for each in self._stopped.values()):
                 self._last = farthest
             elif time.monotonic() - self._first_stopped > self._timeouts.settle:
-                self._last = farthest + 1  # the others can't have ended that one (launchers.gang.leaving)
+                self._last = farthest + 1  # no rank can have finished that step (launchers.gang.leaving)
             last = self._last
         if last is not None:
-            self._server.send(Last(step=last))
+            self._server.send(FinalStep(step=last))
         return last
 
     def verdict(self) -> Verdict | None:
@@ -128,7 +128,7 @@ class Hub(Control):
             if self._verdict is not None:
                 return self._verdict
             if self._failures:
-                # Consequences alone: give the cause a little longer to be told.
+                # With consequences only, wait longer for the report of the cause
                 certain = any(not failure.secondary for failure in self._failures)
                 alone = self._address.nodes == 1 and certain
                 wait = 0.0 if alone else self._timeouts.settle * (1.0 if certain else 2.0)
@@ -141,22 +141,22 @@ class Hub(Control):
             self._server.send(End(failure=short(verdict.failure) if verdict.failure else None))
         return verdict
 
-    def whole_steps(self) -> list[int]:
+    def complete_steps(self) -> list[int]:
         with self._lock:
-            whole = sorted(s for s, nodes in self._parts.items() if len(nodes) == self._address.nodes)
-            for step in whole:
+            complete = sorted(s for s, nodes in self._parts.items() if len(nodes) == self._address.nodes)
+            for step in complete:
                 del self._parts[step]
-        return whole
+        return complete
 
-    def others_done(self) -> bool:
+    def peers_done(self) -> bool:
         with self._lock:
             uncommitted = any(len(nodes) == self._address.nodes for nodes in self._parts.values())
             return not uncommitted and self._done >= set(range(1, self._address.nodes))
 
     def parts_missing(self) -> bool:
-        others = bool(self._server.peers())
+        connected = bool(self._server.peers())
         with self._lock:
-            return others and bool(self._parts)
+            return connected and bool(self._parts)
 
     def close(self) -> None:
         self._server.close(Goodbye())
@@ -191,30 +191,30 @@ class Hub(Control):
                 self._note(message.failure)
             elif isinstance(message, PartStored):
                 self._parts[message.step].add(node)
-            elif isinstance(message, Paced):
+            elif isinstance(message, StepTimings):
                 self._paces += message.paces
             elif isinstance(message, Done):
                 self._done.add(node)
             elif isinstance(message, Stopped):
                 self._stopped[node] = message
                 self._first_stopped = self._first_stopped or time.monotonic()
-            elif isinstance(message, Leave):
+            elif isinstance(message, Drain):
                 self._leaving = self._leaving or message.failure
-                message = Leave(failure=self._leaving)
-        if isinstance(message, Leave):
+                message = Drain(failure=self._leaving)
+        if isinstance(message, Drain):
             self._server.send(message)
 
     def _missing(self) -> list[int]:
-        """The nodes that have not come; the caller holds the lock."""
+        """Return the nodes that have not joined; the caller holds the lock."""
         return sorted(set(range(self._address.nodes)) - set(self._hosts))
 
     def _disagree(self, node: int, host: str, step: int) -> Failure:
-        message = f"node {node} ({host}) would go on from step {step}, node 0 from step {self._start_step}"
+        message = f"node {node} ({host}) would resume from step {step}, node 0 from step {self._start_step}"
         return Failure(kind="task", node=node, host=host, at=time.time(), message=message)
 
 
 def free_port(address: NodeAddress) -> int:
-    """A port for torch's store, below the range from which the kernel gives ports to anybody."""
+    """Find a port for torch's store, below the kernel's range of ephemeral ports."""
     for _ in range(200):
         port = 20_000 + secrets.randbelow(12_000)
         if port not in address.ports:
@@ -223,4 +223,6 @@ def free_port(address: NodeAddress) -> int:
             except OSError:
                 continue
             return port
-    raise UserError("No free port between 20000 and 31999 on this machine.", "End what holds them.")
+    raise UserError(
+        "No free port between 20000 and 31999 on this machine.", "End the processes that use them."
+    )

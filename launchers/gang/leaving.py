@@ -1,14 +1,15 @@
-"""A node that is told to go: all ranks write a checkpoint after the same step, and then wait to be ended.
+"""Graceful departure inside the ranks: all write a checkpoint after the same step, then wait to be ended.
 
-Steps are no moments that nodes share: one rank may have begun the next while another still ends this one. So
-node 0 chooses, through the control channel (launchers.gang.control)::
+Ranks do not finish a step at the same moment: one may have started the next step while another still works on
+this one. So node 0 chooses the final step through the control channel (launchers.gang.control)::
 
     leave/asked              written by each node's task: ranks stop at the end of their step
-    leave/rank-00001.json    by a rank that has: its step
-    leave/step               by the task: the step after which all write a checkpoint
+    leave/rank-00001.json    written by a stopped rank: its step
+    leave/step               written by the task: the final step, after which all write a checkpoint
 
-The ranks of a gang exchange gradients in each step. So while one has stopped after step K none can end K + 1,
-and node 0 may choose K + 1 as soon as it knows of one; or K, when all have stopped after it.
+The ranks of a gang exchange gradients in every step. While one rank has stopped after step K, no rank can
+finish K + 1; so node 0 may choose K + 1 as soon as it learns of one stopped rank, or K once all have stopped
+after it.
 """
 
 from __future__ import annotations
@@ -19,28 +20,28 @@ from pathlib import Path
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv
 
-DECISION_S = 60.0  # that a rank waits for node 0's choice
+DECISION_S = 60.0  # time limit for node 0's choice
 _POLL_S = 0.02
 
 
 def folder_of(work_dir: Path) -> Path:
-    """Where a node's task and its ranks speak of leaving."""
+    """Return the folder in which a node's task and its ranks coordinate a departure."""
     return work_dir / "leave"
 
 
 class Cadence:
-    """When a rank writes checkpoints: every few steps, and before its gang leaves."""
+    """Checkpoint schedule of a rank: every few steps, and before its gang leaves."""
 
     def __init__(self, job: TrainJob, env: RankEnv) -> None:
         self._job = job
         self._folder = folder_of(job.work_dir)
-        self._own = self._folder / f"rank-{env.rank:05d}.json"
-        self._last: int | None = None  # the step that was chosen
+        self._file = self._folder / f"rank-{env.rank:05d}.json"
+        self._last: int | None = None  # the chosen final step
 
-    def is_due(self, step: int) -> bool:
-        """Whether to write the checkpoint of a step that has just ended; asked on every rank alike.
+    def writes_after(self, step: int) -> bool:
+        """Whether to write a checkpoint after this step; every rank calls it with the same steps.
 
-        Waits where a node has to go, until it is known after which step all do.
+        If a node has to leave, waits until the final step is known.
         """
         if step == self._job.total_steps:  # the result follows
             return False
@@ -49,23 +50,23 @@ class Cadence:
         every = self._job.checkpoint_every
         return step == self._last or bool(every and step % every == 0)
 
-    def wrote(self, step: int) -> None:
-        """The checkpoint of that step is written: go on, or wait to be ended where it was the last."""
+    def finish(self, step: int) -> None:
+        """Continue after the step's checkpoint was written; after the final step, wait to be ended."""
         while step == self._last:
             time.sleep(1)
 
     def _choice(self, step: int) -> int:
-        write_whole(self._own, str(step))
+        write_atomically(self._file, str(step))
         deadline = time.monotonic() + DECISION_S
         while time.monotonic() < deadline:
             if (choice := read_number(self._folder / "step")) is not None:
                 return choice
             time.sleep(_POLL_S)
-        return 0  # no step: nobody decides any more, and the gang is ended another way
+        return 0  # no step: without a decision the gang is ended by its failure
 
 
-def write_whole(path: Path, text: str) -> None:
-    """A small file that is there whole or not at all."""
+def write_atomically(path: Path, text: str) -> None:
+    """Write a small file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
     temporary.write_text(text)
@@ -73,7 +74,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def read_number(path: Path) -> int | None:
-    """What :func:`write_whole` has written; None: nothing yet."""
+    """Read a number written by :func:`write_atomically`; None if absent."""
     try:
         return int(path.read_text())
     except FileNotFoundError:

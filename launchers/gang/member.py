@@ -1,4 +1,4 @@
-"""The other nodes' end of the control channel."""
+"""Control channel of the nodes other than node 0."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from launchers.cluster.rendezvous import Client, Goodbye
 from launchers.gang.control import (
     MESSAGES,
     Control,
+    Drain,
     End,
     Failed,
+    FinalStep,
     GangMessage,
     GangRequest,
-    Go,
-    Last,
-    Leave,
     Report,
+    Start,
     Timeouts,
     Verdict,
     call_node_0,
@@ -44,23 +44,23 @@ class Member(Control):
         self._closed = False
 
     def join(self) -> int:
-        own = self._address
+        address = self._address
         request = GangRequest(
-            node=own.node, nodes=own.nodes, host=socket.gethostname(), start_step=self._start_step
+            node=address.node, nodes=address.nodes, host=socket.gethostname(), start_step=self._start_step
         )
         connection = call_node_0(
-            own, request, MESSAGES, limit_s=own.patience_s, silence_s=self._timeouts.lost_after
+            address, request, MESSAGES, limit_s=address.join_timeout_s, silence_s=self._timeouts.lost_after
         )
         _log.info("Rendezvous: connected to node 0 at %s", self._address.main_host)
         self._client = Client(connection, received=self._note_message, ended=self._note_end)
-        # Node 0 ends the wait for all; this limit is for a node 0 that beats and does nothing else.
-        deadline = time.monotonic() + self._address.nodes * self._address.patience_s
+        # Node 0 ends the wait for all; this limit covers a node 0 that sends only heartbeats
+        deadline = time.monotonic() + self._address.nodes * self._address.join_timeout_s
         while not self._go.wait(0.1):
             verdict = self.verdict()
             if verdict is not None and verdict.failure is not None:
                 raise verdict.failure.error()
             if time.monotonic() > deadline + self._timeouts.lost_after:
-                raise lost(0, self._address.main_host, "it never said go").error()
+                raise lost(0, self._address.main_host, "it never started the gang").error()
         return self._port
 
     def report(self, message: Report) -> None:
@@ -81,7 +81,7 @@ class Member(Control):
                 return self._verdict
             if self._first_failure is None:
                 return None
-            # Node 0 decides. Without it, this node's own failures settle it after a while.
+            # Node 0 decides; without it, this node's failures decide after a while
             wait = self._timeouts.settle * (1.0 if self._hub_gone else 2.0) + (
                 0.0 if self._hub_gone else self._timeouts.lost_after
             )
@@ -103,16 +103,16 @@ class Member(Control):
                 self._note(lost(0, self._address.main_host, why))
 
     def _note_message(self, message: GangMessage) -> None:
-        if isinstance(message, Go):
+        if isinstance(message, Start):
             _log.info("Rendezvous complete: port %d", message.port)
             self._port = message.port
             self._go.set()
         elif isinstance(message, End):
             with self._lock:
                 self._verdict = self._verdict or Verdict(message.failure)
-        elif isinstance(message, Leave):
+        elif isinstance(message, Drain):
             with self._lock:
                 self._leaving = message.failure
-        elif isinstance(message, Last):
+        elif isinstance(message, FinalStep):
             with self._lock:
                 self._last = message.step

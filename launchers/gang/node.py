@@ -1,11 +1,11 @@
-"""Runs one node's part of a training job, beside the other nodes: :func:`run_node`.
+"""One node's part of a training job: :func:`run_node`.
 
-Whatever happens on any node, at any moment, every node's call ends within seconds, with the same root
-cause, and leaves no process behind::
+Whatever fails on any node, every node's call ends within seconds with the same root cause and leaves no
+process behind::
 
-    node task -> agent (torchrun) -> ranks        what runs; each dies with its parent
-    node task <-> node 0's task                   launchers.gang.control: who is there, what has failed
-    telemetry, errors, logs in the work folder    launchers.gang.watch: what the ranks say
+    node task -> agent (torchrun) -> ranks        processes; each dies with its parent
+    node task <-> node 0's task                   launchers.gang.control: membership and failures
+    telemetry, errors, logs in the work folder    launchers.gang.watch: reports of the ranks
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from estimator.errors import UserError
 from launchers.cluster import processes
 from launchers.cluster.endpoint import NodeAddress
 from launchers.gang.allocator import allocator_environment
-from launchers.gang.control import Control, Done, Failed, Paced, Timeouts, Verdict
+from launchers.gang.control import Control, Done, Failed, StepTimings, Timeouts, Verdict
 from launchers.gang.departure import NO_GRACE, Departure, Grace
 from launchers.gang.failures import Failure, GangFailed, NodeLeft, NodeLost, RankFailed, RankHung
 from launchers.gang.hub import Hub
-from launchers.gang.job import TrainJob
 from launchers.gang.member import Member
+from launchers.gang.script_job import GangJob
 from launchers.gang.uploads import Uploads
 from launchers.gang.watch import LocalRanks
 from launchers.report.telemetry import Event, Follower, Pace, Step
@@ -52,23 +52,23 @@ __all__ = [
     "run_node",
 ]
 
-PARENT_GONE = "the end of the process that had started its task"
+PARENT_GONE = "the end of the process that started its task"
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeResult:
-    """A node's part that has ended well."""
+    """Result of a node's part after success."""
 
     node: int
     host: str
     seconds: float
     logs_dir: Path
-    stored_steps: tuple[int, ...]  # checkpoints whose part this node has stored
+    stored_steps: tuple[int, ...]  # steps of the checkpoints whose part this node has stored
 
 
 def run_node(
-    job: TrainJob,
+    job: GangJob,
     address: NodeAddress,
     *,
     on_event: Callable[[Event], None],
@@ -77,35 +77,35 @@ def run_node(
     timeouts: Timeouts | None = None,
     grace: Grace = NO_GRACE,
 ) -> NodeResult:
-    """Run this node's ranks to the end of training; the same call is made on every node.
+    """Run this node's ranks to the end of training; called on every node.
 
     Parameters
     ----------
     job:
-        With a work folder of this node's own; what an earlier attempt has left in it is removed.
+        With a work folder for this node only; files of an earlier attempt in it are removed.
     on_event:
-        Called from this thread with each telemetry event of the node's ranks. What it raises ends the run.
+        Called from this thread with each telemetry event of the node's ranks. Its exceptions end the run.
     checkpoints:
-        Where finished checkpoints go, beside the training. None: they stay in the work folder.
+        Store of finished checkpoints, uploaded during training. None: they stay in the work folder.
     engine:
         MODULE:CLASS to use instead of the job's engine.
     grace:
-        Signals after which all nodes store a checkpoint before they end. Without ``checkpoints`` none is.
+        Signals after which all nodes store a checkpoint before they end. Ignored without ``checkpoints``.
 
     Raises
     ------
     UserError
-        A mistake of the user's found by a rank, or a full disk; on every node.
+        A user error found by a rank, or a full disk; on every node.
     RankFailed, RankHung, NodeLost, GangFailed
-        The root cause, the same on every node; ``.failure`` tells where.
+        The root cause, the same on every node; ``.failure`` identifies the node.
     NodeLeft
-        A node had to go, and a checkpoint was stored before; on every node.
+        A node had to leave, and a checkpoint was stored before; on every node.
     SystemExit
         After SIGTERM, or when the process that started this one (Metaflow's scheduler) has ended.
     """
-    layout = job.plan.layout
+    layout = job.layout
     if layout.nodes != address.nodes:
-        raise ValueError(f"the plan is for {layout.nodes} nodes, the address says {address.nodes}")
+        raise ValueError(f"the plan is for {layout.nodes} nodes, the address for {address.nodes}")
     timeouts = timeouts or Timeouts()
     control: Control = (Hub if address.node == 0 else Member)(address, timeouts, job.start_step)
     with processes.sigterm_raises(), contextlib.closing(control):
@@ -115,7 +115,7 @@ def run_node(
 class _Node:
     def __init__(
         self,
-        job: TrainJob,
+        job: GangJob,
         address: NodeAddress,
         on_event: Callable[[Event], None],
         store: CheckpointStore | None,
@@ -154,7 +154,7 @@ class _Node:
             self._drain(uploads, self._timeouts.upload_after_failure)
         except BaseException as error:
             failure = self._of_task(error)
-            if isinstance(error, SystemExit):  # which by itself says nothing
+            if isinstance(error, SystemExit):  # has no message of its own
                 _log.warning("%s", failure.message)
             self._control.report(Failed(failure=failure))
             self._end_processes(well=False)
@@ -175,7 +175,7 @@ class _Node:
         )
 
     def _train(self, job_file: Path, uploads: Uploads) -> Verdict:
-        """Start the ranks and follow them until it is known, on all nodes alike, how it ends."""
+        """Start the ranks and monitor them until the gang's outcome is decided."""
         try:
             port = self._control.join()
         except GangFailed as error:
@@ -187,28 +187,28 @@ class _Node:
         departure = Departure(self._job, self._address.node, ranks.ranks, self._control, uploads, self._grace)
         with processes.signals_wait() as signals:
             while True:
-                departure.look(signals)
+                departure.poll(signals)
                 events = list(self._follower.poll())
                 for event in events:
-                    ranks.heard(event)
+                    ranks.add(event)
                     self._on_event(event)
                     departure.possible = departure.possible or isinstance(event, Step)
-                self._compare_paces(events)
+                self._report_paces(events)
                 for failure in ranks.failures():
                     self._control.report(Failed(failure=failure))
-                uploads.look()
+                uploads.poll()
                 if uploads.error is not None and not upload_failure_sent:
                     upload_failure_sent = True
                     self._control.report(Failed(failure=self._of_task(uploads.error)))
                 if not done_sent and not upload_failure_sent and ranks.finished():
                     trained_at = trained_at or time.monotonic()
-                    if uploads.idle and self._control.others_done():
+                    if uploads.idle and self._control.peers_done():
                         done_sent = True
                         self._control.report(Done())
                     elif not uploads.idle and time.monotonic() - trained_at > self._timeouts.upload:
                         raise UserError(
                             f"The last checkpoint could not be stored within {self._timeouts.upload:g} s.",
-                            "Look at the network to the datastore, or make fewer checkpoints.",
+                            "Check the network to the datastore, or write fewer checkpoints.",
                         )
                 verdict = self._control.verdict()
                 if verdict is not None:
@@ -217,9 +217,9 @@ class _Node:
                     raise SystemExit(PARENT_GONE)
                 time.sleep(self._timeouts.poll)
 
-    def _compare_paces(self, events: Sequence[Event]) -> None:
-        """Tell node 0 how the ranks of this node went; there, hand on what all nodes have told."""
-        layout = self._job.plan.layout
+    def _report_paces(self, events: Sequence[Event]) -> None:
+        """Send this node's step timings to node 0; on node 0, emit the timings of all nodes as events."""
+        layout = self._job.layout
         paces = tuple(
             Pace(
                 rank=event.rank,
@@ -234,12 +234,12 @@ class _Node:
             if isinstance(event, Step) and event.in_collectives is not None
         )
         if paces:
-            self._control.report(Paced(paces=paces))
+            self._control.report(StepTimings(paces=paces))
         for pace in self._control.paces():
             self._on_event(pace)
 
     def _start_agent(self, job_file: Path, port: int) -> subprocess.Popen[bytes]:
-        layout, address = self._job.plan.layout, self._address
+        layout, address = self._job.layout, self._address
         return processes.start_agent(
             marker=self._marker,
             job_file=job_file,
@@ -254,19 +254,20 @@ class _Node:
             environment={
                 **processes.rank_environment(
                     processes=layout.processes_per_node,
-                    cores=self._job.plan.request.cpu,
+                    cores=self._job.cores,
                     main_host=address.main_host,
                     node=address.node,
                     on_gpus=layout.device == "cuda",
                 ),
                 **allocator_environment(self._job, os.environ),
+                **self._grace.environment(),
             },
         )
 
     def _end_processes(self, *, well: bool) -> None:
         agent, self._agent = self._agent, None
         if well and agent is not None:
-            # The agents leave their exit barrier together; nothing is left to be lost here.
+            # The agents leave their exit barrier together, so the wait is short
             with contextlib.suppress(subprocess.TimeoutExpired):
                 agent.wait(timeout=5)
         left = processes.end_all(self._marker, grace_s=self._timeouts.grace)
@@ -277,16 +278,16 @@ class _Node:
                 agent.wait(timeout=5)
 
     def _drain(self, uploads: Uploads, limit: float) -> None:
-        """After a failure: checkpoints that every node had finished are still worth storing."""
+        """After a failure, store the checkpoints that every node has finished."""
         deadline = time.monotonic() + limit
         while time.monotonic() < deadline and uploads.error is None:
-            uploads.look()
+            uploads.poll()
             if uploads.idle and not self._control.parts_missing():
                 return
             time.sleep(self._timeouts.poll)
 
     def _await_verdict(self) -> None:
-        """Give the others the reason before leaving."""
+        """Wait for the verdict, so that the other nodes receive the cause."""
         deadline = time.monotonic() + 3 * self._timeouts.settle
         while self._control.verdict() is None and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -309,7 +310,7 @@ class _Node:
         )
 
     def _parent_is_gone(self, within: float) -> bool:
-        """The signal for a parent's death comes with the end of one of its threads, before it has gone."""
+        """Whether the parent ends within these seconds; its death signal may precede its actual end."""
         deadline = time.monotonic() + within
         while not processes.lost_parent(self._parent) and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -319,14 +320,14 @@ class _Node:
         if failure.kind != "user" or NO_SPACE not in failure.message or self._store is None:
             return failure
         last = self._store.latest()
-        kept = (
-            f"The last whole checkpoint is that of step {last.step}." if last else "No checkpoint was stored."
+        checkpoint = (
+            f"The last complete checkpoint is of step {last.step}." if last else "No checkpoint was stored."
         )
-        return dataclasses.replace(failure, advice=f"{kept} {failure.advice}".strip())
+        return dataclasses.replace(failure, advice=f"{checkpoint} {failure.advice}".strip())
 
 
-def _clear(job: TrainJob) -> None:
-    """Remove what an earlier attempt has left in the work folder; its logs stay."""
+def _clear(job: GangJob) -> None:
+    """Remove an earlier attempt's files from the work folder, except its logs."""
     for name in ("errors", "ranks", "leave", *(() if job.exports_only else ("profile",))):
         shutil.rmtree(job.work_dir / name, ignore_errors=True)
     for path in job.telemetry_dir.glob("rank-*.jsonl"):

@@ -1,24 +1,22 @@
-"""One training process: who it is, its telemetry, its memory, and how it dies with its parent."""
+"""One training process: its identity, telemetry and memory, and its error report."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-import resource
 import socket
 import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from estimator.errors import UserError
-from launchers.report.telemetry import DistInfo, Drawn, Evaluated, Memory, Phase, Profiled, Step, Writer
+from launchers.report.telemetry import DistInfo, Drawn, Evaluated, Phase, Profiled, Step, Writer, memory_now
 
 
 def scheduler_name(environ: dict[str, str] | None = None) -> str:
+    """Detect the scheduler from environment variables; "local" without one."""
     env = os.environ if environ is None else environ
     for variable, name in (
         ("METAFLOW_KUBERNETES_WORKLOAD", "kubernetes"),
@@ -33,7 +31,7 @@ def scheduler_name(environ: dict[str, str] | None = None) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankEnv:
-    """torchrun's environment of this process; one process alone when there is none."""
+    """torchrun's environment of this process; a single process if it is not set."""
 
     rank: int
     local_rank: int
@@ -43,6 +41,8 @@ class RankEnv:
 
     @classmethod
     def read(cls) -> RankEnv:
+        """Read the environment variables of this process."""
+
         def value(name: str, default: int) -> int:
             return int(os.environ.get(name, default))
 
@@ -56,14 +56,14 @@ class RankEnv:
 
 
 class RankReporter:
-    """Writes this rank's telemetry. Imports torch only to read a GPU's memory, if torch is there."""
+    """Writer of this rank's telemetry."""
 
     def __init__(self, telemetry_dir: Path, env: RankEnv) -> None:
         self.env = env
         self._writer = Writer(telemetry_dir, env.rank)
-        self._process = psutil.Process()
 
     def started(self, *, device: str, backend: str, engine: str) -> None:
+        """Report the rank's placement."""
         self._writer.write(
             DistInfo(
                 rank=self.env.rank,
@@ -80,6 +80,7 @@ class RankReporter:
         )
 
     def phase(self, name: str, step: int = 0) -> None:
+        """Report the start of a phase."""
         self._writer.write(Phase(rank=self.env.rank, name=name, step=step))
 
     def step(
@@ -98,11 +99,11 @@ class RankReporter:
         all_tokens: int | None = None,
         in_collectives: float | None = None,
     ) -> None:
-        """One optimizer step; see launchers.report.telemetry.Step for the units.
+        """Report one optimizer step; see launchers.report.telemetry.Step for units.
 
-        Raises UserError after one whose loss is no number: all weights are lost with it.
+        Raises UserError if the loss is not finite, because all weights are then lost.
         """
-        self.memory(step)  # first, so that it is known when the step is shown
+        self.memory(step)  # first, so that the step's log line can show it
         self._writer.write(
             Step(
                 rank=self.env.rank,
@@ -122,50 +123,36 @@ class RankReporter:
         )
         if loss is not None and not math.isfinite(loss):
             raise UserError(
-                f"The loss of step {step} is {loss}: the weights have become useless.",
-                "Give a lower optimizer.lr or a longer warm-up (schedule.warmup_steps). Where it is "
-                "the first step, the model's own weights hold such values.",
+                f"The loss of step {step} is {loss}: training has diverged.",
+                "Use a lower optimizer.lr or a longer warm-up (schedule.warmup_steps). In the first step, "
+                "the cause is such values in the model's weights.",
             )
 
     def memory(self, step: int) -> None:
-        allocated = reserved = None
-        import torch  # already loaded by whoever trains
-
-        if torch.cuda.is_available():
-            allocated = torch.cuda.max_memory_allocated()
-            reserved = torch.cuda.max_memory_reserved()
-        self._writer.write(
-            Memory(
-                rank=self.env.rank,
-                step=step,
-                allocated_peak=allocated,
-                reserved_peak=reserved,
-                rss=self._process.memory_info().rss,
-                rss_peak=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-            )
-        )
+        """Report the process's memory peaks."""
+        self._writer.write(memory_now(self.env.rank, step))
 
     def profiled(self, event: Profiled) -> None:
-        """A profiled window has ended, or has failed."""
+        """Report the end or failure of a profiled window."""
         self._writer.write(event)
 
     def evaluated(self, event: Evaluated) -> None:
-        """An evaluation is under way, or has ended."""
+        """Report the progress or result of an evaluation."""
         self._writer.write(event)
 
     def drawn(self, event: Drawn) -> None:
-        """Pictures of captions have been drawn."""
+        """Report generated images of captions."""
         self._writer.write(event)
 
     def close(self) -> None:
         self._writer.close()
 
 
-def checkpoint_part_done(checkpoint_dir: Path, env: RankEnv, step: int) -> None:
-    """Say that this rank's files of a checkpoint are whole: flush them, then write rank-NNNNN.json.
+def mark_part_complete(checkpoint_dir: Path, env: RankEnv, step: int) -> None:
+    """Flush this rank's files of a checkpoint, then write rank-NNNNN.json to mark its part as complete.
 
-    Call it on every rank, after a barrier that follows the last write, so that no file of another rank
-    on this node is still on its way.
+    Call it on every rank after a barrier that follows the last write, so that no rank of this node is still
+    writing.
     """
     files = [p for p in sorted(checkpoint_dir.rglob("*")) if p.is_file() and not _is_part_file(p)]
     for path in files:
@@ -187,7 +174,7 @@ def _is_part_file(path: Path) -> bool:
 
 
 def write_error(errors_dir: Path, rank: int, error: BaseException) -> None:
-    """Keep this rank's failure for the node's task: errors/rank-NNNNN.json, whole or not there."""
+    """Write this rank's failure atomically for the node's task: errors/rank-NNNNN.json."""
     errors_dir.mkdir(parents=True, exist_ok=True)
     values: dict[str, object] = {
         "rank": rank,

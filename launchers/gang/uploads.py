@@ -1,4 +1,4 @@
-"""Stores a node's checkpoints from a thread of the node's task, beside the training."""
+"""Upload of a node's checkpoints from a thread of the node's task, in parallel to training."""
 
 from __future__ import annotations
 
@@ -8,53 +8,54 @@ import threading
 from pathlib import Path
 
 from launchers.gang.control import Control, PartStored
-from launchers.gang.job import TrainJob
+from launchers.gang.script_job import GangJob
 from launchers.store.checkpoints import CheckpointStore
 
 
 class Uploads:
-    """Takes finished checkpoint folders to the store, and on node 0 commits those that are whole.
+    """Uploads finished checkpoint folders to the store; on node 0, also commits complete checkpoints.
 
-    Without a store the newest ``settings.keep_checkpoints`` stay in the work folder.
+    Without a store, the newest ``settings.keep_checkpoints`` stay in the work folder.
     """
 
-    def __init__(self, job: TrainJob, node: int, store: CheckpointStore | None, control: Control) -> None:
+    def __init__(self, job: GangJob, node: int, store: CheckpointStore | None, control: Control) -> None:
         self._job = job
         self._node = node
         self._store = store
         self._control = control
-        layout = job.plan.layout
+        layout = job.layout
         first = node * layout.processes_per_node
         self._ranks = range(first, first + layout.processes_per_node)
-        self._taken: set[Path] = set()
+        self._queued: set[Path] = set()
         self._queue: queue.Queue[tuple[int, Path | None]] = queue.Queue()
         self.error: Exception | None = None
-        self.stored: list[int] = []  # steps: this node's parts in the store
-        self.committed: list[int] = []  # steps: whole checkpoints, on node 0
+        self.stored: list[int] = []  # steps of this node's stored parts
+        self.committed: list[int] = []  # steps of committed checkpoints, on node 0
         threading.Thread(target=self._work, name="gang-uploads", daemon=True).start()
 
-    def look(self) -> None:
-        """Queue what is ready. Call it often; it returns at once.
+    def poll(self) -> None:
+        """Queue uploads and commits that are ready; call it often, it returns at once.
 
-        What a rank says before its part is heard by the call after the one that takes the part: then it is
-        committed.
+        Commits are queued before new parts, so events that a rank reported before its part are received by
+        then.
         """
-        for step in self._control.whole_steps():
+        for step in self._control.complete_steps():
             self._queue.put((step, None))
         for step, folder in self._finished():
-            if folder not in self._taken:
-                self._taken.add(folder)
+            if folder not in self._queued:
+                self._queued.add(folder)
                 self._queue.put((step, folder))
 
     @property
     def idle(self) -> bool:
+        """Whether all queued uploads are finished."""
         return self._queue.unfinished_tasks == 0
 
     def remove_unfinished(self) -> None:
-        """Remove what no rank will finish any more. Only after the ranks have ended."""
-        whole = {folder for _, folder in self._finished()}
+        """Remove checkpoints that no rank will finish. Call it only after the ranks have ended."""
+        finished = {folder for _, folder in self._finished()}
         for folder in self._job.checkpoints_dir.glob("step-*"):
-            if folder not in whole and not self._is_resumed_from(folder):
+            if folder not in finished and not self._is_resumed_from(folder):
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _finished(self) -> list[tuple[int, Path]]:
@@ -75,7 +76,7 @@ class Uploads:
             step, folder = self._queue.get()
             try:
                 if self.error is None:
-                    self._keep_here() if self._store is None else self._put(self._store, step, folder)
+                    self._remove_old() if self._store is None else self._put(self._store, step, folder)
             except Exception as error:  # noqa: BLE001 the task reports it
                 self.error = error
             finally:
@@ -88,15 +89,14 @@ class Uploads:
             self._control.report(PartStored(step=step))
             shutil.rmtree(folder, ignore_errors=True)
             return
-        plan = self._job.plan
         store.commit(
             step,
-            nodes=plan.layout.nodes,
-            world_size=plan.layout.world_size,
-            extra={"engine": plan.engine, "method": plan.method, "total_steps": self._job.total_steps},
+            nodes=self._job.layout.nodes,
+            world_size=self._job.layout.world_size,
+            extra=self._job.checkpoint_notes,
         )
         self.committed.append(step)
 
-    def _keep_here(self) -> None:
-        for _, folder in self._finished()[: -self._job.settings.keep_checkpoints]:
+    def _remove_old(self) -> None:
+        for _, folder in self._finished()[: -self._job.keep_checkpoints]:
             shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Watches the agent and the ranks of one node from outside, through what they leave in the work folder."""
+"""Monitoring of one node's agent and ranks from outside, through their files in the work folder."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from launchers.cluster.processes import is_running, tail, telling_tail
+from launchers.cluster.processes import is_running, relevant_tail, tail
 from launchers.gang.control import Timeouts
 from launchers.gang.failures import Failure
-from launchers.gang.job import TrainJob
+from launchers.gang.script_job import GangJob
 from launchers.report.telemetry import Drawn, Evaluated, Event, Memory, Phase, Profiled, Step
 
-# torchrun says "failed (exitcode: -9) local_rank: 0 (pid: 12)" and at its end "exitcode  : -9 (pid: 12)".
+# torchrun logs "failed (exitcode: -9) local_rank: 0 (pid: 12)", and at its end "exitcode  : -9 (pid: 12)".
 _EXIT = re.compile(r"exitcode\s*: (-?\d+)\)?[^\n]*?\(pid: (\d+)\)")
 _EXIT_RANK = re.compile(r"exitcode: (-?\d+)\) local_rank: (\d+) ")
-_WAIT_FOR_CODE_S = 1.5
+_EXIT_CODE_WAIT_S = 1.5
 _MEMBERSHIP = Path("/proc/self/cgroup")
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
-# Whole models are read or written in these, and merged, or a trace, without a word until they are done.
+# Phases that read, write or merge a complete model, or write a trace, without intermediate telemetry
 _LONG_PHASES = {"load": 4, "save": 4, "profile": 4}
 
 
 @dataclass(slots=True)
 class _Sign:
-    """The newest event of a rank's telemetry, from which a hang is told."""
+    """Newest telemetry of a rank, used to detect a hang."""
 
     seen: float  # monotonic
     at: float
     what: str = "nothing since its start"
-    patience: int = 1  # times the settings' hang_timeout_s
+    patience: int = 1  # multiple of the settings' hang_timeout_s
 
 
 class LocalRanks:
-    """The ranks of one node. Yields each failure once; knows when all have finished."""
+    """Ranks of one node. Yields each failure once, and detects when all have finished."""
 
     def __init__(
-        self, job: TrainJob, node: int, marker: str, agent: subprocess.Popen[bytes], timeouts: Timeouts
+        self, job: GangJob, node: int, marker: str, agent: subprocess.Popen[bytes], timeouts: Timeouts
     ) -> None:
-        layout = job.plan.layout
+        layout = job.layout
         self._per_node = layout.processes_per_node
         self.ranks = range(node * self._per_node, (node + 1) * self._per_node)
         self._job = job
@@ -55,18 +55,18 @@ class LocalRanks:
         self._marker = marker
         self._agent = agent
         self._timeouts = timeouts
-        self._hang_s = float(job.settings.resources.hang_timeout_s)
+        self._hang_s = job.hang_timeout_s
         self._started = time.monotonic()
         self._oom_kills = oom_kills()
-        self._signs: dict[int, _Sign] = {}  # from a rank's start on
+        self._signs: dict[int, _Sign] = {}  # by rank, from its start
         self._pids: dict[int, int] = {}
         self._missing_since: dict[int, tuple[float, float]] = {}  # rank -> (monotonic, epoch)
         self._reported: set[int | str] = set()
-        self._cause_known = False
+        self._cause_reported = False
         self._all_done_at: float | None = None
 
-    def heard(self, event: Event) -> None:
-        """Take an event as a rank's sign of life."""
+    def add(self, event: Event) -> None:
+        """Record a telemetry event as a rank's sign of life."""
         patience = 1
         if isinstance(event, Phase):
             what = f"phase {event.name!r}, step {event.step}"
@@ -78,14 +78,14 @@ class LocalRanks:
         elif isinstance(event, Drawn):
             what = f"pictures after step {event.step}"
         else:
-            what = "it had joined"
+            what = "it has joined"
         self._signs[event.rank] = _Sign(time.monotonic(), event.at, what, patience)
 
     def is_done(self, rank: int) -> bool:
         return (self._job.work_dir / "ranks" / f"rank-{rank:05d}.done").exists()
 
     def finished(self) -> bool:
-        """All have trained to the end, and have left as processes (or had their time to)."""
+        """Whether all ranks have trained to the end, and their processes have exited or had time to."""
         if not all(self.is_done(rank) for rank in self.ranks):
             return False
         self._all_done_at = self._all_done_at or time.monotonic()
@@ -93,16 +93,16 @@ class LocalRanks:
         return gone or time.monotonic() - self._all_done_at > self._timeouts.leave
 
     def failures(self) -> Iterator[Failure]:
-        """What has gone wrong since the last call."""
+        """Iterate over the failures since the last call."""
         for failure in self._all_failures():
             key = failure.rank if failure.rank is not None else failure.kind
             if key not in self._reported:
                 self._reported.add(key)
-                self._cause_known = self._cause_known or not failure.secondary
+                self._cause_reported = self._cause_reported or not failure.secondary
                 yield failure
 
     def _all_failures(self) -> Iterator[Failure]:
-        code = self._agent.poll()  # first: what a rank has to say is on disk before its agent ends
+        code = self._agent.poll()  # first, because a rank's error is on disk before its agent ends
         undone = [rank for rank in self.ranks if not self.is_done(rank)]
         for rank in self.ranks:
             failure = Failure.of_rank(
@@ -115,7 +115,7 @@ class LocalRanks:
         if code is not None and code < 0:
             yield self._of_agent(f"was ended by {signal_name(-code)}")
             return
-        if not self._cause_known:
+        if not self._cause_reported:
             yield from self._dead(undone)
         if code is not None and not self._reported:
             yield self._of_ended_agent(code)
@@ -130,9 +130,9 @@ class LocalRanks:
         codes = self._exit_codes() if dead else {}
         for rank in dead:
             since, at = self._missing_since[rank]
-            if pids[rank] in codes or now - since > _WAIT_FOR_CODE_S:
+            if pids[rank] in codes or now - since > _EXIT_CODE_WAIT_S:
                 failure = self._of_dead(rank, codes.get(pids[rank]), at)
-                # Once a rank has failed, torchrun ends the others of the node with SIGTERM.
+                # Once a rank has failed, torchrun ends the node's other ranks with SIGTERM
                 ended = codes.get(pids[rank]) in (None, -signal.SIGTERM)
                 secondary = ended and (len(dead) > 1 or bool(self._reported))
                 yield replace(failure, secondary=secondary)
@@ -140,7 +140,7 @@ class LocalRanks:
     def _of_dead(self, rank: int, code: int | None, at: float) -> Failure:
         out_of_memory = code == -signal.SIGKILL and (oom_kills() or 0) > (self._oom_kills or 0)
         if code is None:
-            how = "ended without a word"
+            how = "ended without an exit code"
         elif code >= 0:
             how = f"ended with exit code {code} before the end of training"
         else:
@@ -148,7 +148,7 @@ class LocalRanks:
             if out_of_memory:
                 how += ": by the kernel's out-of-memory killer"
             elif code == -signal.SIGKILL:
-                how += ": often the kernel's out-of-memory killer, or somebody's kill -9"
+                how += ": often the kernel's out-of-memory killer, or a manual kill -9"
         log = self._stderr_tail(rank)
         return Failure(
             kind="rank",
@@ -162,7 +162,7 @@ class LocalRanks:
         )
 
     def _of_ended_agent(self, code: int) -> Failure:
-        """The agent has ended on its own, and no rank has said why."""
+        """Describe an agent that ended by itself before any rank reported an error."""
         log = self._agent_log()
         match = _EXIT_RANK.search(log)
         if match is not None:
@@ -218,7 +218,8 @@ class LocalRanks:
                 if path.exists():
                     values = json.loads(path.read_text())
                     self._pids[rank] = int(values["pid"])
-                    self._signs.setdefault(rank, _Sign(time.monotonic(), values["at"]))
+                    if self._job.reports_from_start:
+                        self._signs.setdefault(rank, _Sign(time.monotonic(), values["at"]))
         return self._pids
 
     def _exit_codes(self) -> dict[int, int]:
@@ -230,10 +231,11 @@ class LocalRanks:
     def _stderr_tail(self, rank: int) -> str:
         local = rank - self.ranks[0]
         folders = (self._job.work_dir / "logs" / self._marker).glob(f"gang_*/attempt_0/{local}")
-        return "\n".join(filter(None, (telling_tail(Path(folder) / "stderr.log") for folder in folders)))
+        return "\n".join(filter(None, (relevant_tail(Path(folder) / "stderr.log") for folder in folders)))
 
 
 def signal_name(number: int) -> str:
+    """Format a signal's name and number."""
     try:
         return f"{signal.Signals(number).name} ({number})"
     except ValueError:
@@ -241,7 +243,7 @@ def signal_name(number: int) -> str:
 
 
 def oom_kills(membership: Path = _MEMBERSHIP, mount: Path = _CGROUPS) -> int | None:
-    """How many processes of this one's group the kernel's out-of-memory killer has ended; None: unknown.
+    """Count the processes of this one's cgroup killed by the kernel for memory; None: unknown.
 
     Kernel documentation: ``oom_kill`` of ``memory.events`` (cgroup v2) and of ``memory.oom_control`` (v1).
     """
@@ -252,13 +254,13 @@ def oom_kills(membership: Path = _MEMBERSHIP, mount: Path = _CGROUPS) -> int | N
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            found = _counter(mount / path.lstrip("/") / "memory.events")
+            kills = _counter(mount / path.lstrip("/") / "memory.events")
         elif "memory" in controllers.split(","):
-            found = _counter(mount / "memory" / path.lstrip("/") / "memory.oom_control")
+            kills = _counter(mount / "memory" / path.lstrip("/") / "memory.oom_control")
         else:
             continue
-        if found is not None:
-            return found
+        if kills is not None:
+            return kills
     return None
 
 

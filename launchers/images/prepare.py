@@ -1,10 +1,11 @@
-"""Lay images out for training once: fit each into a bucket, fix the order of the run, write it all down."""
+"""Preparation of images for training: bucket assignment, the order of the run, and files."""
 
 from __future__ import annotations
 
 import hashlib
 import shutil
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -31,10 +32,10 @@ def prepare(
     resolution: int,
     held_out: Sequence[Picture] = (),
 ) -> PreparedInfo:
-    """Write ``folder`` (see prepared.py) and, if there are held-out images, ``folder``/heldout like it, whose
-    steps are one image each, in the order that they have.
+    """Write ``folder`` (see prepared.py), and ``folder``/heldout for held-out images, if there are any.
 
-    Raises UserError where no bucket has images enough for a batch.
+    The held-out folder has one image per step, in the given order. Raises UserError if no bucket has enough
+    images for a batch.
     """
     shutil.rmtree(folder / "heldout", ignore_errors=True)
     with Writer(folder) as writer:
@@ -43,24 +44,26 @@ def prepare(
         info = _info(writer.geometry, order, content, model_name_or_fingerprint, settings, resolution)
         writer.finish(order, info)
     if held_out:
-        alone = settings.model_copy(update={"global_batch_size": 1})
+        single_image = settings.model_copy(update={"global_batch_size": 1})
         with Writer(folder / "heldout") as writer:
             content = _add(held_out, writer, resolution)
             order = np.arange(len(held_out), dtype=np.int32)
-            of_all = _info(writer.geometry, order, content, model_name_or_fingerprint, alone, resolution)
-            writer.finish(order, of_all)
+            eval_info = _info(
+                writer.geometry, order, content, model_name_or_fingerprint, single_image, resolution
+            )
+            writer.finish(order, eval_info)
     return info
 
 
 def count_steps(sizes: Sequence[tuple[int, int]], settings: Settings, resolution: int) -> int:
-    """Steps of a run over images of these widths and heights; UserError as of :func:`prepare`."""
-    found = [buckets.bucket_of(width, height, resolution) for width, height in sizes]
-    geometry = np.array([(0, 0, 0, 0, height, width, 0, 0) for width, height in found], dtype=np.int32)
+    """Count the steps of a run over images of these widths and heights; UserError as in :func:`prepare`."""
+    targets = [buckets.bucket_of(width, height, resolution) for width, height in sizes]
+    geometry = np.array([(0, 0, 0, 0, height, width, 0, 0) for width, height in targets], dtype=np.int32)
     return _steps(_numbers(geometry.reshape(-1, 8)), settings)
 
 
 def summary(info: PreparedInfo, folder: Path, name: str) -> str:
-    """What the dataset came to, in a line: its buckets, those with most images first."""
+    """Summarize the dataset's buckets in one line, most frequent first."""
     sizes, counts = np.unique(PreparedImages(folder).geometry[:, 4:6], axis=0, return_counts=True)
     most = np.argsort(-counts, kind="stable")
     shown = ", ".join(f"{sizes[place, 1]}x{sizes[place, 0]}: {counts[place]:,}" for place in most)
@@ -69,7 +72,7 @@ def summary(info: PreparedInfo, folder: Path, name: str) -> str:
 
 
 def _add(pictures: Sequence[Picture], writer: Writer, resolution: int) -> str:
-    """Append all images; sha256 over them, their captions and what they are cut to."""
+    """Append all images; return a SHA-256 over images, captions and crops."""
     digest = hashlib.sha256(TASK.encode())
     progress = Progress("writing", len(pictures), "images")
     for number, picture in enumerate(pictures):
@@ -82,25 +85,34 @@ def _add(pictures: Sequence[Picture], writer: Writer, resolution: int) -> str:
 
 
 def _numbers(geometry: NDArray[np.int32]) -> NDArray[np.int64]:
-    """[rows]: the number of the bucket that each is in."""
+    """Return [rows]: each row's bucket number."""
     return np.unique(geometry[:, 4:6], axis=0, return_inverse=True)[1].reshape(-1)
 
 
 def _order(numbers: NDArray[np.int64], settings: Settings) -> NDArray[np.int32]:
-    steps = _steps(numbers, settings)
-    return in_batches(numbers, settings.epochs, settings.global_batch_size, seed=settings.seed, most=steps)
+    steps, epochs = _steps(numbers, settings), _epochs(numbers, settings)
+    return in_batches(numbers, epochs, settings.batch_size, seed=settings.seed, most=steps)
 
 
 def _steps(numbers: NDArray[np.int64], settings: Settings) -> int:
-    steps = count_batches(numbers, settings.epochs, settings.global_batch_size)
+    epochs = _epochs(numbers, settings)
+    steps = count_batches(numbers, epochs, settings.batch_size)
     if not steps:
         largest = int(np.bincount(numbers).max()) if len(numbers) else 0
         raise UserError(
-            f"global_batch_size {settings.global_batch_size}: no batch of one aspect ratio can be made of "
-            f"{len(numbers):,} images in {settings.epochs} epoch(s); the largest bucket has {largest:,}.",
-            ("Give ", Change("global_batch_size", max(1, largest)), " or less, or more data."),
+            f"global_batch_size {settings.batch_size}: no aspect ratio has a full batch among "
+            f"{len(numbers):,} images in {epochs} epoch(s); the largest bucket has {largest:,}.",
+            ("Use ", Change("global_batch_size", max(1, largest)), " or less, or more data."),
         )
     return min(steps, settings.max_steps or steps)
+
+
+def _epochs(numbers: NDArray[np.int64], settings: Settings) -> int:
+    """Passes over the data: the user's, else the fewest that have a step, or the user's number of steps."""
+    if settings.epochs is not None or not len(numbers):
+        return settings.epochs or 1
+    steps = settings.max_steps or 1
+    return next(epochs for epochs in count(1) if count_batches(numbers, epochs, settings.batch_size) >= steps)
 
 
 def _info(
@@ -112,7 +124,7 @@ def _info(
     resolution: int,
 ) -> PreparedInfo:
     positions = positions_of(geometry)
-    digest = hashlib.sha256(f"{content} {model} {resolution} {settings.global_batch_size}".encode())
+    digest = hashlib.sha256(f"{content} {model} {resolution} {settings.batch_size}".encode())
     digest.update(order.tobytes())
     return PreparedInfo(
         rows=len(geometry),
@@ -124,8 +136,8 @@ def _info(
         packed=False,
         pad_id=0,
         vocab_size=0,
-        global_batch_size=settings.global_batch_size,
-        total_steps=len(order) // settings.global_batch_size,
+        global_batch_size=settings.batch_size,
+        total_steps=len(order) // settings.batch_size,
         seed=settings.seed,
         fingerprint=digest.hexdigest(),
         documents=len(geometry),

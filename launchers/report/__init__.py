@@ -1,1 +1,1 @@
-"""What ranks say while they train, and what terminal, trackers and cards make of it."""
+"""Telemetry of the ranks, the run's state computed from it, and its presentation."""

@@ -1,7 +1,7 @@
-"""Losses on held-out rows while a run trains: which is the best, and whether the run is to stop.
+"""Held-out losses during training: selection of the best step, and early stopping.
 
-Both follow from the losses alone, so that all ranks and nodes decide alike, and so does a run that goes on
-from a checkpoint, which keeps them.
+Both depend only on the losses, so all ranks and nodes decide the same, and so does a run that resumes from a
+checkpoint, which stores the losses.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from launchers.sections import Evaluation
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldOutLoss:
-    """What the model gives on the held-out rows after a step, by the measure of launchers.held_out."""
+    """Loss on the held-out rows after a step, as measured by launchers.held_out."""
 
     step: int
     loss: float
-    seconds: float  # that the evaluation took
-    metrics: dict[str, float] = field(default_factory=dict)  # the task's own figures by name
+    seconds: float  # duration of the evaluation
+    metrics: dict[str, float] = field(default_factory=dict)  # task-specific figures by name
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
     def figures(self, task: str) -> dict[str, float]:
-        """Everything that is known, flat, for a tracker; of tokens their perplexity too."""
+        """Return all known figures as a flat mapping for a tracker, with perplexity for token losses."""
         values = {"eval/loss": self.loss} | {f"eval/{name}": value for name, value in self.metrics.items()}
         if TASKS[task].next_token:
             values["eval/perplexity"] = math.exp(self.loss) if self.loss < 700 else math.inf
@@ -40,13 +40,13 @@ Losses = Sequence[HeldOutLoss]
 
 
 def best_of(losses: Losses) -> HeldOutLoss | None:
-    """The lowest loss, the earliest of equal ones; NaN is never the best."""
-    known = [each for each in losses if not math.isnan(each.loss)]
-    return min(known, key=lambda each: (each.loss, each.step), default=None)
+    """Return the lowest loss, the earliest of equal ones; NaN is ignored."""
+    valid = [each for each in losses if not math.isnan(each.loss)]
+    return min(valid, key=lambda each: (each.loss, each.step), default=None)
 
 
-def without_gain(losses: Losses, min_delta: float) -> int:
-    """How many evaluations have been made since the last that was lower by more than ``min_delta``."""
+def evaluations_without_gain(losses: Losses, min_delta: float) -> int:
+    """Count the evaluations since the last one that was lower by more than ``min_delta``."""
     lowest, since = math.inf, 0
     for each in losses:
         if each.loss < lowest - min_delta:
@@ -56,13 +56,16 @@ def without_gain(losses: Losses, min_delta: float) -> int:
     return since
 
 
-def is_over(losses: Losses, settings: Evaluation) -> bool:
-    """Whether early stopping ends the run after these."""
-    return settings.patience is not None and without_gain(losses, settings.min_delta) >= settings.patience
+def stops_early(losses: Losses, settings: Evaluation) -> bool:
+    """Whether early stopping ends the run after these evaluations."""
+    return (
+        settings.patience is not None
+        and evaluations_without_gain(losses, settings.min_delta) >= settings.patience
+    )
 
 
-def why_over(losses: Losses, settings: Evaluation) -> str:
-    """Why :func:`is_over`, in a line."""
+def describe_stop(losses: Losses, settings: Evaluation) -> str:
+    """Format the reason of early stopping in one line."""
     best, last = best_of(losses), losses[-1]
     lower = f"lower by more than {settings.min_delta:g}" if settings.min_delta else "lower"
     times = f"{settings.patience} evaluation{'s' if settings.patience != 1 else ''}"
@@ -70,12 +73,12 @@ def why_over(losses: Losses, settings: Evaluation) -> str:
     return line if best is None else f"{line}; the lowest was {best.loss:.4f} after step {best.step}"
 
 
-def handed_over(
+def describe_export(
     losses: Losses, settings: Evaluation, *, exported: int, last_step: int
 ) -> list[tuple[str, str]]:
-    """Rows of (what, value): which step a run hands over, and why it has ended before its last one.
+    """Return rows of (label, text): the exported step, and the reason if the run stopped early.
 
-    ``exported``: the step that is the result; nothing is said of a run that was not evaluated.
+    ``exported``: the step that was exported. Empty for a run without evaluations.
     """
     if not losses:
         return []
@@ -84,17 +87,17 @@ def handed_over(
     if settings.keeps_best and best is not None and best.step == exported:
         step += f", the lowest held-out loss ({best.loss:.4f})"
     elif settings.keeps_best and best is not None:
-        step += f"; the checkpoint of step {best.step}, the lowest held-out loss, could not be used"
+        step += f"; the checkpoint of step {best.step}, with the lowest held-out loss, was unusable"
     elif best is not None:
         step += f"; the lowest held-out loss was {best.loss:.4f} after step {best.step}"
     rows = [("exported", step)]
-    if is_over(losses, settings):
-        rows.append(("stopped early", why_over(losses, settings).removeprefix("stopped ")))
+    if stops_early(losses, settings):
+        rows.append(("stopped early", describe_stop(losses, settings).removeprefix("stopped ")))
     return rows
 
 
 def evaluation_line(losses: Losses) -> str:
-    """The newest one for the terminal."""
+    """Format the newest evaluation for the terminal."""
     newest, best = losses[-1], best_of(losses)
     parts = [f"held-out loss {newest.loss:.4f} after step {newest.step}"]
     if "accuracy" in newest.metrics:
@@ -107,6 +110,6 @@ def evaluation_line(losses: Losses) -> str:
 
 
 def exported_step(losses: Losses, settings: Evaluation, last_step: int) -> int:
-    """The step whose model a run hands over that has trained to ``last_step``."""
+    """Return the step to export after training to ``last_step``."""
     best = best_of(losses) if settings.keeps_best else None
     return last_step if best is None else best.step

@@ -1,8 +1,8 @@
-"""Metrics of a run as people know them, made from the ranks' telemetry.
+"""Metrics of a run in the usual terms, computed from the ranks' telemetry.
 
-dt, dtf, dtb: seconds of a step, of its forward and of its backward passes. MFU: model FLOPs utilisation,
-tokens/s times the model's FLOPs for each token (recomputation not counted) over the GPUs' dense peak
-(Chowdhery et al. 2022, PaLM, appendix B). A GPU whose peak is not known gives no MFU.
+dt, dtf, dtb: seconds of a step, of its forward and of its backward passes. MFU: model FLOPs utilization,
+tokens/s times the model's FLOPs per token (without recomputation) over the GPUs' dense peak (Chowdhery et al.
+2022, PaLM, appendix B). No MFU for a GPU with unknown peak.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from estimator.plan import GIB
 from launchers.dataset.prepared import Prepared
 from launchers.report.telemetry import DistInfo
 
-# Of a task's figures those that a line of the terminal has room for
+# Task-specific figures that fit into a terminal line, with their labels
 SHOWN = {"reward": "reward", "kl": "KL"}
 SHOWN |= {"reward_margin": "margin", "accuracy": "accuracy"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Metrics:
-    """One optimizer step of the whole run. Seconds; None is: not known."""
+    """Metrics of one optimizer step of the whole run. Times in seconds; None: unknown."""
 
     step: int
     loss: float | None  # None on a node without rank 0
@@ -38,15 +38,15 @@ class Metrics:
     tokens_per_second: float
     tokens_per_second_per_gpu: float
     mfu: float | None  # 0 to 1
-    eta_seconds: float | None  # None: the number of steps is not known
-    task: dict[str, float] = field(default_factory=dict)  # the task's own figures by name
+    eta_seconds: float | None  # None: unknown number of steps
+    task: dict[str, float] = field(default_factory=dict)  # task-specific figures by name
     of_images: bool = False  # whether samples are images, and tokens the positions of their latents
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
     def figures(self) -> dict[str, float]:
-        """Everything that is known, flat, for a tracker."""
+        """Return all known figures as a flat mapping for a tracker."""
         values = {
             k: v
             for k, v in self.to_dict().items()
@@ -56,7 +56,7 @@ class Metrics:
 
 
 def tokens_of_steps(data: Prepared) -> list[int]:
-    """Tokens that go through the model in each step, over all processes, padding not counted."""
+    """Count the tokens that go through the model in each step, over all processes, without padding."""
     info = data.info
     drawn = data.row_lengths[data.order[: info.total_steps * info.global_batch_size]]
     counts: list[int] = drawn.reshape(info.total_steps, info.global_batch_size).sum(axis=1).tolist()
@@ -64,19 +64,19 @@ def tokens_of_steps(data: Prepared) -> list[int]:
 
 
 def median(values: Sequence[float]) -> float | None:
-    """The upper median; None of nothing."""
+    """Return the upper median; None if there are no values."""
     return sorted(values)[len(values) // 2] if values else None
 
 
 def typical(metrics: Sequence[Metrics], figure: Callable[[Metrics], float | None]) -> float | None:
-    """Median of one figure over a run's steps without the first, which warms up, if there are others."""
+    """Return the median of one figure over a run's steps, without the warm-up step if there are others."""
     values = [figure(each) for each in metrics[1:] or metrics]
     return median([value for value in values if value is not None])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
-    """A finished run in a few figures; the steps' medians leave out the first, which warms up."""
+    """Key figures of a finished run; medians exclude the first step, which warms up."""
 
     steps: int
     first_loss: float | None
@@ -89,9 +89,9 @@ class Summary:
 
 
 def summarise(metrics: Sequence[Metrics]) -> Summary:
-    """Medians over the steps; raises ValueError where no step was made."""
+    """Summarize a run's steps by medians; raises ValueError if there are none."""
     if not metrics:
-        raise ValueError("no step was made")
+        raise ValueError("no step was trained")
     return Summary(
         steps=metrics[-1].step,
         first_loss=metrics[0].loss,
@@ -105,7 +105,7 @@ def summarise(metrics: Sequence[Metrics]) -> Summary:
 
 
 def step_line(metrics: Metrics, total_steps: int, memory_peak_bytes: int | None = None) -> str:
-    """One line for the terminal: first what Metaflow's 65 signs before it leave room for on 120 columns."""
+    """Format one line for the terminal, most important first: Metaflow prefixes 65 of 120 columns."""
     parts = [f"step {metrics.step}/{total_steps}", f"loss {metrics.loss:.4f}"]
     if metrics.of_images:
         parts.append(f"{metrics.samples_per_second:,.2f} images/s")
@@ -134,7 +134,7 @@ def _times(metrics: Metrics) -> str:
 
 
 def dist_lines(ranks: Sequence[DistInfo]) -> list[str]:
-    """The distributed-information block that opens a run."""
+    """Format the block of distributed information that opens a run."""
     first = ranks[0]
     hosts = sorted({rank.host for rank in ranks})
     lines = [

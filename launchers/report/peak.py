@@ -1,4 +1,4 @@
-"""The peak memory of a run's largest process, and what was predicted for the counter that it is from."""
+"""Peak memory of a run's largest process, with the counter it was measured by."""
 
 from __future__ import annotations
 
@@ -16,34 +16,36 @@ NAMES: dict[Counter, str] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryPeak:
-    """A figure that stands beside a prediction for the same counter alone (``MemoryEstimate.counted``)."""
+    """Peak memory, comparable only with a prediction for the same counter (``MemoryEstimate.counted``)."""
 
     size_bytes: int
     counter: Counter
 
     @property
     def name(self) -> str:
-        """What it is, in words."""
+        """Label of the counter."""
         return NAMES[self.counter]
 
 
 def largest_process(
     reserved: Iterable[int | None], resident: Iterable[int | None], device_bytes: int = 0
 ) -> MemoryPeak | None:
-    """The largest of some training processes; None where none has reported any memory.
+    """Return the peak of the largest training process; None if no process has reported memory.
 
     Parameters
     ----------
     reserved, resident:
-        Torch's peak and the kernel's of each; torch's are None on a CPU.
+        Peak reserved by torch and peak resident memory of each process; torch's are None on a CPU.
     device_bytes:
-        What NVML saw of the fullest GPU beyond what was in use before, where it was asked. Less than torch
-        has reserved means that it saw another GPU, or looked too rarely: then torch's figure counts.
+        Peak of the fullest GPU by NVML, minus memory in use before the run; 0 if not measured. A value below
+        torch's reserved memory means that NVML sampled another GPU or too rarely, so torch's peak is used.
     """
-    most = max((each for each in reserved if each), default=None)
-    if most is None:
-        of_process = max((each for each in resident if each), default=None)
-        return None if of_process is None else MemoryPeak(size_bytes=of_process, counter="resident")
-    if device_bytes >= most:
+    largest_reserved = max((each for each in reserved if each), default=None)
+    if largest_reserved is None:
+        largest_resident = max((each for each in resident if each), default=None)
+        return (
+            None if largest_resident is None else MemoryPeak(size_bytes=largest_resident, counter="resident")
+        )
+    if device_bytes >= largest_reserved:
         return MemoryPeak(size_bytes=device_bytes, counter="device")
-    return MemoryPeak(size_bytes=most, counter="reserved")
+    return MemoryPeak(size_bytes=largest_reserved, counter="reserved")

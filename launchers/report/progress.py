@@ -1,4 +1,4 @@
-"""Log lines of a training: one that is updated in place on a terminal, a limited number elsewhere."""
+"""Log lines of training: one that is updated in place on a terminal, a limited number elsewhere."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Literal
 from launchers.report.metrics import Metrics, step_line
 from launchers.report.terminal import StepProgress
 
-LINES = 10  # of a run at `log_every: auto`, if it takes less than LINES * LONGEST_S
-SHORTEST_S, LONGEST_S = 1.0, 60.0  # between two of these lines
+LINES = 10  # log lines per run with `log_every: auto`, if the run takes less than LINES * MAX_INTERVAL_S
+MIN_INTERVAL_S, MAX_INTERVAL_S = 1.0, 60.0  # limits of the time between two of these lines
 
 
 class Progress:
@@ -28,38 +28,38 @@ class Progress:
 
     def __init__(self, *, total_steps: int, every: int | Literal["auto"]) -> None:
         self._total, self._every = total_steps, every
-        self._begun = False
+        self._started = False
         self._printed_step, self._printed_at = 0, 0.0
         self._checkpoint_at = time.monotonic()
         self._line = StepProgress()
 
     def step(self, metrics: Metrics, memory_peak_bytes: int | None) -> None:
-        """Show a step; on a terminal in the place of the one before."""
+        """Show a step; on a terminal it replaces the previous line."""
         if not sys.stdout.isatty():
-            self.close()  # the terminal may have gone (launchers.cluster.hangup)
+            self.close()  # the terminal may have been closed (launchers.cluster.hangup)
         if sys.stdout.isatty():
             self._line.update(step_line(metrics, self._total, memory_peak_bytes))
-        elif not self._begun or metrics.step == self._total or self._is_due(metrics.step):
+        elif not self._started or metrics.step == self._total or self._is_logged(metrics.step):
             print(step_line(metrics, self._total, memory_peak_bytes), flush=True)
             self._printed_step, self._printed_at = metrics.step, time.monotonic()
-        self._begun = True
+        self._started = True
 
-    def _is_due(self, step: int) -> bool:
-        """Whether a step between the first and the last one is printed."""
+    def _is_logged(self, step: int) -> bool:
+        """Whether a step between the first and the last one is logged."""
         if self._every != "auto":
             return step % self._every == 0
         seconds = time.monotonic() - self._printed_at
         reached = step - self._printed_step >= self._total / LINES
-        return seconds >= LONGEST_S or (seconds >= SHORTEST_S and reached)
+        return seconds >= MAX_INTERVAL_S or (seconds >= MIN_INTERVAL_S and reached)
 
     def prints_checkpoint(self) -> bool:
-        """Whether a checkpoint that was just written is printed: in ``auto``, at most one per minute."""
+        """Whether to log a checkpoint that was just written: with ``auto``, at most one per minute."""
         now = time.monotonic()
-        if self._every == "auto" and not sys.stdout.isatty() and now - self._checkpoint_at < LONGEST_S:
+        if self._every == "auto" and not sys.stdout.isatty() and now - self._checkpoint_at < MAX_INTERVAL_S:
             return False
         self._checkpoint_at = now
         return True
 
     def close(self) -> None:
-        """Leave the last line where it is; what is printed from now on comes below."""
+        """Finish the line in place; later output appears below it."""
         self._line.close()

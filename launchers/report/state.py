@@ -1,4 +1,4 @@
-"""State of a training run as one node knows it: the telemetry of the node's ranks, reduced event by event."""
+"""State of a training run on one node, reduced from the telemetry of the node's ranks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DRAWN_EVALUATIONS = 2  # newest evaluations whose pictures are kept in addition 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankMeasured:
-    """One training process, as it reported itself. torch's figures are None on a CPU."""
+    """Measurements reported by one training process. torch's figures are None on a CPU."""
 
     rank: int
     host: str = ""
@@ -126,7 +126,7 @@ class RunState:
             }
 
     def restore(self, notes: Mapping[str, Any], *, with_metrics: bool) -> None:
-        """Take over :meth:`notes` of an earlier attempt. Its times don't count for this attempt's ETA."""
+        """Restore :meth:`notes` of an earlier attempt. Its times do not count for this attempt's ETA."""
         with self._lock:
             for values in notes.get("evaluations", ()):
                 self._evaluations[values["step"]] = HeldOutLoss(**values)
@@ -180,7 +180,7 @@ class RunState:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Median over the steps, of all processes of the run."""
+        """Median over the steps, summed over all processes of the run."""
         return typical(self.steps, lambda metrics: metrics.tokens_per_second)
 
     @property
@@ -212,7 +212,7 @@ class RunState:
 
     @property
     def memory_peak(self) -> MemoryPeak | None:
-        """The largest process: torch's reserved memory on GPUs, resident memory on CPUs."""
+        """Peak of the largest process: torch's reserved memory on GPUs, resident memory on CPUs."""
         ranks = self._memory.values()
         return largest_process((rank.reserved_peak for rank in ranks), (rank.rss_peak for rank in ranks))
 
@@ -228,12 +228,12 @@ class RunState:
 
     @property
     def drawn(self) -> tuple[Drawn, ...]:
-        """Pictures of held-out captions: the base model's (step 0), then those of the newest evaluations."""
+        """Images of held-out captions: the base model's (step 0), then those of the newest evaluations."""
         return tuple(event for _, event in sorted(self._drawn.items()))
 
     @property
     def late(self) -> tuple[str, ...]:
-        """Lines on ranks or nodes for which the others wait, or have waited."""
+        """Descriptions of ranks or nodes that delay or have delayed the others."""
         on_gpus = self.plan is not None and self.plan.layout.device == "cuda"
         return tuple(late_lines(self._late.values(), on_gpus=on_gpus))
 
@@ -248,24 +248,24 @@ class RunState:
         ranks[event.rank] = event
         earlier = self._metrics.get(event.step)
         measured = next((step for step in ranks.values() if step.loss is not None), None)
-        knows_tokens = self.tokens_of_steps is not None or (measured and measured.all_tokens is not None)
-        if measured is not None and measured is not event and knows_tokens:
-            return  # rank 0 has reported all that counts
+        tokens_known = self.tokens_of_steps is not None or (measured and measured.all_tokens is not None)
+        if measured is not None and measured is not event and tokens_known:
+            return  # rank 0 has already reported the figures of this step
         measured = measured or max(ranks.values(), key=lambda step: step.dt)
         self._trained_s += measured.dt - (earlier.dt if earlier else 0.0)
         self._metrics[event.step] = self._of_step(measured, ranks)
 
     def _of_step(self, measured: Step, ranks: Mapping[int, Step]) -> Metrics:
-        """Metrics of a step from the rank whose time counts."""
-        world, of_ranks, dt, plan = self._world_size, ranks.values(), measured.dt, self.plan
-        samples = sum(step.samples for step in of_ranks) / len(ranks) * world
+        """Compute the metrics of a step, with the time of the rank ``measured``."""
+        world, reports, dt, plan = self._world_size, ranks.values(), measured.dt, self.plan
+        samples = sum(step.samples for step in reports) / len(ranks) * world
         if plan is not None:
             samples = plan.layout.global_batch_size
         tokens: float | None = measured.all_tokens
         if tokens is None and self.tokens_of_steps is not None and measured.step <= len(self.tokens_of_steps):
             tokens = self.tokens_of_steps[measured.step - 1]
         if tokens is None:
-            tokens = sum(step.tokens for step in of_ranks) / len(ranks) * world
+            tokens = sum(step.tokens for step in reports) / len(ranks) * world
         samples_per_second, tokens_per_second = (n / dt if dt > 0 else 0.0 for n in (samples, tokens))
         peak = plan.prediction.peak_flops_per_gpu if plan else None
         return Metrics(
@@ -289,7 +289,7 @@ class RunState:
         )
 
     def _eta_after(self, step: int, dt: float | None = None) -> float | None:
-        """Seconds of the remaining steps, and of evaluations as often and as long as so far.
+        """Estimate the seconds of the remaining steps, with evaluations at the same rate as so far.
 
         ``dt``: the step's time, if it is not among the metrics yet.
         """
@@ -297,11 +297,11 @@ class RunState:
             return None
         newest = islice(reversed(self._steps), ETA_STEPS)
         recent = [dt if number == step and dt is not None else self._metrics[number].dt for number in newest]
-        left = (median(recent) or 0.0) * max(self.total_steps - step, 0)
-        return left * (1 + self._evaluated_s / self._trained_s) if self._trained_s > 0 else left
+        training_s = (median(recent) or 0.0) * max(self.total_steps - step, 0)
+        return training_s * (1 + self._evaluated_s / self._trained_s) if self._trained_s > 0 else training_s
 
     def _add_evaluated(self, event: Evaluated) -> None:
-        """Keep the first report of an evaluation's loss: all ranks report the same."""
+        """Store the first report of an evaluation's loss, as all ranks report the same."""
         if event.loss is None or event.step in self._evaluations:
             return
         self._evaluations[event.step] = HeldOutLoss(

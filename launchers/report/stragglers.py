@@ -1,4 +1,4 @@
-"""Who holds a training up: the rank for which all others wait, from how long each stands in collectives."""
+"""Detection of stragglers: ranks that delay all others, from the time each rank spends in collectives."""
 
 from __future__ import annotations
 
@@ -10,129 +10,131 @@ from statistics import mean, median, stdev
 
 from launchers.report.telemetry import Pace, Straggling
 
-WARM_UP = 2  # steps that are left out: what is compiled, allocated or read for the first time
-LEAST_STEPS = 16
-LEAST_S = 5.0  # of training: what another process does for a moment is nobody's fault
-LATE = 0.1  # of a step: others wait so much longer
-STEADILY = 0.8  # in so many of the steps
-CERTAIN = 6.0  # standard errors of the mean: lags that scatter as much as they weigh are noise
-ON_TIME = 0.05  # of a step: one that was named and is so late at most has come back
+WARM_UP = 2  # steps to ignore, in which code is compiled and memory allocated
+MIN_STEPS = 16  # minimum length of the window
+MIN_S = 5.0  # minimum training time in the window, so that a short disturbance is not reported
+LATE = 0.1  # minimum lag of a late rank, as a share of the step
+STEADILY = 0.8  # minimum share of steps in which the rank is late
+CERTAIN = 6.0  # minimum mean lag in standard errors of the mean; a smaller one is noise
+ON_TIME = 0.05  # maximum lag of a rank that has recovered, as a share of the step
 
 
 @dataclass(kw_only=True)
 class _Rank:
     newest: Pace
-    lags: deque[tuple[int, float, float]] = field(default_factory=deque)  # step, its lag, seconds of it
-    named: Straggling | None = None
+    lags: deque[tuple[int, float, float]] = field(default_factory=deque)  # step, lag, seconds of the step
+    straggling: Straggling | None = None  # None: on time
 
 
 class Stragglers:
-    """Takes the paces of all ranks, in any order; says who is late, and when that is over.
+    """Detects late ranks from the step times of all ranks, in any order, and their recovery.
 
-    A rank's lag in a step is how much less it has stood in collectives than the others' median, as a share
-    of the step. It is named when in four fifths of the newest steps (16 at least, and 5 s of training, which
-    is more of short steps) its lag is above a tenth, and their mean is six standard errors above none: so
-    never because of one step, however long. With two ranks the other one is the median. Ranks whose data
-    differ lawfully (rows of other lengths) are late in turn, and not in four fifths of the steps.
+    A rank's lag in a step is how much less time it spent in collectives than the median of its peers, as a
+    share of the step. A rank is reported if its lag exceeds 10 % in 80 % of the newest steps (at least 16
+    steps and 5 s of training), and the mean lag is at least six standard errors above 0; so never because of
+    a single step, however long. With two ranks, the median is the other rank. Ranks with unequal data (rows
+    of different lengths) are late in turn, and not in 80 % of the steps.
 
-    It can't tell why: a GPU that is slow, a host, or what its rank reads. Where more than half of the ranks
-    are late, it names nobody. A slow link delays both of its ends' collectives, which is nobody's lag.
+    The cause cannot be detected: slow GPU, host or data loading. If more than half of the ranks are late,
+    none is reported. A slow link delays the collectives at both of its ends, so neither lags.
     """
 
     def __init__(self, ranks: int, processes_per_node: int) -> None:
         self._count, self._per_node = ranks, processes_per_node
         self._steps: dict[int, dict[int, Pace]] = defaultdict(dict)
-        self._known: dict[int, _Rank] = {}
-        self._seen = 0  # whole steps
+        self._ranks: dict[int, _Rank] = {}
+        self._complete_steps = 0
 
     def add(self, pace: Pace) -> list[Straggling]:
-        """What has changed with this rank's step: who is named now, and who is no more."""
-        of_step = self._steps[pace.step]
-        of_step[pace.rank] = pace
-        if len(of_step) < self._count or self._count < 2:
+        """Add a rank's step; return the ranks that are newly late or have recovered."""
+        paces = self._steps[pace.step]
+        paces[pace.rank] = pace
+        if len(paces) < self._count or self._count < 2:
             return []
-        for step in [each for each in self._steps if each <= pace.step]:  # earlier ones stay incomplete
+        for step in [each for each in self._steps if each <= pace.step]:  # earlier steps stay incomplete
             del self._steps[step]
-        self._seen += 1
-        if self._seen <= WARM_UP:
+        self._complete_steps += 1
+        if self._complete_steps <= WARM_UP:
             return []
-        for rank, lag in lags(of_step).items():
-            known = self._known.setdefault(rank, _Rank(newest=of_step[rank]))
-            known.newest = of_step[rank]
-            known.lags.append((pace.step, lag, known.newest.dt))
-            while _is_enough(list(known.lags)[1:]):
-                known.lags.popleft()
+        for rank, lag in lags(paces).items():
+            state = self._ranks.setdefault(rank, _Rank(newest=paces[rank]))
+            state.newest = paces[rank]
+            state.lags.append((pace.step, lag, state.newest.dt))
+            while _is_enough(list(state.lags)[1:]):
+                state.lags.popleft()
         return self._changes()
 
     @property
-    def named(self) -> tuple[Straggling, ...]:
-        """Who is late at present."""
-        return tuple(rank.named for rank in self._known.values() if rank.named is not None)
+    def late(self) -> tuple[Straggling, ...]:
+        """Ranks that are late at present."""
+        return tuple(rank.straggling for rank in self._ranks.values() if rank.straggling is not None)
 
     def _changes(self) -> list[Straggling]:
         changed = []
-        for known in self._known.values():
-            if not _is_enough(known.lags):
+        for rank in self._ranks.values():
+            if not _is_enough(rank.lags):
                 continue
-            pace, values = known.newest, [lag for _, lag, _ in known.lags]
-            late = sum(lag > LATE for lag in values) >= STEADILY * len(values) and _certain(values)
-            if known.named is None and late:
-                known.named = Straggling(
+            pace, values = rank.newest, [lag for _, lag, _ in rank.lags]
+            late = sum(lag > LATE for lag in values) >= STEADILY * len(values) and _is_certain(values)
+            if rank.straggling is None and late:
+                rank.straggling = Straggling(
                     rank=pace.rank,
                     local_rank=pace.local_rank,
                     node=pace.node,
                     host=pace.host,
-                    since=known.lags[0][0],
+                    since=rank.lags[0][0],
                     step=pace.step,
                     share=median(values),
                 )
-                changed.append(known.named)
-            elif known.named is not None and sum(lag > ON_TIME for lag in values) <= len(values) / 2:
-                changed.append(replace(known.named, step=pace.step, over=True))
-                known.named = None
+                changed.append(rank.straggling)
+            elif rank.straggling is not None and sum(lag > ON_TIME for lag in values) <= len(values) / 2:
+                changed.append(replace(rank.straggling, step=pace.step, over=True))
+                rank.straggling = None
         return [self._with_node(each) for each in changed]
 
     def _with_node(self, each: Straggling) -> Straggling:
-        late = {named.rank for named in self.named if named.node == each.node} | {each.rank}
+        late = {other.rank for other in self.late if other.node == each.node} | {each.rank}
         return replace(each, whole_node=len(late) == self._per_node)
 
 
-def lags(of_step: Mapping[int, Pace]) -> dict[int, float]:
-    """By rank, how much longer the others (their median) stood in collectives, as a share of the step."""
-    ordered = sorted(of_step.values(), key=lambda pace: pace.in_collectives)
-    took = median(pace.dt for pace in ordered)
-    others = len(ordered) - 1
-    middle = {(others - 1) // 2, others // 2}  # places of their median among the others
-    found = {}
+def lags(paces: Mapping[int, Pace]) -> dict[int, float]:
+    """Return each rank's lag as a share of the step: median collective time of its peers minus its own."""
+    ordered = sorted(paces.values(), key=lambda pace: pace.in_collectives)
+    step_s = median(pace.dt for pace in ordered)
+    peers = len(ordered) - 1
+    middle = {(peers - 1) // 2, peers // 2}  # positions of the median among the peers
+    lag_by_rank = {}
     for place, pace in enumerate(ordered):
         values = [ordered[each + (each >= place)].in_collectives for each in middle]
-        found[pace.rank] = (sum(values) / len(values) - pace.in_collectives) / took if took > 0 else 0.0
-    return found
+        lag_by_rank[pace.rank] = (
+            (sum(values) / len(values) - pace.in_collectives) / step_s if step_s > 0 else 0.0
+        )
+    return lag_by_rank
 
 
-def _certain(values: Sequence[float]) -> bool:
+def _is_certain(values: Sequence[float]) -> bool:
     return bool(mean(values) > CERTAIN * stdev(values) / math.sqrt(len(values)))
 
 
 def _is_enough(steps: Iterable[tuple[int, float, float]]) -> bool:
-    seconds = [took for _, _, took in steps]
-    return len(seconds) >= LEAST_STEPS and sum(seconds) >= LEAST_S
+    seconds = [dt for _, _, dt in steps]
+    return len(seconds) >= MIN_STEPS and sum(seconds) >= MIN_S
 
 
 def shown(newest: Iterable[Straggling]) -> list[Straggling]:
-    """One of each rank, but of a node that is late as a whole one of all its ranks."""
+    """Reduce to one event per rank, and to one per node whose ranks are all late."""
     events = list(newest)
     nodes = {each.node for each in events if each.whole_node}
     return list({(each.node, -1 if each.node in nodes else each.rank): each for each in events}.values())
 
 
 def late_lines(newest: Iterable[Straggling], *, on_gpus: bool) -> list[str]:
-    """In words, those who are late or were; ``newest``: the last that was said of each rank."""
-    return [words(each, on_gpus=on_gpus) for each in shown(newest)]
+    """Describe the ranks that are or were late; ``newest``: the last event of each rank."""
+    return [describe(each, on_gpus=on_gpus) for each in shown(newest)]
 
 
-def words(each: Straggling, *, on_gpus: bool) -> str:
-    """One line: who, how much, and since when."""
+def describe(each: Straggling, *, on_gpus: bool) -> str:
+    """Describe in one line which rank or node is late, by how much, and since when."""
     place = f"node {each.node}, {each.host}"
     if each.whole_node:
         who = f"node {each.node} ({each.host})"
@@ -141,5 +143,5 @@ def words(each: Straggling, *, on_gpus: bool) -> str:
     else:
         who = f"rank {each.rank} ({place})"
     if each.over:
-        return f"{who} is no longer late, at step {each.step}; it was since step {each.since}"
-    return f"{who} is late: the others wait for it {each.share:.0%} of each step, since step {each.since}"
+        return f"{who} is on time again at step {each.step}; it was late since step {each.since}"
+    return f"{who} is late: it delays the others by {each.share:.0%} of each step since step {each.since}"

@@ -1,23 +1,27 @@
-"""What the processes of a run write while they train, and how others read it.
+"""Telemetry events of a run's training processes, and their files.
 
-Each rank appends JSON lines to its own file, flushed line by line, so that the node's task, the card
-and the trackers can follow a run, and so that a killed rank loses nothing it has said.
+Each rank appends JSON lines to its own file and flushes each line, so that the node's task, the card and the
+trackers can follow a run, and a killed rank loses no event.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import resource
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+import psutil
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DistInfo:
-    """Where a rank runs; written once, at the start."""
+    """Placement of a rank; written once at the start."""
 
     rank: int
     local_rank: int
@@ -35,28 +39,28 @@ class DistInfo:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """One optimizer step as one rank saw it. Times in seconds; loss is the mean over all ranks' tokens."""
+    """One optimizer step of one rank. Times in seconds; loss is the mean over all ranks' tokens."""
 
     rank: int
     step: int  # 1 is the first
     loss: float | None  # rank 0 only
     lr: float | None
     grad_norm: float | None
-    samples: int  # of this rank, in this step
-    tokens: int  # of this rank, in this step: all that went through the model, padding not counted
+    samples: int  # of this rank in this step
+    tokens: int  # of this rank in this step, without padding
     dt: float  # whole step
     dtf: float | None  # forward passes
     dtb: float | None  # backward passes
-    metrics: dict[str, float] | None = None  # the task's own, over all ranks; rank 0 only
-    all_tokens: int | None = None  # of all ranks, where the data don't tell them; rank 0 only
-    in_collectives: float | None = None  # of dt, in collectives: their transfer and the wait for others
+    metrics: dict[str, float] | None = None  # task-specific, over all ranks; rank 0 only
+    all_tokens: int | None = None  # of all ranks, if the prepared data does not determine it; rank 0 only
+    in_collectives: float | None = None  # part of dt in collectives, including the wait for other ranks
     at: float = field(default_factory=time.time)
     kind: str = "step"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pace:
-    """What node 0 hears of a step of each rank of every node: seconds of it, and of them in collectives."""
+    """Step timing reported to node 0 by one rank: total seconds, and seconds spent in collectives."""
 
     rank: int
     local_rank: int
@@ -71,24 +75,24 @@ class Pace:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Straggling:
-    """A rank for which the others wait (launchers.report.stragglers), or do so no more."""
+    """Event of a rank that is late or has recovered (launchers.report.stragglers)."""
 
     rank: int
     local_rank: int
     node: int
     host: str
-    since: int  # the first step of those by which it was named
-    step: int  # the last one that was looked at
-    share: float  # of a step, the median: how long others wait for it; of the whole time that it was named
-    over: bool = False  # from here on it is no later than others
-    whole_node: bool = False  # all ranks of its node are late
+    since: int  # first step of the window in which it was detected
+    step: int  # last examined step
+    share: float  # median lag in that window, as a share of the step
+    over: bool = False  # whether the rank has recovered
+    whole_node: bool = False  # whether all ranks of its node are late
     at: float = field(default_factory=time.time)
     kind: str = "straggling"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
-    """Peaks since the start of the process, in bytes. GPU figures are torch's; None on a CPU."""
+    """Memory peaks since the start of the process, in bytes. GPU figures are torch's; None on a CPU."""
 
     rank: int
     step: int
@@ -102,7 +106,7 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Phase:
-    """A rank has begun something that takes a while.
+    """Start of a phase of a rank.
 
     "load", "train", "evaluate", "checkpoint", "profile", "save" or "done".
     """
@@ -116,39 +120,39 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Profiled:
-    """A rank's profiled window has ended, or has failed."""
+    """End or failure of a rank's profiled window."""
 
     rank: int
     step: int
-    window: dict[str, Any] | None = None  # launchers.report.window.Window, as to_dict gives it
-    problem: str = ""  # why there is none
+    window: dict[str, Any] | None = None  # launchers.report.window.Window.to_dict()
+    problem: str = ""  # reason if ``window`` is None
     at: float = field(default_factory=time.time)
     kind: str = "profiled"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluated:
-    """An evaluation on the held-out rows after a step: under way, or with its loss, which all ranks know."""
+    """Progress of an evaluation after a step, or its loss, which all ranks report."""
 
     rank: int
     step: int
-    done: int  # rows so far, as this rank has seen them
+    done: int  # rows evaluated so far, as counted by this rank
     rows: int
     seconds: float  # so far
-    loss: float | None = None  # None: under way
-    metrics: dict[str, float] | None = None  # the task's own
+    loss: float | None = None  # None: in progress
+    metrics: dict[str, float] | None = None  # task-specific
     at: float = field(default_factory=time.time)
     kind: str = "evaluated"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Drawn:
-    """Pictures of held-out captions after a step (0: of the base), which rank 0 has."""
+    """Images of held-out captions after a step (0: of the base model), from rank 0."""
 
     rank: int
     step: int
     captions: tuple[str, ...]
-    pictures: tuple[str, ...]  # of each, a PNG file in base64
+    pictures: tuple[str, ...]  # one per caption, a PNG file in base64
     at: float = field(default_factory=time.time)
     kind: str = "drawn"
 
@@ -165,12 +169,30 @@ _KINDS: dict[str, type[Any]] = {
 }
 
 
+def memory_now(rank: int, step: int) -> Memory:
+    """Return the memory peaks of this process; torch's are None unless torch is imported and has a GPU."""
+    torch = sys.modules.get("torch")
+    on_gpu = torch is not None and torch.cuda.is_available()
+    return Memory(
+        rank=rank,
+        step=step,
+        allocated_peak=torch.cuda.max_memory_allocated() if torch is not None and on_gpu else None,
+        reserved_peak=torch.cuda.max_memory_reserved() if torch is not None and on_gpu else None,
+        rss=psutil.Process().memory_info().rss,
+        rss_peak=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    )
+
+
+TELEMETRY_VARIABLE = "FINETUNE_TELEMETRY"  # in a rank of a user's own script: the folder for its events
+
+
 def path_of(telemetry_dir: Path, rank: int) -> Path:
+    """Return the path of a rank's file."""
     return telemetry_dir / f"rank-{rank:05d}.jsonl"
 
 
 class Writer:
-    """Appends one rank's events; each is on disk when :meth:`write` returns."""
+    """Writer of one rank's events; each is on disk when :meth:`write` returns."""
 
     def __init__(self, telemetry_dir: Path, rank: int) -> None:
         telemetry_dir.mkdir(parents=True, exist_ok=True)
@@ -184,14 +206,14 @@ class Writer:
 
 
 class Follower:
-    """Reads the events of all ranks of one node as they appear, each once."""
+    """Reader of the events of all ranks of one node as they are written, each once."""
 
     def __init__(self, telemetry_dir: Path) -> None:
         self._dir = telemetry_dir
         self._offsets: dict[Path, int] = {}
 
     def poll(self) -> Iterator[Event]:
-        """Events written since the last call; a line that is still being written waits for the next."""
+        """Iterate over events written since the last call; a partially written line is left for the next."""
         for path in sorted(self._dir.glob("rank-*.jsonl")):
             with path.open("rb") as file:
                 file.seek(self._offsets.get(path, 0))

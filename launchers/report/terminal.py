@@ -1,4 +1,4 @@
-"""A progress bar on the terminal, updated as the steps of a training run go by."""
+"""Progress bar on the terminal, updated with each training step."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.live import Live
 
-STEP_LINE = re.compile(r"step (\d+)/(\d+)  ")  # how each line of metrics.step_line begins
+STEP_LINE = re.compile(r"step (\d+)/(\d+)  ")  # beginning of each metrics.step_line
 _BAR = 24  # columns
 _NARROW = 80  # columns; a narrower terminal shows the figures without a bar
 
 
 class StepProgress:
-    """One line of standard output, which is a terminal: a bar and the figures of the last step.
+    """One line of standard output, which must be a terminal: a bar and the figures of the last step.
 
-    Whatever else is printed meanwhile appears above it.
+    Other output meanwhile appears above it.
     """
 
     def __init__(self) -> None:
         self._live: Live | None = None
 
     def update(self, line: str) -> None:
-        """Show a line of ``metrics.step_line``, cut at the terminal's width."""
+        """Show a line of ``metrics.step_line``, truncated at the terminal's width."""
         from rich.console import Console
         from rich.live import Live
         from rich.progress_bar import ProgressBar
@@ -45,7 +45,7 @@ class StepProgress:
         self._live.update(row, refresh=True)
 
     def close(self) -> None:
-        """Leave the last state where it is; what is printed from now on appears below."""
+        """Keep the last state in place; later output appears below it."""
         if self._live is not None:
             self._live.stop()
             self._live = None

@@ -1,19 +1,20 @@
-"""A profiler's trace, read: where the time and the memory of a few optimizer steps went.
+"""Analysis of a profiler trace: time and memory of a few optimizer steps by kind of work.
 
-The trace is what ``torch.profiler`` exports (Chrome's trace event format, as Kineto writes it). Everything
-here is arithmetic on its events: no torch is needed. Every moment of a step belongs to exactly one kind, so
-that the kinds add up to the step:
+The trace is an export of ``torch.profiler`` (Chrome's trace event format, as Kineto writes it). The analysis
+is arithmetic on its events and needs no torch. Every moment of a step belongs to exactly one kind, so the
+kinds add up to the step:
 
 on a CPU
-    the thread that trains: to the kind of the innermost operator that runs. Where none runs but Python, to a
-    collective if one is under way on another thread (exposed), else it is idle: Python, between operators.
+    Time of the training thread. A moment belongs to the kind of the innermost running operator. If only
+    Python code runs, it belongs to a collective that is in progress on another thread (exposed), else it is
+    idle.
 on a GPU
-    the streams: to the kind of the operator that has launched the kernel that runs, to a collective where
-    only one runs (exposed), else it is idle: no kernel runs.
+    Time of the streams. A moment belongs to the kind of the operator that launched the running kernel, to a
+    collective if nothing else runs (exposed), else it is idle.
 
-Reading data, the optimizer and drawing answers are told by annotations (of ``launchers.engines.profiling``
-and of torch itself) and take all that runs in them, save collectives. A collective that runs beside other
-work costs nothing: it is *hidden*, and told apart.
+Data loading, the optimizer and sampling of answers are marked by annotations (of
+``launchers.engines.profiling`` and of torch itself), which cover everything inside them except collectives. A
+collective that overlaps other work costs no time: it is *hidden* and counted separately.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-STEP = "finetune step "  # how the annotation of a step begins; its number follows
-PHASE = "finetune phase "  # and that of a part of a step; its name follows
+STEP = "finetune step "  # prefix of a step's annotation, followed by its number
+PHASE = "finetune phase "  # prefix of a phase's annotation, followed by its name
 DATA, OPTIMIZER, GENERATION = "data", "optimizer", "generation"
 PRODUCTS, ATTENTION, OTHER, IDLE = "products", "attention", "other operators", "idle"
-# In names of operators, of Gloo's and NCCL's spans and of kernels, without what joins their words; a word
-# comes before those that it holds
+# By substring of the letters in names of operators, Gloo's and NCCL's spans and kernels; longer substrings
+# precede those they contain
 COLLECTIVES = {
     "reducescatter": "reduce_scatter",
     "allreduce": "all_reduce",
@@ -48,8 +49,8 @@ COLLECTIVES = {
     "reduce": "reduce",
 }
 KINDS = (PRODUCTS, ATTENTION, OTHER, OPTIMIZER, GENERATION, DATA, *dict.fromkeys(COLLECTIVES.values()), IDLE)
-MOST_OPERATORS = 10
-# Categories of memory; the first four are read off the tensors themselves
+MAX_OPERATORS = 10
+# Categories of memory; the first four are identified by their tensors
 WEIGHTS, MASTERS, GRADIENTS, STATES = "weights", "master weights", "gradients", "optimizer"
 REST = "activations and all else"
 
@@ -61,7 +62,7 @@ _PRODUCTS = re.compile(
     r"^aten::(_?(scaled_|int_|grouped_|scaled_grouped_)?mm|addmm|addmm_|bmm|baddbmm|mv|addmv|dot|linear|matmul)$"
     r"|mkldnn_linear|gemm|gemv|cutlass|nvjet|xmma"
 )
-# Operators in C++; a node of autograd also runs hooks, which may wait
+# Operators in C++; autograd nodes are excluded because they also run hooks, which may wait
 _COMPUTES = re.compile(r"^(?!autograd::|torch::autograd::)\w+::")
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
@@ -70,27 +71,27 @@ _MICROSECOND = 1e-6
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Operator:
-    """An operator's own time: without that of operators which it calls."""
+    """Time of an operator, excluding operators that it calls."""
 
     name: str
-    seconds: float  # of one step
-    calls: float  # in one step; on a GPU, kernels
+    seconds: float  # per step
+    calls: float  # per step; on a GPU, kernels
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Split:
-    """The mean step of a window. ``seconds`` add up to ``step_seconds``; ``hidden`` comes on top."""
+    """Mean step of a window by kind. ``seconds`` add up to ``step_seconds``; ``hidden`` is additional."""
 
-    device: str  # "cuda" or "cpu": whose time this is
+    device: str  # "cuda" or "cpu": the device whose time is split
     steps: int
     step_seconds: float
-    seconds: tuple[tuple[str, float], ...]  # by kind, in the order of KINDS; collectives: what is exposed
-    hidden: tuple[tuple[str, float], ...]  # collectives behind other work
-    operators: tuple[Operator, ...]  # the dearest, dearest first
+    seconds: tuple[tuple[str, float], ...]  # by kind, in the order of KINDS; only exposed collectives
+    hidden: tuple[tuple[str, float], ...]  # collectives that overlap other work
+    operators: tuple[Operator, ...]  # most expensive first, at most MAX_OPERATORS
 
 
 def read_trace(path: Path) -> list[dict[str, Any]]:
-    """The events of a trace, gzipped or not."""
+    """Read the events of a trace, gzipped or not."""
     data = path.read_bytes()
     text = gzip.decompress(data) if path.suffix == ".gz" else data
     events: list[dict[str, Any]] = json.loads(text)["traceEvents"]
@@ -98,7 +99,7 @@ def read_trace(path: Path) -> list[dict[str, Any]]:
 
 
 def split(events: Iterable[Mapping[str, Any]]) -> Split:
-    """Where the time of the annotated steps went; raises ValueError where the trace has none."""
+    """Split the time of the annotated steps by kind; raises ValueError if the trace has none."""
     spans = [_Span.of(each) for each in events if each.get("ph") == "X" and "dur" in each]
     steps = sorted(
         (each for each in spans if each.category == "user_annotation" and each.name.startswith(STEP)),
@@ -113,7 +114,7 @@ def split(events: Iterable[Mapping[str, Any]]) -> Split:
     for step in steps:
         work.add_to(count, step.begin, step.end)
     each = _MICROSECOND / len(steps)
-    dearest = sorted(count.operators.items(), key=lambda item: -item[1])[:MOST_OPERATORS]
+    most_expensive = sorted(count.operators.items(), key=lambda item: -item[1])[:MAX_OPERATORS]
     return Split(
         device="cuda" if on_gpu else "cpu",
         steps=len(steps),
@@ -122,16 +123,16 @@ def split(events: Iterable[Mapping[str, Any]]) -> Split:
         hidden=tuple((kind, count.hidden[kind] * each) for kind in KINDS if count.hidden[kind] > 0),
         operators=tuple(
             Operator(name=name, seconds=spent * each, calls=count.calls[name] / len(steps))
-            for name, spent in dearest
+            for name, spent in most_expensive
         ),
     )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Allocated:
-    """Memory of tensors during a trace, in bytes: at its beginning, and at most.
+    """Tensor memory during a trace in bytes: at its beginning and at its peak.
 
-    What torch's allocators count. That of a CPU counts from the trace's beginning on, where it is 0.
+    Counted by torch's allocators. On a CPU the count starts at 0 at the trace's beginning.
     """
 
     before: int
@@ -139,7 +140,7 @@ class Allocated:
 
 
 def allocated(events: Iterable[Mapping[str, Any]], *, gpu: bool) -> Allocated | None:
-    """From the trace's memory events (``profile_memory``), of GPU or host; None where there is none."""
+    """Read tensor memory of GPU or host from memory events (``profile_memory``); None without such events."""
     before, peak = None, 0
     kind = 1 if gpu else 0  # c10's DeviceType
     for event in sorted((each for each in events if each.get("name") == "[memory]"), key=lambda e: e["ts"]):
@@ -161,7 +162,7 @@ class _Span:
     thread: tuple[Any, Any]
     begin: float  # microseconds
     end: float
-    correlation: int | None  # what a kernel and the call that launched it have in common
+    correlation: int | None  # id shared by a kernel and the call that launched it
 
     @classmethod
     def of(cls, event: Mapping[str, Any]) -> _Span:
@@ -177,7 +178,7 @@ class _Span:
 
 
 class _Count:
-    """Microseconds so far."""
+    """Microseconds by kind and operator."""
 
     def __init__(self) -> None:
         self.kinds: defaultdict[str, float] = defaultdict(float)
@@ -188,57 +189,57 @@ class _Count:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A stretch of a thread, or of the streams, in which one thing runs."""
+    """Interval of a thread, or of the streams, with one running operator."""
 
     begin: float
     end: float
-    kind: str | None  # None: nothing that has a kind
+    kind: str | None  # None: idle
     operator: str | None = None
-    waits: bool = False  # whether a thread may be waiting for a collective here
+    waits: bool = False  # whether the thread may be waiting for a collective
 
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """A span that has begun on a thread, with what it has from those around it."""
+    """Open span on a thread's stack, with properties inherited from the enclosing spans."""
 
     end: float
     kind: str | None
     operator: str | None
-    inside: str | None  # the kind that all within it has; None: each its own
+    inside: str | None  # kind of all spans inside it; None: each has its own kind
     waits: bool = True
 
 
 class _Cpu:
-    """The time of the thread that trains."""
+    """Time of the training thread."""
 
     def __init__(self, spans: Sequence[_Span], thread: tuple[Any, Any]) -> None:
-        self._own = _host_spans(spans, thread)
+        self._spans = _host_spans(spans, thread)
         self._collectives = [
             each for each in spans if each.thread != thread and each.category == "user_annotation"
         ]
         self._collectives = [each for each in self._collectives if _collective(each.name)]
 
     def add_to(self, count: _Count, begin: float, end: float) -> None:
-        """Count what ran from ``begin`` to ``end``."""
-        under_way = _clipped(self._collectives, begin, end)
-        for one, other, kind in under_way.stretches:
-            count.hidden[kind] += other - one
-        for piece in _thread_pieces(_within(self._own, begin, end), begin, end):
-            left = piece.end - piece.begin
-            for one, other, kind in under_way.between(piece.begin, piece.end) if piece.waits else ():
-                count.kinds[kind] += other - one
-                count.hidden[kind] -= other - one
-                left -= other - one
-            count.kinds[piece.kind or IDLE] += left
+        """Count the work from ``begin`` to ``end``."""
+        in_progress = _clipped(self._collectives, begin, end)
+        for start, stop, kind in in_progress.stretches:
+            count.hidden[kind] += stop - start
+        for piece in _thread_pieces(_within(self._spans, begin, end), begin, end):
+            remaining = piece.end - piece.begin
+            for start, stop, kind in in_progress.between(piece.begin, piece.end) if piece.waits else ():
+                count.kinds[kind] += stop - start
+                count.hidden[kind] -= stop - start
+                remaining -= stop - start
+            count.kinds[piece.kind or IDLE] += remaining
             if piece.operator is not None:
-                count.operators[piece.operator] += left
+                count.operators[piece.operator] += remaining
         count.calls.update(
-            each.name for each in self._own if each.category == "cpu_op" and begin <= each.begin < end
+            each.name for each in self._spans if each.category == "cpu_op" and begin <= each.begin < end
         )
 
 
 class _Gpu:
-    """The time of a GPU's streams."""
+    """Time of a GPU's streams."""
 
     def __init__(self, spans: Sequence[_Span], thread: tuple[Any, Any]) -> None:
         launched = _launched(spans)
@@ -260,24 +261,24 @@ class _Gpu:
         self._work.sort(key=lambda item: item[0].begin)
 
     def add_to(self, count: _Count, begin: float, end: float) -> None:
-        """Count what ran from ``begin`` to ``end``."""
+        """Count the work from ``begin`` to ``end``."""
         inside = [(p, c) for p, c in self._work if p.begin < end and p.end > begin]
         computing = _cut([p for p, is_collective in inside if not is_collective], begin, end)
-        moving = _cut([p for p, is_collective in inside if is_collective], begin, end)
+        communicating = _cut([p for p, is_collective in inside if is_collective], begin, end)
         data = _clipped(self._data, begin, end, kind=DATA)
-        for one, other, kind in computing.stretches:
-            count.kinds[kind] += other - one
-        for one, other, kind in moving.stretches:
-            covered = computing.covered(one, other)
+        for start, stop, kind in computing.stretches:
+            count.kinds[kind] += stop - start
+        for start, stop, kind in communicating.stretches:
+            covered = computing.covered(start, stop)
             count.hidden[kind] += covered
-            count.kinds[kind] += other - one - covered
+            count.kinds[kind] += stop - start - covered
         cursor = begin
-        busy = _Timeline([*computing.stretches, *moving.stretches])
-        for one, other, _ in [*busy.stretches, (end, end, IDLE)]:
-            waiting = data.covered(cursor, one)
+        busy = _Timeline([*computing.stretches, *communicating.stretches])
+        for start, stop, _ in [*busy.stretches, (end, end, IDLE)]:
+            waiting = data.covered(cursor, start)
             count.kinds[DATA] += waiting
-            count.kinds[IDLE] += one - cursor - waiting
-            cursor = other
+            count.kinds[IDLE] += start - cursor - waiting
+            cursor = stop
         for piece, _ in inside:
             if piece.operator is not None:
                 count.operators[piece.operator] += min(piece.end, end) - max(piece.begin, begin)
@@ -285,32 +286,33 @@ class _Gpu:
 
 
 def _launched(spans: Sequence[_Span]) -> dict[int | None, tuple[str | None, str | None]]:
-    """Kind and operator of each call that launches work on the GPU, by what the work knows it by."""
-    found: dict[int | None, tuple[str | None, str | None]] = {}
+    """Map each launching call's correlation id to kind and operator of the work that it launches."""
+    launched: dict[int | None, tuple[str | None, str | None]] = {}
     by_thread: defaultdict[tuple[Any, Any], list[_Span]] = defaultdict(list)
     for each in spans:
         if each.category in ("cpu_op", "user_annotation", *_LAUNCHES):
             by_thread[each.thread].append(each)
-    for own in by_thread.values():
+    for thread_spans in by_thread.values():
         stack: list[_Frame] = []
-        for span in sorted(own, key=lambda each: (each.begin, -each.end)):
+        for span in sorted(thread_spans, key=lambda each: (each.begin, -each.end)):
             while stack and stack[-1].end <= span.begin:
                 stack.pop()
-            around = stack[-1] if stack else None
+            enclosing = stack[-1] if stack else None
             if span.category in _LAUNCHES:
-                if span.correlation is not None and around is not None:
-                    found[span.correlation] = (around.kind, around.operator)
+                if span.correlation is not None and enclosing is not None:
+                    launched[span.correlation] = (enclosing.kind, enclosing.operator)
             else:
-                stack.append(_frame(span, around))
-    return found
+                stack.append(_frame(span, enclosing))
+    return launched
 
 
-def _frame(span: _Span, around: _Frame | None) -> _Frame:
-    inside = around.inside if around else None
+def _frame(span: _Span, enclosing: _Frame | None) -> _Frame:
+    """Build the frame of a span inside the frame ``enclosing``."""
+    inside = enclosing.inside if enclosing else None
     if span.category == "user_annotation":
         phase = _phase(span.name) or inside
-        operator = around.operator if around else None
-        return _Frame(span.end, phase or (around.kind if around else None), operator, phase)
+        operator = enclosing.operator if enclosing else None
+        return _Frame(span.end, phase or (enclosing.kind if enclosing else None), operator, phase)
     waits = not _COMPUTES.match(span.name)
     kind = _collective(span.name) or inside or _kind_by_name(span.name)
     lasting = kind if kind in (ATTENTION, DATA, OPTIMIZER, GENERATION) or _collective(span.name) else inside
@@ -318,7 +320,7 @@ def _frame(span: _Span, around: _Frame | None) -> _Frame:
 
 
 def _thread_pieces(spans: Sequence[_Span], begin: float, end: float) -> Iterator[_Piece]:
-    """What runs on a thread at each moment: the innermost operator, or the phase that it is in."""
+    """Split a thread's time into pieces by the innermost operator, or by its phase."""
     stack: list[_Frame] = []
     cursor = begin
 
@@ -350,8 +352,8 @@ def _within(spans: Sequence[_Span], begin: float, end: float) -> list[_Span]:
 
 
 def _phase(name: str) -> str | None:
-    """The kind of all that runs within an annotation; None: it says nothing of that."""
-    if name.startswith("Optimizer."):  # torch.optim.Optimizer's own: step and zero_grad
+    """Return the kind of all work within an annotation; None if the annotation does not define one."""
+    if name.startswith("Optimizer."):  # annotations of torch.optim.Optimizer: step and zero_grad
         return OPTIMIZER
     if name.startswith("enumerate(DataLoader)"):
         return DATA
@@ -360,7 +362,7 @@ def _phase(name: str) -> str | None:
 
 
 def _collective(name: str) -> str | None:
-    """Which collective an operator, a span or a kernel is; None: none."""
+    """Return the collective that an operator, span or kernel belongs to; None if it is not one."""
     if not _COLLECTIVE.match(name):
         return None
     letters = re.sub(r"[^a-z]", "", name.partition("<")[0].lower())
@@ -377,7 +379,7 @@ _Stretch = tuple[float, float, str]  # begin, end, kind
 
 
 class _Timeline:
-    """Which kind runs at each moment: of several at a time, that which began first."""
+    """Kind that runs at each moment; of overlapping stretches, the first one."""
 
     def __init__(self, stretches: Iterable[_Stretch]) -> None:
         self.stretches: list[_Stretch] = []
@@ -388,15 +390,15 @@ class _Timeline:
         self._ends = [end for _, end, _ in self.stretches]
 
     def between(self, begin: float, end: float) -> Iterator[_Stretch]:
-        """What runs from ``begin`` to ``end``."""
-        for one, other, kind in self.stretches[bisect.bisect_right(self._ends, begin) :]:
-            if one >= end:
+        """Iterate over the stretches from ``begin`` to ``end``, clipped."""
+        for start, stop, kind in self.stretches[bisect.bisect_right(self._ends, begin) :]:
+            if start >= end:
                 return
-            yield max(one, begin), min(other, end), kind
+            yield max(start, begin), min(stop, end), kind
 
     def covered(self, begin: float, end: float) -> float:
-        """Of that time, how much anything runs in."""
-        return sum(other - one for one, other, _ in self.between(begin, end))
+        """Return how much of the time from ``begin`` to ``end`` is covered by stretches."""
+        return sum(stop - start for start, stop, _ in self.between(begin, end))
 
 
 def _clipped(spans: Iterable[_Span], begin: float, end: float, kind: str | None = None) -> _Timeline:

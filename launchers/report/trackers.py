@@ -1,7 +1,7 @@
-"""Experiment trackers: each step's metrics to TensorBoard, Weights & Biases or MLflow.
+"""Experiment trackers: metrics of every step to TensorBoard, Weights & Biases or MLflow.
 
-They run in the task of node 0, beside the training processes, so both engines feed them alike. The
-writers are accelerate's (accelerate.tracking), imported only when a tracker is asked for.
+They run in the task of node 0, outside the training processes, so they work with every engine. The writers
+are accelerate's (accelerate.tracking), imported only if a tracker is requested.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Any
 from estimator.errors import Change, UserError
 from launchers.settings import Settings
 
-_CREDENTIALS = re.compile(r"://[^/@\s]*@")  # in the address of a server
+_CREDENTIALS = re.compile(r"://[^/@\s]*@")  # user and password in a server's URL
 CLOSE_S = 60.0
 PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
 
 
 def check_installed(names: Sequence[str]) -> None:
-    """Raise UserError for a tracker whose package is not there."""
+    """Raise UserError for a tracker whose package is not installed."""
     for name in names:
         if importlib.util.find_spec(PACKAGES[name]) is None:
             raise UserError(
@@ -35,11 +35,11 @@ def check_installed(names: Sequence[str]) -> None:
 
 
 class Trackers:
-    """Opens the asked-for trackers; where none are, every call does nothing.
+    """The requested trackers; without any, every call does nothing.
 
-    A tracker that fails is named once and left out: the run's own metrics are kept anyway, and no GPU is
-    given up for a server that doesn't answer. Each has a thread of its own, as one that hangs must hold up
-    neither the run nor the others.
+    A tracker that fails is reported once and disabled: the run's own metrics are stored anyway, and a server
+    that does not respond must not stop the run. Each tracker has its own thread, because one that hangs must
+    delay neither the run nor the other trackers.
     """
 
     def __init__(self, settings: Settings, *, run_name: str, folder: Path) -> None:
@@ -58,12 +58,12 @@ class Trackers:
         self._trackers = [_Tracker(name, classes[name], config) for name in settings.tracker]
 
     def log(self, step: int, figures: dict[str, float]) -> None:
-        """Hand a step's figures to every tracker; each has a thread that sends, so this never waits."""
+        """Queue a step's figures for every tracker's thread; never waits."""
         for tracker in self._trackers:
             tracker.log(figures, step)
 
     def close(self) -> None:
-        """Wait until they have got everything, for CLOSE_S at most."""
+        """Wait until the trackers have sent everything, for at most CLOSE_S."""
         deadline = time.monotonic() + CLOSE_S
         for tracker in self._trackers:
             tracker.close()
@@ -72,12 +72,12 @@ class Trackers:
 
 
 class _Tracker:
-    """One tracker and its thread, which alone touches it (MLflow keeps the active run by thread)."""
+    """One tracker and its thread, which is the only user of it (MLflow's active run is per thread)."""
 
-    def __init__(self, name: str, make: Callable[[], Any], config: dict[str, Any]) -> None:
+    def __init__(self, name: str, create: Callable[[], Any], config: dict[str, Any]) -> None:
         self._name = name
         self._rows: SimpleQueue[tuple[dict[str, Any], int] | None] = SimpleQueue()
-        self._thread = Thread(target=self._serve, args=(make, config), name=f"tracker {name}", daemon=True)
+        self._thread = Thread(target=self._serve, args=(create, config), name=f"tracker {name}", daemon=True)
         self._thread.start()
 
     def log(self, values: dict[str, Any], step: int) -> None:
@@ -90,20 +90,20 @@ class _Tracker:
     def wait(self, limit_s: float) -> None:
         self._thread.join(limit_s)
         if self._thread.is_alive():
-            self._say(f"did not take all of this run within {CLOSE_S:g} s after its end")
+            self._say(f"did not receive all metrics within {CLOSE_S:g} s after the run's end")
 
-    def _serve(self, make: Callable[[], Any], config: dict[str, Any]) -> None:
+    def _serve(self, create: Callable[[], Any], config: dict[str, Any]) -> None:
         try:
-            tracker = make()
+            tracker = create()
             tracker.start()
             tracker.store_init_configuration(config)
             while (row := self._rows.get()) is not None:
                 values, step = row
                 tracker.log(values, step=step)
             tracker.finish()
-        except Exception as error:  # noqa: BLE001 whatever its package raises
+        except Exception as error:  # noqa: BLE001 a tracker's package may raise anything
             why = _CREDENTIALS.sub("://", " ".join(f"{type(error).__name__}: {error}".split()))[:300]
-            self._say(f"gets nothing more of this run: {why}")
+            self._say(f"failed and receives no more metrics of this run: {why}")
 
     def _say(self, what: str) -> None:
         print(f"tracker {self._name} {what}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""A profiled window: one rank's few steps, beside what the estimator has predicted of them."""
+"""Profiled window: a few steps of one rank, compared with the estimator's prediction."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from launchers.report.trace import (
     Split,
 )
 
-# What the estimator predicts as one (throughput.Parts.kinds), and the kinds that are measured of it
+# Parts of a step that the estimator predicts (throughput.Parts.kinds), and their measured kinds
 EXPOSED, MODEL = "collectives, exposed", "forward and backward"
 PARTS = {MODEL: (PRODUCTS, ATTENTION, OTHER), EXPOSED: tuple(dict.fromkeys(COLLECTIVES.values()))}
 OF_IT = "of it "
@@ -25,23 +25,23 @@ OF_IT = "of it "
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Window:
-    """What one rank's profiled window has shown."""
+    """Measurements of one rank's profiled window."""
 
     rank: int
     first: int
     last: int  # the last step that was profiled
     split: Split
     memory: tuple[tuple[str, int], ...]  # bytes by category at the peak
-    trace: str  # where the trace lies
-    snapshot: str | None  # CUDA's memory snapshot; None: there is no GPU
+    trace: str  # path or address of the trace
+    snapshot: str | None  # path or address of CUDA's memory snapshot; None: no GPU
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Convert to JSON-compatible values."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Window:
-        """The window that :meth:`to_dict` wrote, also after it went through JSON."""
+        """Restore a window from :meth:`to_dict`, also after a round trip through JSON."""
         split = dict(values["split"])
         for name in ("seconds", "hidden"):
             split[name] = tuple((kind, seconds) for kind, seconds in split[name])
@@ -56,38 +56,39 @@ class Window:
 
 
 def compare(window: Window, prediction: Prediction | None) -> list[tuple[str, float | None, float | None]]:
-    """Rows of (kind, predicted, measured), seconds of a step; None: not predicted, or not there.
+    """Return rows of (kind, predicted, measured), in seconds per step; None: not predicted, or not measured.
 
-    Predicted are the parts of a step, which know some kinds only together (``PARTS``), and the kernels of
-    "forward and backward"; that holds the GPU's waiting for the host, too, which is measured as idle.
+    The prediction is by parts of a step, some of which combine several kinds (``PARTS``), and by kernels of
+    "forward and backward". That part includes the time that the GPU waits for the host, which is measured as
+    idle.
     """
     predicted = dict(prediction.step_parts) if prediction else {}
     kernels = dict(prediction.step_kernels) if prediction else {}
     measured = dict(window.split.seconds)
     rows: list[tuple[str, float | None, float | None]] = []
-    for whole, kinds in PARTS.items():
-        found = {kind: measured.pop(kind) for kind in kinds if kind in measured}
-        if found or whole in predicted:
-            rows.append((whole, predicted.get(whole), sum(found.values())))
-            rows += [(f"{OF_IT}{kind}", kernels.get(kind), seconds) for kind, seconds in found.items()]
-    others = dict.fromkeys([*measured, *(name for name in predicted if name not in PARTS)])
-    rows += [(kind, predicted.get(kind), measured.get(kind)) for kind in others]
+    for part, kinds in PARTS.items():
+        parts = {kind: measured.pop(kind) for kind in kinds if kind in measured}
+        if parts or part in predicted:
+            rows.append((part, predicted.get(part), sum(parts.values())))
+            rows += [(f"{OF_IT}{kind}", kernels.get(kind), seconds) for kind, seconds in parts.items()]
+    remaining = dict.fromkeys([*measured, *(name for name in predicted if name not in PARTS)])
+    rows += [(kind, predicted.get(kind), measured.get(kind)) for kind in remaining]
     rows.append(("the whole step", sum(predicted.values()) or None, window.split.step_seconds))
     return rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Collectives:
-    """One kind of collective in the mean step, in seconds; None: not predicted, or not there."""
+    """One kind of collective in the mean step, in seconds; None: not predicted, or not measured."""
 
     kind: str
     predicted: float | None
-    measured: float | None  # whether it was waited for or not
-    hidden: float  # of what was measured, behind other work
+    measured: float | None  # exposed and hidden
+    hidden: float  # part of ``measured`` that overlaps other work
 
 
 def collectives(window: Window, prediction: Prediction | None) -> list[Collectives]:
-    """All collectives by kind, those too that run behind other work, in the order of KINDS."""
+    """List all collectives by kind, including hidden ones, in the order of KINDS."""
     predicted = dict(prediction.step_collectives) if prediction else {}
     exposed, hidden = dict(window.split.seconds), dict(window.split.hidden)
     rows = []
@@ -105,8 +106,8 @@ def collectives(window: Window, prediction: Prediction | None) -> list[Collectiv
     return rows
 
 
-def lines(window: Window, prediction: Prediction | None) -> list[str]:
-    """The window in a few lines of text, for a terminal."""
+def summary_lines(window: Window, prediction: Prediction | None) -> list[str]:
+    """Summarize the window in a few lines for a terminal."""
     split = window.split
     parts = [
         f"{kind.removeprefix(OF_IT)} {milliseconds(seconds)}"
@@ -114,14 +115,14 @@ def lines(window: Window, prediction: Prediction | None) -> list[str]:
         for kind, guess, seconds in compare(window, prediction)[:-1]
         if seconds is not None and kind not in PARTS
     ]
-    dearest = ", ".join(f"{each.name} {milliseconds(each.seconds)}" for each in split.operators[:3])
+    operators = ", ".join(f"{each.name} {milliseconds(each.seconds)}" for each in split.operators[:3])
     return [
         f"profiled {window.steps} on rank {window.rank}: {milliseconds(split.step_seconds)} a step: "
         + ", ".join(parts),
-        f"  dearest operators: {dearest}",
+        f"  most expensive operators: {operators}",
     ]
 
 
 def milliseconds(seconds: float) -> str:
-    """A time for people: ms below a second."""
+    """Format a duration: in ms below a second, else in s."""
     return f"{seconds * 1000:,.1f} ms" if seconds < 1 else f"{seconds:,.2f} s"

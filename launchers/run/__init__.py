@@ -1,1 +1,1 @@
-"""A run from its settings to the model: what Metaflow's steps and jobs of a scheduler have in common."""
+"""Stages of a run that Metaflow's steps and jobs of a scheduler share."""

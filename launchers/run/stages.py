@@ -2,7 +2,7 @@
 
 Metaflow's steps (flows/finetune_steps.py) and jobs of a scheduler (launchers/scheduler/run.py) call the same
 functions. A measurement or an upload that fails never costs the trained model: :func:`attempt` prints the
-error, and the run continues to hand over the model.
+error, and the run continues.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ class StageResult(Generic[T]):
 
 
 def attempt(stage: str, work: Callable[[], T]) -> StageResult[T]:
-    """Run ``work``. Print an error of it to standard error, and return it instead of raising it.
+    """Run ``work``; print its error to standard error, and return it instead of raising it.
 
-    Only UserError and RuntimeError are caught, which the stages raise for failed processes, exceeded time
-    limits and refused uploads. Signals, and errors in this package's own code, end the run.
+    Catches only UserError and RuntimeError, which the stages raise for failed processes, exceeded time limits
+    and refused uploads. Signals, and errors in this package's code, end the run.
     """
     try:
         return StageResult(value=work())
     except (UserError, RuntimeError) as error:
-        print(f"The {stage} failed; the model is handed over without it.", file=sys.stderr)
+        print(f"The {stage} failed; the model is saved without it.", file=sys.stderr)
         print(error, file=sys.stderr, flush=True)
         return StageResult(error=error.problem if isinstance(error, UserError) else str(error))
 
@@ -112,11 +112,11 @@ def push(folder: Path, page: str, settings: RunConfig, *, model_dir: Path) -> st
         return hub_push.push(folder, page, settings)
     except UserError as error:
         command = f"hf upload {settings.export.push} {model_dir}"
-        raise UserError(error.problem, f"To push the model later: {command}") from error
+        raise UserError(error.problem, f"To upload the model later: {command}") from error
 
 
 def _joined(parts: Sequence[str], width: int = 80) -> list[str]:
-    """Put as many parts into one line as ``width`` columns take."""
+    """Join as many parts into one line as fit into ``width`` columns."""
     lines: list[str] = []
     for part in parts:
         if lines and len(lines[-1]) + len(part) + 2 <= width:

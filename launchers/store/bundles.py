@@ -1,8 +1,8 @@
-"""Bundles: a folder kept in a store as one unit, whole or not there at all.
+"""Bundles: folders stored as one unit, either complete or absent.
 
-The files go first, each under a key made of its hash and name, and ``manifest.json`` goes last. So an
-interrupted upload is gone on with, a half-written bundle is never taken for a whole one, and a damaged
-file is found out when it is fetched.
+The files are stored first, each under a key made of its hash and name, then ``manifest.json``. So an
+interrupted upload can be continued, an incomplete bundle is never mistaken for a complete one, and a damaged
+file is detected when it is fetched.
 """
 
 from __future__ import annotations
@@ -29,47 +29,47 @@ _log = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 _CHUNK_BYTES = 4 * 2**20
-_LONGEST_NAME = 255  # bytes of a file's or folder's name, on Linux's file systems
+_MAX_NAME_BYTES = 255  # limit of a file's or folder's name on Linux's file systems
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class DamagedError(UserError):
-    """A stored file is not what it was when it was stored."""
+    """Error for a stored file whose content has changed since it was stored."""
 
 
 class Storage(Protocol):
-    """A store of files under keys like ``a/b/c``. Every write shows up whole or not at all.
+    """A store of files under keys like ``a/b/c``. Every write is atomic.
 
-    A key is never written with other content than before, save by :meth:`put_bytes`.
+    A key is never overwritten with other content, except by :meth:`put_bytes`.
     """
 
     def put_file(self, key: str, path: Path) -> None:
         """Copy a local file into the store; may take long, may be called from several threads."""
 
     def get_file(self, key: str, path: Path) -> None:
-        """Copy to a local file (its folder exists). FileNotFoundError when there is no such key."""
+        """Copy to a local file in an existing folder. Raises FileNotFoundError for a missing key."""
 
     def put_bytes(self, key: str, data: bytes) -> None:
-        """Write a small value, over an older one if there is one."""
+        """Write a small value, replacing an older one."""
 
     def get_bytes(self, key: str) -> bytes:
-        """Read a small value, never an outdated one. FileNotFoundError when there is no such key."""
+        """Read a small value, never an outdated one. Raises FileNotFoundError for a missing key."""
 
     def size(self, key: str) -> int | None:
-        """Bytes of the value; None when there is no such key."""
+        """Return the value's size in bytes; None for a missing key."""
 
     def keys(self, prefix: str) -> list[str]:
-        """All keys below the folder ``prefix`` (any depth), as they were given to ``put_*``, sorted."""
+        """List all keys below the folder ``prefix`` (any depth), as passed to ``put_*``, sorted."""
 
     def delete(self, keys: Iterable[str]) -> bool:
-        """Remove the keys that are there. False: this store can't remove anything."""
+        """Delete the existing ones among these keys. Returns False if the store does not support deletion."""
 
     def describe(self, key: str) -> str:
-        """Where that is, for a person: a path or an address."""
+        """Return the location of a key for messages: a path or an address."""
 
 
 class LocalStorage:
-    """A Storage in a local (or shared) folder."""
+    """Storage in a local (or shared) folder."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -111,11 +111,11 @@ class LocalStorage:
             return None
 
     def keys(self, prefix: str) -> list[str]:
-        found: list[str] = []
+        keys: list[str] = []
         for folder, _, names in os.walk(self._path(prefix)):
             relative = Path(folder).relative_to(self.root).as_posix()
-            found += [f"{relative}/{name}" for name in names if not name.endswith(".tmp")]
-        return sorted(found)
+            keys += [f"{relative}/{name}" for name in names if not name.endswith(".tmp")]
+        return sorted(keys)
 
     def delete(self, keys: Iterable[str]) -> bool:
         for key in keys:
@@ -136,14 +136,16 @@ class LocalStorage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BundleFile:
+    """One file of a bundle."""
+
     name: str  # path inside the folder, with slashes
     size: int  # bytes
     sha256: str  # 64 hexadecimal digits
 
     def __post_init__(self) -> None:
-        """Raise ValueError, in a clause, for what :func:`put_bundle` never writes into a manifest."""
+        """Raise ValueError with a clause for values that :func:`put_bundle` never writes into a manifest."""
         if not isinstance(self.name, str) or not _stays_inside(self.name):
-            raise ValueError(f"its file name {self.name!r} is no path inside a folder")
+            raise ValueError(f"its file name {self.name!r} is not a path inside a folder")
         if type(self.size) is not int or self.size < 0:
             raise ValueError(f"the size of {self.name!r} is {self.size!r}")
         if not isinstance(self.sha256, str) or not _SHA256.fullmatch(self.sha256):
@@ -151,21 +153,23 @@ class BundleFile:
 
     @property
     def key(self) -> str:
-        """The file's key below the bundle's; another content never has the same one."""
+        """The file's key below the bundle's; different contents never share a key."""
         return f"{self.sha256[:16]}-{self.name.rpartition('/')[2]}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
+    """List of a bundle's files."""
+
     files: tuple[BundleFile, ...]
 
     def __post_init__(self) -> None:
-        """Raise ValueError, in a clause, where two files would lie in the same place."""
+        """Raise ValueError with a clause if two files would have the same path."""
         names = [file.name for file in self.files]
         folders = {str(parent) for name in names for parent in PurePosixPath(name).parents}
         for name, times in Counter(names).items():
             if times > 1 or name in folders:
-                raise ValueError(f"its file name {name!r} stands for two things")
+                raise ValueError(f"its file name {name!r} is used twice")
 
     @property
     def total_bytes(self) -> int:
@@ -180,17 +184,18 @@ class Manifest:
 
 
 def _stays_inside(name: str) -> bool:
-    """Whether this is the plain relative path of a file, however it is joined to a folder's."""
+    """Whether this is a plain relative path that cannot escape a folder."""
     try:
         parts = os.fsencode(name).split(b"/")
     except UnicodeEncodeError:
         return False
     return b"\0" not in b"".join(parts) and all(
-        part not in (b"", b".", b"..") and len(part) <= _LONGEST_NAME for part in parts
+        part not in (b"", b".", b"..") and len(part) <= _MAX_NAME_BYTES for part in parts
     )
 
 
 def sha256_of(path: Path) -> str:
+    """Return a file's SHA-256 in hexadecimal."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
@@ -201,7 +206,7 @@ def sha256_of(path: Path) -> str:
 def put_bundle(storage: Storage, key: str, folder: Path) -> Manifest:
     """Store all files of ``folder`` under ``key``; files that an earlier try has stored are not sent again.
 
-    Raises UserError when the store is full; what this call had stored of the bundle is removed again.
+    Raises UserError if the store is full, after deleting the files that this call stored.
     """
     manifest = Manifest(
         files=tuple(
@@ -230,7 +235,7 @@ def put_bundle(storage: Storage, key: str, folder: Path) -> Manifest:
         raise UserError(
             f"No space left for {storage.describe(key)}: "
             f"the {len(manifest.files)} files of {folder} take {format_bytes(manifest.total_bytes)}.",
-            "Free some space there, or put the datastore elsewhere.",
+            "Free some space there, or move the datastore.",
         ) from error
     _log.info(
         "Stored %s: %d files, %d bytes, %d of them uploaded",
@@ -243,7 +248,7 @@ def put_bundle(storage: Storage, key: str, folder: Path) -> Manifest:
 
 
 def read_manifest(storage: Storage, key: str) -> Manifest | None:
-    """The manifest of the bundle, or None when there is none or it can't be taken."""
+    """Return the bundle's manifest; None if it is missing or invalid."""
     try:
         return _manifest(storage, key)
     except (FileNotFoundError, DamagedError):
@@ -255,13 +260,13 @@ def _manifest(storage: Storage, key: str) -> Manifest:
     try:
         return Manifest.from_json(data)
     except (LookupError, TypeError, RecursionError, UnicodeDecodeError, json.JSONDecodeError):
-        raise _damaged(storage, key, MANIFEST, "it is no list of files") from None
+        raise _damaged(storage, key, MANIFEST, "it is not a list of files") from None
     except ValueError as error:
         raise _damaged(storage, key, MANIFEST, str(error)) from None
 
 
 def has_bundle(storage: Storage, key: str) -> bool:
-    """Whether the bundle is there with all its files in their right sizes (contents are not read)."""
+    """Whether the bundle exists with all files in the right sizes (contents are not read)."""
     manifest = read_manifest(storage, key)
     return manifest is not None and all(
         storage.size(f"{key}/{file.key}") == file.size for file in manifest.files
@@ -269,10 +274,10 @@ def has_bundle(storage: Storage, key: str) -> bool:
 
 
 def get_bundle(storage: Storage, key: str, folder: Path) -> Manifest:
-    """Fetch a bundle into ``folder``, which is replaced; nothing is left there when that fails.
+    """Fetch a bundle into ``folder``, which is replaced; on failure nothing is left there.
 
-    Raises DamagedError when a file is missing or damaged, UserError when there is no such bundle or the
-    disk is too small.
+    Raises DamagedError for a missing or damaged file, UserError if there is no such bundle or the disk is too
+    small.
     """
     temporary = folder.with_name(f"{folder.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
@@ -287,16 +292,17 @@ def get_bundle(storage: Storage, key: str, folder: Path) -> Manifest:
 def fetch_files(
     storage: Storage, key: str, folder: Path, include: Callable[[str], bool] = lambda _: True
 ) -> Manifest:
-    """Fetch a bundle's files into ``folder`` beside what is there, each verified by size and SHA-256.
+    """Fetch a bundle's files into ``folder``, each verified by size and SHA-256; other files there are kept.
 
-    Only those whose name ``include`` accepts; the manifest that is returned lists these. Raises UserError,
-    before anything is written, for a manifest or a link in ``folder`` by which a file would lie elsewhere.
+    Only files whose name ``include`` accepts are fetched and listed in the returned manifest. Raises
+    UserError, before anything is written, for a manifest or a symbolic link in ``folder`` that would place a
+    file elsewhere.
     """
     try:
         manifest = _manifest(storage, key)
     except FileNotFoundError:
         raise UserError(
-            f"There is no whole bundle at {storage.describe(key)}: its {MANIFEST} is missing."
+            f"There is no complete bundle at {storage.describe(key)}: its {MANIFEST} is missing."
         ) from None
     manifest = Manifest(files=tuple(file for file in manifest.files if include(file.name)))
     _refuse_links(folder, manifest)
@@ -328,17 +334,17 @@ def fetch_files(
 
 
 def _refuse_links(folder: Path, manifest: Manifest) -> None:
-    """Raise UserError where a file would be written through a link that lies in the folder."""
-    places = {folder / path for file in manifest.files for path in _way_to(file.name)}
-    for place in sorted(places):
+    """Raise UserError if a file would be written through a symbolic link in the folder."""
+    paths = {folder / path for file in manifest.files for path in _path_and_parents(file.name)}
+    for place in sorted(paths):
         if place.is_symlink():
             raise UserError(
-                f"{place} is a link: what is fetched into {folder} would lie elsewhere.",
-                "Remove it, or name another folder.",
+                f"{place} is a symbolic link: files fetched into {folder} would be written elsewhere.",
+                "Remove it, or choose another folder.",
             )
 
 
-def _way_to(name: str) -> tuple[PurePosixPath, ...]:
+def _path_and_parents(name: str) -> tuple[PurePosixPath, ...]:
     path = PurePosixPath(name)
     return path, *path.parents[:-1]
 
@@ -346,7 +352,7 @@ def _way_to(name: str) -> tuple[PurePosixPath, ...]:
 def _damaged(storage: Storage, key: str, name: str, what: str) -> DamagedError:
     return DamagedError(
         f"{name} of {storage.describe(key)} is damaged: {what}.",
-        "Remove that folder, so that it is made anew or an older one is used.",
+        "Remove that folder, so that it is recreated or an older one is used.",
     )
 
 
@@ -354,7 +360,7 @@ def _too_small(folder: Path, manifest: Manifest, free: int) -> UserError:
     return UserError(
         f"No space left in {folder.parent}: {format_bytes(manifest.total_bytes)} are needed, "
         f"{format_bytes(free)} are free.",
-        "Free some space there, or ask for a larger disk.",
+        "Free some space there, or request a larger disk.",
     )
 
 

@@ -47,6 +47,7 @@ def waiting(run: Client) -> None:
     run.wait_for(working, LIMIT_S)
 
 
+@pytest.mark.nightly
 def test_short_task_ids_reach_the_nodes_whole_and_a_container_out_of_memory_is_tried_again(
     lab: Lab, tmp_path: Path
 ) -> None:

@@ -82,7 +82,7 @@ def test_a_lost_node_ends_the_others_soon_and_the_next_attempt_goes_on_from_the_
     assert (first.status, second.status) == ("FAILED", "SUCCEEDED")
     assert first.stop is None, "the main node's task has ended by itself"
     assert finetuned.ended_s < 240, "of which its task needs seconds on a machine that does nothing else"
-    (gone_on,) = re.findall(r"going on from the checkpoint of step (\d+)", finetuned.run.log)
+    (gone_on,) = re.findall(r"from the checkpoint of step (\d+)", finetuned.run.log)
     assert int(gone_on) >= finetuned.committed >= EVERY
     assert "Traceback" not in finetuned.run.log
 

@@ -8,7 +8,7 @@ from checklist.checks import select
 from checklist.judges.thresholds import Table
 from checklist.measurements import Local
 from checklist.verdict import judge
-from tests.checklist.runs import cpu_run, gpu_run
+from tests.checklist.runs import all_with, cpu_run, gpu_run
 
 
 def test_processes_of_one_machine_say_that_speed_is_not_judged() -> None:
@@ -19,9 +19,9 @@ def test_processes_of_one_machine_say_that_speed_is_not_judged() -> None:
 
 def test_one_node_says_which_speeds_of_its_gpus_are_judged() -> None:
     assert judge(gpu_run(1, 4, probes=(), pairs=())).headline == (
-        "Software works; gemm, hbm as fast as expected; network not judged: there is one node."
+        "Software works; gemm, hbm, bandwidth as fast as expected; network not judged: there is one node."
     )
-    few = gpu_run(1, 2, probes=(), pairs=())
+    few = all_with(gpu_run(1, 2, probes=(), pairs=()), gpu_names=("a GPU",) * 2)
     assert judge(few, thresholds=Table(())).headline == "Software works; speed not judged: there is one node."
 
 

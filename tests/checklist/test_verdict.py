@@ -27,7 +27,7 @@ def test_a_healthy_cluster_without_gpus_passes() -> None:
     result = judge(cpu_run(4))
     assert result.verdict == "PASS"
     assert verdict_of(result, "gpu-health") == "skipped"
-    assert "Not judged: gemm" in result.headline
+    assert result.headline.startswith("Software works; speed not judged")
 
 
 def test_nodes_on_one_machine_pass_and_say_nothing_of_a_network() -> None:
@@ -127,7 +127,7 @@ def test_a_failure_is_cleared_only_by_the_same_check_asked_as_hard_on_that_node(
 
 
 def test_a_failure_of_the_cluster_is_not_cleared_by_fewer_nodes() -> None:
-    slow = judge(slow_world(1.5))
+    slow = judge(slow_world(2.0))
     assert [(item.nodes, item.over_nodes) for item in slow.open_failures()] == [((), 2)]
     one = dataclasses.replace(gpu_run(1), collectives=gpu_run(2).collectives)
     assert judge(one, open_failures=slow.open_failures()).verdict == "FAIL"

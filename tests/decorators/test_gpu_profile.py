@@ -204,7 +204,7 @@ def test_by_its_short_name_after_the_flow_has_imported_it(home: Home) -> None:
 def test_an_unknown_argument_is_a_clean_line(home: Home) -> None:
     done = home.run("plain.py", "run", "--with", "decorators.gpu_profile:every=3")
     assert done.returncode == 1  # of a flow that is Metaflow's alone
-    assert "@gpu_profile doesn't know every." in done.stderr
+    assert "@gpu_profile has no argument every." in done.stderr
     _clean(done.stderr)
 
 

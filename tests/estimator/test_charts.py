@@ -13,7 +13,7 @@ from rich.console import Console
 from estimator import charts, memory
 from estimator.chart_page import html
 from estimator.charts import ORDER, Bar, Chart, stacked
-from estimator.cli.explain import WHAT_IT_IS
+from estimator.cli.breakdown import WHAT_IT_IS
 from tests.browser import browse, needs_browser
 
 GIB = 2**30

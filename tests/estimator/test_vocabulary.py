@@ -41,11 +41,11 @@ KINDS = {
     "target": set(get_args(vocabulary.TargetKind)),
 }
 ALLOWED = {
-    ("estimator/cli/explain.py", "engine"): "bars that --over draws where no values are given",
-    ("estimator/cli/explain.py", "sharding"): "the same",
-    ("estimator/cli/explain.py", "optimizer"): "the same",
-    ("estimator/cli/explain.py", "precision"): "the same",
-    ("estimator/cli/explain.py", "loss"): "the same",
+    ("estimator/cli/breakdown.py", "engine"): "bars that --over draws where no values are given",
+    ("estimator/cli/breakdown.py", "sharding"): "the same",
+    ("estimator/cli/breakdown.py", "optimizer"): "the same",
+    ("estimator/cli/breakdown.py", "precision"): "the same",
+    ("estimator/cli/breakdown.py", "loss"): "the same",
     ("estimator/planning/report.py", "target"): "a phrase for each place",
     ("estimator/throughput/flops.py", "checkpointing"): "bytes of a published formula for each",
     ("decorators/_metaflow/commands.py", "target"): "names of Metaflow's decorators",

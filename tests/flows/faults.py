@@ -125,7 +125,7 @@ class Flow:
     def went_on_from(self) -> list[int]:
         """For each attempt of the training, the step of the checkpoint that it went on from; 0: none."""
         attempts = self.log.partition("/train")[2].split("Task is starting (retry)")
-        found = [re.search(r"going on from the checkpoint of step (\d+)", attempt) for attempt in attempts]
+        found = [re.search(r"from the checkpoint of step (\d+)", attempt) for attempt in attempts]
         return [int(match[1]) if match else 0 for match in found]
 
     def node(self, number: int) -> Node | None:

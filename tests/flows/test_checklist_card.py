@@ -119,7 +119,7 @@ def test_a_sweep_is_beside_its_fit_and_its_floor() -> None:
     # 240 GB/s of algbw are 240 * 2 * 15 / 16 of busbw over 16 ranks, at sizes where the latency is nothing
     assert points[-2].expected == pytest.approx(450, rel=0.1)
     floors = [point.floor for point in points if point.floor is not None]
-    assert floors, "two p5.48xlarge have a floor in the shipped table"
+    assert floors, "the ports of p5.48xlarge are known"
 
 
 def test_a_figure_is_only_shown_beside_runs_of_the_same_setting() -> None:
@@ -148,6 +148,7 @@ def test_the_charts_are_plain_values() -> None:
 
 @needs_browser
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_browser_without_a_network_draws_the_card(tmp_path: Path) -> None:
     import pickle
 

@@ -253,6 +253,7 @@ def test_a_step_that_is_lost_is_judged_by_what_its_nodes_had_measured(tmp_path: 
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_ctrl_c_ends_a_run_at_once_and_resume_goes_on(tmp_path: Path) -> None:
     def interrupt(process: subprocess.Popen[bytes]) -> None:
         _supervisor(tmp_path, node=0)
@@ -323,6 +324,7 @@ def _looks_after(process: psutil.Process, home: Path, node: int) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_only_what_is_of_this_cluster_and_schema_is_read_of_the_past(tmp_path: Path) -> None:
     good = checklist_steps.summarise(judge(gpu_run(2)))
     wrong = gpu_run(2, started_unix=2_000.0, probes=())

@@ -183,3 +183,16 @@ def test_the_next_steps_name_a_command_that_this_shell_finds(
     script.unlink()
     monkeypatch.setenv("PATH", "")
     assert console_script() == "finetune"
+
+
+@pytest.mark.parametrize("folder", ["", "examples"])
+def test_a_scorer_beside_the_settings_file_is_found_from_any_folder(folder: str, tmp_path: Path) -> None:
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples" / "scorer.py").write_text("def short(prompt, answer):\n    return 1.0\n")
+    (tmp_path / "examples" / "grpo.yaml").write_text(
+        "{task: grpo, method: lora, model: llama-8b, rl: {reward: 'scorer.py:short'}}\n"
+    )
+    file = "grpo.yaml" if folder else "examples/grpo.yaml"
+    done = finetune(tmp_path / folder, "run", file, "--with", "kubernetes", "--from-catalogue", "--plan-only")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Plan: llama-8b")

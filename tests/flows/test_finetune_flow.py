@@ -173,7 +173,7 @@ def test_plain_text_is_learnt_within_a_budget_of_tokens_and_measured_as_perplexi
     assert run.returncode == 0, run.output
     found = run.artifacts()
     assert len(found["metrics"]) == 5, "of 16 sequences of 256 tokens each"
-    assert "20,000 tokens are reached with 5 steps" in run.output
+    assert "20,000: 5 steps" in run.output
     assert "more.jsonl: weight 2, 2 rows an epoch" in run.output
     assert "perplexity" in run.output
     assert found["evaluation"].finetuned.loss < found["evaluation"].base.loss - 0.5

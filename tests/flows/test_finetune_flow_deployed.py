@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,9 @@ import yaml
 from decorators.gpu_profile import unpack
 from estimator.plan import MIB, Plan
 from tests.decorators.conftest import Home
-from tests.decorators.test_gpu_profile_deployed import ROLE, _make_queue, compiled, templates
+from tests.decorators.test_gpu_profile_deployed import ROLE, _client, _make_queue, compiled, templates
 from tests.decorators.test_storage import s3 as s3
+from tests.flows.argo_retries import HOUR, MINUTE, SUCCEEDED, Ending, replay
 
 pytest.importorskip("kubernetes", reason="needs the kubernetes package to compile for a cluster")
 models = pytest.importorskip("hera.workflows.models", reason="needs hera: its models are Argo's schema")
@@ -86,6 +89,72 @@ def check_pod(pod: dict[str, Any], plan: Plan, cores: int, efa: int, provider: s
     assert variables.get("FI_PROVIDER") == provider
 
 
+def lost(after_s: float, **more: str) -> Ending:
+    """A pod that the cluster takes away: evicted, on a spot machine that is reclaimed, on a lost node."""
+    return Ending(after_s=after_s, **more)
+
+
+FAILED = Ending(after_s=10 * MINUTE, exit_code="1", message="Error (exit code 1)")
+LATE = Ending(after_s=5 * HOUR, exit_code="1")
+MISTAKE = Ending(after_s=MINUTE, exit_code="202", message="Error (exit code 202)")
+RECLAIMS = [
+    lost(9 * HOUR, exit_code="137"),
+    lost(30 * HOUR, status="Error", message="pod deleted"),
+    lost(2 * HOUR, exit_code="143"),
+]
+
+
+def check_retries(steps: dict[str, dict[str, Any]]) -> None:
+    """What becomes of compiled steps when they fail and when the cluster takes them away."""
+    tasks = {name: step for name, step in steps.items() if "container" in step or "resource" in step}
+    tasks.pop("error-msg-capture-hook")  # Metaflow's own, after the end
+    assert {"start", "prepare", "train", "train-nodes", "evaluate", "export", "gather", "end"} <= set(tasks)
+    for step in tasks.values():
+        assert replay(step, [lost(HOUR), SUCCEEDED]).status == "Succeeded", step["name"]
+        again = replay(step, [*RECLAIMS, SUCCEEDED])
+        assert (again.status, again.attempts) == ("Succeeded", 4)
+        assert again.waits_s == (2 * MINUTE, 4 * MINUTE, 8 * MINUTE)
+        endless = replay(step, [lost(HOUR)] * 9)
+        assert endless.attempts == 5, "Metaflow has no more"
+    for step in (tasks["train"], tasks["encode"]):
+        assert replay(step, [FAILED, SUCCEEDED]).status == "Succeeded"
+        assert replay(step, [LATE, LATE, SUCCEEDED]).status == "Succeeded"
+        assert replay(step, [MISTAKE]).attempts == 1
+    for step in (tasks["prepare"], tasks["export"]):  # no @retry in the flow
+        assert replay(step, [FAILED]).attempts == 1
+        assert replay(step, [MISTAKE]).attempts == 1
+    check_jobset_retries(tasks["train-nodes"])
+
+
+def check_jobset_retries(step: dict[str, Any]) -> None:
+    """A user's error on one node reaches Argo by the JobSet's reason; a JobSet of an older attempt goes."""
+    jobset = jobset_of(step)["spec"]
+    (rule,) = jobset["failurePolicy"]["rules"]
+    assert (rule["action"], rule["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
+    for job in jobset["replicatedJobs"]:
+        (of_pod,) = job["template"]["spec"]["podFailurePolicy"]["rules"]
+        assert of_pod["onExitCodes"]["values"] == [202]
+        pod = job["template"]["spec"]["template"]["spec"]
+        assert job["template"]["spec"]["activeDeadlineSeconds"] == pod["activeDeadlineSeconds"] + 30 * MINUTE
+    conditions = step["resource"]["failureCondition"].split(", ")
+    assert conditions[-1] == "status.terminalState == Failed"
+    assert sorted(conditions) == conditions, "Argo's executor looks at them in the order of their keys"
+    ended = Ending(
+        after_s=HOUR, exit_code="1", message=f"failure condition '{conditions[-1]}' evaluated true"
+    )
+    mistake = Ending(
+        after_s=HOUR, exit_code="1", message=f"failure condition '{conditions[1]}' evaluated true"
+    )
+    assert replay(step, [ended, ended, SUCCEEDED]).status == "Succeeded"
+    assert replay(step, [mistake]).attempts == 1
+    (init,) = step["initContainers"]
+    assert init["args"][0] == "{{inputs.parameters.retryCount}}"
+    name, value = init["args"][1].split("=")
+    assert jobset_of(step)["metadata"]["labels"][name]
+    assert value == "{{inputs.parameters.task-id-entropy}}"
+    assert step["resource"]["setOwnerReference"] is True
+
+
 @pytest.mark.parametrize(("model", "gpu"), ARGO)
 def test_on_argo_every_field_of_the_training_step_is_the_plan_s(
     home: Home, s3: str, model: str, gpu: str
@@ -95,12 +164,12 @@ def test_on_argo_every_field_of_the_training_step_is_the_plan_s(
     words = (*asked_for, "argo-workflows", "--name", "ft", "create", "--only-json")
     workflow, said = compiled(home, s3, str(FLOWS / "finetune_flow.py"), *words)
     assert "Traceback" not in said
+    assert said.count("in no metadata") == 1
     models.WorkflowTemplate.model_validate(workflow)
     assert workflow["spec"]["ttlStrategy"] == {"secondsAfterCompletion": 7 * 86400}
     assert workflow["spec"]["podGC"] == {"strategy": "OnPodSuccess"}
     steps = templates(workflow)
-    retried = [step["retryStrategy"] for step in steps.values() if "retryStrategy" in step]
-    assert {(each["backoff"]["factor"], each["backoff"]["maxDuration"]) for each in retried} == {(2, "1h")}
+    check_retries(steps)
     variables = steps["start"]["container"]["env"]
     plan = unpack(next(v["value"] for v in variables if v["name"] == "FINETUNE_PLAN"))
     assert (plan.request.nodes, plan.request.instance_type) == (nodes, instance)
@@ -127,15 +196,47 @@ def test_on_step_functions_every_field_of_the_training_step_is_the_plan_s(
 ) -> None:
     words = (*settings(model, gpu), "step-functions", "--name", "ft", "create", "--only-json")
     machine, _ = compiled(home, queue, str(FLOWS / "finetune_linear_flow.py"), *words, **SFN)
+    for state in machine["States"].values():
+        check_batch_retries(state)
+        overrides = state["Parameters"]["ContainerOverrides"]
+        assert len(json.dumps(overrides)) < 4000, "AWS Batch takes 8192 characters"
     parameters = machine["States"]["train"]["Parameters"]
-    variables = {v["Name"]: v.get("Value") for v in parameters["ContainerOverrides"]["Environment"]}
-    plan = unpack(variables["FINETUNE_PLAN"])
+    plan = unpack(variable_of_script(queue, parameters["ContainerOverrides"]["Command"], "FINETUNE_PLAN"))
     engine, cores = BATCH[model, gpu]
     assert (plan.engine, plan.request.nodes, plan.request.cpu) == (engine, 1, cores)
     asked = {item["Type"]: item["Value"] for item in parameters["ContainerOverrides"]["ResourceRequirements"]}
     assert asked == {"GPU": "8", "VCPU": str(cores), "MEMORY": str(plan.request.memory_mib)}
     assert "gpu-queue" in parameters["JobQueue"]
-    assert machine["States"]["train"]["Retry"], "a lost machine is no end"
+
+
+def variable_of_script(address: str, command: list[str], name: str) -> str:
+    """A variable as the script sets it that a job's command fetches from S3."""
+    bucket, key = re.findall(r'download_file\("([^"]+)", "([^"]+)"', command[-1])[0]
+    script = _client("s3", address).get_object(Bucket=bucket, Key=key)["Body"].read().decode()
+    exports = "".join(re.findall(r"export \w+=\$\(echo [^)]*\) && ", script))
+    shown = f'{exports}printf %s "${name}"'
+    return subprocess.run(["bash", "-c", shown], check=True, capture_output=True, text=True).stdout
+
+
+def check_batch_retries(state: dict[str, Any]) -> None:
+    """What AWS Batch does after a lost machine, a failure of the step's code and a user error."""
+    strategy = state["Parameters"]["RetryStrategy"]
+    spot = {"StatusReason": "Host EC2 (instance i-0a1b) terminated.", "Reason": "", "ExitCode": ""}
+    failed = {"StatusReason": "Essential container in task exited", "Reason": "", "ExitCode": "1"}
+    assert strategy["Attempts"] == 5
+    assert batch_action(strategy, spot) == "RETRY"
+    assert batch_action(strategy, failed | {"ExitCode": "202"}) == "EXIT"
+    retried = state["Parameters"]["Parameters"]["step_name"] == "train"  # it alone has @retry in this flow
+    assert batch_action(strategy, failed) == ("RETRY" if retried else "EXIT")
+
+
+def batch_action(strategy: dict[str, Any], ended: dict[str, str]) -> str:
+    """The first rule of ``evaluateOnExit`` whose every condition matches, as AWS Batch documents it."""
+    for rule in strategy["EvaluateOnExit"]:
+        conditions = {name.removeprefix("On"): glob for name, glob in rule.items() if name != "Action"}
+        if all(fnmatchcase(ended[name].lower(), glob.lower()) for name, glob in conditions.items()):
+            return str(rule["Action"])
+    return "RETRY"
 
 
 SFN_CREATE, AIRFLOW = ("step-functions", "create"), ("airflow", "create", "dag.py")

@@ -81,6 +81,7 @@ def test_after_a_killed_rank_and_a_killed_node_the_retries_end_with_the_same_los
     assert run.outcome()["evaluations"] == [(each.step, each.loss) for each in evaluations]
 
 
+@pytest.mark.nightly
 def test_a_killed_scheduler_ctrl_c_and_sigterm_are_each_gone_on_from_by_resume(
     flow: NewFlow, tmp_path: Path
 ) -> None:
@@ -221,7 +222,7 @@ def test_a_disk_that_fills_up_is_one_line_and_resume_goes_on_when_there_is_room_
     text = " ".join(run.log.split())
     assert "No space left" in text
     assert str(run.home / what) in text
-    assert f"The last whole checkpoint is that of step {run.committed()}." in text
+    assert f"The last complete checkpoint is of step {run.committed()}." in text
     assert "Traceback" not in text
     assert "Internal error" not in text
     assert "(retry)" not in text, "what a user has to mend is not retried"

@@ -65,7 +65,7 @@ def check(
     assert "DefaultCPUAllocator" in run.output
     assert f"out of memory: a retry goes on with micro batch {planned} -> {planned // 2}" in run.output
     assert "another plan, as an earlier attempt ran out of memory" in run.output
-    assert f"going on from the checkpoint of step 2 of {STEPS}" in run.output
+    assert f"from the checkpoint of step 2 of {STEPS}" in run.output
     found = run.artifacts()
     layout = found["plan"].layout
     assert (layout.micro_batch_size, layout.global_batch_size) == (1, 4)

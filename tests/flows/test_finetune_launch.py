@@ -127,7 +127,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> list[Cluster | UserError]:
     p5 = nodes_of("p5.48xlarge", 2)
     answers: list[Cluster | UserError] = [Cluster(context="training", nodes=(p5,))]
 
-    def read(_: str) -> Cluster:
+    def read(*_: object) -> Cluster:
         if isinstance(answers[0], UserError):
             raise answers[0]
         return answers[0]

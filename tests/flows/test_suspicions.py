@@ -93,7 +93,7 @@ def test_what_trainings_have_left_is_read_until_a_checklist_has_measured_the_nod
     assert suspicions.read("kubernetes:a.b", store) == ()
     left = suspicions.read("kubernetes:a.b:6443", store)
     assert [each.node for each in left] == ["host-1", "host-2"]
-    line = "Training 7 said: node 1 (host-1) is late: the others wait for it 40% of each step, since step 3."
+    line = "Training 7 said: node 1 (host-1) is late: it delays the others by 40% of each step since step 3."
     assert suspicions.notes(left)[0] == line
     healthy = with_pairs(gpu_run(8), Cluster(nodes=8, speed=45))
     suspicions.settle(left, judge(healthy, suspects=("host-1",)), store)

@@ -102,6 +102,7 @@ def test_the_files_are_in_terraforms_own_form_and_valid(stack: Stack) -> None:
 # -- what is planned -------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_a_node_has_one_efa_interface_for_each_card_of_its_machine(planned: Planned) -> None:
     for pool, asked in VALUES["gpu_pools"].items():
         cards = planned[f'aws_launch_template.gpu["{pool}-multi"]']["network_interfaces"]
@@ -332,6 +333,7 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
 ]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("changed", "said"), REFUSED, ids=["pools", "values", "check", "together"])
 def test_an_impossible_value_is_refused_with_what_would_be_possible(
     stack: Stack, changed: dict[str, Any], said: list[str]
@@ -341,6 +343,7 @@ def test_an_impossible_value_is_refused_with_what_would_be_possible(
     assert [line for line in said if line not in done.errors] == []
 
 
+@pytest.mark.nightly
 def test_the_example_of_the_variables_can_be_planned(stack: Stack) -> None:
     example = f"-var-file={STACK / 'terraform.tfvars.example'}"
     done = stack.run("plan", "-input=false", "-refresh=false", example, values={})

@@ -103,6 +103,7 @@ def test_what_is_typed_and_clicked_is_planned_for_and_the_link_keeps_it(page: Ta
     assert page.look(TEXT) == shown
 
 
+@pytest.mark.nightly
 def test_a_pasted_config_is_in_the_link_and_a_wrong_one_is_a_line(page: Tab) -> None:
     config = {"model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16}
     config |= {"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256}
@@ -120,6 +121,7 @@ def test_a_pasted_config_is_in_the_link_and_a_wrong_one_is_a_line(page: Tab) -> 
     page.until(f"{TEXT}.includes('The pasted config.json is not JSON')")
 
 
+@pytest.mark.nightly
 def test_where_nothing_fits_a_click_makes_it_fit(page: Tab) -> None:
     for selector, text in (
         ("#planner-model", "llama-70b"),
@@ -134,6 +136,7 @@ def test_where_nothing_fits_a_click_makes_it_fit(page: Tab) -> None:
     page.until("document.querySelectorAll('.planner-plan').length > 0")
 
 
+@pytest.mark.nightly
 def test_without_a_network_it_goes_on(page: Tab) -> None:
     page.cut_the_network()
     asked = len(page.requests)

@@ -102,7 +102,7 @@ def test_a_run_outlives_its_login_four_of_its_pods_and_the_api_server(
 
     assert "The Kubernetes API doesn't answer" in run.log
     assert _losses(run) == UNDISTURBED
-    gone_on = [int(step) for step in re.findall(r"going on from the checkpoint of step (\d+)", run.log)]
+    gone_on = [int(step) for step in re.findall(r"from the checkpoint of step (\d+)", run.log)]
     assert len(gone_on) == 4, run.story()
     assert 0 < gone_on[0] <= gone_on[1] < gone_on[2] < gone_on[3] < STEPS
     # The workers that were told to go have made all store one more
@@ -252,6 +252,7 @@ def _launch(
     return cluster.launch("finetune_flow", home, "run", *own, **more)
 
 
+@pytest.mark.nightly
 def test_an_image_that_is_not_there_is_named_and_not_waited_for_for_ever(
     cluster: Cluster, tmp_path: Path
 ) -> None:

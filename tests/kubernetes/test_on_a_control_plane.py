@@ -130,6 +130,7 @@ def test_every_task_is_known_to_the_metadata_service(finetuned: Launched) -> Non
     assert sum(name.startswith("train_nodes/") for name in found["tasks"]) == 2
 
 
+@pytest.mark.nightly
 def test_the_cards_of_both_nodes_and_of_the_evaluation_arrive(finetuned: Launched) -> None:
     cards = json.loads(finetuned.read(READ_CARDS, f"FinetuneFlow/{finetuned.run_id}"))
     steps = sorted(name.partition("/")[0] for name in cards)
@@ -193,6 +194,7 @@ INFINIBAND = FabricOfNodes(
 )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "fabric",
     [pytest.param(ROCE, id="RoCE"), pytest.param(INFINIBAND, id="InfiniBand", marks=pytest.mark.nightly)],

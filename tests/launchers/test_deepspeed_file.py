@@ -71,7 +71,7 @@ def test_what_is_not_run_here_is_named(tmp_path: Path, values: object, named: st
 
 
 def test_a_file_that_is_not_there_or_not_json_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no\.json can't be read"):
+    with pytest.raises(UserError, match=r"no\.json"):
         settings.build({}, [f"zero.config={tmp_path / 'no.json'}"])
     broken = tmp_path / "broken.json"
     broken.write_text("{")

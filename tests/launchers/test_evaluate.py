@@ -166,6 +166,7 @@ def write_adapter(base: Path, folder: Path, method: str) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_without_held_out_rows_there_is_no_loss_but_the_export_is_loaded(
     tmp_path: Path, base: Path, finetuned: Path
 ) -> None:
@@ -193,7 +194,7 @@ def test_an_evaluation_that_takes_too_long_is_ended(tmp_path: Path, base: Path) 
 def test_a_long_evaluation_says_where_it_is(
     tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys.modules["launchers.evaluate"], "SIGN_S", 0.3)
+    monkeypatch.setattr(sys.modules["launchers.evaluate"], "PROGRESS_INTERVAL_S", 0.3)
     evaluate(request(base, base, hold_out(tmp_path / "data"), tmp_path / "work"))
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("evaluating: ")]
     assert len(said) >= 3

@@ -71,8 +71,8 @@ def handed_over(base: Path, work: Path, values: dict[str, Any], rows: list[Any] 
 
 def run_the_page(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
     """What the snippet of a folder's page prints."""
-    lines = (folder / handover.PAGE).read_text().partition("## Asking it\n\n")[2]
-    lines = lines.partition("\n\nSo the")[0].partition("\n\n## ")[0]
+    lines = (folder / handover.PAGE).read_text().partition(handover.HEADING + "\n\n")[2]
+    lines = lines.partition("\n\nA conversation")[0].partition("\n\n## ")[0]
     code = "\n".join(line.removeprefix("    ") for line in lines.splitlines())
     script = folder.parent / "page.py"
     script.write_text(code.replace("this/folder", str(folder)))
@@ -231,6 +231,6 @@ def test_paths_with_spaces_stay_one_word_of_ggufs_command(base: Path, tmp_path: 
 def test_gguf_is_of_architectures_that_transformers_has(base: Path, tmp_path: Path) -> None:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    assert gguf.known() <= set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+    assert gguf.supported_architectures() <= set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["GPTJForCausalLM"]}))
     assert gguf.command(tmp_path, base, str(base)) is None

@@ -47,7 +47,7 @@ def settings(**export: Any) -> Settings:
 def test_model_and_adapter_arrive_in_a_private_repository_and_again_changes_nothing(
     hub: Hub, finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    hub_push.check(settings(), reached=True)
+    hub_push.check(settings(), must_reach=True)
     assert hub_push.push(finished, PAGE, settings()) == f"{hub.url}/{USER}/mine"
     assert hub.repos == {f"{USER}/mine": True}
     assert hub.files[f"{USER}/mine"] == {
@@ -68,7 +68,7 @@ def test_a_push_that_fails_half_way_goes_on_with_what_is_missing(
 
     monkeypatch.setattr(_http.time, "sleep", lambda _: None)  # the client's own pauses
     hub.lost = 100
-    with pytest.raises(UserError, match="answers HTTP 503") as error:
+    with pytest.raises(UserError, match="HTTP 503") as error:
         hub_push.push(finished, PAGE, settings())
     assert TOKEN not in str(error.value)
     assert (hub.uploads, hub.commits) == (2, [])
@@ -93,11 +93,11 @@ FINE_GRAINED = {"role": "fineGrained", "fineGrained": {"scoped": []}}
     ("token", "account", "repo", "said"),
     [
         (None, {}, "tester/mine", "no token is set"),
-        ("hf_wrong", {}, "tester/mine", "refuses this token"),
-        (TOKEN, {}, "other/mine", "no member of other"),
+        ("hf_wrong", {}, "tester/mine", "rejects this token"),
+        (TOKEN, {}, "other/mine", "not a member of other"),
         (TOKEN, {"auth": {"accessToken": {"role": "read"}}}, "tester/mine", "may not write to tester"),
         (TOKEN, {"auth": {"accessToken": FINE_GRAINED}}, "tester/mine", "may not write to tester"),
-        (TOKEN, {"orgs": [{"name": "org", "roleInOrg": "read"}]}, "org/mine", "may only read in org"),
+        (TOKEN, {"orgs": [{"name": "org", "roleInOrg": "read"}]}, "org/mine", "only read access to org"),
     ],
 )
 def test_what_keeps_a_push_from_the_hub_is_said_before_the_run(
@@ -111,7 +111,7 @@ def test_what_keeps_a_push_from_the_hub_is_said_before_the_run(
     lab.use(hub, monkeypatch, token)
     hub.account |= account
     with pytest.raises(UserError, match=said) as error:
-        hub_push.check(settings(push=repo), reached=True)
+        hub_push.check(settings(push=repo), must_reach=True)
     assert len(str(error.value).splitlines()) == 2
     assert "hf_" not in str(error.value).replace("hf_hub", "")
 
@@ -119,12 +119,12 @@ def test_what_keeps_a_push_from_the_hub_is_said_before_the_run(
 def test_a_machine_without_the_hub_may_only_launch(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.shutdown()
     hub.server_close()
-    hub_push.check(settings(), reached=False)
-    with pytest.raises(UserError, match="can't be reached"):
-        hub_push.check(settings(), reached=True)
+    hub_push.check(settings(), must_reach=False)
+    with pytest.raises(UserError, match="cannot be reached"):
+        hub_push.check(settings(), must_reach=True)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(UserError, match="HF_HUB_OFFLINE"):
-        hub_push.check(settings(), reached=True)
+        hub_push.check(settings(), must_reach=True)
 
 
 @pytest.mark.parametrize("name", ["mine", "a/b/c", "-a/b", "a/b--c", "a/b.git", "a/ b", f"a/{'b' * 96}", ""])

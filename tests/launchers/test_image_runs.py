@@ -49,15 +49,15 @@ def test_a_resolution_and_the_learning_rate_of_lora_are_taken() -> None:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"seq_len": 512}, "makes images, which have no tokens"),
+        ({"seq_len": 512}, "which have no tokens"),
         ({"method": "qlora"}, "full or lora"),
         ({"method": "lora", "lora": {"targets": ["q_proj"]}}, "lora.targets"),
         ({"engine": "deepspeed"}, "fsdp2"),
-        ({"images": {"text_encoders": True}, "method": "full"}, "with full the UNet alone is trained"),
-        ({"images": {"clip_model": str(Path(__file__).parent)}}, "no CLIP model lies there"),
-        ({"harness": {"tasks": ["hellaswag"]}}, "tasks: its tasks are of language models"),
+        ({"images": {"text_encoders": True}, "method": "full"}, "UNet"),
+        ({"images": {"clip_model": str(Path(__file__).parent)}}, "CLIP model"),
+        ({"harness": {"tasks": ["hellaswag"]}}, "language models"),
         ({"model": "tiny-llama", "task": "text-to-image"}, "tiny-llama is none"),
-        ({"model": "tiny-llama", "images": {"resolution": 512}}, "resolution has no part in task sft"),
+        ({"model": "tiny-llama", "images": {"resolution": 512}}, "resolution does not apply to task sft"),
     ],
 )
 def test_options_of_another_kind_of_model_are_refused(values: dict[str, Any], said: str) -> None:

@@ -34,7 +34,7 @@ def test_the_settings_name_local_files_by_their_whole_paths(
     )
     plan = runs.make_job(tmp_path, tmp_path, tmp_path, steps=1).plan
     (tmp_path / "model").mkdir()
-    (tmp_path / "model" / handover.PAGE).write_text("## Asking it\n")
+    (tmp_path / "model" / handover.PAGE).write_text(handover.HEADING + "\n")
     for _ in range(2):  # the page is not written into itself
         model_card.write_records(
             tmp_path, plan, settings, [("steps", "1")], model=resolve("tiny-llama"), again="python x.py"
@@ -45,7 +45,7 @@ def test_the_settings_name_local_files_by_their_whole_paths(
     assert Settings.model_validate(kept)
     page = (tmp_path / "model" / handover.PAGE).read_text()
     assert page.startswith("---\n")
-    assert page.endswith("## Asking it\n")
+    assert page.endswith(handover.HEADING + "\n")
     assert page.count("# test, fine-tuned") == 1
 
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from estimator import Target, models
+from estimator.cli.plan import JobOptions, job_from
 from estimator.errors import UserError, spelled_as
 from estimator.job import Job, Machine
 from estimator.models import find
 from estimator.plan import GIB
-from estimator.planning.support import with_engine
+from estimator.planning.support import planned_only, with_engine
 from estimator.setup import DEFAULT_SEQ_LEN, TINY_SEQ_LEN
-from estimator.vocabulary import LAUNCHED_ENGINES
+from estimator.vocabulary import LAUNCHED_ENGINES, LAUNCHED_METHODS, TASKS
 from launchers import checks, engines, pipeline, settings
 from launchers.engines.deepspeed import engine as deepspeed
 from launchers.sections import DEFAULT_ANSWERS, Evaluation
@@ -32,13 +34,15 @@ def test_what_is_automatic_is_decided_from_model_and_method() -> None:
     for method in ("adapter-v1", "adapter-v2"):
         assert config({"method": method}, "llama-8b").optimizer.lr == 1e-3, "litgpt's; gates begin at 0"
         job = pipeline.build_job(settings.build({"method": method}), find("llama-8b"), None)
-        assert job.engine == "deepspeed"
+        assert with_engine(job).engine == "deepspeed"
     given = {
+        "method": "full",
         "engine": "torchtune",
         "checkpoint_every": 7,
         "optimizer": {"lr": 1.0},
         "seq_len": 64,
         "dataset": "org/name",
+        "global_batch_size": 8,
     }
     decided = config(given, "llama-8b").with_checkpoint_interval(200)
     assert decided.model_dump() == settings.build(given).model_dump()
@@ -67,23 +71,22 @@ def test_both_splits_of_the_default_dataset_are_rows_of_the_task(tmp_path: Path,
     assert type(train[0]) is type(held_out[0])
 
 
-@pytest.mark.parametrize("method", ["full", "lora", "qlora", "adapter-v1", "adapter-v2"])
-def test_the_engine_left_open_is_one_that_can_train_every_model_and_method_wherever_one_can(
-    method: str,
-) -> None:
-    """The rule of the plan and that of the engines are one, whatever either is asked first."""
+@pytest.mark.parametrize("method", LAUNCHED_METHODS)
+def test_plan_and_run_agree_on_what_can_be_launched_of_every_model_task_and_engine(method: str) -> None:
+    specs = [(name, find(name)) for name in models.names()]
     able = 0
-    for name in models.names():
-        spec = find(name)
-        chosen = settings.build({"method": method, "seq_len": min(2048, spec.max_seq_len)})
-        reasons = {
-            name: engines.get(name).unsupported(chosen.model_copy(update={"engine": name}), spec)
-            for name in LAUNCHED_ENGINES
-        }
-        first = next((name for name, reason in reasons.items() if reason is None), None)
-        job = pipeline.build_job(chosen, spec, None)
-        assert with_engine(job).engine == (first or "torchtune"), (spec.name, reasons)
-        able += first is not None
+    for task, engine in product(TASKS, (*LAUNCHED_ENGINES, "auto")):
+        chosen = settings.build({"method": method, "seq_len": 512, "task": task, "engine": engine})
+        options = JobOptions(model=TINY.name, method=method, task=task, engine=engine, seq_len=256)
+        of_options = job_from(options)
+        names = LAUNCHED_ENGINES if engine == "auto" else (engine,)
+        for name, spec in specs:
+            refused = all(engines.get(each).unsupported(chosen, spec) for each in names)
+            of_plan = dataclasses.replace(of_options, model=spec, lora_targets=tuple(spec.projections))
+            for job in (pipeline.build_job(chosen, spec, None), of_plan):
+                only = planned_only(with_engine(job))
+                assert (only is not None) == refused, (name, task, engine, only)
+            able += not refused
     assert able > 10
 
 
@@ -104,7 +107,7 @@ def test_new_tokens_are_trained_with_the_embeddings_that_they_need() -> None:
     )
     spec = find("llama-8b")
     job = pipeline.build_job(wanted, spec, None)
-    assert job.engine == "deepspeed"
+    assert with_engine(job).engine == "deepspeed"
     assert (job.model.vocab, job.model.parameters) == (spec.vocab + 2, spec.parameters + 2 * 2 * spec.hidden)
     assert job.trained_modules == ("norms", "embed_tokens", "lm_head")
     assert "new_tokens" in (engines.get("torchtune").unsupported(wanted, spec) or "")
@@ -143,9 +146,10 @@ def test_who_chooses_among_plans_is_given_the_job_and_where_it_may_run() -> None
         seen.append((job, target))
         return pipeline.best_plan(job, target, None)
 
-    pipeline.plan_run(settings.build({"resources": {"gpus": 4}}), HERE, choose=choose)  # type: ignore[arg-type]
+    chosen = settings.build({"method": "full", "resources": {"gpus": 4, "device": "cpu"}})
+    pipeline.plan_run(chosen, HERE, choose=choose)  # type: ignore[arg-type]
     [(job, target)] = seen
-    assert (job.engine, job.global_batch_size) == ("torchtune", settings.build({}).global_batch_size)
+    assert (job.engine, job.global_batch_size) == ("auto", settings.build({}).batch_size)
     assert (target.gpus, target.nodes, target.machine) == (4, None, MACHINE)
 
 
@@ -198,27 +202,71 @@ def test_a_disk_that_is_too_small_is_named() -> None:
 def test_a_deployment_started_for_another_job_is_refused() -> None:
     plan = pipeline.plan_run(settings.build({"global_batch_size": 8}), HERE).plan
     assert pipeline.check_matches(plan, settings.build({"global_batch_size": 8})) == plan
-    with pytest.raises(UserError, match="Deploy the flow anew"):
+    with pytest.raises(UserError, match="Redeploy the flow"):
         pipeline.check_matches(plan, settings.build({"global_batch_size": 16}))
     with pytest.raises(UserError, match="no plan"):
         pipeline.check_matches(None, settings.build({}))
 
 
+def counted(given: settings.Settings) -> int | None:
+    return pipeline.count_steps(given, TINY, pipeline.count_rows(given))
+
+
+def test_the_users_number_of_steps_wins_over_the_default_of_one_epoch(dataset: Path) -> None:
+    given = {"dataset": str(dataset), "evaluation": {"fraction": 0}}  # 60 rows: 3 steps of 16
+    run = pipeline.plan_run(settings.build({**given, "max_steps": 40}), HERE)
+    assert run.plan.prediction.tokens == 40 * 16 * TINY_SEQ_LEN
+    assert counted(run.settings) == 40
+    assert counted(settings.build({**given, "max_steps": 40, "epochs": 1})) == 3
+
+
+def test_a_default_batch_becomes_what_processes_and_data_can_make_up(dataset: Path) -> None:
+    given = {"dataset": str(dataset), "evaluation": {"fraction": 0}, "epochs": 2}
+    run = pipeline.plan_run(settings.build({**given, "resources": {"gpus": 5, "device": "cpu"}}), HERE)
+    assert run.settings.global_batch_size == run.plan.layout.global_batch_size == 15
+    assert any("nearest to the default of 16" in line for line in run.plan.why)
+    assert run.plan.prediction.tokens == 2 * 60 // 15 * 15 * TINY_SEQ_LEN, "in steps of that batch"
+    with pytest.raises(UserError, match="batch of 16 can't be divided"):
+        pipeline.plan_run(
+            settings.build({**given, "global_batch_size": 16, "resources": {"gpus": 5, "device": "cpu"}}),
+            HERE,
+        )
+
+
+def test_gpus_that_are_asked_for_where_there_are_none_are_refused() -> None:
+    with pytest.raises(UserError, match="has no NVIDIA GPU that its driver reports") as refused:
+        pipeline.plan_run(settings.build({"resources": {"gpus": 4}}), HERE)
+    assert "Train in 4 process(es) on CPUs" in refused.value.advice
+    run = pipeline.plan_run(settings.build({"resources": {"gpus": 4, "device": "cpu"}}), HERE)
+    assert run.plan.layout.world_size == 4
+
+
+def test_a_default_batch_is_no_larger_than_the_data(tmp_path: Path) -> None:
+    few = tmp_path / "few.jsonl"
+    few.write_text('{"text": "plain"}\n' * 10)
+    given = {"dataset": str(few), "evaluation": {"fraction": 0}}
+    run = pipeline.plan_run(settings.build(given), HERE)
+    assert run.settings.global_batch_size == 10
+    with pytest.raises(UserError, match="global_batch_size 16 is more than the 10 rows"):
+        pipeline.plan_run(settings.build({**given, "global_batch_size": 16}), HERE)
+    assert settings.build({"task": "grpo", "rl": {"group_size": 6}}).batch_size == 18
+
+
 def test_steps_are_known_where_the_data_is_at_hand(dataset: Path) -> None:
     given = {"dataset": str(dataset), "global_batch_size": 8, "evaluation": {"fraction": 0.1}}
-    once = pipeline.count_steps(settings.build(given), TINY)
+    once = counted(settings.build(given))
     assert once == 54 // 8
-    assert pipeline.count_steps(settings.build({**given, "epochs": 3}), TINY) == 3 * 54 // 8
-    assert pipeline.count_steps(settings.build({**given, "epochs": 3, "max_steps": 5}), TINY) == 5
-    assert pipeline.count_steps(settings.build({"dataset": "owner/rows"}), TINY) is None
+    assert counted(settings.build({**given, "epochs": 3})) == 3 * 54 // 8
+    assert counted(settings.build({**given, "epochs": 3, "max_steps": 5})) == 5
+    assert counted(settings.build({"dataset": "owner/rows"})) is None
 
 
 @pytest.mark.parametrize(
     ("schedule", "steps", "words"),
     [
         ({}, 1, "nothing is learned"),
-        ({}, 5, "the warm-up has 5 steps and the run 5"),
-        ({"warmup_ratio": 1.0}, 40, "the warm-up has 40 steps and the run 40"),
+        ({}, 5, "does not reach its peak"),
+        ({"warmup_ratio": 1.0}, 40, "warm-up takes 40 steps, the run 40"),
         ({}, 6, None),
         ({"warmup_steps": 0}, 1, None),
     ],
@@ -233,11 +281,9 @@ def test_a_run_that_ends_in_its_warm_up_is_told(
 
 def test_steps_of_a_budget_are_planned_with_full_sequences() -> None:
     given = {"dataset": "owner/rows", "tokens": "20k", "global_batch_size": 16, "seq_len": 256}
-    assert pipeline.count_steps(settings.build(given), TINY) == 5
-    assert pipeline.count_steps(settings.build({**given, "task": "orpo"}), TINY) == 3, (
-        "a pair is two sequences"
-    )
-    assert pipeline.count_steps(settings.build({**given, "tokens": 4096}), TINY) == 1
+    assert counted(settings.build(given)) == 5
+    assert counted(settings.build({**given, "task": "orpo"})) == 3, "a pair is two sequences"
+    assert counted(settings.build({**given, "tokens": 4096})) == 1
 
 
 def test_all_local_datasets_of_a_mixture_are_checked_and_counted(dataset: Path, tmp_path: Path) -> None:
@@ -245,30 +291,30 @@ def test_all_local_datasets_of_a_mixture_are_checked_and_counted(dataset: Path, 
     other.write_text('{"text": "plain"}\n' * 10)
     given = {"dataset": str(dataset), "global_batch_size": 8, "evaluation": {"fraction": 0}}
     mixed = settings.build({**given, "mixture": {str(other): 2}})
-    assert pipeline.count_steps(mixed, TINY) == (60 + 20) // 8
+    assert counted(mixed) == (60 + 20) // 8
     samples, _ = pipeline.read_data(mixed, tmp_path / "data")
     assert [row.source for row in samples] == [0] * 60 + [1] * 10
-    assert pipeline.count_steps(settings.build({**given, "mixture": {"owner/rows": 1}}), TINY) is None
+    assert counted(settings.build({**given, "mixture": {"owner/rows": 1}})) is None
     own = mixed.model_copy(update={"evaluation": settings.Evaluation(dataset=str(other))})
     assert len(pipeline.read_data(own, tmp_path / "data")[1] or ()) == 10
     assert pipeline.read_data(mixed, tmp_path / "data")[1] is None, "nothing of an earlier attempt"
     other.write_text("{broken")
     with pytest.raises(UserError, match=r"other\.jsonl, line 1"):
-        pipeline.count_steps(mixed, TINY)
+        counted(mixed)
 
 
 def test_plain_text_is_read_for_pretraining_alone(dataset: Path, tmp_path: Path) -> None:
     book = tmp_path / "book.txt"
     book.write_text("Once upon a time.")
     chosen = settings.build({"task": "pretrain", "dataset": str(book)})
-    assert pipeline.count_steps(chosen, TINY) is None
+    assert counted(chosen) is None
     [row] = pipeline.read_samples(chosen, book)
     assert row.text == "Once upon a time."  # type: ignore[union-attr]
     for task in ("sft", "dpo"):
-        with pytest.raises(UserError, match=f"plain text, which task {task} does not learn") as refused:
+        with pytest.raises(UserError, match=f"plain text, which task {task} ") as refused:
             pipeline.read_samples(settings.build({"task": task}), book)
-        assert refused.value.advice == "Give --task pretrain, or JSONL."
-    with pytest.raises(UserError, match=r"task pretrain learns plain text \(`text`\)"):
+        assert refused.value.advice == "Use --task pretrain, or a JSONL dataset."
+    with pytest.raises(UserError, match=r"task pretrain needs plain text \(`text`\)"):
         list(pipeline.read_samples(chosen, dataset))
 
 
@@ -290,7 +336,7 @@ def test_less_data_than_one_batch_is_refused_before_anything_is_planned(dataset:
     chosen = settings.build({"dataset": str(dataset), "global_batch_size": 64})
     with pytest.raises(UserError, match="global_batch_size 64 is more than the 57 rows") as refused:
         pipeline.plan_run(chosen, HERE, choose=_never)  # type: ignore[arg-type]
-    assert refused.value.advice == "Give --global-batch-size 57 or less, or more data."
+    assert refused.value.advice == "Use --global-batch-size 57 or less, or more data."
 
 
 REWARDS = """
@@ -303,13 +349,13 @@ def raising(prompt, answer): raise KeyError("no such thing")
 @pytest.mark.parametrize(
     ("values", "problem"),
     [
-        ({}, "Nothing says how the answers of task grpo are rewarded"),
+        ({}, "no reward"),
         ({"reward": "rewards.py:nan"}, "rewards.py:nan returned nan"),
         (
             {"reward": "./model"},
-            "rl.reward ./model is no reward model: its config.json says LlamaForCausalLM",
+            "rl.reward ./model is not a reward model",
         ),
-        ({"reward": "rewards.py:length", "max_completion_length": 256}, "leaves nothing of seq_len 256"),
+        ({"reward": "rewards.py:length", "max_completion_length": 256}, "leaves no tokens of seq_len 256"),
     ],
 )
 def test_rewards_of_grpo_that_can_not_work_are_refused_in_a_line_before_anything_is_planned(
@@ -342,8 +388,8 @@ def test_a_plan_of_grpo_counts_prompts_by_groups_and_draws_with_trl(tmp_path: Pa
     }
     run = pipeline.plan_run(settings.build(values), HERE, calibrated=False)
     assert (run.plan.engine, run.plan.layout.sharding, run.settings.engine) == ("trl", "none", "trl")
-    assert pipeline.count_steps(run.settings, TINY) == 20 // (32 // 8)
+    assert counted(run.settings) == 20 // (32 // 8)
     assert any(line.startswith("grpo: a process draws") for line in run.plan.why)
     few = settings.build(values | {"global_batch_size": 256})
-    with pytest.raises(UserError, match="takes 32 prompts, and there are 20"):
+    with pytest.raises(UserError, match="takes 32 prompts, but there are only 20"):
         pipeline.plan_run(few, HERE, calibrated=False)

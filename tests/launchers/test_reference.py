@@ -76,10 +76,11 @@ def test_every_pair_gets_its_figures_and_a_second_run_computes_nothing(
     assert "reference: 3 of 3 parts" in capsys.readouterr().out
     again = reference.fetch(job, address(), store, tmp_path / "second")
     assert np.array_equal(np.load(again), np.load(file))
-    assert "3 of 3 parts are there already" in capsys.readouterr().out
+    assert "3 of 3 parts are already stored" in capsys.readouterr().out
     assert not (again.parent / "request-0.json").exists(), "no process was started"
 
 
+@pytest.mark.nightly
 def test_another_model_has_another_reference(tmp_path: Path, job: TrainJob, computed: Path) -> None:
     store = LocalStorage(shutil.copytree(computed, tmp_path / "store"))
     first = np.load(reference.fetch(job, address(), store, tmp_path / "first"))
@@ -88,6 +89,7 @@ def test_another_model_has_another_reference(tmp_path: Path, job: TrainJob, comp
     assert not np.allclose(first, second)
 
 
+@pytest.mark.nightly
 def test_what_lies_in_the_folder_of_other_rows_is_not_taken(
     tmp_path: Path, job: TrainJob, computed: Path
 ) -> None:
@@ -118,6 +120,7 @@ def test_nodes_share_the_parts_and_both_get_all(tmp_path: Path, job: TrainJob) -
     assert '"parts": [1]' in requests[1]
 
 
+@pytest.mark.nightly
 def test_processes_of_a_node_share_its_parts(
     tmp_path: Path, job: TrainJob, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,7 +152,7 @@ def test_after_kill_9_the_parts_that_are_there_are_not_computed_again(
     tmp_path: Path, job: TrainJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = LocalStorage(tmp_path / "store")
-    monkeypatch.setattr(parts, "_LOOK_S", 0.01)
+    monkeypatch.setattr(parts, "_POLL_S", 0.01)
     caught: list[RankFailed] = []
 
     def run() -> None:
@@ -192,5 +195,5 @@ def test_a_node_that_never_computes_its_part_is_waited_for_no_longer_than_the_li
     store.delete([key for key in store.keys("reference") if key.endswith("part-00001.npy")])
     resources = job.settings.resources.model_copy(update={"hang_timeout_s": 2})
     hasty = dataclasses.replace(job, settings=job.settings.model_copy(update={"resources": resources}))
-    with pytest.raises(UserError, match="Another node has not computed its part"):
+    with pytest.raises(UserError, match="Another node has not finished its part"):
         reference.fetch(hasty, address(0, 2), store, tmp_path / "first")

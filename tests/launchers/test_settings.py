@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -45,7 +46,7 @@ def test_an_optimizer_in_the_backward_pass_clips_nothing() -> None:
     inside = settings.build({}, ["optimizer.in_backward=true"])
     assert inside.clip_grad_norm is None
     assert settings.build(inside.model_dump(mode="json")) == inside
-    with pytest.raises(UserError, match="leave one of them out"):
+    with pytest.raises(UserError, match="remove one of them"):
         settings.build({}, ["optimizer.in_backward=true", "clip_grad_norm=0.5"])
 
 
@@ -80,24 +81,24 @@ def test_what_was_used_builds_the_same_settings_again() -> None:
 @pytest.mark.parametrize(
     ("values", "overrides", "problem", "advice"),
     [
-        ({"methd": "lora"}, [], "there is no `methd`", "method"),
+        ({"methd": "lora"}, [], "unknown setting `methd`", "method"),
         ({"method": "loar"}, [], "method = 'loar'", ""),
-        ({}, ["optimizer.lr"], "no `=`", "--set optimizer.lr=2e-5"),
+        ({}, ["optimizer.lr"], "`=` is missing", "--set optimizer.lr=2e-5"),
         ({}, ["seed.x=1"], "seed", ""),
-        ({}, ["lora.targets=[q_proj"], "--set lora.targets=[q_proj: the value can't be read", "quotes"),
+        ({}, ["lora.targets=[q_proj"], "--set lora.targets=[q_proj: the value is not valid YAML", "quotes"),
         ({}, ["tokens=5x"], "tokens = '5x': should be a number of tokens, such as 20000, 300M or 1B", ""),
-        ({"tokens": "1M", "max_steps": 3}, [], "tokens and max_steps both say how long", ""),
+        ({"tokens": "1M", "max_steps": 3}, [], "tokens and max_steps both limit", ""),
         ({"task": "grpo", "rl": {"group_size": 1}}, [], "rl.group_size = 1: should be 2 or more", ""),
-        ({"task": "grpo", "global_batch_size": 12}, [], "no multiple of rl.group_size 8", ""),
-        ({"task": "grpo", "tokens": "1M"}, [], "how many grpo draws is not known", ""),
+        ({"task": "grpo", "global_batch_size": 12}, [], "multiple of rl.group_size 8", ""),
+        ({"task": "grpo", "tokens": "1M"}, [], "unknown in advance", ""),
         ({"mixture": {"b.jsonl": 0}}, [], "mixture = 0: should be greater than 0", ""),
-        ({"dataset": "a.jsonl", "mixture": {"a.jsonl": 1}}, [], "mixture holds a.jsonl", ""),
-        ({"dataset": ""}, [], "dataset = '': should be a text that is not empty", ""),
+        ({"dataset": "a.jsonl", "mixture": {"a.jsonl": 1}}, [], "mixture contains a.jsonl", ""),
+        ({"dataset": ""}, [], "dataset = '': should be text that is not empty", ""),
         ({"model": ""}, [], "model = ''", ""),
         ({}, ["output_dir="], "output_dir = None", ""),
         ({"optimizer": {"lr": float("inf")}}, [], "optimizer.lr = inf: should be a finite number", ""),
         ({"optimizer": {"lr": "fast"}}, [], "optimizer.lr = 'fast': should be a valid number or 'auto'", ""),
-        ({"optimizer": {"lr": True}}, [], "optimizer: lr = True: it is no switch", ""),
+        ({"optimizer": {"lr": True}}, [], "optimizer: lr = True: ", ""),
         ({"optimizer": {"betas": [0.9]}}, [], "optimizer.betas = [0.9] has too few values", ""),
         ({"optimizer": {"betas": [0.9, 1.5]}}, [], "optimizer.betas.1 = 1.5: should be less than 1", ""),
         ({"fsdp": "full_shard"}, [], "fsdp = 'full_shard': should be a section, with fsdp.sharding", ""),
@@ -106,16 +107,16 @@ def test_what_was_used_builds_the_same_settings_again() -> None:
         (
             {"schedule": {"warmup_ratio": 0.1, "warmup_steps": 5}},
             [],
-            "schedule: warmup_steps and warmup_ratio say the same thing twice",
+            "schedule: warmup_steps and warmup_ratio exclude each other",
             "",
         ),
-        ({"group_by_length": True, "packing": True}, [], "leave one of them out", ""),
+        ({"group_by_length": True, "packing": True}, [], "remove one of them", ""),
         ({"tracker": "excel"}, [], "tracker.0 = 'excel': should be 'tensorboard', 'wandb' or 'mlflow'", ""),
-        ({"zero": {"config": "nope.json"}}, [], "nope.json can't be read", ""),
-        ({}, ["=5"], "--set =5: nothing before its `=`", "--set optimizer.lr=2e-5"),
-        ({}, ["optimizer/lr=1"], "there is no `optimizer/lr`", "optimizer.lr"),
-        ({}, ["engine_options={a"], "the value can't be read as YAML", "brackets"),
-        ({"a name": 1}, [], "there is no `a name`", ""),
+        ({"zero": {"config": "nope.json"}}, [], "nope.json", ""),
+        ({}, ["=5"], "--set =5: the name before `=` is missing", "--set optimizer.lr=2e-5"),
+        ({}, ["optimizer/lr=1"], "unknown setting `optimizer/lr`", "optimizer.lr"),
+        ({}, ["engine_options={a"], "the value is not valid YAML", "brackets"),
+        ({"a name": 1}, [], "unknown setting `a name`", ""),
     ],
 )
 def test_a_wrong_setting_is_named_with_its_value(
@@ -169,7 +170,7 @@ def test_settings_are_pickled_to_the_same_bytes_in_every_process() -> None:
 )
 def test_a_setting_by_another_name_is_answered_with_ours(old: str, name: str) -> None:
     for given in ({"values": {old: "x"}}, {"values": {}, "overrides": [f"{old}=x"]}):
-        with pytest.raises(UserError, match=f"there is no `{old}`") as caught:
+        with pytest.raises(UserError, match=f"unknown setting `{old}`") as caught:
             settings.build(**given)  # type: ignore[arg-type]
         assert caught.value.advice == f"Did you mean {name}?"
 
@@ -237,10 +238,10 @@ def test_a_key_that_is_there_twice_is_refused_with_both_lines() -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"patience": 3}, "evaluation.patience goes by evaluations while the run trains"),
-        ({"every_steps": 5, "min_delta": 0.1}, "evaluation.patience begins anew"),
-        ({"every_steps": 5, "every_minutes": 1.0}, "say the same thing twice"),
-        ({"every_steps": 5, "fraction": 0}, "holds no rows out"),
+        ({"patience": 3}, "evaluation.patience needs evaluations during training"),
+        ({"every_steps": 5, "min_delta": 0.1}, "applies to evaluation.patience"),
+        ({"every_steps": 5, "every_minutes": 1.0}, "exclude each other"),
+        ({"every_steps": 5, "fraction": 0}, "no held-out rows"),
         ({"every_steps": 0}, "evaluation.every_steps = 0"),
         ({"every_steps": 30}, "evaluation.every_steps 30: max_steps is 20"),
     ],
@@ -253,7 +254,7 @@ def test_evaluations_that_cannot_be_are_refused_in_one_line(values: dict[str, An
 
 
 def test_grpo_is_not_evaluated_while_it_trains() -> None:
-    with pytest.raises(UserError, match="grpo is evaluated before and after the run alone"):
+    with pytest.raises(UserError, match="evaluated only before and after the run"):
         settings.build({"task": "grpo", "evaluation": {"every_steps": 5}})
 
 
@@ -261,3 +262,22 @@ def test_the_best_is_kept_where_a_run_may_stop_early_or_that_is_asked_for() -> N
     kept = [{"patience": 2}, {"keep_best": True}, {"patience": 2, "keep_best": False}, {}]
     found = [settings.build({"evaluation": {"every_steps": 5, **each}}).evaluation for each in kept]
     assert [each.keeps_best for each in found] == [True, True, False, False]
+
+
+def test_inputs_of_a_settings_file_are_looked_up_next_to_it_first(tmp_path: Path) -> None:
+    for name in ("rows.jsonl", "more.txt", "score.py", "split"):
+        (tmp_path / name).touch()
+    text = """
+    dataset: rows.jsonl
+    mixture: {more.txt: 0.5, elsewhere.txt: 2}
+    evaluation: {dataset: "split#test"}
+    rl: {reward: "score.py:short"}
+    rejection: {score: "/absolute/score.py:short"}
+    """
+    values = settings.parse_yaml(text, tmp_path)
+    assert values["dataset"] == str(tmp_path / "rows.jsonl")
+    assert values["mixture"] == {str(tmp_path / "more.txt"): 0.5, "elsewhere.txt": 2}
+    assert values["evaluation"]["dataset"] == f"{tmp_path}/split#test"
+    assert values["rl"]["reward"] == f"{tmp_path}/score.py:short"
+    assert values["rejection"]["score"] == "/absolute/score.py:short"
+    assert values["model"] == "tiny-llama"

@@ -12,7 +12,7 @@ from launchers import trial
 from launchers.report.peak import MemoryPeak
 from launchers.report.state import RankMeasured
 from launchers.store.bundles import LocalStorage
-from launchers.trial import Decision, TrialResult, find_decision, layout_words, result_words
+from launchers.trial import Decision, TrialResult, describe_layout, describe_result, find_decision
 from tests.launchers.gang.conftest import make_plan
 
 GIB = 2**30
@@ -38,7 +38,7 @@ def test_a_decision_is_found_as_it_was_left(tmp_path: Path) -> None:
     assert find_decision(store, "trials/7") is None
     failed = result(steps=0, tokens_per_second=None, failure="rank 0 failed: no memory", out_of_memory=True)
     decision = Decision(plan=result().plan, results=(failed, result()))
-    trial._leave(store, "trials/7", decision)
+    trial._store_decision(store, "trials/7", decision)
     assert find_decision(store, "trials/7") == decision
 
 
@@ -46,16 +46,16 @@ def test_a_node_waits_no_longer_than_the_limit_for_the_decision(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trial, "DECISION_S", 0.1)
-    with pytest.raises(UserError, match="has not decided within 0 s"):
+    with pytest.raises(UserError, match="within 0 s"):
         trial._await_decision(LocalStorage(tmp_path), "trials/7")
 
 
 def test_measured_stands_beside_predicted() -> None:
-    assert result_words(result()) == (
+    assert describe_result(result()) == (
         "predicted unknown speed, memory 0 MiB; measured 640 tokens/s, memory 1.00 GiB"
     )
-    assert result_words(result(failure="x", out_of_memory=True)).endswith("; ran out of memory")
-    assert result_words(result(failure="rank 0 failed")).endswith("; failed: rank 0 failed")
+    assert describe_result(result(failure="x", out_of_memory=True)).endswith("; ran out of memory")
+    assert describe_result(result(failure="rank 0 failed")).endswith("; failed: rank 0 failed")
 
 
 def test_the_largest_process_counts_by_what_torch_reserved_where_it_did() -> None:
@@ -95,12 +95,12 @@ def test_on_gpus_the_prediction_is_of_what_torch_reserves_too() -> None:
             rank=0, device="cuda:0", allocated_peak_bytes=1, reserved_peak_bytes=2 * GIB, rss_peak_bytes=9
         ),
     )
-    words = result_words(result(plan=on_gpu, ranks=ranks))
+    words = describe_result(result(plan=on_gpu, ranks=ranks))
     assert "memory 3.00 GiB reserved by torch; measured 640 tokens/s, memory 2.00 GiB" in words
 
 
 def test_tried_plans_are_told_apart_by_their_layout() -> None:
     plan = make_plan(1, 1)
     other = replace(plan, layout=replace(plan.layout, sharding="zero2", activation_checkpointing=True))
-    assert layout_words(plan) == "micro batch 1 x 1, no checkpointing"
-    assert layout_words(other) == "zero2, micro batch 1 x 1, checkpointing"
+    assert describe_layout(plan) == "micro batch 1 x 1, no checkpointing"
+    assert describe_layout(other) == "zero2, micro batch 1 x 1, checkpointing"

@@ -108,7 +108,9 @@ def _judge(node: Node, criteria: _Criteria) -> _Candidate | str:
         return reason
     one: ClusterNodes | None = None
     if request.gpus_per_node:
-        cluster = group("", [node], hardware.current(), rules)
+        catalogue, kind = hardware.current(), request.gpu_type
+        named = catalogue.gpu(kind) if kind and request.gpu_on_trust else None
+        cluster = group("", [node], catalogue, rules, named=named)
         if not cluster.nodes:
             return cluster.aside[0].reason if cluster.aside else "without GPUs"
         one = cluster.nodes[0]

@@ -176,7 +176,9 @@ def _idle(preflight: Preflight, nodes: list[Node]) -> int | None:
         return None
     if usage is None:
         return None
-    grouped = group("", nodes, hardware.current(), preflight.pods, usage=usage)
+    catalogue, request = hardware.current(), preflight.request
+    named = catalogue.gpu(request.gpu_type) if request.gpu_type and request.gpu_on_trust else None
+    grouped = group("", nodes, catalogue, preflight.pods, usage=usage, named=named)
     return sum(alike.count for alike in grouped.nodes if alike.free_gpus >= asked)
 
 

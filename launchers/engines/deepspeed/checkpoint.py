@@ -23,7 +23,7 @@ from launchers.engines.deepspeed.config import zero_stage
 from launchers.engines.loop import generators, quantised
 from launchers.engines.tensors_only import tensors_only
 from launchers.gang.job import TrainJob
-from launchers.gang.rank import RankEnv, checkpoint_part_done
+from launchers.gang.rank import RankEnv, mark_part_complete
 
 TAG = "engine"
 UNIVERSAL_TAG = "universal"
@@ -64,7 +64,7 @@ def save(engine: Any, job: TrainJob, env: RankEnv, step: int) -> None:
     if env.rank == 0:
         (folder / "engine.json").write_text(json.dumps(dataclasses.asdict(WrittenBy.of(job))))
     dist.barrier()
-    checkpoint_part_done(folder, env, step)
+    mark_part_complete(folder, env, step)
 
 
 def needs_conversion(job: TrainJob) -> bool:

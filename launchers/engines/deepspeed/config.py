@@ -8,7 +8,7 @@ from typing import Any
 
 from estimator.vocabulary import SHARDINGS
 from launchers.gang.job import TrainJob
-from launchers.settings import overlaid
+from launchers.settings import overlay
 
 # The bucket of gradients that is reduced at once, in elements. DeepSpeed's default, 5e8, holds 1 GB in bf16
 # on every GPU (twice that with overlapping communication), also for a model that is smaller than it.
@@ -63,7 +63,7 @@ def configuration(
     }
     if load_universal:
         values["checkpoint"] = {"load_universal": True}
-    return overlaid(values, job.settings.engine_options)
+    return overlay(values, job.settings.engine_options)
 
 
 def write(job: TrainJob, values: dict[str, Any]) -> Path:

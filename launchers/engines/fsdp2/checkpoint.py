@@ -28,7 +28,7 @@ from launchers.engines.loop import generators, quantised
 from launchers.engines.loop.moving_average import MovingAverage
 from launchers.engines.tensors_only import load_distributed
 from launchers.gang.job import TrainJob
-from launchers.gang.rank import RankEnv, checkpoint_part_done
+from launchers.gang.rank import RankEnv, mark_part_complete
 
 FILES = "engine"
 
@@ -76,7 +76,7 @@ def save(
     if env.rank == 0:
         (folder / "engine.json").write_text(json.dumps(dataclasses.asdict(WrittenBy.of(job))))
     dist.barrier()
-    checkpoint_part_done(folder, env, step)
+    mark_part_complete(folder, env, step)
 
 
 def restore(network: nn.Module, steps: Optimizers, average: MovingAverage | None, job: TrainJob) -> None:

@@ -21,7 +21,7 @@ from launchers.engines.loop.sharding import Answering
 from launchers.gang.job import TrainJob
 from launchers.gang.leaving import Cadence
 from launchers.gang.rank import RankEnv, RankReporter
-from launchers.report.evaluations import HeldOutLoss, best_of, exported_step, is_over
+from launchers.report.evaluations import HeldOutLoss, best_of, exported_step, stops_early
 from launchers.report.telemetry import Drawn, Evaluated
 
 SIGN_S = 5.0  # from one sign of a long evaluation to the next
@@ -61,7 +61,7 @@ class Evaluator:
     @property
     def stops(self) -> bool:
         """Whether early stopping ends the run here."""
-        return self._rows is not None and is_over(self._losses, self._settings)
+        return self._rows is not None and stops_early(self._losses, self._settings)
 
     def begin(self, model: Answering) -> None:
         """Before the first step of a run: what the base makes, where pictures are drawn."""
@@ -90,7 +90,7 @@ class Evaluator:
         job = self._job
         if self.stops or step == job.total_steps:
             return not self.is_exported(step) and job.keeps_result
-        is_due = self._cadence.is_due(step)
+        is_due = self._cadence.writes_after(step)
         best = best_of(self._losses) if self._rows is not None and self._settings.keeps_best else None
         return is_due or (best is not None and best.step == step)
 

@@ -60,7 +60,7 @@ def train(job: TrainJob, sharding: Sharding) -> None:
         if evaluator.is_kept(step):
             reporter.phase("checkpoint", step)
             model.save_checkpoint(job, env, step)
-            cadence.wrote(step)
+            cadence.finish(step)
             reporter.phase("train", step)
     if evaluator.is_exported(step):
         reporter.phase("save", step)

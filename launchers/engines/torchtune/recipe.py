@@ -50,7 +50,7 @@ from launchers.engines.torchtune.measured_model import MeasuredModel
 from launchers.engines.waiting import Waiting
 from launchers.gang.job import TrainJob
 from launchers.gang.leaving import Cadence
-from launchers.gang.rank import RankEnv, RankReporter, checkpoint_part_done
+from launchers.gang.rank import RankEnv, RankReporter, mark_part_complete
 
 with torchtune_imports():
     import torchtune.training
@@ -242,8 +242,8 @@ class Steps(_Recipe):
         self._reporter.phase("checkpoint", step)
         folder = self._job.checkpoint_dir(step)
         torchtune_checkpoint.save(folder, self._model, self._optimizers)
-        checkpoint_part_done(folder, self._env, step)
-        self._cadence.wrote(step)
+        mark_part_complete(folder, self._env, step)
+        self._cadence.finish(step)
         self._reporter.phase("train", step)
 
     def _restore_generators_at_first_forward(self, folder: Path) -> None:

@@ -29,7 +29,7 @@ from launchers.engines.profiling import Profiler
 from launchers.engines.waiting import Waiting
 from launchers.gang.job import TrainJob
 from launchers.gang.leaving import Cadence
-from launchers.gang.rank import RankEnv, RankReporter, checkpoint_part_done
+from launchers.gang.rank import RankEnv, RankReporter, mark_part_complete
 from launchers.models import causal
 from launchers.report.trace import GENERATION
 from launchers.scoring.rewards import rewards_of
@@ -254,7 +254,7 @@ class _Listener(TrainerCallback):  # type: ignore[misc,unused-ignore]
 
     def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
         self._took, self._waited = time.perf_counter() - self._began, self._waiting.seconds()
-        control.should_save = self._cadence.is_due(state.global_step)
+        control.should_save = self._cadence.writes_after(state.global_step)
 
     def on_log(self, _args: Any, state: Any, _control: Any, logs: dict[str, Any], **_: Any) -> None:
         if "reward" not in logs:  # of the whole run, at its end
@@ -289,6 +289,6 @@ class _Listener(TrainerCallback):  # type: ignore[misc,unused-ignore]
             folder.parent.mkdir(parents=True, exist_ok=True)
             (_saved(self._job) / f"checkpoint-{step}").rename(folder)
         dist.barrier()
-        checkpoint_part_done(folder, self._env, step)
-        self._cadence.wrote(step)
+        mark_part_complete(folder, self._env, step)
+        self._cadence.finish(step)
         self._reporter.phase("train", step)

@@ -27,7 +27,8 @@ def test_json_has_every_figure_over_all_rows_and_per_group() -> None:
     assert found["rows_scored"] + len(found["rows_skipped"]) == found["rows"]
     figures = {field.name for field in fields(Score)}
     assert {"ran", "refused_of_ran", "oom", "accepted_of_oom"} <= set(found["verdict"])
-    assert len(found["verdict"]["wrong"]) == found["verdict"]["refused_of_ran"]
+    wrong = found["verdict"]["refused_of_ran"] + found["verdict"]["accepted_of_oom"]
+    assert len(found["verdict"]["wrong"]) == wrong
     for what in ("memory", "throughput"):
         assert set(found[what]["all"]) == figures
         for by in ("source", "framework", "method", "quality"):

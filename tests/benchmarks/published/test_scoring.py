@@ -41,12 +41,12 @@ def test_litgpts_llama_adapters_are_off_by_less_than_3_percent() -> None:
     assert all(abs(item.error) < 0.03 for item in adapters), [(item.row.id, item.error) for item in adapters]
 
 
-def test_of_100_runs_that_ran_at_most_3_are_refused_and_none_that_ran_out_of_memory_is_accepted() -> None:
+def test_at_most_5_percent_are_refused_of_runs_that_ran_and_accepted_of_those_out_of_memory() -> None:
     answer = verdict(carried().judged)
-    assert answer.ran > 600
-    assert answer.refused_of_ran <= 0.03 * answer.ran
-    assert answer.oom >= 16
-    assert answer.accepted_of_oom == 0
+    assert answer.ran > 700
+    assert answer.refused_of_ran <= 0.05 * answer.ran
+    assert answer.oom >= 100
+    assert answer.accepted_of_oom <= 0.05 * answer.oom
 
 
 def test_live_memory_of_precise_rows_is_off_by_at_most_2_percent_in_the_median() -> None:
@@ -65,10 +65,10 @@ def test_reserved_memory_of_precise_rows_is_off_by_at_most_5_percent_in_the_medi
     assert found.p95_abs_error <= 0.17  # 15 % is the goal: benchmarks/results/estimator_fit.md names the rows
 
 
-def test_the_upper_end_covers_19_of_20_precise_rows() -> None:
+def test_the_range_holds_19_of_20_precise_rows() -> None:
     found = precise(carried().memory)
-    assert found.upper_covers is not None
-    assert found.upper_covers >= 0.95
+    assert found.covered is not None
+    assert found.covered >= 0.95
 
 
 def test_the_median_throughput_error_on_precise_rows_is_at_most_15_percent() -> None:
@@ -81,22 +81,24 @@ def test_the_median_throughput_error_on_precise_rows_is_at_most_15_percent() -> 
 # How it is scored
 
 
-def scored(measured: float, predicted: float, upper: float | None = None) -> Scored:
+def scored(
+    measured: float, predicted: float, lower: float | None = None, upper: float | None = None
+) -> Scored:
     row = rows.read(CARRIED)[0]
-    return Scored(row=row, measured=measured, predicted=predicted, upper=upper, basis="made up")
+    return Scored(row=row, measured=measured, predicted=predicted, lower=lower, upper=upper, basis="made up")
 
 
 def test_errors_are_fractions_of_the_measurement() -> None:
-    found = score([scored(100, 90, 95), scored(100, 98, 101), scored(50, 55, 60)])
+    found = score([scored(100, 90, 80, 95), scored(100, 98, 95, 101), scored(50, 55, 52, 60)])
     assert found.rows == 3
     assert found.median_abs_error == pytest.approx(0.1)
     assert found.bias == pytest.approx(-0.02)
     assert found.under_by_3pct == pytest.approx(1 / 3)
-    assert found.upper_covers == pytest.approx(2 / 3)
+    assert found.covered == pytest.approx(1 / 3)
 
 
-def test_a_group_without_a_bound_covers_nothing_known() -> None:
-    assert score([scored(100, 90)]).upper_covers is None
+def test_a_group_without_a_range_covers_nothing_known() -> None:
+    assert score([scored(100, 90)]).covered is None
     assert score([]).median_abs_error is None
 
 

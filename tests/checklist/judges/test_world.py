@@ -11,19 +11,28 @@ from checklist.verdict import judge
 from tests.checklist.runs import codes, gpu_run, past_of, slow_world, verdict_of
 
 
-def test_bandwidth_below_the_floor_fails_and_below_the_usual_warns() -> None:
-    assert (codes(slow_world(1.0)), codes(slow_world(1.1))) == ({}, {"below-floor": "WARN"})
-    assert codes(slow_world(1.5)) == {"below-floor": "FAIL"}
+def test_bandwidth_below_healthy_clusters_warns_and_below_60_percent_of_the_ports_rate_fails() -> None:
+    assert (codes(slow_world(1.0)), codes(slow_world(1.65))) == ({}, {"below-expected": "WARN"})
+    assert codes(slow_world(2.0)) == {"half-speed": "FAIL"}
 
 
-def test_a_system_without_a_threshold_is_judged_by_its_own_past() -> None:
+def test_a_network_of_unknown_rate_has_no_verdict_but_a_past() -> None:
     first = judge(slow_world(1.0, gpus=4))
-    assert verdict_of(first, "bandwidth") == "NO-VERDICT"
-    assert first.verdict == "PASS"
+    assert verdict_of(first, "bandwidth") == first.verdict == "NO-VERDICT"
+    assert first.headline.startswith("Software works; speed not judged")
+    assert "--expect" in first.headline
+    assert first.healthy_nodes == first.nodes
     past = past_of(first)
-    assert codes(slow_world(1.0, gpus=4), history=past) == {}
     assert codes(slow_world(1.2, gpus=4), history=past) == {"below-history": "FAIL"}
-    assert verdict_of(judge(slow_world(1.0, gpus=4), history=past), "bandwidth") == "PASS"
+    again = judge(slow_world(1.0, gpus=4), history=past)
+    assert (again.findings, again.verdict) == ((), "NO-VERDICT"), "it may always have been slow"
+
+
+def test_the_users_expectation_judges_a_network_of_unknown_rate() -> None:
+    figure = 480 / 2 * 2 * 7 / 8  # slow_world's busbw with 8 ranks
+    assert judge(slow_world(1.0, gpus=4), expect=figure).verdict == "PASS"
+    assert codes(slow_world(1.0, gpus=4), expect=1.1 * figure) == {"below-expected": "WARN"}
+    assert codes(slow_world(1.0, gpus=4), expect=2 * figure) == {"half-speed": "FAIL"}
 
 
 def test_a_users_threshold_is_found_by_the_systems_name(tmp_path: Path) -> None:
@@ -52,13 +61,13 @@ def test_an_operation_that_was_not_compared_is_no_pass() -> None:
 
 
 def test_a_topology_file_is_suspected_where_the_world_is_slow_and_the_gpus_own_copies_are_not() -> None:
-    slow = dataclasses.replace(slow_world(1.5), environment={"NCCL_TOPO_FILE": "/opt/other.xml"})
+    slow = dataclasses.replace(slow_world(2.0), environment={"NCCL_TOPO_FILE": "/opt/other.xml"})
     (fault,) = judge(slow).findings
     assert (fault.code, fault.verdict) == ("topology-file", "FAIL")
     assert "/opt/other.xml" in fault.advice[0]
     copies = tuple(Local(rank=r, what="peer_copy", value=100.0, unit="GB/s", peer=r ^ 1) for r in range(16))
     both = dataclasses.replace(slow, locals=(*slow.locals, *copies))
-    assert codes(both) == {"peer-copy-slow": "FAIL", "below-floor": "FAIL"}
+    assert codes(both) == {"peer-copy-slow": "FAIL", "half-speed": "FAIL"}
 
 
 def test_sockets_where_there_is_efa_fail_although_they_work() -> None:

@@ -285,6 +285,7 @@ def output(home: Home) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_whose_credentials_for_s3_expire_ends_by_itself_and_says_so(
     home: Home, store: ObjectStore, url: str, faults: Faults
 ) -> None:

@@ -43,7 +43,7 @@ def modules_after(*words: str) -> set[str]:
         ("plan", "--help"),
         ("doctor", "--help"),
         ("estimate", "--model", "llama-8b", "--gpu", "L4"),
-        ("explain", "--model", "llama-8b", "--over", "tp", "--gpus", "8"),
+        ("estimate", "--model", "llama-8b", "--over", "tp", "--gpus", "8"),
         ("gpus", "--min-vram", "100"),
     ],
     ids=" ".join,
@@ -68,7 +68,7 @@ def test_every_command_explains_itself(name: str) -> None:
     assert "Stands for" not in done.output
 
 
-@pytest.mark.parametrize("name", ["estimate", "explain"])
+@pytest.mark.parametrize("name", ["estimate", "plan"])
 def test_every_option_says_what_it_is_for(name: str) -> None:
     silent = [option.name for option in load(name).params if not getattr(option, "help", "")]
     assert silent == []
@@ -136,7 +136,7 @@ def test_an_interrupt_is_silent(failing: list[BaseException]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "reader"), [("explain --model llama-8b --over tp --gpus 8", "head -c 10"), ("models", "true")]
+    ("words", "reader"), [("estimate --model llama-8b --over tp --gpus 8", "head -c 10"), ("models", "true")]
 )
 def test_a_reader_that_stops_reading_or_is_gone_is_no_error(words: str, reader: str) -> None:
     command = f"({shlex.quote(sys.executable)} -m estimator.cli.app {words} --json; echo status $? >&2)"

@@ -14,10 +14,11 @@ from typer.testing import CliRunner, Result
 
 from estimator import Plan, hardware
 from estimator.cli.app import app
+from estimator.hardware import local_machine
 
 
 def run(text: str) -> Result:
-    return CliRunner().invoke(app, ["plan", *text.split()], prog_name="finetune")
+    return CliRunner().invoke(app, ["plan", *shlex.split(text)], prog_name="finetune")
 
 
 @pytest.fixture(autouse=True)
@@ -96,8 +97,8 @@ def check_told(text: str, words: str, status: int) -> None:
         "--model llama-70b --gpu L4 --max-gpus 2",
         "--model llama-70b --method full --engine deepspeed --zero-stage 3 --offload cpu --gpu L4 --gpus 1",
         "--model llama-8b --method lora --micro-batch-size=8 --seq-len 8192 --gpu L4 --gpus 1 --nodes 1",
-        "--model llama-8b --method lora --no-checkpointing --seq-len 8192 --gpu L4 --gpus 1 --nodes 1",
-        "--model llama-8b --tokens 1B --deadline-hours 0.5 --method lora",
+        "--model llama-8b --method lora --no-activation-checkpointing --seq-len 8192 --gpu L4 --gpus 1",
+        "--model llama-8b --tokens 1B --deadline-hours 0.5 --method lora --global-batch-size 16",
         "--model llama-8b --tokens 1B --budget-usd 1 --method lora",
     ],
 )
@@ -116,7 +117,7 @@ def test_the_commands_that_are_offered_work(text: str) -> None:
         ("--method full --engine deepspeed --zero-stage 0 --offload cpu", "--engine deepspeed --offload cpu"),
         ("--engine torchtune --precision bf16-mixed", "--precision bf16"),
         ("--engine torchtune --tp 2", "--engine torchtitan --tp 2"),
-        ("--micro-batch-size 3", "--micro-batch-size 3 --global-batch-size 15"),
+        ("--micro-batch-size 3 --global-batch-size 16", "--micro-batch-size 3 --global-batch-size 15"),
     ],
 )
 def test_an_option_that_is_advised_is_one_that_finetune_takes(text: str, advised: str) -> None:
@@ -157,6 +158,67 @@ def test_the_commands_of_the_document_work(
         assert "mine.csv can't be read" in result.stderr
     else:
         assert result.exit_code == 0, result.stderr
+
+
+def test_plans_that_can_not_be_launched_say_so_first_with_the_engine_that_can() -> None:
+    first = " ".join(run("--model gpt-oss-20b --method lora").stdout.split())
+    assert first.startswith("This package can launch none of these plans: no engine of this package can")
+    parallel = " ".join(run("--model llama-8b --method lora --engine megatron").stdout.split())
+    assert parallel.startswith(
+        "This package can launch none of these plans: engine megatron is planned only; this package can "
+        "launch it with engine torchtune."
+    )
+    usual = json.loads(run("--model llama-8b --method lora --json").stdout)
+    assert not any(plan["planned_only"] for plan in usual["plans"])
+
+
+def test_a_plan_that_is_several_times_as_fast_for_about_the_price_is_pointed_at() -> None:
+    answer = json.loads(run("--model llama-8b --method full --json").stdout)
+    first, *others = answer["summary"]
+    worth = [
+        row
+        for row in others
+        if row["tokens_per_second"] > 2 * first["tokens_per_second"]
+        and row["usd_per_million_tokens"] < 1.2 * first["usd_per_million_tokens"]
+    ]
+    pointed = [line for line in answer["notes"] if "times as fast as plan 1" in line]
+    assert bool(pointed) == bool(worth)
+
+
+def test_any_gpu_of_the_table_is_planned_for_without_a_machine() -> None:
+    result = run("--model llama-8b --method qlora --gpu rtx-4090 --gpus 2 --json")
+    [plan] = json.loads(result.stdout)["plans"]
+    assert (plan["request"]["gpu_type"], plan["request"]["gpus_per_node"]) == ("RTX 4090", 2)
+    assert plan["request"]["instance_type"] is None
+    assert plan["prediction"]["usd_per_hour"] is None
+    assert plan["prediction"]["start_up"] is None
+    assert plan["prediction"]["tokens_per_second"] > 0
+    several = json.loads(run("--model llama-8b --method qlora --gpu 'RTX 3090' --json").stdout)["plans"]
+    assert len({plan["request"]["gpus_per_node"] for plan in several}) > 1
+    assert "not an NVIDIA GPU" in run("--model llama-8b --gpu MI300X").stderr
+    assert "Did you mean RTX 4090" in run("--model llama-8b --gpu 'RTX 4080'").stderr
+
+
+def test_the_gpus_of_this_machine_are_planned_for_unless_others_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    card = ("NVIDIA GeForce RTX 4090", 24 * 2**30)
+    monkeypatch.setattr(local_machine, "_gpus", lambda: (card, card))
+    result = run("--model llama-8b --method qlora --json")
+    [plan] = json.loads(result.stdout)["plans"]
+    assert (plan["target"], plan["request"]["gpus_per_node"]) == ("local", 2)
+    command = json.loads(result.stdout)["command"]
+    assert command.startswith("finetune run --model llama-8b")
+    assert "--with" not in command
+    for elsewhere in ("--gpu A10G", "--no-here", "--max-gpus 4", "--cloud aws"):
+        plans = json.loads(run(f"--model llama-8b --method qlora {elsewhere} --json").stdout)["plans"]
+        assert plans[0]["target"] == "catalogue"
+    too_large = run("--model llama-70b --method full")
+    assert "finetune plan --model llama-70b --method full --no-here" in too_large.stderr
+    monkeypatch.setattr(local_machine, "_gpus", tuple)
+    assert json.loads(run("--model llama-8b --json").stdout)["plans"][0]["target"] == "catalogue"
+    assert "no GPU" in run("--model llama-8b --here").stderr
+    assert "contradict" in run("--model llama-8b --here --spot").stderr
 
 
 def test_an_ambiguous_gpu_stands_for_all_of_its_kind() -> None:

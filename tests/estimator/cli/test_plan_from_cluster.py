@@ -67,6 +67,18 @@ def test_it_ends_with_the_command_that_runs_the_first_plan(tmp_path: Path) -> No
         assert words in last
 
 
+def test_a_gpu_that_no_label_names_is_taken_on_trust_and_said(tmp_path: Path) -> None:
+    api = Api(nodes=[bare_metal("plain", {}, gpus="8")])
+    words = ("--model", "llama-8b", "--method", "lora")
+    with serving_api(api) as url:
+        done = run(tmp_path, url, *words)
+    assert done.returncode == 2
+    assert "--gpu NAME says it: plain" in done.stderr
+    text = " ".join(shown(tmp_path, api, *words, "--gpu", "H100 SXM").split())
+    assert "no label of 8x H100 SXM names its GPU: H100 SXM is taken on trust" in text
+    assert "--gpu 'H100 SXM'" in text
+
+
 def test_a_machine_without_a_type_is_run_by_its_gpu_and_a_taint_by_its_toleration(tmp_path: Path) -> None:
     own = {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB"}
     fenced = bare_metal("a100", own, gpus="8")
@@ -95,7 +107,7 @@ def test_the_command_keeps_what_the_user_has_asked_for(tmp_path: Path) -> None:
         "q_proj,v_proj",
     ]
     words += ["--seq-len", "4096", "--global-batch-size", "64", "--packing", "--optimizer", "sgd"]
-    words += ["--no-checkpointing", "--namespace", "research", "--micro-batch-size", "1"]
+    words += ["--no-activation-checkpointing", "--namespace", "research", "--micro-batch-size", "1"]
     (last,) = [
         line
         for line in shown(tmp_path, Api(nodes=[eks_p5(1)]), *words).splitlines()

@@ -138,6 +138,7 @@ def test_a_compiled_loss_keeps_no_fp32_copies_of_the_chunks() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_compiling_changes_no_state() -> None:
     for setup in (TORCHTUNE, replace(TORCHTUNE, method="lora", **fsdp(8))):
         assert traced(replace(setup, compile=True)).states == traced(setup).states

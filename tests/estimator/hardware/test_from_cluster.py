@@ -85,7 +85,7 @@ def eks_p5(number: int, **changes: Any) -> dict[str, Any]:
     resources = {
         "cpu": "191450m",
         "memory": f"{2086000000 + number}Ki",
-        "ephemeral-storage": "95551679124",
+        "ephemeral-storage": "3295551679124",
         "nvidia.com/gpu": "8",
         "vpc.amazonaws.com/efa": "32",
     }
@@ -109,7 +109,7 @@ def karpenter_a100(number: int, mib: str = "40960") -> dict[str, Any]:
         "karpenter.k8s.aws/instance-gpu-count": "8",
         "karpenter.k8s.aws/instance-gpu-memory": mib,
     }
-    resources = {"cpu": "95690m", "memory": "1150000Mi", "ephemeral-storage": "18Gi", "nvidia.com/gpu": "8"}
+    resources = {"cpu": "95690m", "memory": "1150000Mi", "ephemeral-storage": "1800Gi", "nvidia.com/gpu": "8"}
     return node(
         f"karpenter-{number}",
         labels,
@@ -228,7 +228,7 @@ def test_equal_nodes_of_eks_are_one_group_with_what_can_be_allocated(api: Api) -
     assert (group.count, group.instance.name, group.instance.gpu_count) == (2, "p5.48xlarge", 8)
     assert (group.gpu.name, group.gpu.vram_bytes) == ("H100 SXM", 81559 * MIB)
     assert (group.cpu, group.memory_bytes) == (191.45, 2086000001 * 1024)
-    assert (group.ephemeral_bytes, group.efa, group.spot) == (95551679124, 32, False)
+    assert (group.ephemeral_bytes, group.efa, group.spot) == (3295551679124, 32, False)
     assert group.zones == ("us-east-1a", "us-east-1b")
     assert group.instance.usd_per_hour == 55.04
     assert group.names == ("ip-10-0-0-1.ec2.internal", "ip-10-0-0-2.ec2.internal")
@@ -277,7 +277,12 @@ def test_a_node_without_gpu_labels_is_known_by_its_machine_type(api: Api) -> Non
     cluster = read_cluster()
     assert [group.gpu.name for group in cluster.nodes] == ["A10G"]
     assert reasons(cluster) == {
-        "unknown GPU: no label names it (nvidia.com/gpu.product is missing)": ("odd",)
+        "unknown GPU: no label names it (nvidia.com/gpu.product is missing); --gpu NAME says it": ("odd",)
+    }
+    named = read_cluster(gpu="H100-80GB").nodes
+    assert {(group.gpu.name, group.gpu_on_trust) for group in named} == {
+        ("A10G", False),
+        ("H100 PCIe", True),  # the slower of those that the name stands for
     }
 
 

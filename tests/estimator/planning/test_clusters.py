@@ -59,6 +59,15 @@ def test_host_memory_that_is_short_is_named() -> None:
         plan(FULL, replace(KUBERNETES, nodes=2), goals)
 
 
+def test_a_disk_that_is_short_is_named_before_a_run_is_launched() -> None:
+    small = replace(nodes_of("p4d.24xlarge", 8), ephemeral_bytes=30 * GIB)
+    with pytest.raises(CannotFit, match=r"of disk, has 30\.0 GiB.*use nodes with a larger disk"):
+        plan(FULL, KUBERNETES, Goals(cluster=cluster_of(small)))
+    both = cluster_of(small, replace(nodes_of("p5.48xlarge", 2), ephemeral_bytes=2**42))
+    assert plan(FULL, KUBERNETES, Goals(cluster=both)).request.instance_type == "p5.48xlarge"
+    assert plan(FULL, KUBERNETES, Goals(cluster=cluster_of(small).with_any_disk)).prediction.memory.fits
+
+
 def test_nodes_without_a_price_go_by_speed() -> None:
     here = nodes_of("p5.48xlarge", 4)
     unpriced = replace(here, instance=replace(here.instance, usd_per_hour=None, name="own-h100"))

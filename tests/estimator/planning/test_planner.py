@@ -40,6 +40,44 @@ def test_70b_full_takes_whole_nodes_of_8_large_gpus() -> None:
     assert made.prediction.usd == pytest.approx(made.prediction.hours * made.prediction.usd_per_hour)  # type: ignore[operator]
 
 
+@given(
+    batch=st.integers(1, 100),
+    processes=st.integers(1, 64),
+    micro=st.none() | st.integers(1, 8),
+    multiple=st.integers(1, 12),
+)
+def test_a_default_batch_becomes_the_nearest_workable_one(
+    batch: int, processes: int, micro: int | None, multiple: int
+) -> None:
+    job = Job(
+        model=find("tiny-llama"),
+        global_batch_size=batch,
+        batch_multiple=multiple,
+        micro_batch_size=micro,
+    )
+    found = job.batch_over(processes)
+    workable = [n for n in range(1, 7000) if n % (processes * (micro or 1)) == 0 and n % multiple == 0]
+    assert found in workable
+    assert abs(found - batch) == min(abs(n - batch) for n in workable)
+
+
+@pytest.mark.parametrize("target", [{"nodes": 4, "gpus": 8}, {"nodes": 3}, {"gpus": 3}])
+def test_a_default_batch_never_refuses_machines_that_are_asked_for(target: dict[str, int]) -> None:
+    where = Target(kind="catalogue", gpu="A100", **target)
+    with pytest.raises(UserError):
+        plan(job_of("llama-8b", global_batch_size=16), where)
+    made = plan(job_of("llama-8b", global_batch_size=16, batch_multiple=1), where)
+    assert made.layout.global_batch_size % made.layout.world_size == 0
+    assert any("nearest to the default of 16" in line for line in made.why)
+
+
+def test_a_default_batch_is_kept_where_machines_can_make_it_up_and_left_where_none_can() -> None:
+    usual = job_of("llama-8b", method="lora", global_batch_size=16, batch_multiple=1)
+    assert plan(usual, Target(kind="catalogue")).layout.global_batch_size == 16
+    large = job_of("llama-405b", engine="fsdp2", global_batch_size=16, batch_multiple=1)
+    assert plan(large, Target(kind="catalogue")).layout.world_size > 16
+
+
 @pytest.mark.parametrize("engine", ["torchtune", "deepspeed"])
 @pytest.mark.parametrize("method", ["full", "lora"])
 @pytest.mark.parametrize("model", ["llama-8b", "mistral-8b", "codestral", "llama-70b", "mixtral-8x7b"])
@@ -86,11 +124,15 @@ def test_the_users_choices_are_taken() -> None:
     assert (layout.micro_batch_size, layout.accumulation, layout.activation_checkpointing) == (2, 2, True)
 
 
-def test_part_of_a_node_gets_its_part_of_cpu_and_memory() -> None:
+def test_part_of_a_node_asks_for_what_it_needs_and_no_more_than_its_part() -> None:
     target = Target(kind="kubernetes", instance_type="p5.48xlarge", gpus=2)
     made = plan(job_of("llama-8b", method="lora"), target)
     assert (made.request.instance_type, made.request.gpus_per_node) == ("p5.48xlarge", 2)
-    assert made.request.cpu == int(192 * 0.9 * 2 / 8)
+    assert 2 <= made.request.cpu < 192 * 0.9 * 2 / 8
+    part = 2048 * GIB * 0.9 * 2 / 8
+    assert made.prediction.memory.host_bytes < made.request.memory_mib * 2**20 < part
+    offloaded = plan(job_of("llama-8b", engine="deepspeed", offload="cpu"), replace(target, gpus=8))
+    assert offloaded.request.cpu == int(192 * 0.9), "the optimizer steps there"
 
 
 def test_deepspeed_shards_more_where_less_does_not_fit() -> None:

@@ -57,7 +57,7 @@ def test_the_splits_of_a_built_in_dataset_are_those_that_it_has(tmp_path: Path) 
     assert fetch("support-tickets", tmp_path).read_bytes() == train != test
     with pytest.raises(UserError, match="Dataset support-tickets has no split dev") as refused:
         fetch("support-tickets#dev", tmp_path)
-    assert refused.value.advice == "Give support-tickets#train, or support-tickets#test."
+    assert refused.value.advice == "Use support-tickets#train, or support-tickets#test."
 
 
 @pytest.mark.parametrize("dataset", ["nowhere.jsonl", "/no/such/file", "nonsense", "a/b/c"])

@@ -169,7 +169,10 @@ def job_of(engine: str, work: Path, model: Path, data: Path, **values: Any) -> T
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", RUN)
+@pytest.mark.parametrize(
+    "engine",
+    ["fsdp2", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("torchtune", "deepspeed"))],
+)
 def test_with_the_longest_rows_first_a_run_goes_on_as_an_undisturbed_one(
     engine: str, tmp_path: Path, model: Path
 ) -> None:

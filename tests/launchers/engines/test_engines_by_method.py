@@ -26,8 +26,20 @@ TASK_CELLS = [
 # The loop's tasks are compared with TRL's in loop/test_tasks.py
 LOOP = ("deepspeed", "fsdp2")
 COMMON = [
-    *(cell for cell in CELLS if cell.method in ("full", "lora", "qlora nf4")),
-    *(cell for cell in TASK_CELLS if cell.engine not in LOOP or cell.task == "dpo"),
+    *(
+        cell
+        for cell in CELLS
+        if (cell.engine, cell.method, cell.nodes)
+        in (
+            ("torchtune", "full", 2),
+            ("torchtune", "qlora nf4", 1),
+            ("deepspeed", "lora", 2),
+            ("deepspeed", "qlora nf4", 1),
+            ("fsdp2", "full", 2),
+            ("fsdp2", "lora", 1),
+        )
+    ),
+    *(cell for cell in TASK_CELLS if cell.engine not in LOOP and cell.task != "pretrain"),
 ]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -86,7 +86,11 @@ def test_nothing_is_added_outside_training(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "alone", "together"),
-    [("deepspeed", "zero0", "zero2"), ("fsdp2", "none", "fsdp"), ("torchtune", "none", "fsdp")],
+    [
+        ("deepspeed", "zero0", "zero2"),
+        pytest.param("fsdp2", "none", "fsdp", marks=pytest.mark.nightly),
+        pytest.param("torchtune", "none", "fsdp", marks=pytest.mark.nightly),
+    ],
 )
 def test_the_noise_of_a_run_is_the_same_on_two_processes_and_after_a_checkpoint(
     tmp_path: Path, engine: str, alone: str, together: str

@@ -128,7 +128,7 @@ def test_data_with_new_tokens_are_other_data(tmp_path: Path, base: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize("method", [pytest.param("full", marks=pytest.mark.nightly), "lora"])
 def test_rows_of_new_tokens_are_trained_and_handed_over(tmp_path: Path, base: Path, method: str) -> None:
     """The same by every sharding; model, adapter and tokenizer have the new vocabulary."""
     folder = with_new_tokens(base, SETTINGS, tmp_path / "new")

@@ -77,7 +77,7 @@ def _losses(events: list[Any]) -> list[float]:
 @pytest.mark.parametrize(
     ("make", "nodes"),
     [
-        (_torchtune, 1),
+        pytest.param(_torchtune, 1, marks=pytest.mark.nightly),
         (_deepspeed, 2),
         pytest.param(_torchtune, 2, marks=pytest.mark.nightly),
         pytest.param(_deepspeed, 1, marks=pytest.mark.nightly),

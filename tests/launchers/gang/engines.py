@@ -20,7 +20,7 @@ from typing import Any
 from estimator.errors import UserError
 from launchers.gang.job import TrainJob
 from launchers.gang.leaving import Cadence
-from launchers.gang.rank import RankEnv, checkpoint_part_done, scheduler_name
+from launchers.gang.rank import RankEnv, mark_part_complete, scheduler_name
 from launchers.report.telemetry import DistInfo, Phase, Step, Writer
 
 
@@ -71,7 +71,7 @@ class Stepper:
                     in_collectives=orders.get("in_collectives", [None] * env.world_size)[env.rank],
                 )
             )
-            if cadence.is_due(step) or (job.checkpoint_every and step % job.checkpoint_every == 0):
+            if cadence.writes_after(step) or (job.checkpoint_every and step % job.checkpoint_every == 0):
                 writer.write(Phase(rank=env.rank, name="checkpoint", step=step))
                 folder = job.checkpoint_dir(step)
                 folder.mkdir(parents=True, exist_ok=True)
@@ -79,8 +79,8 @@ class Stepper:
                 if "more_bytes" in orders:
                     (folder / f"more-{env.rank}.bin").write_bytes(os.urandom(orders["more_bytes"]))
                 time.sleep(orders.get("checkpoint_s", 0.0))
-                checkpoint_part_done(folder, env, step)
-                cadence.wrote(step)
+                mark_part_complete(folder, env, step)
+                cadence.finish(step)
 
 
 def misbehave(do: str, job: TrainJob) -> None:

@@ -19,7 +19,7 @@ from launchers.gang import agent
 )
 def test_agents_part_without_a_traceback(message: str, worth: bool) -> None:
     record = logging.LogRecord("agent", logging.ERROR, __file__, 1, message, (0.1,), None)
-    assert agent.worth_logging(record) == worth
+    assert agent.is_relevant(record) == worth
 
 
 def test_torch_still_says_it_in_these_words() -> None:

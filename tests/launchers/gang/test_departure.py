@@ -40,7 +40,7 @@ def test_a_signal_waits_while_a_checkpoint_may_be_stored(
     departure.possible = possible
     for _ in range(times):
         signals.numbers.append(signal.SIGTERM)
-        departure.look(signals)
+        departure.poll(signals)
     hub.close()
     assert len(acted) == acts
 

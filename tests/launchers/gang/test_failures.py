@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from launchers.gang.failures import Failure, Kind, root_cause
-from launchers.workdir import is_full_disk_behind
+from launchers.workdir import is_caused_by_full_disk
 
 MIB = 2**20
 
@@ -53,4 +53,4 @@ def test_a_full_disk_is_known_by_what_torch_says_of_it(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free_mib * MIB))
     outer = RuntimeError("rank 0 could not write its part")
     outer.__cause__ = error
-    assert is_full_disk_behind(outer, tmp_path) == full
+    assert is_caused_by_full_disk(outer, tmp_path) == full

@@ -109,6 +109,7 @@ def test_kill_9_of_an_agent_or_a_task_ends_all_nodes(gang: NewGang, who: str, mo
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_stopped_task_is_found_by_its_silence_and_ends_when_it_goes_on(gang: NewGang) -> None:
     two = gang(nodes=2, orders=LONG, timeouts={"lost_after": 4.0}).start_all()
     two.wait_for_step(2, rank=1)
@@ -116,7 +117,7 @@ def test_a_stopped_task_is_found_by_its_silence_and_ends_when_it_goes_on(gang: N
     end = two.end(0, within=END_S)
     assert end["error"] == "NodeLost"
     assert end["failure"]["node"] == 1
-    assert "said nothing for 4 s" in end["message"]
+    assert "sent nothing for 4 s" in end["message"]
     os.kill(two.tasks[1].pid, signal.SIGCONT)
     (end,) = ends(two, 1)
     assert end["error"] in ("NodeLost", "RankFailed")
@@ -132,7 +133,7 @@ def test_a_node_that_has_to_go_while_a_checkpoint_is_written_is_followed_by_one_
     two.tasks[1].send_signal(signal.SIGTERM)
     for end in ends(two, 0, 1):
         assert end["error"] == "NodeLeft", two.logs()
-        assert re.search(r"node 1 \(\S+\) has to go \(SIGTERM\); all have stopped", end["message"])
+        assert re.search(r"node 1 \(\S+\) has to leave \(SIGTERM\); all have stopped", end["message"])
     store = CheckpointStore(LocalStorage(two.folder / "store"), "run/train")
     last, before = store.candidates()
     assert before.step == 4
@@ -141,6 +142,7 @@ def test_a_node_that_has_to_go_while_a_checkpoint_is_written_is_followed_by_one_
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_node_that_has_to_go_within_a_long_step_goes_without_a_checkpoint(gang: NewGang) -> None:
     orders = {**LONG, "do": "hang", "at": 3}
     one = gang(store=True, grace_s=3, orders=orders).start_all()
@@ -176,6 +178,7 @@ def test_a_hanging_rank_is_named_with_its_last_sign(gang: NewGang) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_consequence_that_comes_first_does_not_hide_the_cause(gang: NewGang) -> None:
     """Rank 0 says "connection closed" at the same step at which rank 1 is killed."""
     two = gang(nodes=2, orders={**LONG, "do": "reset", "at": 6, "ranks": [0]}).start_all()
@@ -200,7 +203,7 @@ def test_a_full_disk_is_the_users_to_mend_and_names_the_last_whole_checkpoint(ga
     assert end["error"] == "UserError"
     assert "No space left" in end["message"]
     assert "step-00000099/half" in end["message"]
-    assert "The last whole checkpoint is that of step 16." in end["message"]
+    assert "The last complete checkpoint is of step 16." in end["message"]
     assert not list(one.folder.glob("node-0/checkpoints/*"))
     assert CheckpointStore(LocalStorage(one.folder / "store"), "run/train").latest() is not None
 
@@ -216,6 +219,7 @@ def test_a_checkpoint_that_all_nodes_have_finished_is_kept_although_the_run_fail
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_strangers_on_the_first_ports_are_passed_by(gang: NewGang) -> None:
     two = gang(nodes=2, orders={"steps": 2})
     with socket.socket() as mute:  # accepts and says nothing
@@ -227,6 +231,7 @@ def test_strangers_on_the_first_ports_are_passed_by(gang: NewGang) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_two_gangs_on_the_same_ports_do_not_mix(gang: NewGang) -> None:
     first = gang(nodes=2, orders={"steps": 2})
     second = gang(nodes=2, orders={"steps": 2}, ports=first.ports)
@@ -239,12 +244,12 @@ def test_two_gangs_on_the_same_ports_do_not_mix(gang: NewGang) -> None:
 
 
 def test_a_node_of_another_attempt_is_not_taken_in(gang: NewGang) -> None:
-    two = gang(nodes=2, patience_s=5.0)
+    two = gang(nodes=2, join_timeout_s=5.0)
     two.start(0, run="run 1")
     two.start(1, run="run 2")
     main, other = ends(two, 0, 1)
     assert main["error"] == other["error"] == "NodeLost"
-    assert "node 1 did not come within 5 s" in main["message"]
+    assert "node 1 did not join within 5 s" in main["message"]
     assert "another run listens there, or one with another secret" in other["message"]
 
 
@@ -278,11 +283,11 @@ def test_a_task_whose_scheduler_was_killed_ends_its_node_and_the_others(gang: Ne
     (end,) = ends(two, 0)
     assert end["error"] == "NodeLost"
     assert "node 1" in end["message"]
-    assert "the process that had started its task" in end["message"]
+    assert "the process that started its task" in end["message"]
 
 
 def test_nodes_that_restored_different_checkpoints_do_not_train(gang: NewGang) -> None:
     two = gang(nodes=2, orders=LONG, start_steps={0: 10, 1: 20}).start_all()
     for end in ends(two, 0, 1):
         assert end["error"] == "GangFailed"
-        assert "would go on from step 20, node 0 from step 10" in end["message"]
+        assert "would resume from step 20, node 0 from step 10" in end["message"]

@@ -11,7 +11,7 @@ from launchers.cluster.endpoint import NodeAddress, Secret
 from launchers.gang import leaving
 from launchers.gang.control import Stopped, Timeouts
 from launchers.gang.hub import Hub
-from launchers.gang.leaving import Cadence, folder_of, write_whole
+from launchers.gang.leaving import Cadence, folder_of, write_atomically
 from launchers.gang.rank import RankEnv
 from tests.launchers.gang.conftest import make_job
 
@@ -24,20 +24,22 @@ def rank(number: int) -> RankEnv:
 
 def test_a_rank_that_nobody_asks_writes_every_few_steps_but_not_at_the_end(tmp_path: Path) -> None:
     cadence = Cadence(make_job(tmp_path, steps=12, every=4), rank(0))
-    assert [step for step in range(1, 13) if cadence.is_due(step)] == [4, 8]
-    cadence.wrote(4)
+    assert [step for step in range(1, 13) if cadence.writes_after(step)] == [4, 8]
+    cadence.finish(4)
 
 
 def test_a_rank_stops_until_it_is_told_the_step_and_goes_on_to_it(tmp_path: Path) -> None:
     job = make_job(tmp_path, steps=12, every=0)
     cadence, due = Cadence(job, rank(1)), list[int]()
-    write_whole(folder_of(tmp_path) / "asked", "node 0 has to go")
-    steps = threading.Thread(target=lambda: due.extend(step for step in (5, 6, 7) if cadence.is_due(step)))
+    write_atomically(folder_of(tmp_path) / "asked", "node 0 has to go")
+    steps = threading.Thread(
+        target=lambda: due.extend(step for step in (5, 6, 7) if cadence.writes_after(step))
+    )
     steps.start()
     steps.join(0.2)
     assert steps.is_alive(), "it waits for the choice"
     assert (folder_of(tmp_path) / "rank-00001.json").read_text() == "5"
-    write_whole(folder_of(tmp_path) / "step", "7")
+    write_atomically(folder_of(tmp_path) / "step", "7")
     steps.join(10)
     assert due == [7]
 
@@ -45,8 +47,8 @@ def test_a_rank_stops_until_it_is_told_the_step_and_goes_on_to_it(tmp_path: Path
 def test_without_a_choice_a_rank_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leaving, "DECISION_S", 0.05)
     cadence = Cadence(make_job(tmp_path, steps=12, every=6), rank(0))
-    write_whole(folder_of(tmp_path) / "asked", "node 0 has to go")
-    assert [step for step in (5, 6) if cadence.is_due(step)] == [6]
+    write_atomically(folder_of(tmp_path) / "asked", "node 0 has to go")
+    assert [step for step in (5, 6) if cadence.writes_after(step)] == [6]
 
 
 @pytest.mark.parametrize(("all_ranks", "last"), [(True, 5), (False, 6)])

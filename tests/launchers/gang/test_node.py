@@ -53,6 +53,7 @@ def test_two_nodes_with_two_ranks_each_store_checkpoints_as_one_unit_and_node_0_
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_node_that_has_finished_waits_for_one_that_has_not(gang: NewGang) -> None:
     two = gang(nodes=2, orders={"steps": 3, "do": "nap", "at": 3, "ranks": [1], "nap_s": 3}).start_all()
     assert "error" not in two.end(0), two.logs()

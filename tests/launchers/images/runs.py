@@ -13,7 +13,7 @@ from launchers.dataset import drawn_shapes
 from launchers.gang.job import TrainJob
 from launchers.images import pictures
 from launchers.models import tiny_sdxl
-from launchers.settings import Settings, overlaid
+from launchers.settings import Settings, overlay
 from launchers.store.bundles import LocalStorage
 from tests.launchers.engines.loop import runs
 
@@ -37,7 +37,7 @@ class Prepared:
 
     def job(self, name: str, **options: Any) -> TrainJob:
         """A job of the FSDP2 engine with its latents; ``name``: of its work folder."""
-        settings = overlaid(TASK | {"seed": 3}, options.pop("settings", {}))
+        settings = overlay(TASK | {"seed": 3}, options.pop("settings", {}))
         world, micro = options.pop("world", 1), options.pop("micro", 2)
         job = runs.make_job(
             self.folder / name,

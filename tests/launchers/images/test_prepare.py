@@ -121,6 +121,8 @@ def test_steps_are_counted_as_they_are_made(tmp_path: Path) -> None:
         data = prepared(tmp_path, rows, **changes)
         assert data.info.total_steps == count_steps(sizes, settings(**changes), 64)
     assert prepared(tmp_path, rows, max_steps=5).info.total_steps == 5
+    assert prepared(tmp_path, rows, epochs=None, max_steps=60).info.total_steps == 60, "repeated until then"
+    assert prepared(tmp_path, rows[:3], epochs=None, global_batch_size=None).info.total_steps >= 1
 
 
 def test_the_fingerprint_is_of_all_that_training_depends_on(tmp_path: Path) -> None:

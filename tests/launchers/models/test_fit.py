@@ -197,9 +197,7 @@ def test_of_an_untried_family_what_the_files_hold_is_told_beside_what_was_planne
     families.network(family).save_pretrained(tmp_path / "m")
     (tmp_path / "m" / "tokenizer.json").write_text("{}")
     pipeline.fetch_weights(models.resolve(str(tmp_path / "m")), tmp_path / "cache")
-    assert ("for a family that is untried here, counted 0.00 B" in capsys.readouterr().out) == (
-        family == "granite"
-    )
+    assert ("counted 0.00 B" in capsys.readouterr().out) == (family == "granite")
 
 
 def test_a_reward_model_fits_as_one_and_as_nothing_else(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ import pytest
 from launchers.report.evaluations import (
     HeldOutLoss,
     best_of,
+    describe_export,
     evaluation_line,
+    evaluations_without_gain,
     exported_step,
-    handed_over,
-    is_over,
-    without_gain,
+    stops_early,
 )
 from launchers.sections import Evaluation
 
@@ -33,16 +33,16 @@ def test_the_best_is_the_lowest_and_never_nan() -> None:
 
 
 def test_a_run_stops_after_so_many_evaluations_without_a_lower_loss() -> None:
-    over = [is_over(losses(*values), KEPT) for values in ((3.0, 2.0, 2.0), (3.0, 2.0, 2.0, 2.5))]
+    over = [stops_early(losses(*values), KEPT) for values in ((3.0, 2.0, 2.0), (3.0, 2.0, 2.0, 2.5))]
     assert over == [False, True]
-    assert is_over(losses(3.0, math.nan, math.nan), KEPT)
-    assert not is_over(losses(3.0, 4.0, 5.0, 6.0), Evaluation(every_steps=10))
+    assert stops_early(losses(3.0, math.nan, math.nan), KEPT)
+    assert not stops_early(losses(3.0, 4.0, 5.0, 6.0), Evaluation(every_steps=10))
 
 
 def test_small_gains_that_add_up_to_min_delta_count() -> None:
     falling = losses(2.0, 1.96, 1.92, 1.88)
-    assert (without_gain(falling, 0.1), without_gain(falling[:3], 0.1)) == (0, 2)
-    assert without_gain(falling, 0.0) == 0
+    assert (evaluations_without_gain(falling, 0.1), evaluations_without_gain(falling[:3], 0.1)) == (0, 2)
+    assert evaluations_without_gain(falling, 0.0) == 0
 
 
 def test_the_result_is_the_best_step_only_where_it_is_kept() -> None:
@@ -53,15 +53,15 @@ def test_the_result_is_the_best_step_only_where_it_is_kept() -> None:
 
 def test_a_run_says_what_it_hands_over_and_why_it_has_ended() -> None:
     found = losses(2.0, 1.0, 1.5, 1.6)
-    rows = dict(handed_over(found, KEPT, exported=20, last_step=40))
+    rows = dict(describe_export(found, KEPT, exported=20, last_step=40))
     assert rows["exported"] == "step 20 of 40, the lowest held-out loss (1.0000)"
     assert rows["stopped early"].startswith("after step 40: 2 evaluations without a lower held-out loss")
-    lost = dict(handed_over(found, KEPT, exported=40, last_step=40))
+    lost = dict(describe_export(found, KEPT, exported=40, last_step=40))
     assert "the checkpoint of step 20" in lost["exported"]
-    assert "could not be used" in lost["exported"]
-    last = dict(handed_over(found, Evaluation(every_steps=10), exported=40, last_step=40))
+    assert "unusable" in lost["exported"]
+    last = dict(describe_export(found, Evaluation(every_steps=10), exported=40, last_step=40))
     assert last == {"exported": "step 40 of 40; the lowest held-out loss was 1.0000 after step 20"}
-    assert handed_over([], KEPT, exported=40, last_step=40) == []
+    assert describe_export([], KEPT, exported=40, last_step=40) == []
 
 
 def test_the_line_of_an_evaluation_says_whether_it_is_the_lowest() -> None:

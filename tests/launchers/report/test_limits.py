@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from launchers.report import trace
-from launchers.report.evaluations import HeldOutLoss, is_over, without_gain
+from launchers.report.evaluations import HeldOutLoss, evaluations_without_gain, stops_early
 from launchers.report.metrics import median
 from launchers.report.state import DRAWN_EVALUATIONS, RunState
-from launchers.report.stragglers import LEAST_STEPS, WARM_UP, Stragglers, lags
+from launchers.report.stragglers import MIN_STEPS, WARM_UP, Stragglers, lags
 from launchers.report.telemetry import Drawn, Pace, Straggling
 from launchers.report.trackers import _flat
 from launchers.report.window import Window, compare, milliseconds
 from launchers.sections import Evaluation
 
-NAMED_AT = WARM_UP + LEAST_STEPS
+NAMED_AT = WARM_UP + MIN_STEPS
 
 
 def pace(rank: int, step: int, in_collectives: float, dt: float = 1.0) -> Pace:
@@ -45,31 +45,31 @@ def follow(lag_of_steps: Sequence[float], dt: float = 1.0) -> list[Straggling]:
 
 @pytest.mark.parametrize(("lag", "named"), [(0.1, False), (0.101, True)])
 def test_a_rank_is_late_above_a_tenth_of_the_step(lag: float, named: bool) -> None:
-    assert [each.rank for each in follow([lag] * LEAST_STEPS)] == [0] * named
+    assert [each.rank for each in follow([lag] * MIN_STEPS)] == [0] * named
 
 
 @pytest.mark.parametrize(("late", "named"), [(13, True), (12, False)])
 def test_a_rank_is_named_for_four_fifths_of_its_steps(late: int, named: bool) -> None:
-    events = follow([0.5] * late + [0.0] * (LEAST_STEPS - late))
+    events = follow([0.5] * late + [0.0] * (MIN_STEPS - late))
     assert [each.rank for each in events] == [0] * named
 
 
 def test_lags_that_scatter_as_much_as_they_weigh_name_nobody() -> None:
-    assert follow([0.11, 9.0] * (LEAST_STEPS // 2)) == []
+    assert follow([0.11, 9.0] * (MIN_STEPS // 2)) == []
 
 
 @pytest.mark.parametrize(("dt", "step"), [(1.0, NAMED_AT), (0.3125, NAMED_AT), (0.3, NAMED_AT + 1)])
 def test_a_rank_is_named_after_sixteen_steps_and_five_seconds(dt: float, step: int) -> None:
-    (named,) = follow([0.5] * (LEAST_STEPS + 1), dt)
+    (named,) = follow([0.5] * (MIN_STEPS + 1), dt)
     assert (named.step, named.since) == (step, WARM_UP + 1)
     assert named.share == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(("lag", "over"), [(0.05, [False, True]), (0.051, [False])])
 def test_a_rank_has_come_back_when_half_of_its_steps_are_on_time(lag: float, over: list[bool]) -> None:
-    events = follow([0.5] * LEAST_STEPS + [lag] * (LEAST_STEPS // 2))
+    events = follow([0.5] * MIN_STEPS + [lag] * (MIN_STEPS // 2))
     assert [each.over for each in events] == over
-    sooner = follow([0.5] * LEAST_STEPS + [lag] * (LEAST_STEPS // 2 - 1))
+    sooner = follow([0.5] * MIN_STEPS + [lag] * (MIN_STEPS // 2 - 1))
     assert [each.over for each in sooner] == [False]
 
 
@@ -86,9 +86,9 @@ def losses(*values: float) -> list[HeldOutLoss]:
 
 
 def test_a_gain_is_more_than_min_delta_and_patience_counts_to_its_number() -> None:
-    assert [without_gain(losses(2.0, lower), 0.5) for lower in (1.5, 1.49)] == [1, 0]
+    assert [evaluations_without_gain(losses(2.0, lower), 0.5) for lower in (1.5, 1.49)] == [1, 0]
     kept = Evaluation(every_steps=1, patience=2, min_delta=0.5)
-    assert [is_over(losses(2.0, *[1.5] * count), kept) for count in (1, 2, 3)] == [False, True, True]
+    assert [stops_early(losses(2.0, *[1.5] * count), kept) for count in (1, 2, 3)] == [False, True, True]
 
 
 @pytest.mark.parametrize(("loss", "finite"), [(699.9, True), (700.0, False)])

@@ -187,7 +187,7 @@ def test_late_ranks_have_a_line_with_their_newest_state() -> None:
     assert "is late" in state(cpu_plan(), None, late).late[0]
     over = dataclasses.replace(late, over=True)
     (line,) = state(cpu_plan(), None, late, over).late
-    assert "no longer late" in line
+    assert "on time again" in line
 
 
 def test_a_run_without_events_knows_nothing() -> None:

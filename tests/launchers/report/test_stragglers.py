@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from launchers.report.stragglers import Stragglers, late_lines, words
+from launchers.report.stragglers import Stragglers, describe, late_lines
 from launchers.report.telemetry import Pace, Straggling
 
 SOON = 20  # steps within which a straggler is named
@@ -55,11 +55,11 @@ def test_the_rank_that_the_others_wait_for_is_named_soon(count: int) -> None:
 def test_one_gpu_of_a_node_is_named_and_of_a_late_node_the_node() -> None:
     gpu = follow(16, 8, lambda rank, _: 1.5 if rank == 11 else 1.0, steps=SOON)
     assert late_lines(gpu, on_gpus=True) == [
-        "rank 11 (GPU 3 of node 1, h1) is late: the others wait for it 33% of each step, since step 3"
+        "rank 11 (GPU 3 of node 1, h1) is late: it delays the others by 33% of each step since step 3"
     ]
     node = follow(16, 8, lambda rank, _: 1.5 if rank >= 8 else 1.0, steps=SOON)
     assert late_lines(node, on_gpus=True) == [
-        "node 1 (h1) is late: the others wait for it 33% of each step, since step 3"
+        "node 1 (h1) is late: it delays the others by 33% of each step since step 3"
     ]
 
 
@@ -91,7 +91,7 @@ def test_more_than_half_late_is_nobody_and_who_comes_back_is_told() -> None:
 
     first, last = follow(4, 1, own, steps=80)
     assert (first.rank, first.over, last.rank, last.over) == (2, False, 2, True)
-    assert "no longer late" in words(last, on_gpus=False)
+    assert "on time again" in describe(last, on_gpus=False)
     assert 40 <= last.step <= 40 + SOON
 
 

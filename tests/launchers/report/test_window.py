@@ -14,7 +14,7 @@ from estimator import Job, Target, plan
 from estimator.models import find
 from launchers.report import trace
 from launchers.report.trace import Operator, Split, read_trace, split
-from launchers.report.window import Window, collectives, compare, lines
+from launchers.report.window import Window, collectives, compare, summary_lines
 
 Event = dict[str, Any]
 
@@ -159,7 +159,7 @@ def test_what_is_predicted_together_is_compared_together() -> None:
         ("the whole step", pytest.approx(0.34), 0.4),
     ]
     assert compare(example(), None)[-1] == ("the whole step", None, 0.4)
-    assert lines(example(), predicted)[0] == (
+    assert summary_lines(example(), predicted)[0] == (
         "profiled steps 3 to 5 on rank 0: 400.0 ms a step: products 200.0 ms (predicted 150.0 ms), "
         "attention 100.0 ms (predicted 60.0 ms), all_gather 30.0 ms, optimizer 50.0 ms (predicted 40.0 ms), "
         "idle 20.0 ms"

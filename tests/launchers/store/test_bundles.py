@@ -177,7 +177,7 @@ def test_a_crafted_manifest_is_refused_in_one_line_and_writes_nothing(
 @pytest.mark.parametrize("text", ["", "{", "[]", "[" * 100_000, "\xff", '{"files": 7}'])
 def test_a_manifest_that_is_none_is_damaged(storage: LocalStorage, tmp_path: Path, text: str) -> None:
     storage.put_bytes("b/manifest.json", text.encode("latin-1"))
-    with pytest.raises(DamagedError, match="it is no list of files"):
+    with pytest.raises(DamagedError, match="it is not a list of files"):
         get_bundle(storage, "b", tmp_path / "out")
 
 
@@ -190,14 +190,14 @@ def test_nothing_is_fetched_through_a_link(
     outside.mkdir()
     (out / name).parent.mkdir(parents=True)
     (out / name).symlink_to(outside if name == "sub" else outside / "file")
-    with pytest.raises(UserError, match=f"{out / name} is a link"):
+    with pytest.raises(UserError, match=f"{out / name} is a symbolic link"):
         fetch_files(storage, "b", out)
     assert not list(outside.iterdir())
     assert list(tree(out)) == []
 
 
 def test_a_missing_bundle_is_said_to_be_missing(storage: LocalStorage, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no whole bundle"):
+    with pytest.raises(UserError, match="no complete bundle"):
         get_bundle(storage, "b", tmp_path / "out")
 
 

@@ -56,12 +56,12 @@ def test_it_trains_as_deepspeed_does(tmp_path: Path, whole: TrainJob) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"world": 1, "micro": 4, "sharding": "none"},
+        pytest.param({"world": 1, "micro": 4, "sharding": "none"}, marks=pytest.mark.nightly),
         {"sharding": "shard_grad_op", "micro": 1, "accumulation": 2},
         pytest.param({"replicate": 2}, marks=pytest.mark.nightly),
         pytest.param({"world": 4, "micro": 1, "replicate": 2}, marks=pytest.mark.nightly),
         {"world": 4, "micro": 1, "replicate": 2, "sharding": "shard_grad_op"},
-        {"offload": "cpu"},
+        pytest.param({"offload": "cpu"}, marks=pytest.mark.nightly),
         pytest.param({"activation_checkpointing": True}, marks=pytest.mark.nightly),
         {"activation_checkpointing": True, "settings": {"recompute": {"what": "selective"}}},
     ],
@@ -150,6 +150,7 @@ def test_experts_and_tied_embeddings_train_as_with_deepspeed(tmp_path: Path, dat
     assert ("lm_head.weight" in names) == (kind != "tied")
 
 
+@pytest.mark.nightly
 def test_adapters_on_experts_are_trained_alike_go_on_bit_by_bit_and_are_handed_over_alone(
     tmp_path: Path, data: Path
 ) -> None:

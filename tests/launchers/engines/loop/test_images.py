@@ -126,6 +126,7 @@ def test_losses_with_lora_are_those_of_diffusers_script(adapted: TrainJob) -> No
     assert losses_of(adapted) == pytest.approx(script_losses(adapted, adapters=True), abs=CLOSE)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("method", "replicas"), [("full", 1), ("full", 2), ("lora", 1)])
 def test_two_processes_train_as_one(
     images: PreparedRun, method: str, replicas: int, request: pytest.FixtureRequest
@@ -255,6 +256,7 @@ def with_texts(images: PreparedRun) -> TrainJob:
     return job
 
 
+@pytest.mark.nightly
 def test_text_encoders_are_trained_and_handed_over_with_the_unet(
     adapted: TrainJob, with_texts: TrainJob, tmp_path: Path
 ) -> None:
@@ -286,6 +288,7 @@ def test_text_encoders_are_trained_and_handed_over_with_the_unet(
     assert abs(pixels(newest.pictures[0]).astype(int) - pixels(drawn[0].finetuned)).max() <= 2
 
 
+@pytest.mark.nightly
 def test_text_encoders_go_on_exactly_and_train_alike_on_two_processes(
     images: PreparedRun, with_texts: TrainJob, tmp_path: Path
 ) -> None:
@@ -342,6 +345,7 @@ def test_the_average_is_diffusers_own() -> None:
     assert all(torch.equal(one, other) for one, other in zip(before, layer.parameters(), strict=True))
 
 
+@pytest.mark.nightly
 def test_an_average_changes_what_is_handed_over_and_not_what_is_learnt(
     trained: TrainJob, averaged: TrainJob
 ) -> None:
@@ -351,6 +355,7 @@ def test_an_average_changes_what_is_handed_over_and_not_what_is_learnt(
     assert not all(torch.equal(plain[name], mean[name]) for name in plain)
 
 
+@pytest.mark.nightly
 def test_a_run_with_an_average_goes_on_exactly(
     images: PreparedRun, averaged: TrainJob, tmp_path: Path
 ) -> None:

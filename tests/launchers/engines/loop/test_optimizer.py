@@ -51,16 +51,13 @@ ENDS: dict[tuple[str, str], dict[str, Any]] = {
     ("fsdp2", "muon"): {"sharding": "fsdp"},
     ("fsdp2", "adafactor"): {"sharding": "none", "world": 1, "micro": 4},
 }
+EVERY_CHANGE = [("deepspeed", "paged-adamw8bit"), ("fsdp2", "adafactor")]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "name"),
-    [
-        # torchao compiles the step of its 8-bit AdamW
-        pytest.param(*end, marks=pytest.mark.nightly if end == ("fsdp2", "adamw8bit") else ())
-        for end in ENDS
-    ],
+    [pytest.param(*end, marks=[] if end in EVERY_CHANGE else pytest.mark.nightly) for end in ENDS],
 )
 def test_an_optimizer_learns_and_goes_on_bit_by_bit(tmp_path: Path, engine: str, name: str) -> None:
     model = runs.make_model(tmp_path / "model")

@@ -158,7 +158,7 @@ def losses(job: TrainJob) -> list[float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
+@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.nightly), "bf16-mixed"])
 @pytest.mark.parametrize(
     "kind",
     [pytest.param(kind, marks=[] if kind == "nf4-double" else pytest.mark.nightly) for kind in KINDS],
@@ -185,6 +185,7 @@ def test_one_process_trains_as_two(
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("options", [{"offload": "cpu"}, {"activation_checkpointing": True}], ids=str)
 def test_offload_and_checkpointing_change_no_loss(
     tmp_path: Path, whole: TrainJob, options: dict[str, Any]
@@ -209,6 +210,7 @@ def test_a_run_goes_on_bit_by_bit_and_its_checkpoints_hold_no_base(tmp_path: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("world", [1, 4])
 def test_fsdp2_goes_on_with_another_number_of_processes(
     tmp_path: Path, model: Path, data: Path, world: int
@@ -228,7 +230,10 @@ def logits(network: Any) -> torch.Tensor:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sharding", ["zero2", "zero3", "fsdp"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=[] if kind == "nf4-double" else pytest.mark.nightly) for kind in KINDS],
+)
 def test_the_merged_model_answers_as_the_quantised_base_with_its_adapter(
     tmp_path: Path, model: Path, data: Path, kind: LaunchedQuantization, sharding: str
 ) -> None:

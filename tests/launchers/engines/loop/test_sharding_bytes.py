@@ -33,6 +33,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+# The others run every night.
+EVERY_CHANGE = [("full", "zero3"), ("qlora", "fsdp")]
+
+
 def bucket(setup: Setup) -> int:
     """DeepSpeed's bucket of gradients, which stage 3 keeps (runtime/zero/stage3.py)."""
     return 2 * min(DEEPSPEED_BUCKET, setup.trainable_parameters) if setup.sharding == "zero3" else 0
@@ -41,7 +45,9 @@ def bucket(setup: Setup) -> int:
 @pytest.mark.parametrize(
     ("method", "sharding"),
     [
-        pytest.param(method, sharding, marks=[] if method in ("full", "qlora") else pytest.mark.nightly)
+        pytest.param(
+            method, sharding, marks=[] if (method, sharding) in EVERY_CHANGE else pytest.mark.nightly
+        )
         for method in METHODS
         for sharding in SHARDINGS
     ],

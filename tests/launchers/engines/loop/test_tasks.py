@@ -25,8 +25,8 @@ SHARDINGS = {
     "fsdp2": ("fsdp2", "fsdp"),
 }
 TASKS = [(task, method) for task in ("dpo", "orpo", "simpo", "kto", "reward") for method in ("lora", "full")]
-# What LoRA changes of a task, DPO shows: its reference is the model without its adapters
-ADAPTED_LIKE_DPO = [("orpo", "lora"), ("simpo", "lora"), ("kto", "lora")]
+# One task of pairs, one of single answers, one with a head of its own; the others run every night.
+EVERY_CHANGE = [("dpo", "lora"), ("kto", "full"), ("reward", "lora")]
 RATES = {"lora": 1e-2, "full": 1e-3}
 
 
@@ -146,7 +146,7 @@ def losses_of_trl(job: TrainJob, work: Path) -> tuple[list[float], list[float]]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "method"),
-    [pytest.param(*each, marks=[pytest.mark.nightly] if each in ADAPTED_LIKE_DPO else []) for each in TASKS],
+    [pytest.param(*each, marks=[] if each in EVERY_CHANGE else pytest.mark.nightly) for each in TASKS],
 )
 def test_a_task_trains_as_trl_does_on_every_sharding(tmp_path: Path, task: str, method: str) -> None:
     steps = {name: runs.run(make_job(tmp_path, task, method, name)) for name in SHARDINGS}
@@ -162,7 +162,13 @@ def test_a_task_trains_as_trl_does_on_every_sharding(tmp_path: Path, task: str, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("task", "method"), [("dpo", "lora"), ("orpo", "full"), ("kto", "full"), ("reward", "lora")]
+    ("task", "method"),
+    [
+        ("dpo", "lora"),
+        pytest.param("orpo", "full", marks=pytest.mark.nightly),
+        pytest.param("kto", "full", marks=pytest.mark.nightly),
+        ("reward", "lora"),
+    ],
 )
 @pytest.mark.parametrize("sharding", ["fsdp2", pytest.param("deepspeed-3", marks=pytest.mark.nightly)])
 def test_micro_batches_and_processes_change_nothing_and_a_resumed_run_is_exact(

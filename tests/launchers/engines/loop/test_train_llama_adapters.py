@@ -80,7 +80,7 @@ def losses(job: TrainJob) -> list[float]:
 @pytest.mark.parametrize(
     "layout",
     [
-        pytest.param(layout, marks=[] if layout in ("one", "checkpointing", "zero3") else pytest.mark.nightly)
+        pytest.param(layout, marks=[] if layout == "zero3" else pytest.mark.nightly)
         for layout in LAYOUTS
         if layout != "fsdp"
     ],
@@ -93,12 +93,13 @@ def test_no_engine_and_no_layout_changes_the_losses(tmp_path: Path, whole: Train
     assert fifth < first - (0.5 if whole.plan.method == "adapter-v2" else 0.005)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "layout",
     [
         "fsdp",
-        pytest.param("zero2", marks=pytest.mark.nightly),
-        pytest.param("zero3", marks=pytest.mark.nightly),
+        "zero2",
+        "zero3",
     ],
 )
 @pytest.mark.parametrize("method", METHODS)
@@ -115,7 +116,14 @@ def test_mixed_precision_trains_as_fp32_but_for_bf16s_digits(
     assert losses(mixed) != losses(plain)
 
 
-@pytest.mark.parametrize("layout", ["fsdp", pytest.param("zero2", marks=pytest.mark.nightly), "zero3"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "fsdp",
+        pytest.param("zero2", marks=pytest.mark.nightly),
+        pytest.param("zero3", marks=pytest.mark.nightly),
+    ],
+)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_goes_on_from_its_checkpoint_bit_by_bit(
     tmp_path: Path, model: Path, data: Path, method: str, layout: str
@@ -129,6 +137,7 @@ def test_a_run_goes_on_from_its_checkpoint_bit_by_bit(
     assert one.read_bytes() == other.read_bytes()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("world", [1, 4])
 def test_fsdp2_goes_on_from_a_checkpoint_on_another_number_of_processes(
     tmp_path: Path, whole: TrainJob, world: int
@@ -140,7 +149,15 @@ def test_fsdp2_goes_on_from_a_checkpoint_on_another_number_of_processes(
     assert runs.losses(runs.run(again)) == pytest.approx(losses(whole)[3:], rel=CLOSE)
 
 
-@pytest.mark.parametrize("layout", ["one", "fsdp", pytest.param("zero2", marks=pytest.mark.nightly), "zero3"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param("one", marks=pytest.mark.nightly),
+        "fsdp",
+        pytest.param("zero2", marks=pytest.mark.nightly),
+        pytest.param("zero3", marks=pytest.mark.nightly),
+    ],
+)
 @pytest.mark.parametrize("method", METHODS)
 def test_what_is_handed_over_answers_as_the_model_that_was_trained(
     tmp_path: Path, model: Path, data: Path, method: str, layout: str

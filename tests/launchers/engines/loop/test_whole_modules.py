@@ -95,7 +95,7 @@ def made(work: Path, folder: Path, data: Path, layout: str, **options: Any) -> T
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["llama", "tied"])
+@pytest.mark.parametrize("kind", [pytest.param("llama", marks=pytest.mark.nightly), "tied"])
 def test_every_sharding_trains_them_alike_and_leaves_the_merged_model(
     tmp_path: Path, data: Path, kind: str
 ) -> None:
@@ -117,7 +117,14 @@ def test_every_sharding_trains_them_alike_and_leaves_the_merged_model(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["fsdp", "zero2", "zero3"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "fsdp",
+        pytest.param("zero2", marks=pytest.mark.nightly),
+        pytest.param("zero3", marks=pytest.mark.nightly),
+    ],
+)
 def test_a_run_goes_on_from_its_checkpoint_bit_by_bit(tmp_path: Path, data: Path, layout: str) -> None:
     folder = runs.make_model(tmp_path / "model", "tied")
     whole = made(tmp_path / "whole", folder, data, layout, checkpoint_every=3)
@@ -127,6 +134,7 @@ def test_a_run_goes_on_from_its_checkpoint_bit_by_bit(tmp_path: Path, data: Path
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_in_mixed_precision_they_are_trained_in_fp32(tmp_path: Path, data: Path) -> None:
     from safetensors.torch import load_file
 

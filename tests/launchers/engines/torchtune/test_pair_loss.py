@@ -74,7 +74,7 @@ def test_torchtune_learns_dpo_with_adapters(values: dict[str, object], word: str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("clip", [0.05, None])
+@pytest.mark.parametrize("clip", [0.05, pytest.param(None, marks=pytest.mark.nightly)])
 def test_gradients_are_clipped_and_measured_alike_on_one_process_and_two(
     tmp_path: Path, clip: float | None
 ) -> None:

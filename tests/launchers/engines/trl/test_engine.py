@@ -18,7 +18,7 @@ TINY = models.find("tiny-llama")
 @pytest.mark.parametrize("method", ["full", "lora", "dora"])
 def test_grpo_is_trained_by_trl_alone(method: str) -> None:
     settings = build({**GRPO, "method": method})
-    assert checks.able_engine(settings, TINY) == "trl"
+    assert checks.first_supported_engine(settings, TINY) == "trl"
     for engine in ("torchtune", "deepspeed", "fsdp2"):
         assert "which engine trl does" in (engines.get(engine).unsupported(settings, TINY) or "")
 

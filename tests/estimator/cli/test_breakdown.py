@@ -1,4 +1,4 @@
-"""finetune explain: which values it varies, what it refuses, what it writes."""
+"""finetune estimate --breakdown: which values it varies, what it refuses, what it writes."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from estimator.cli.app import app
-from estimator.cli.explain import OVER
+from estimator.cli.breakdown import OVER
 from tests.estimator.test_charts import rectangles
 
 
 def run(*words: str) -> Result:
-    return CliRunner().invoke(app, ["explain", *words], prog_name="finetune")
+    return CliRunner().invoke(app, ["estimate", "--breakdown", *words], prog_name="finetune")
 
 
 @pytest.mark.parametrize("over", OVER)
 def test_every_option_that_can_be_varied_has_values_that_work(over: str) -> None:
     model = "mixtral-8x7b" if over == "ep" else "llama-8b"
-    method = ["--method", "lora"] if over == "rank" else []
+    method = ["--method", "lora"] if over == "lora_rank" else []
     gpus = ["--gpus", "8"] if over not in ("gpus", "nodes") else []
     gpus += ["--micro-batch-size", "4"] if over == "loss" else []  # else another moment decides
     done = run("--model", model, "--over", over, *method, *gpus, "--json")

@@ -1,43 +1,42 @@
-"""finetune explain: what a configuration's memory is made of, as bars, also over one of its options."""
+"""finetune estimate --breakdown: memory by category as bars, for one configuration or over one option."""
 
 from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
-from typer import Option
-
-from estimator import chart_page, charts, models
+from estimator import calibration, chart_page, charts, models
 from estimator.charts import Bar, Chart
 from estimator.cli import output
-from estimator.cli.answer import Answer, catalogue, estimate_configuration
-from estimator.cli.options import PlaceOptions, SetupOptions, expanded
+from estimator.cli.answer import Answer, estimate_configuration
+from estimator.cli.options import PlaceOptions, SetupOptions
 from estimator.errors import UserError
 from estimator.formatting import format_bytes
+from estimator.names import unknown_choice
 from estimator.vocabulary import AUTOMATIC_METHODS, Checkpointing
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-# What --over takes: the option that it changes, and the values where --values is left out.
-OVER: dict[str, tuple[str, tuple[str, ...]]] = {
-    "tp": ("tp", ("1", "2", "4", "8")),
-    "pp": ("pp", ("1", "2", "4", "8")),
-    "cp": ("cp", ("1", "2", "4", "8")),
-    "ep": ("ep", ("1", "2", "4", "8")),
-    "gpus": ("gpus", ("1", "2", "4", "8")),
-    "nodes": ("nodes", ("1", "2", "4", "8")),
-    "micro_batch_size": ("micro_batch_size", ("1", "2", "4", "8")),
-    "seq_len": ("seq_len", ("1024", "2048", "4096", "8192")),
-    "rank": ("lora_rank", ("8", "16", "64", "256")),
-    "checkpointing": ("checkpointing", get_args(Checkpointing)),
-    "method": ("method", AUTOMATIC_METHODS),
-    "engine": ("engine", ("torchtune", "deepspeed", "torchtitan", "transformers")),
-    "sharding": ("sharding", ("ddp", "shard_grad_op", "fsdp")),
-    "optimizer": ("optimizer", ("adamw", "adamw8bit", "adafactor", "sgd")),
-    "precision": ("precision", ("fp32", "bf16-mixed", "bf16")),
-    "loss": ("loss", ("plain", "chunked", "fused")),
+# Options that --over varies, with the values where --values is left out
+OVER: dict[str, tuple[str, ...]] = {
+    "tp": ("1", "2", "4", "8"),
+    "pp": ("1", "2", "4", "8"),
+    "cp": ("1", "2", "4", "8"),
+    "ep": ("1", "2", "4", "8"),
+    "gpus": ("1", "2", "4", "8"),
+    "nodes": ("1", "2", "4", "8"),
+    "micro_batch_size": ("1", "2", "4", "8"),
+    "seq_len": ("1024", "2048", "4096", "8192"),
+    "lora_rank": ("8", "16", "64", "256"),
+    "activation_checkpointing": get_args(Checkpointing),
+    "method": AUTOMATIC_METHODS,
+    "engine": ("torchtune", "deepspeed", "torchtitan", "transformers"),
+    "sharding": ("ddp", "shard_grad_op", "fsdp"),
+    "optimizer": ("adamw", "adamw8bit", "adafactor", "sgd"),
+    "precision": ("fp32", "bf16-mixed", "bf16"),
+    "loss": ("plain", "chunked", "fused"),
 }
 
 WHAT_IT_IS = {
@@ -63,40 +62,28 @@ WHAT_IT_IS = {
 }
 
 
-@expanded
-def explain(
+def show_breakdown(
     options: SetupOptions,
     place: PlaceOptions,
-    over: Annotated[
-        str | None,
-        Option(help=f"Draw one bar per value of this option: {', '.join(OVER)}.", rich_help_panel="Answer"),
-    ] = None,
-    values: Annotated[
-        str | None, Option(help="Values of --over, separated by commas.", rich_help_panel="Answer")
-    ] = None,
-    svg: Annotated[
-        Path | None, Option("--svg", help="Write the chart to this SVG file.", rich_help_panel="Answer")
-    ] = None,
-    html: Annotated[
-        Path | None, Option("--html", help="Write a page to this HTML file.", rich_help_panel="Answer")
-    ] = None,
-    as_json: Annotated[
-        bool, Option("--json", help="Print one JSON object.", rich_help_panel="Answer")
-    ] = False,
-    as_csv: Annotated[
-        bool, Option("--csv", help="Print one CSV row per bar.", rich_help_panel="Answer")
-    ] = False,
+    *,
+    over: str | None,
+    values: str | None,
+    svg: Path | None,
+    html: Path | None,
+    as_json: bool,
+    as_csv: bool,
 ) -> None:
-    """What the memory is made of, as bars: here, as SVG, as a page."""
-    output.one_format(json=as_json, csv=as_csv)
+    """Print the memory of one configuration by category, or one bar for each value of the option ``over``.
+
+    Inside :func:`estimator.cli.answer.catalogue`. ``svg`` and ``html``: files to which the chart is written.
+    """
     variants = _variants(options, over, values)
-    with catalogue(place.hardware):
-        models.resolve(options.model)
-        answers, failed = _answers(variants, place)
+    models.resolve(options.model)
+    answers, failed = _answers(variants, place)
     problems = next(iter(answers.values())).site.problems
     for line in (*problems, *(f"{name}: {problem}" for name, problem in failed.items())):
         output.note(line)
-    chart = chart_of(answers, options, over)
+    chart = chart_of(answers, over)
     if svg is not None:
         output.write_text(svg, charts.svg(chart))
     if html is not None:
@@ -118,10 +105,10 @@ def _variants(options: SetupOptions, over: str | None, values: str | None) -> di
                 f"--values {values}: of which option?", f"Say --over and one of {', '.join(OVER)}."
             )
         return {options.model: options}
-    key = over.replace("-", "_")
+    key = over.removeprefix("--").replace("-", "_")
     if key not in OVER:
-        raise UserError(f"--over {over} is not known.", f"Choose one of {', '.join(OVER)}.")
-    field, usual = OVER[key]
+        raise unknown_choice(f"--over {over}", key, OVER)
+    usual = OVER[key]
     instance = f"For instance --values {','.join(usual)}"
     texts = usual if values is None else tuple(part.strip() for part in values.split(",") if part.strip())
     if not texts:
@@ -133,7 +120,12 @@ def _variants(options: SetupOptions, over: str | None, values: str | None) -> di
     for text in texts:
         if numeric and not text.isdigit():
             raise UserError(f"--values {text} must be a whole number above 0.", instance)
-        change: dict[str, Any] = {field: int(text) if numeric else text}
+        change: dict[str, Any] = {key: int(text) if numeric else text}
+        if key == "activation_checkpointing":
+            if text not in usual:
+                raise unknown_choice(f"--values {text}", text, usual)
+            what = options.recompute_what if text == "none" else text
+            change = {key: text != "none", "recompute_what": what}
         variants[f"{key} {text}"] = dataclasses.replace(options, **change)
     return variants
 
@@ -157,21 +149,21 @@ def _answer_or_error(options: SetupOptions, place: PlaceOptions) -> Answer | Use
         return error
 
 
-def chart_of(answers: dict[str, Answer], options: SetupOptions, over: str | None) -> Chart:
+def chart_of(answers: dict[str, Answer], over: str | None) -> Chart:
     """The bars of these answers, against the GPU's capacity where it is one and the same."""
     first = next(iter(answers.values()))
     setup = first.setup
     unit = "GPU" if setup.device == "cuda" else "process"
     facts = {
-        "method": options.method,
-        "engine": options.engine,
+        "method": calibration.method_of(setup),
+        "engine": setup.engine,
         "gpus": f"{setup.world_size} {unit}(s)",
         "seq_len": f"{setup.seq_len:,} tokens",
         "micro_batch_size": f"micro batch {setup.micro_batch_size}",
-        "checkpointing": f"checkpointing {setup.checkpointing}",
+        "activation_checkpointing": f"checkpointing {setup.checkpointing}",
         "precision": setup.precision,
     }
-    key = over.replace("-", "_") if over else None
+    key = over.removeprefix("--").replace("-", "_") if over else None
     subtitle = ", ".join(text for name, text in facts.items() if name != key)
     return Chart(
         title=f"{setup.model.name}: memory of one {unit}",

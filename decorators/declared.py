@@ -1,0 +1,186 @@
+"""Planning by arguments: ``@gpu_profile(model="llama-8b", method="lora")``, options of ``finetune plan``.
+
+Metaflow loads the decorator in every process of a run; the options are checked where the run is launched, so
+that the planner is imported only there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+from decorators._metaflow import Backend
+from decorators.backends.destination import find_cluster
+from estimator import hardware
+from estimator.changes import Change, FinetuneOptions
+from estimator.errors import UserError, spelled_as
+from estimator.hardware import local_machine
+from estimator.names import did_you_mean
+
+if TYPE_CHECKING:
+    from estimator.cli.plan import GoalOptions, JobOptions
+    from estimator.hardware.cluster import Cluster
+    from estimator.job import Job, Target
+    from estimator.plan import Plan
+
+OWN_ARGUMENTS = ("plan", "request", "interval")  # those that are no options of `finetune plan`
+_REFERENCE = re.compile(r"\{(\w+)\}")  # to a parameter of the flow
+_COMMAND_LINE_ONLY = ("here", "from_cluster", "context", "namespace")  # the run's backend decides these
+
+
+class _Arguments(FinetuneOptions):
+    """Spelling of an option as an argument of the decorator: ``seq_len=4096``."""
+
+    def name(self, option: str) -> str:
+        return super().name(option).removeprefix("--").replace("-", "_")
+
+    def words(self, change: Change) -> tuple[str, ...]:
+        if change.option == "with":
+            return ("--with", str(change.value))
+        return () if change.value is None else (f"{self.name(change.option)}={change.value}",)
+
+
+class DeclaredPlan:
+    """Plan a step from the arguments of its decorator.
+
+    Parameters
+    ----------
+    options:
+        Options of ``finetune plan`` by name, dashes as underscores. A text may refer to parameters of the
+        flow: ``model="{model}"``. A text that is one reference takes the parameter's value as it is.
+    """
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self.options = dict(options)
+
+    def gpus(self, parameters: Mapping[str, Any]) -> Any:
+        """Return the number of GPUs per node that the arguments ask for, or None."""
+        return fill(self.options.get("gpus"), parameters, f"@gpu_profile(gpus={self.options.get('gpus')!r})")
+
+    def __call__(self, parameters: Mapping[str, Any], backend: Backend, gpus: int | None = None) -> Plan:
+        """Return the best plan for the step on this backend. ``gpus`` replaces the arguments' own number.
+
+        Raises UserError, which names options as arguments, for an unknown option, a value of the wrong type,
+        a reference to a parameter that the flow does not have, and a job that fits nowhere.
+        """
+        from estimator import calibration
+        from estimator.cli import plan as command
+
+        with spelled_as(_Arguments()):
+            job_options, goal_options = self._resolve(parameters)
+            if gpus is not None:
+                goal_options = dataclasses.replace(goal_options, gpus=gpus)
+            with hardware.using(hardware.catalogue(goal_options.hardware)):
+                known, problems = calibration.load() if goal_options.calibration else (None, ())
+                for problem in problems:
+                    print(problem, file=sys.stderr)
+                cluster = find_cluster(backend, goal_options.gpu)
+                goals = dataclasses.replace(
+                    command.goals_from(goal_options), cluster=cluster.open if cluster is not None else None
+                )
+                target = dataclasses.replace(
+                    command.target_from(goal_options),
+                    kind=backend,
+                    machine=local_machine.here() if backend == "local" else None,
+                )
+                job = command.job_from(job_options)
+                return _plan(job, target, goals, cluster, known, command.bandwidth_from(goal_options))
+
+    def _resolve(self, parameters: Mapping[str, Any]) -> tuple[JobOptions, GoalOptions]:
+        """Return the options with the parameters' values in them, converted to their types."""
+        from pydantic import TypeAdapter, ValidationError
+
+        from estimator.cli.plan import GoalOptions, JobOptions
+
+        kinds = (JobOptions, GoalOptions)
+        hints = {name: hint for kind in kinds for name, hint in get_type_hints(kind).items()}
+        hints = {name: hint for name, hint in hints.items() if name not in _COMMAND_LINE_ONLY}
+        check_names(self.options, [*OWN_ARGUMENTS, *hints])
+        if "model" not in self.options:
+            raise UserError(
+                f"@gpu_profile({', '.join(f'{name}=' for name in self.options)}) names no model.",
+                'Add model="llama-8b", or another name of `finetune models`.',
+            )
+        values: dict[str, Any] = {}
+        for name, given in self.options.items():
+            value = fill(given, parameters, f"@gpu_profile({name}={given!r})")
+            if "list" in str(hints[name]) and isinstance(value, str):
+                value = [value]
+            try:
+                values[name] = TypeAdapter(hints[name]).validate_python(value)
+            except ValidationError as error:
+                reason = error.errors()[0]["msg"]
+                raise UserError(
+                    f"@gpu_profile({name}={value!r}): {reason[:1].lower()}{reason[1:]}.",
+                    f"`finetune plan --help` explains --{name.replace('_', '-')}.",
+                ) from None
+        return tuple(  # type: ignore[return-value]
+            kind(
+                **{
+                    field.name: values[field.name]
+                    for field in dataclasses.fields(kind)
+                    if field.name in values
+                }
+            )
+            for kind in kinds
+        )
+
+
+def check_names(given: Iterable[str], names: Iterable[str]) -> None:
+    """Raise UserError for the first argument of the decorator that it does not have."""
+    for name in given:
+        if name not in names:
+            raise UserError(
+                f"@gpu_profile has no argument {name}.",
+                did_you_mean(name, names) or f"It takes {', '.join(names)}.",
+            )
+
+
+def fill(value: Any, parameters: Mapping[str, Any], where: str) -> Any:
+    """Replace references to parameters in a text: ``"{model}"`` by the value of the parameter ``model``."""
+    if not isinstance(value, str):
+        return value
+    for name in _REFERENCE.findall(value):
+        if name not in parameters:
+            known = ", ".join(parameters) or "none"
+            raise UserError(
+                f"{where} refers to a parameter {name} that this flow does not have.",
+                f"{did_you_mean(name, parameters, 1)} Its parameters: {known}.".strip(),
+            )
+    whole = _REFERENCE.fullmatch(value)
+    if whole:
+        return parameters[whole[1]]
+    return _REFERENCE.sub(lambda reference: str(parameters[reference[1]]), value)
+
+
+def _plan(job: Job, target: Target, goals: Any, cluster: Cluster | None, known: Any, bandwidth: Any) -> Plan:
+    from estimator.planning import obstacles, planner
+
+    try:
+        return planner.plan(job, target, goals, calibration=known, bandwidth=bandwidth)
+    except UserError as error:
+        raise error if cluster is None else obstacles.explain(error, job, target, cluster) from None
+
+
+def summarize(plan: Plan) -> str:
+    """Return two lines about a plan: the job and its hardware; memory, speed and price."""
+    from estimator.formatting import format_bytes, format_usd
+
+    request, memory, prediction = plan.request, plan.prediction.memory, plan.prediction
+    hardware_text = f"{request.gpus_per_node}x {request.gpu_type}" if request.gpus_per_node else "CPUs"
+    nodes = f"{request.nodes} nodes of " if request.nodes > 1 else ""
+    machine = f" ({request.instance_type})" if request.instance_type else ""
+    facts = [f"{format_bytes(memory.needs_bytes)} of memory needed per process"]
+    if memory.capacity_bytes is not None:
+        facts[0] = (
+            f"{format_bytes(memory.needs_bytes)} of {format_bytes(memory.capacity_bytes)} needed per GPU"
+        )
+    if prediction.tokens_per_second is not None:
+        facts.append(f"{prediction.tokens_per_second:,.0f} tokens/s")
+    if prediction.usd_per_hour is not None:
+        facts.append(f"{format_usd(prediction.usd_per_hour)} per hour")
+    job = f"{plan.model}, {plan.method} with {plan.engine}"
+    return f"{job}, on {nodes}{hardware_text}{machine}\n  {', '.join(facts)}"

@@ -1,0 +1,142 @@
+"""Finished models of runs, through Metaflow's client: by run, or the newest."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Literal
+
+from metaflow import Run, get_namespace, namespace
+from metaflow.exception import MetaflowException
+
+from decorators.past_runs import NeverRunError, ended_tasks, runs_of
+from decorators.storage import fetch_model
+from estimator import models
+from estimator.errors import UserError
+from launchers.inference import finished
+from launchers.inference.finished import FinishedModel
+from launchers.model_card import cache_folder
+
+FLOWS = ("FinetuneFlow", "LinearFinetuneFlow", "RejectionFlow")  # whose runs hand over a model
+_EXPORT = "export"  # the step that leaves the artifact model_path
+_WHERE = "Call it in the folder where the runs were started, or configure Metaflow as they were."
+
+
+def find(name: str | None) -> FinishedModel:
+    """Return the model of a run (an id, or FLOW/ID), in a folder, or of a name; by default the newest run's.
+
+    A model that lies in a cluster's datastore is fetched into this machine's cache. Raises UserError if there
+    is none.
+    """
+    if name is None:
+        with _all_namespaces():
+            return _newest()
+    if Path(name).expanduser().is_dir() and not models.known(name):
+        return finished.from_folder(Path(name))
+    flow, _, run_id = name.rpartition("/")
+    if flow in FLOWS or (not flow and (run_id.isdigit() or run_id.startswith(("argo-", "sfn-")))):
+        with _all_namespaces():
+            return _of_run(_run((flow,) if flow else FLOWS, run_id))
+    return finished.from_name(name)
+
+
+def load_model(run: Any = None, *, device: Literal["auto", "cuda", "cpu"] = "auto") -> tuple[Any, Any]:
+    """Load the model of a run and its tokenizer, ready for transformers' ``generate``.
+
+    An adapter is put onto its base. The tokenizer has the chat template of the training, the model's
+    ``generation_config`` its end tokens.
+
+    Parameters
+    ----------
+    run:
+        A Metaflow ``Run``, what :func:`find` takes, or None: the newest run with a model.
+    device:
+        ``auto``: all visible GPUs in bf16, or the CPU in fp32 if there are none.
+
+    Raises
+    ------
+    UserError
+        There is no such model, or the estimator finds that it does not fit into the free memory.
+    """
+    from launchers.inference import memory
+    from launchers.inference.conversation import load_finetuned
+
+    model = find(getattr(run, "pathspec", run))
+    chosen = memory.pick_device(device)
+    memory.check_conversation(model, chosen)
+    with tempfile.TemporaryDirectory(prefix="finetune-load-") as work:
+        loaded = load_finetuned(model, chosen, Path(work))
+    return loaded.model, loaded.tokenizer
+
+
+def _newest() -> FinishedModel:
+    tasks = [task for flow in FLOWS if (task := _newest_export(flow)) is not None]
+    if not tasks:
+        raise UserError(
+            "There is no run with a model where Metaflow looks.",
+            f"Train one with finetune run, or name a run, a folder or a model. {_WHERE}",
+        )
+    newest = max(tasks, key=lambda task: task.created_at)
+    return _of_run(Run("/".join(newest.pathspec.split("/")[:2])))
+
+
+def _newest_export(flow: str) -> Any | None:
+    """Return the newest task that has exported a model; None if there is none."""
+    try:
+        return next(ended_tasks(runs_of(flow), _EXPORT, ["model_path"]), None)
+    except NeverRunError:
+        return None
+
+
+def _run(flows: Iterable[str], run_id: str) -> Any:
+    for flow in flows:
+        with suppress(MetaflowException):
+            return Run(f"{flow}/{run_id}")
+    raise UserError(f"There is no run {run_id} of {' or '.join(flows)}.", _WHERE)
+
+
+@contextmanager
+def _all_namespaces() -> Iterator[None]:
+    """Make the runs of all users visible to Metaflow's client in this block."""
+    try:
+        before = get_namespace()
+    except MetaflowException:  # no user name in the environment
+        before = None
+    namespace(None)
+    try:
+        yield
+    finally:
+        namespace(before)
+
+
+def _of_run(run: Any) -> FinishedModel:
+    task = next(ended_tasks([run], _EXPORT, ["model_path"]), None)
+    if task is None:
+        raise UserError(
+            f"Run {run.pathspec} has no model: it has not finished its step {_EXPORT}.",
+            f"Continue it with finetune flow resume --origin-run-id {run.id}, or name another run.",
+        )
+    folder = Path(task["model_path"].data)
+    settings = task["used_settings"].data
+    base: str = settings.model
+    if not folder.is_dir():
+        folder = _fetched(run.pathspec)
+    return FinishedModel(
+        name=finished.finetuned_name(base),
+        folder=folder,
+        base=base,
+        settings=settings,
+        run=run.pathspec,
+        gpu=task["plan"].data.request.gpu_type,
+    )
+
+
+def _fetched(run: str) -> Path:
+    """Fetch a run's model from the datastore, unless it is in this machine's cache."""
+    folder = cache_folder() / "runs" / run.replace("/", "-")
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        fetch_model(run, folder)
+    return finished.from_folder(folder).folder

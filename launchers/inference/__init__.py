@@ -1,0 +1,1 @@
+"""Inference with finished models: find, check against memory, load, chat."""

@@ -1,0 +1,218 @@
+"""Conversations with a model in this process: the chat template it was trained with, streamed answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from estimator.errors import UserError
+from launchers.engines.new_tokens import with_new_tokens
+from launchers.evaluate import load_model, precision_on
+from launchers.imports import collector_paused, imported_quietly
+from launchers.inference.finished import FinishedModel, fetch_cached
+
+Message = dict[str, str]  # role, content
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampling:
+    """How tokens are drawn; None: as the model's generation_config.json says."""
+
+    max_new_tokens: int = 512
+    temperature: float | None = None  # 0: the most likely token (greedy)
+    top_p: float | None = None
+    top_k: int | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of transformers' ``generate``."""
+        given: dict[str, Any] = {"max_new_tokens": self.max_new_tokens}
+        if self.repetition_penalty is not None:
+            given["repetition_penalty"] = self.repetition_penalty
+        if self.temperature == 0:
+            return given | {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
+        drawn = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
+        drawn = {name: value for name, value in drawn.items() if value is not None}
+        return given | drawn | ({"do_sample": True} if drawn else {})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reply:
+    """One answer."""
+
+    text: str
+    tokens: int  # generated, end token included
+    seconds: float
+    prompt_tokens: int
+    dropped: int = 0  # oldest messages left out of the prompt, as the model takes no more tokens
+
+
+@dataclass(kw_only=True)
+class LoadedModel:
+    """Weights and tokenizer, ready to generate. ``without_adapter``: the adapter is switched off."""
+
+    name: str
+    model: Any
+    tokenizer: Any
+    without_adapter: bool = False
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Longest sequence, answer included; None if the configuration has none."""
+        longest: int | None = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        return longest
+
+    @contextmanager
+    def active(self) -> Iterator[Any]:
+        """Yield the model to generate with."""
+        import torch
+
+        off = self.model.disable_adapter() if self.without_adapter else nullcontext()
+        with torch.inference_mode(), off:
+            yield self.model
+
+
+def load_finetuned(finished: FinishedModel, device: str, work: Path) -> LoadedModel:
+    """Load a model, or an adapter on its base. ``device``: cuda (over all GPUs) or cpu."""
+    base = finished.folder
+    if finished.is_adapter:
+        base = fetch_cached(finished.base_source())
+        if finished.settings is not None:
+            base = with_new_tokens(base, finished.settings, work / "base")
+    with _quietly():
+        model = load_model(finished.folder, base, device, precision_on(device), finished.settings)
+    return LoadedModel(name=finished.name, model=model, tokenizer=_tokenizer(finished.folder))
+
+
+def load_base(loaded: LoadedModel, finished: FinishedModel, device: str) -> LoadedModel:
+    """Load the model before training, with the tokenizer and template of the finished one.
+
+    A PEFT adapter's base is in memory already.
+    """
+    if hasattr(loaded.model, "disable_adapter"):
+        return LoadedModel(name="base", model=loaded.model, tokenizer=loaded.tokenizer, without_adapter=True)
+    folder = fetch_cached(finished.base_source())
+    with _quietly():
+        model = load_model(folder, folder, device, precision_on(device))
+    return LoadedModel(name="base", model=model, tokenizer=loaded.tokenizer)
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Load a model without libraries' warnings and progress bars."""
+    with imported_quietly():
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
+        try:
+            yield
+        finally:
+            logging.enable_progress_bar()
+
+
+def _tokenizer(folder: Path) -> Any:
+    with collector_paused():
+        from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder)
+
+
+@dataclass(kw_only=True)
+class Conversation:
+    """The messages exchanged with one model."""
+
+    loaded: LoadedModel
+    sampling: Sampling
+    system: str | None = None
+    messages: list[Message] = field(default_factory=list)
+
+    @property
+    def chats(self) -> bool:
+        """Whether the model has a chat template; without one it continues a text."""
+        return bool(self.loaded.tokenizer.chat_template)
+
+    def reset(self) -> None:
+        """Forget all messages; the system prompt stays."""
+        self.messages.clear()
+
+    def ask(self, text: str, on_text: Callable[[str], None] = lambda _: None) -> Reply:
+        """Generate the answer to a message, and keep both for the next turn.
+
+        ``on_text`` is called with each piece of the answer. An interrupt (KeyboardInterrupt) keeps neither.
+        Raises UserError for a message longer than the model takes.
+        """
+        tokens, dropped = self._encode([*self.messages, {"role": "user", "content": text}])
+        began = time.monotonic()
+        generated = self._generate(tokens, on_text)
+        answer = self.loaded.tokenizer.decode(generated, skip_special_tokens=True)
+        if self.chats:
+            self.messages += [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
+        return Reply(
+            text=answer,
+            tokens=len(generated),
+            seconds=time.monotonic() - began,
+            prompt_tokens=len(tokens),
+            dropped=dropped,
+        )
+
+    def _encode(self, messages: list[Message]) -> tuple[list[int], int]:
+        """Encode the newest messages that leave room for an answer, and count those that were left out."""
+        longest = self.loaded.max_tokens
+        room = None if longest is None else max(1, longest - self.sampling.max_new_tokens)
+        dropped = 0
+        while True:
+            tokens = self._tokens(messages[dropped:])
+            if room is None or len(tokens) <= room:
+                return tokens, dropped
+            if len(messages) - dropped <= 1:
+                raise UserError(
+                    f"The message has {len(tokens):,} tokens; with {self.sampling.max_new_tokens:,} for the "
+                    f"answer, the model takes at most {room:,}.",
+                    "Shorten it, or give --max-new-tokens a smaller number.",
+                )
+            dropped += 2  # a question with its answer
+
+    def _tokens(self, messages: list[Message]) -> list[int]:
+        tokenizer = self.loaded.tokenizer
+        tokens: list[int]
+        if not self.chats:
+            tokens = tokenizer(messages[-1]["content"]).input_ids
+            return tokens
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        text = tokenizer.apply_chat_template([*system, *messages], add_generation_prompt=True, tokenize=False)
+        tokens = tokenizer(text, add_special_tokens=False).input_ids  # the template has written them
+        return tokens
+
+    def _generate(self, tokens: list[int], on_text: Callable[[str], None]) -> list[int]:
+        import torch
+        from transformers import TextStreamer
+
+        class Streamer(TextStreamer):  # type: ignore[misc]
+            def on_finalized_text(self, text: str, stream_end: bool = False) -> None:  # noqa: ARG002
+                on_text(text)
+
+        tokenizer = self.loaded.tokenizer
+        if self.sampling.seed is not None:
+            torch.manual_seed(self.sampling.seed)
+        with self.loaded.active() as model:
+            ids = torch.tensor([tokens], device=model.device)
+            output = model.generate(
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                streamer=Streamer(tokenizer, skip_prompt=True, skip_special_tokens=True),
+                pad_token_id=_pad_id(model, tokenizer),
+                **self.sampling.arguments(),
+            )
+        generated: list[int] = output[0, len(tokens) :].tolist()
+        return generated
+
+
+def _pad_id(model: Any, tokenizer: Any) -> int:
+    """Padding token of ``generate``; one sequence has no padding, but transformers warns without it."""
+    ids = (model.generation_config.pad_token_id, tokenizer.pad_token_id, tokenizer.eos_token_id)
+    return next((each for each in ids if each is not None), 0)

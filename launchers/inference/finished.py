@@ -1,0 +1,138 @@
+"""A model that can be asked: the folder that a run wrote, or any model by name."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from pydantic import ValidationError
+
+from estimator import models
+from estimator.errors import UserError
+from estimator.models import DiffusionSpec, ModelSource, ModelSpec, hf_files
+from launchers import engines, pipeline
+from launchers.engines._hf_layout import ADAPTER_V2_CONFIG
+from launchers.handover import PAGE
+from launchers.model_card import cache_folder, cache_name
+from launchers.run_config import RunConfig
+
+ADAPTER_CONFIG = "adapter_config.json"
+_CONFIGS = ("config.json", "model_index.json")  # of a language model, of a pipeline that generates images
+SETTINGS = "settings.yaml"  # of the run, beside the folder of its model
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FinishedModel:
+    """A whole model in the Hugging Face layout, or an adapter of one."""
+
+    name: str  # as messages, tables and servers call it
+    folder: Path
+    base: str | None = None  # name of the model that was trained, as estimator.models.locate takes it
+    settings: RunConfig | None = None  # of the run that trained it
+    run: str | None = None  # FLOW/ID
+    gpu: str | None = None  # type of the GPU that it was trained on
+
+    @property
+    def is_adapter(self) -> bool:
+        """Whether the folder holds no whole model."""
+        return any((self.folder / name).is_file() for name in (ADAPTER_CONFIG, ADAPTER_V2_CONFIG))
+
+    def base_source(self) -> ModelSource:
+        """Locate the model that was trained. Raises UserError if nothing names it."""
+        if self.base is None:
+            raise UserError(
+                f"{self.name}: nothing says which model it was trained from.",
+                f"Name the folder of a run that has {SETTINGS}, or a run by its id.",
+            )
+        return models.locate(self.base)
+
+    def spec(self) -> ModelSpec:
+        """Read the shape of the model, of an adapter that of its base.
+
+        Raises UserError for a model that generates no text.
+        """
+        if self.is_adapter:
+            spec = models.resolve(self.base_source().name).spec
+        else:
+            spec = hf_files.read_directory(self.folder, self.name)
+        if isinstance(spec, DiffusionSpec):
+            raise UserError(
+                f"{self.name} generates images, not text.", f"Its page says how: {self.folder / PAGE}"
+            )
+        _check_generates(self.folder)
+        return spec
+
+
+def from_folder(folder: Path) -> FinishedModel:
+    """Describe the model in ``folder``: a model, an adapter, or the folder of a run that holds either.
+
+    Raises UserError if there is none.
+    """
+    folder = folder.expanduser().resolve()
+    found = folder if _holds_model(folder) else engines.result_of(folder)
+    if not _holds_model(found):
+        raise UserError(
+            f"There is no model in {folder}.",
+            f"Give a folder with config.json or {ADAPTER_CONFIG}, or one that finetune run has written.",
+        )
+    settings = _read_settings(found.parent / SETTINGS)
+    base = settings.model if settings is not None else _base_of(found)
+    name = found.name if settings is None else finetuned_name(settings.model)
+    plan = found.parent / "plan.json"
+    gpu = json.loads(plan.read_text())["request"]["gpu_type"] if plan.is_file() else None
+    return FinishedModel(name=name, folder=found, base=base, settings=settings, gpu=gpu)
+
+
+def finetuned_name(base: str) -> str:
+    """Name of a fine-tuned model: the last part of its base's name, and ``-finetuned``."""
+    return f"{Path(base).name}-finetuned"
+
+
+def from_name(name: str) -> FinishedModel:
+    """Fetch a model by its name, Hugging Face id or S3 address into this machine's cache."""
+    return FinishedModel(name=name, folder=fetch_cached(models.locate(name)), base=name)
+
+
+def fetch_cached(model: ModelSource, *, rewards: bool = False) -> Path:
+    """Fetch a model's files into this machine's cache, and return their folder.
+
+    A folder of the user's is returned as it is. ``rewards``: it is a reward model.
+    """
+    return pipeline.fetch_weights(model, cache_folder() / cache_name(model), rewards=rewards).resolve()
+
+
+def _holds_model(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in (*_CONFIGS, ADAPTER_CONFIG, ADAPTER_V2_CONFIG))
+
+
+def _check_generates(folder: Path) -> None:
+    """Raise UserError for a reward model or an adapter of one: it has no next token."""
+    reads = [folder / name for name in ("config.json", ADAPTER_CONFIG) if (folder / name).is_file()]
+    for values in (json.loads(path.read_text()) for path in reads):
+        heads = (*(values.get("architectures") or ()), values.get("task_type") or "")
+        if any(head.endswith("ForSequenceClassification") or head == "SEQ_CLS" for head in heads):
+            raise UserError(
+                f"{folder} is a reward model: it scores texts and generates none.",
+                f"Its page says how it is used: {folder / PAGE}",
+            )
+
+
+def _base_of(folder: Path) -> str | None:
+    for name in (ADAPTER_CONFIG, ADAPTER_V2_CONFIG):
+        if (folder / name).is_file():
+            base: str | None = json.loads((folder / name).read_text()).get("base_model_name_or_path")
+            return base
+    return None
+
+
+def _read_settings(path: Path) -> RunConfig | None:
+    """Read a run's settings; None if the file is missing."""
+    if not path.is_file():
+        return None
+    try:
+        return RunConfig.model_validate(yaml.safe_load(path.read_text()))
+    except (ValidationError, yaml.YAMLError) as error:
+        why = str(error).splitlines()[0]
+        raise UserError(f"{path} can't be read: {why}", "Move it away to use the model without it.") from None

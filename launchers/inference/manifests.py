@@ -1,0 +1,110 @@
+"""Kubernetes objects that serve a model with vLLM: a Deployment and its Service."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from estimator import hardware
+from estimator.hardware.cluster_tables import labels_of
+from estimator.memory.host import GPU_PROCESS_HOST_BYTES
+from estimator.plan import GIB
+from estimator.planning.serving import Serving
+from launchers.inference.servers import TOKEN_VARIABLE, Endpoint, vllm_arguments
+
+IMAGE = "vllm/vllm-openai:v0.32.0"  # of the version in pyproject.toml, extra vllm
+GPU_RESOURCE = "nvidia.com/gpu"
+MODEL_FOLDER = "/model"
+Json = dict[str, Any]
+
+
+def resource_name(model: str) -> str:
+    """Make a model's name one of Kubernetes (RFC 1123)."""
+    return re.sub(r"[^a-z0-9-]+", "-", model.lower()).strip("-")[:50].rstrip("-") or "model"
+
+
+def manifests(
+    endpoint: Endpoint,
+    serving: Serving,
+    *,
+    gpu: str,
+    source: str,
+    claim: str | None,
+    image: str = IMAGE,
+    token: bool,
+) -> list[Json]:
+    """The Deployment and the Service.
+
+    Parameters
+    ----------
+    source:
+        What vLLM loads: a Hugging Face id, or a path below ``MODEL_FOLDER``.
+    claim:
+        A PersistentVolumeClaim that is mounted, read only, at ``MODEL_FOLDER``.
+    token:
+        Whether requests need the token in the Secret NAME-token, key ``token``.
+    """
+    name = resource_name(endpoint.model)
+    labels = {"app.kubernetes.io/name": name, "app.kubernetes.io/managed-by": "finetune"}
+    health = {"httpGet": {"path": "/health", "port": endpoint.port}}
+    memory = GPU_PROCESS_HOST_BYTES * serving.gpus + serving.memory["weights"] * serving.gpus
+    volumes: list[Json] = [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}}]
+    mounts: list[Json] = [{"name": "shm", "mountPath": "/dev/shm"}]  # noqa: S108 - of the container
+    if claim is not None:
+        volumes.append({"name": "model", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}})
+        mounts.append({"name": "model", "mountPath": MODEL_FOLDER, "readOnly": True})
+    environment = [_secret("HF_TOKEN", "hf-token", optional=True)]
+    if token:
+        environment.append(_secret(TOKEN_VARIABLE, f"{name}-token", optional=False))
+    container = {
+        "name": "vllm",
+        "image": image,
+        "command": ["vllm"],
+        "args": vllm_arguments(source, endpoint, serving),
+        "env": environment,
+        "ports": [{"name": "http", "containerPort": endpoint.port, "protocol": "TCP"}],
+        "resources": {
+            "requests": {"cpu": str(2 * serving.gpus), "memory": f"{-(-memory // GIB)}Gi"},
+            "limits": {GPU_RESOURCE: str(serving.gpus)},
+        },
+        # Weights are downloaded and kernels compiled before it is healthy
+        "startupProbe": {**health, "periodSeconds": 10, "failureThreshold": 180},
+        "readinessProbe": {**health, "periodSeconds": 5},
+        "livenessProbe": {**health, "periodSeconds": 10, "failureThreshold": 6, "timeoutSeconds": 5},
+        "securityContext": {"allowPrivilegeEscalation": False},
+        "volumeMounts": mounts,
+    }
+    pod: Json = {"containers": [container], "volumes": volumes, "terminationGracePeriodSeconds": 60}
+    if selector := _node_selector(gpu):
+        pod["nodeSelector"] = selector
+    deployment = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name, "labels": labels},
+        "spec": {
+            "replicas": 1,
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": pod},
+        },
+    }
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name, "labels": labels},
+        "spec": {
+            "selector": labels,
+            "ports": [{"name": "http", "port": endpoint.port, "targetPort": "http", "protocol": "TCP"}],
+        },
+    }
+    return [deployment, service]
+
+
+def _node_selector(gpu: str) -> dict[str, str]:
+    """Labels of nodes with that GPU, by GPU feature discovery; empty if the table has none."""
+    rows = labels_of(hardware.gpu(gpu).name, "gfd")
+    return dict(rows[0].labels) if rows else {}
+
+
+def _secret(variable: str, name: str, *, optional: bool) -> Json:
+    reference = {"name": name, "key": "token", "optional": optional}
+    return {"name": variable, "valueFrom": {"secretKeyRef": reference}}

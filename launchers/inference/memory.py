@@ -1,0 +1,118 @@
+"""Does a conversation fit into this machine's memory? Checked before any weights are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from estimator.errors import UserError
+from estimator.formatting import format_bytes
+from estimator.memory.generation import WEIGHTS, Batch, generation_bytes
+from estimator.models import ModelSpec
+from launchers.inference.finished import FinishedModel
+
+Device = Literal["cuda", "cpu"]
+CONTEXT = 4096  # tokens of a conversation that memory is checked for
+NEW_TOKENS = 512  # of an answer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Memory:
+    """Free memory of the devices that a model is loaded onto, in bytes."""
+
+    device: Device
+    free_bytes: tuple[int, ...]  # of each GPU; of a CPU one value
+
+    @property
+    def gpus(self) -> int:
+        return len(self.free_bytes)
+
+
+def pick_device(device: Literal["auto", "cuda", "cpu"]) -> Device:
+    """Decide ``auto``: GPUs if there are any. Raises UserError for GPUs that are missing."""
+    if device == "cpu":
+        return "cpu"
+    import torch
+
+    if torch.cuda.is_available():
+        return "cuda"
+    if device == "cuda":
+        raise UserError("There is no GPU that PyTorch can use.", "Use --device cpu.")
+    return "cpu"
+
+
+def conversation_batch(spec: ModelSpec, tokens: int, new_tokens: int) -> Batch:
+    """One sequence of ``tokens``, or of the model's longest, of which ``new_tokens`` are generated."""
+    longest = min(max(tokens, new_tokens + 1), spec.max_seq_len or tokens)
+    new = min(new_tokens, longest - 1)
+    return Batch(sequences=1, prompt_tokens=longest - new, new_tokens=new)
+
+
+def free_memory(device: Device) -> Memory:
+    """Measure the free memory of all visible GPUs, or of the CPU: what this process may still allocate."""
+    if device == "cuda":
+        import torch
+
+        free = tuple(int(torch.cuda.mem_get_info(index)[0]) for index in range(torch.cuda.device_count()))
+        return Memory(device=device, free_bytes=free)
+    import psutil
+
+    from estimator.hardware import local_machine
+
+    machine = psutil.virtual_memory()
+    limit = local_machine.here().ram_bytes - psutil.Process().memory_info().rss
+    return Memory(device=device, free_bytes=(min(int(machine.available), limit),))
+
+
+def needed_bytes(spec: ModelSpec, batch: Batch, memory: Memory, *, copies: int = 1) -> int:
+    """Estimate the memory of the fullest device: ``copies`` of the weights, one batch at a time."""
+    parts = generation_bytes(spec, batch, gpus=memory.gpus, device=memory.device)
+    return sum(parts.values()) + (copies - 1) * parts[WEIGHTS]
+
+
+def check_memory(
+    name: str, spec: ModelSpec, batch: Batch, memory: Memory, *, copies: int = 1, advice: Sequence[str] = ()
+) -> int:
+    """Return the estimated bytes per device. Raises UserError, with what would not fit, if they exceed it.
+
+    Parameters
+    ----------
+    copies:
+        Models of this shape that are loaded at once.
+    advice:
+        Changes that need less memory, in the words of the command that was called.
+    """
+    needed = needed_bytes(spec, batch, memory, copies=copies)
+    free = min(memory.free_bytes)
+    if needed > free:
+        parts = generation_bytes(spec, batch, gpus=memory.gpus, device=memory.device)
+        weights = copies * parts[WEIGHTS]
+        where = "this machine's memory" if memory.device == "cpu" else f"each of {memory.gpus} GPU(s)"
+        two = f" of {copies} models" if copies > 1 else ""
+        raise UserError(
+            f"{name} needs {format_bytes(needed)} in {where} ({format_bytes(weights)} for the weights{two}, "
+            f"{format_bytes(needed - weights)} to answer {batch.tokens:,} tokens); "
+            f"{format_bytes(free)} are free.",
+            f"Use {', or '.join(advice)}." if advice else "",
+        )
+    return needed
+
+
+def check_conversation(
+    finished: FinishedModel, device: Device, *, new_tokens: int = NEW_TOKENS, with_base: bool = False
+) -> int:
+    """Check that a conversation of ``CONTEXT`` tokens fits into the free memory: :func:`check_memory`."""
+    spec = finished.spec()
+    second = with_base and not finished.is_adapter  # an adapter can be switched off
+    return check_memory(
+        finished.name,
+        spec,
+        conversation_batch(spec, CONTEXT, new_tokens),
+        free_memory(device),
+        copies=1 + second,
+        advice=[
+            *(["no --with-base"] if second else []),
+            *(["--device cpu"] if device == "cuda" else ["a machine with more memory"]),
+        ],
+    )

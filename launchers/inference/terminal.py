@@ -1,0 +1,117 @@
+"""A conversation on the terminal: reads messages and commands, prints answers as they are generated."""
+
+from __future__ import annotations
+
+import sys
+import unicodedata
+from collections.abc import Callable, Sequence
+
+from estimator.errors import UserError
+from launchers.inference.conversation import Conversation, Reply
+
+COMMANDS = {
+    "/reset": "forget the conversation",
+    "/system TEXT": "set the system prompt and forget the conversation; without TEXT, remove it",
+    "/help": "list these commands",
+    "/quit": "end (or Ctrl-D); Ctrl-C stops an answer",
+}
+_HARMLESS = "\n\t\u200c\u200d"  # the joiners of Persian, Hindi and emoji are formatting characters too
+_PROMPT = "you> "
+
+
+def escaped(text: str) -> str:
+    """Replace control and formatting characters by ``\\x1b``-like text, so that no terminal acts on them.
+
+    Covers C0, DEL, C1 and Unicode's invisible formatting characters (bidirectional overrides).
+    """
+    return "".join(
+        character
+        if character in _HARMLESS or unicodedata.category(character) not in ("Cc", "Cf")
+        else character.encode("unicode_escape").decode()
+        for character in text
+    )
+
+
+def talk(conversations: Sequence[Conversation], read: Callable[[str], str] = input) -> None:
+    """Read messages until the end of the input, and print each model's answers.
+
+    ``conversations``: one for each model; all get the same messages, and each keeps its own answers.
+    """
+    _note(f"{conversations[0].loaded.name}: {', '.join(COMMANDS)}")
+    while True:
+        try:
+            line = read(_PROMPT if sys.stdin.isatty() else "")
+        except EOFError:
+            return
+        except KeyboardInterrupt:
+            _note("")
+            return
+        message = line.strip()
+        if message == "/quit":
+            return
+        if message.startswith("/") and _obey(message, conversations):
+            continue
+        if message:
+            _answer(message, conversations)
+
+
+def once(conversations: Sequence[Conversation], message: str) -> None:
+    """Print the answers to one message to standard output, and nothing else."""
+    for conversation in conversations:
+        if len(conversations) > 1:
+            print(f"{conversation.loaded.name}> ", end="")
+        _stream(conversation, message)
+
+
+def _note(text: str) -> None:
+    """Print a remark to standard error: standard output has answers alone."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def _obey(message: str, conversations: Sequence[Conversation]) -> bool:
+    """Carry out a command; False if there is none of that name, so that it is a message."""
+    name, _, rest = message.partition(" ")
+    if name == "/help":
+        _note("\n".join(f"{command:<14}{what}" for command, what in COMMANDS.items()))
+    elif name in ("/reset", "/system"):
+        for conversation in conversations:
+            conversation.reset()
+            if name == "/system":
+                conversation.system = rest.strip() or None
+        _note("The conversation is forgotten." if name == "/reset" else "The system prompt is set.")
+    else:
+        return False
+    return True
+
+
+def _answer(message: str, conversations: Sequence[Conversation]) -> None:
+    lengths = [len(conversation.messages) for conversation in conversations]
+    for conversation in conversations:
+        if len(conversations) > 1 or sys.stdout.isatty():
+            print(f"{conversation.loaded.name}> ", end="", flush=True)
+        try:
+            reply = _stream(conversation, message)
+        except KeyboardInterrupt:
+            print(flush=True)
+            for each, length in zip(conversations, lengths, strict=True):
+                del each.messages[length:]
+            _note("Stopped; this message is forgotten.")
+            return
+        except UserError as error:
+            print(flush=True)
+            _note(str(error))
+            return
+        if reply.dropped:
+            _note(f"The oldest {reply.dropped} messages did not fit into the model's context.")
+
+
+def _stream(conversation: Conversation, message: str) -> Reply:
+    show = escaped if sys.stdout.isatty() else str
+
+    def write(piece: str) -> None:
+        sys.stdout.write(show(piece))
+        sys.stdout.flush()
+
+    reply = conversation.ask(message, write)
+    write("\n")
+    return reply

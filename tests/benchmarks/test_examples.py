@@ -1,0 +1,65 @@
+"""examples/: each command of its README works as printed, from any folder, with data that ships."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from benchmarks.documents import planned
+from benchmarks.examples import FILES, FOLDER, README
+from flows import commands
+from launchers import __main__ as scheduler
+from launchers import settings
+
+ROOT = FOLDER.parent
+
+
+def command_of(path: Path) -> list[str]:
+    """Words of the command in the README's row of ``path``."""
+    (line,) = (line for line in README.read_text().splitlines() if line.startswith(f"| [{path.name}]"))
+    return shlex.split(line.split("`")[-2])
+
+
+def check_command(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plan what the command would run, with machines of the catalogue; UserError if it is refused."""
+    if words[0] == "sbatch":
+        file = Path(words[words.index("--settings") + 1])
+        values = scheduler._settings(file, ()).model_dump(mode="json")
+        backend = "kubernetes"
+    else:
+        flow, given = commands.flow_words(words[1], words[2:])
+        monkeypatch.setattr("sys.argv", [flow, *given])
+        file = commands.config_file(given, "settings")
+        values = settings.parse_yaml(file.read_text(), file.parent)
+        backend = words[words.index("--with") + 1] if "--with" in words else "kubernetes"
+    parameters = {"settings": values, "from_catalogue": True}
+    if "rejection" in words:
+        parameters["score"] = ""
+    assert planned(parameters, backend).startswith("Plan: ")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_the_command_of_each_example_works_as_printed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = command_of(path)
+    monkeypatch.chdir(ROOT)
+    check_command(words, monkeypatch)
+    monkeypatch.chdir(FOLDER)
+    check_command([word.removeprefix("examples/") for word in words], monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["kto.yaml", "grpo.yaml"])
+def test_a_copy_of_an_example_works_in_a_folder_of_its_own(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for file in (name, "short_answers.py"):
+        shutil.copy(FOLDER / file, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    check_command([word.removeprefix("examples/") for word in command_of(FOLDER / name)], monkeypatch)
+
+
+def test_the_readme_lists_every_file_and_no_other() -> None:
+    listed = [line for line in README.read_text().splitlines() if line.startswith("| [")]
+    assert len(listed) == len(FILES)

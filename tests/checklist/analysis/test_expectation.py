@@ -1,0 +1,117 @@
+"""Published figures of healthy clusters pass, those of broken ones don't, also with their source left out."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+
+import pytest
+
+from benchmarks import busbw
+from checklist.analysis.expectation import (
+    GATE,
+    JUDGED,
+    PAIR,
+    SMALLEST_BYTES,
+    Wiring,
+    expect,
+    published,
+)
+
+GIB = 2**30
+H100S = Wiring(
+    gpus=8,
+    domains=4,
+    link="nvlink",
+    link_gbytes_per_s=450,
+    nvlink_sharp=True,
+    fabric="infiniband",
+    ports=8,
+    port_gbps=400,
+)
+
+
+@pytest.fixture(scope="module")
+def scored() -> list[busbw.Scored]:
+    return busbw.scores(published())
+
+
+def test_every_published_figure_has_source_date_and_a_size_that_is_judged() -> None:
+    rows = published()
+    assert len(rows) >= 60
+    for row in rows:
+        assert row.source.startswith("https://"), row
+        assert datetime.date.fromisoformat(row.date) < datetime.date(2027, 1, 1), row
+        assert row.bytes >= SMALLEST_BYTES
+        assert row.op in JUDGED
+    keys = [dataclasses.astuple(row) for row in rows]
+    assert len(set(map(str, keys))) == len(keys)
+
+
+def test_all_published_figures_get_the_right_verdict(scored: list[busbw.Scored]) -> None:
+    assert [one.row for one in scored if not one.right(one.shipped)] == []
+
+
+def test_with_its_source_left_out_a_figure_gets_the_right_verdict_or_none(scored: list[busbw.Scored]) -> None:
+    wrong = [one.row for one in scored if one.held_out != busbw.NONE and not one.right(one.held_out)]
+    assert wrong == []
+    # Slow Ethernet and xGMI have one source each
+    unjudged = {one.row.wiring.fabric or one.row.wiring.link for one in scored if one.held_out == busbw.NONE}
+    assert unjudged == {"tcp", "xgmi"}
+
+
+def test_the_committed_page_and_the_data_agree(scored: list[busbw.Scored]) -> None:
+    assert busbw.FILE.read_text() == busbw.page(scored)
+
+
+def test_no_healthy_figure_exceeds_the_upper_bound(scored: list[busbw.Scored]) -> None:
+    for one in scored:
+        if one.expectation is not None and one.row.condition != GATE:
+            # 1.1: links and ports carry a little more than their nominal rate
+            assert one.row.busbw_gbytes_per_s <= 1.1 * one.expectation.most, one.row
+
+
+@pytest.mark.parametrize("op", [*JUDGED, PAIR])
+def test_the_range_grows_with_the_message_and_stays_below_the_bound(op: str) -> None:
+    ranges = [expect(H100S, op, size) for size in (GIB // 8, GIB, 8 * GIB)]
+    known = [one for one in ranges if one is not None]
+    assert len(known) == 3
+    assert [one.low for one in known] == sorted(one.low for one in known)
+    for one in known:
+        assert one.fail_below <= one.low < one.typical < one.most
+
+
+def test_the_expectation_names_ports_and_rates() -> None:
+    expected = expect(H100S, "all_reduce", 8 * GIB)
+    assert expected is not None
+    assert expected.arithmetic == "8 ports x 400 Gbit/s (InfiniBand) = 400 GB/s a node, NVLink 450 GB/s a GPU"
+    assert 340 < expected.typical < 400
+
+
+def test_no_more_infiniband_ports_than_gpus_are_counted() -> None:
+    """A DGX has ports for storage at the same rate."""
+    more = dataclasses.replace(H100S, ports=12)
+    assert more.network_gbytes_per_s == H100S.network_gbytes_per_s == 400
+    assert dataclasses.replace(H100S, gpus=4).network_gbytes_per_s == 200
+    assert dataclasses.replace(H100S, fabric="efa2", ports=32, port_gbps=100).network_gbytes_per_s == 400
+
+
+@pytest.mark.parametrize(
+    ("change", "op", "size"),
+    [
+        ({"ports": None}, "all_reduce", GIB),
+        ({"port_gbps": None}, "all_reduce", GIB),
+        ({"domains": 1, "link": None}, "all_reduce", GIB),
+        ({}, "broadcast", GIB),
+        ({}, "all_reduce", GIB // 32),
+    ],
+    ids=["ports", "rate", "link of one node", "operation without figures", "small message"],
+)
+def test_what_is_unknown_has_no_expectation(change: dict[str, object], op: str, size: int) -> None:
+    assert expect(dataclasses.replace(H100S, **change), op, size) is None
+
+
+def test_without_the_link_the_network_alone_is_the_limit() -> None:
+    expected = expect(dataclasses.replace(H100S, link=None, link_gbytes_per_s=None), "all_reduce", 8 * GIB)
+    assert expected is not None
+    assert expected.low < 400

@@ -1,0 +1,118 @@
+"""A step that is planned by the arguments of its decorator."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from decorators.declared import DeclaredPlan, fill
+from estimator.errors import UserError
+from estimator.hardware import local_machine
+from estimator.job import Machine
+from tests.decorators.conftest import FLOWS, Home
+from tests.warm_python import WarmPython
+
+GIB = 2**30
+WORKSTATION = Machine(
+    gpus=(("NVIDIA H100 80GB HBM3", 80 * GIB), ("NVIDIA H100 80GB HBM3", 80 * GIB)),
+    cpu_cores=32,
+    ram_bytes=256 * GIB,
+    disk_free_bytes=2000 * GIB,
+)
+
+
+@pytest.fixture
+def workstation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Plan for a machine with two H100, without measurements of earlier runs."""
+    monkeypatch.setattr(local_machine, "here", lambda: WORKSTATION)
+    monkeypatch.setenv("FINETUNE_CALIBRATION", str(tmp_path / "calibration.jsonl"))
+
+
+def test_options_and_parameters_decide_the_plan(workstation: None) -> None:
+    resolver = DeclaredPlan(
+        {"model": "{model}", "method": "lora", "seq_len": "{length}", "global_batch_size": 16, "gpus": 1}
+    )
+    plan = resolver({"model": "llama-8b", "length": 1024}, "local")
+    assert (plan.model, plan.method, plan.layout.seq_len) == ("llama-8b", "lora", 1024)
+    assert plan.layout.global_batch_size == 16
+    assert plan.layout.processes_per_node == 1
+    assert resolver({"model": "llama-8b", "length": 1024}, "local", 2).layout.processes_per_node == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "named", "advised"),
+    [
+        ({"model": "llama-8b", "metod": "lora"}, "metod", "method"),
+        ({"model": "llama-8b", "seq_len": "long"}, "seq_len", "finetune plan --help"),
+        ({"model": "{modl}"}, "modl", "model"),
+        ({"model": "llama-8c"}, "llama-8c", "llama-8b"),
+        ({"model": "llama-8b", "method": "loraa"}, "loraa", "lora"),
+        ({"seq_len": 128}, "model", 'model="'),
+        ({"model": "llama-70b", "method": "full", "gpus": 1}, "llama-70b", "method"),
+    ],
+)
+def test_a_mistake_names_the_argument_and_what_to_write(
+    workstation: None, options: dict[str, Any], named: str, advised: str
+) -> None:
+    with pytest.raises(UserError) as error:
+        DeclaredPlan(options)({"model": "llama-8b"}, "local")
+    assert named in error.value.problem
+    assert advised in error.value.advice
+    assert not re.search(r"--(?!help|with)", error.value.problem)
+
+
+def test_references_keep_the_parameters_type_and_may_stand_in_a_text() -> None:
+    assert fill("{steps}", {"steps": 7}, "here") == 7
+    assert fill("s3://models/{name}", {"name": "mine"}, "here") == "s3://models/mine"
+    assert fill(7, {}, "here") == 7
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPython]:
+    home = Home(tmp_path_factory.mktemp("warm"))
+    modules = ("metaflow.cli", "metaflow.runtime", "decorators.gpu_profile", "estimator.cli.plan")
+    with WarmPython(*modules, environment=home.environment(), folder=home.path) as started:
+        yield started
+
+
+def test_each_step_is_planned_for_its_own_job_and_knows_its_plan_and_measurements(
+    home: Home, warm: WarmPython
+) -> None:
+    home = Home(home.path, warm)
+    done = home.run("declared.py", "run", "--length", "64")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {line.split(":")[0] for line in done.stderr.splitlines() if "tiny-llama, " in line} == {
+        "train",
+        "again",
+    }
+    train = home.artifacts("DeclaredFlow", "train", "plan", "measured")
+    assert (train["plan"].method, train["plan"].layout.seq_len) == ("lora", 64)
+    assert train["measured"].steps == 3
+    assert train["measured"].tokens_per_second == pytest.approx(2048)
+    assert train["measured"].ranks[0].rss_peak_bytes > 20 << 20
+    again = home.artifacts("DeclaredFlow", "again", "plan")["plan"]
+    assert (again.method, again.layout.seq_len) == ("full", 256)
+
+
+def test_a_mistake_in_the_decorator_starts_no_run(home: Home, warm: WarmPython) -> None:
+    home = Home(home.path, warm)
+    done = home.run("declared.py", "run", "--model", "llama-8c")
+    assert done.returncode == 1  # as Metaflow ends any flow whose decorator refuses
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "llama-8c" in done.stderr
+    assert home.runs("DeclaredFlow") == []
+
+
+@pytest.mark.parametrize("written", ["@gpu_profile", '@gpu_profile(model="llama-8b")'])
+def test_below_step_it_is_refused_in_one_line(home: Home, written: str) -> None:
+    flow = (FLOWS / "declared.py").read_text()
+    flow = re.sub(r"    @gpu_profile\(model=\"\{.*\n    @step\n", f"    @step\n    {written}\n", flow)
+    (home.path / "below.py").write_text(flow)
+    done = home.python("below.py", "run")
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "train" in done.stderr

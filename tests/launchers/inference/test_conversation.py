@@ -1,0 +1,104 @@
+"""Conversations give the answers of transformers' generate, with and without an adapter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from estimator.errors import UserError
+from launchers.inference import finished
+from launchers.inference.conversation import (
+    Conversation,
+    LoadedModel,
+    Sampling,
+    load_base,
+    load_finetuned,
+)
+
+GREEDY = Sampling(max_new_tokens=12, temperature=0)
+
+
+@pytest.fixture(scope="module")
+def loaded(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    return load_finetuned(finished.from_folder(model_dir), "cpu", tmp_path_factory.mktemp("work"))
+
+
+def generated(model: Any, tokenizer: Any, messages: list[dict[str, str]]) -> str:
+    """The greedy answer as transformers' documentation generates it."""
+    inputs = tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    with torch.no_grad():
+        output = model.generate(**inputs, max_new_tokens=12, do_sample=False)
+    return str(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+
+
+def test_greedy_answers_of_two_turns_equal_those_of_generate(loaded: LoadedModel) -> None:
+    conversation = Conversation(loaded=loaded, sampling=GREEDY, system="Be brief.")
+    messages = [{"role": "system", "content": "Be brief."}]
+    for question in ("What is a router?", "And a kettle?"):
+        pieces: list[str] = []
+        reply = conversation.ask(question, pieces.append)
+        messages.append({"role": "user", "content": question})
+        expected = generated(loaded.model, loaded.tokenizer, messages)
+        assert expected
+        assert (reply.text, "".join(pieces)) == (expected, expected)
+        messages.append({"role": "assistant", "content": expected})
+    conversation.reset()
+    assert conversation.ask("What is a router?").text == generated(
+        loaded.model, loaded.tokenizer, messages[:2]
+    )
+
+
+def test_an_adapter_answers_differently_and_its_base_as_the_base_alone(
+    adapter_dir: Path, loaded: LoadedModel, tmp_path: Path
+) -> None:
+    found = finished.from_folder(adapter_dir)
+    adapted = load_finetuned(found, "cpu", tmp_path)
+    base = load_base(adapted, found, "cpu")
+    assert base.model is adapted.model
+    answers = [
+        Conversation(loaded=each, sampling=GREEDY).ask("Hello").text for each in (adapted, base, loaded)
+    ]
+    assert answers[0] != answers[1] == answers[2]
+
+
+def test_the_same_seed_draws_the_same_answer_and_another_seed_another(loaded: LoadedModel) -> None:
+    def drawn(seed: int) -> str:
+        sampling = Sampling(max_new_tokens=12, temperature=1.5, seed=seed)
+        return Conversation(loaded=loaded, sampling=sampling).ask("Hello").text
+
+    assert drawn(1) == drawn(1) != drawn(2)
+
+
+def test_a_conversation_longer_than_the_model_takes_loses_its_oldest_turns(loaded: LoadedModel) -> None:
+    longest = loaded.max_tokens
+    assert longest is not None
+    sampling = Sampling(max_new_tokens=longest - 60, temperature=0)
+    conversation = Conversation(loaded=loaded, sampling=sampling)
+    conversation.messages = [
+        {"role": role, "content": "word " * 20} for role in ("user", "assistant", "user", "assistant")
+    ]
+    tokens, dropped = conversation._encode([*conversation.messages, {"role": "user", "content": "Hello"}])
+    assert dropped == 4
+    assert loaded.tokenizer.decode(tokens).count("word") == 0
+    with pytest.raises(UserError, match="takes at most 60"):
+        conversation._encode([{"role": "user", "content": "word " * 100}])
+
+
+def test_a_model_without_a_template_continues_the_text(loaded: LoadedModel) -> None:
+    import copy
+
+    plain = copy.copy(loaded)
+    plain.tokenizer = copy.copy(loaded.tokenizer)
+    plain.tokenizer.chat_template = None
+    conversation = Conversation(loaded=plain, sampling=GREEDY)
+    reply = conversation.ask("Once upon")
+    ids = loaded.tokenizer("Once upon", return_tensors="pt").input_ids
+    with torch.no_grad():
+        output = loaded.model.generate(ids, max_new_tokens=12, do_sample=False)
+    assert reply.text == loaded.tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True)
+    assert conversation.messages == []

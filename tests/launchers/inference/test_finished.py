@@ -1,0 +1,55 @@
+"""Models are found in folders of runs, in folders of their own, and by name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from estimator.errors import UserError
+from launchers.inference import finished
+from tests.lab.configs import config
+
+
+def test_a_run_s_folder_is_its_model_with_the_run_s_settings(model_dir: Path, tmp_path: Path) -> None:
+    shutil.copytree(model_dir, tmp_path / "model")
+    (tmp_path / "settings.yaml").write_text(yaml.safe_dump(config().model_dump(mode="json")))
+    for folder in (tmp_path, tmp_path / "model"):
+        found = finished.from_folder(folder)
+        assert (found.name, found.base, found.is_adapter) == ("tiny-llama-finetuned", "tiny-llama", False)
+        assert found.folder == (tmp_path / "model").resolve()
+        assert found.spec().layers == 1
+    (tmp_path / "settings.yaml").write_text("model: [")
+    with pytest.raises(UserError, match=r"settings\.yaml can't be read"):
+        finished.from_folder(tmp_path)
+
+
+def test_an_adapter_has_the_shape_of_the_base_that_its_configuration_names(
+    adapter_dir: Path, model_dir: Path
+) -> None:
+    found = finished.from_folder(adapter_dir)
+    assert found.is_adapter
+    assert Path(found.base or "") == model_dir
+    assert found.spec().layers == 1
+
+
+def test_folders_without_a_model_that_generates_are_refused(model_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="There is no model in"):
+        finished.from_folder(tmp_path)
+    shutil.copytree(model_dir, tmp_path / "reward")
+    path = tmp_path / "reward" / "config.json"
+    path.write_text(
+        json.dumps({**json.loads(path.read_text()), "architectures": ["LlamaForSequenceClassification"]})
+    )
+    with pytest.raises(UserError, match="reward model"):
+        finished.from_folder(tmp_path / "reward").spec()
+
+
+def test_a_model_by_name_is_fetched_into_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = finished.from_name("tiny-llama")
+    assert found.folder.is_relative_to(tmp_path.resolve())
+    assert found.base_source().kind == "made"

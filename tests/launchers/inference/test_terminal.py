@@ -1,0 +1,79 @@
+"""The conversation on the terminal: commands, interrupts, control characters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from launchers.inference import terminal
+from launchers.inference.conversation import Conversation, LoadedModel, Reply, Sampling
+
+
+class Echo(Conversation):
+    """Answers with what it was asked, and is interrupted by a question that says so."""
+
+    def ask(self, text: str, on_text: Callable[[str], None] = lambda _: None) -> Reply:
+        if text == "interrupt" and self.loaded.name == "base":
+            raise KeyboardInterrupt
+        answer = f"{self.system}: {text}"
+        on_text(answer)
+        self.messages += [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
+        return Reply(text=answer, tokens=1, seconds=1.0, prompt_tokens=1)
+
+
+def conversations(*names: str) -> list[Conversation]:
+    loaded = [LoadedModel(name=name, model=None, tokenizer=None) for name in names]
+    return [Echo(loaded=each, sampling=Sampling()) for each in loaded]
+
+
+def typed(*lines: str) -> Callable[[str], str]:
+    left: Iterator[str] = iter(lines)
+
+    def read(_: str) -> str:
+        try:
+            return next(left)
+        except StopIteration:
+            raise EOFError from None
+
+    return read
+
+
+def test_each_model_gets_every_message_and_commands_are_no_messages(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    both = conversations("tuned", "base")
+    terminal.talk(both, typed("one", "/system Be kind", "", "two", "/help", "/unknown x"))
+    shown = capsys.readouterr()
+    assert shown.out.splitlines() == [
+        "tuned> None: one",
+        "base> None: one",
+        "tuned> Be kind: two",
+        "base> Be kind: two",
+        "tuned> Be kind: /unknown x",
+        "base> Be kind: /unknown x",
+    ]
+    assert "/reset" in shown.err
+    terminal.talk(both, typed("/reset", "/quit", "never"))
+    assert [each.messages for each in both] == [[], []]
+
+
+def test_an_interrupted_answer_leaves_no_model_with_a_message_that_another_lacks(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    both = conversations("tuned", "base")
+    terminal.talk(both, typed("one", "interrupt"))
+    assert [len(each.messages) for each in both] == [2, 2]
+    assert "Stopped" in capsys.readouterr().err
+
+
+def test_control_characters_of_an_answer_do_not_reach_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "a\x1b]0;title\x07\r\n\tb\x9b\u202ec \u200d"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    terminal.once(conversations("tuned"), text)
+    assert capsys.readouterr().out == "None: a\\x1b]0;title\\x07\\r\n\tb\\x9b\\u202ec \u200d\n"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: False)
+    terminal.once(conversations("tuned"), text)
+    assert text in capsys.readouterr().out
