@@ -62,7 +62,7 @@ def torchrun(
             ports=ports,
             secret=secret,
             run=f"{current.run_id}/{current.step_name}/{current.retry_count}/{_calls}",
-            patience_s=JOIN_TIMEOUT_S,
+            join_timeout_s=JOIN_TIMEOUT_S,
         )
         first_rank = node * job.layout.processes_per_node
         with _following(job.logs_dir, first_rank):

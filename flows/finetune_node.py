@@ -74,7 +74,7 @@ class Outcome:
         return self.output
 
 
-def patience_s(settings: RunConfig) -> float:
+def join_timeout_s(settings: RunConfig) -> float:
     """How long nodes wait for one more of them.
 
     On a cluster as long as the launch does, and a little longer: it knows why, and ends the wait first.

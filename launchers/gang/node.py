@@ -260,6 +260,7 @@ class _Node:
                     on_gpus=layout.device == "cuda",
                 ),
                 **allocator_environment(self._job, os.environ),
+                **self._grace.environment(),
             },
         )
 

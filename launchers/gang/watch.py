@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from launchers.cluster.processes import is_running, tail, telling_tail
+from launchers.cluster.processes import is_running, relevant_tail, tail
 from launchers.gang.control import Timeouts
 from launchers.gang.failures import Failure
 from launchers.gang.script_job import GangJob
@@ -231,7 +231,7 @@ class LocalRanks:
     def _stderr_tail(self, rank: int) -> str:
         local = rank - self.ranks[0]
         folders = (self._job.work_dir / "logs" / self._marker).glob(f"gang_*/attempt_0/{local}")
-        return "\n".join(filter(None, (telling_tail(Path(folder) / "stderr.log") for folder in folders)))
+        return "\n".join(filter(None, (relevant_tail(Path(folder) / "stderr.log") for folder in folders)))
 
 
 def signal_name(number: int) -> str:
