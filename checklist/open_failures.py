@@ -19,8 +19,9 @@ def still_open(
     """Return the earlier failures that this run has not cleared.
 
     A failure is cleared by the same check in at least as deep a profile, if it measured the subject again:
-    all its nodes with as many GPUs, the pair, the GPU (or its replacement), or as many nodes for a cluster-wide
-    failure. The check must have no finding against those nodes; for a cluster-wide failure, none at all.
+    all its nodes with as many GPUs, the pair, the GPU (or its replacement), or as many nodes for a
+    cluster-wide failure. The check must have no finding against those nodes; for a cluster-wide failure, none
+    at all.
 
     Parameters
     ----------
