@@ -253,7 +253,7 @@ LOCALS: dict[str, LocalKind] = {
 
 
 def find(name: str) -> Check:
-    """The check of that name. Raises UserError with the nearest name."""
+    """Return the check of that name. Raises UserError with the most similar name."""
     if name in CHECKS:
         return CHECKS[name]
     raise UserError(
@@ -262,16 +262,16 @@ def find(name: str) -> Check:
 
 
 def select(only: Iterable[str] = (), skip: Iterable[str] = ()) -> tuple[Check, ...]:
-    """The checks to do, in order. "hangs" can't be left out: it is what ends a run in time."""
+    """Return the selected checks in order. "hangs" is always included, because it ends a run in time."""
     chosen = {find(name).name for name in only} or set(CHECKS)
     chosen -= {find(name).name for name in skip}
     if not chosen - {"hangs"}:
-        raise UserError("No check is left to do.", "Give fewer names to --skip, or other ones to --only.")
+        raise UserError("No check is selected.", "Give fewer names to --skip, or others to --only.")
     return tuple(check for check in CHECKS.values() if check.name in chosen | {"hangs"})
 
 
 def phases_of(checks: Iterable[Check]) -> tuple[PhaseName, ...]:
-    """The phases that those checks need, in order. Facts are always gathered: they name the nodes."""
+    """Return the phases that the checks need, in order. Facts are always included: they name the nodes."""
     needed = {check.phase for check in checks} | {"facts"}
     return tuple(phase for phase in PHASES if phase in needed)
 
@@ -282,5 +282,5 @@ def clears(
     failed: Check,
     failed_profile: Profile,
 ) -> bool:
-    """Whether a PASS of one check may clear an earlier verdict: the same check, asked at least as hard."""
+    """Return whether a PASS may clear an earlier verdict: the same check in at least as deep a profile."""
     return passed.name == failed.name and passed.strength(passed_profile) >= failed.strength(failed_profile)

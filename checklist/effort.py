@@ -1,4 +1,4 @@
-"""How much each profile does, and how long it may take."""
+"""Amount of work and time limits of each profile."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ GIB = 1024 * MIB
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Effort:
-    """How much a profile does. Sizes in bytes, per rank where an operation has a buffer for each."""
+    """Amount of work of a profile. Sizes in bytes, per rank for operations with one buffer per rank."""
 
     largest_cpu: int
     """Largest message of the sweep over gloo."""
     largest_cuda: int
-    """Over NCCL; less where it doesn't fit."""
+    """Largest message over NCCL; smaller if GPU memory is short."""
     pair_cpu: int
-    """One message between two nodes."""
+    """Message between two nodes without NCCL."""
     pair_cuda: int
     iterations: int
-    """Timed repetitions of a size."""
+    """Timed repetitions per size."""
     load_s: float
-    """How long the GPUs are kept busy with matrix products."""
+    """Duration of the matrix products, in seconds."""
     storage_bytes: int
     dcgm_level: int
-    """Of NVIDIA's own diagnostic (checklist/probes/dcgm.py); 0: it is not run."""
+    """Level of NVIDIA's DCGM diagnostic (checklist/probes/dcgm.py); 0 skips it."""
     phase_limits_s: Mapping[PhaseName, float]
-    """After so long a phase is ended; generous, as a slow host is to be measured and not to be cut off."""
+    """Time limit of each phase, long enough to measure slow hosts."""
     op_limit_s: float
-    """After so long without a sign of life of some rank its operation counts as hung."""
+    """Time without progress of a rank after which its operation counts as hung."""
 
 
 EFFORTS: dict[Profile, Effort] = {

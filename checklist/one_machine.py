@@ -1,4 +1,4 @@
-"""What a run on one machine says: that the software works, which speeds were judged, and what to run next."""
+"""Headline and next commands of a run on one machine, where no network is measured."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ SPEED = ("gemm", "hbm", "host-copy", "peer-copy", "latency", "bandwidth", "pairs
 
 
 def is_one(run: Measurements) -> bool:
-    """Whether nothing that was measured has crossed a network."""
+    """Return whether no measurement crossed a network."""
     return run.local or len(run.nodes) == 1
 
 
 def headline(run: Measurements, checks: Iterable[CheckResult]) -> str | None:
-    """What a PASS is a PASS of; None: the run was on several machines, or hasn't tried the software."""
+    """Return the headline of a PASS; None for several machines, or if correctness did not pass."""
     verdicts = {check.check: check.verdict for check in checks}
     if not is_one(run) or verdicts.get("correctness") != "PASS":
         return None
@@ -28,7 +28,7 @@ def headline(run: Measurements, checks: Iterable[CheckResult]) -> str | None:
 
 
 def next_commands(run: Measurements) -> tuple[str, ...]:
-    """What judges the rest, by torchrun (on each of two nodes) or as a flow; () after several machines."""
+    """Return commands that measure a network: torchrun (on each of two nodes), and the flow."""
     if not is_one(run):
         return ()
     gpus = f" --gpus-per-node {run.gpus_per_node_asked}" if run.device == "cuda" else ""

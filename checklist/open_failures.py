@@ -1,4 +1,4 @@
-"""Failures that stay open: what clears one, whatever node, pair or GPU it is of."""
+"""Open failures of earlier runs, and the rules by which a later run clears them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,19 @@ def still_open(
     gpus: Mapping[str, Collection[str]],
     began_unix: float = math.inf,
 ) -> tuple[Standing, ...]:
-    """The earlier failures that a run has not cleared; ``gpus``: the UUIDs that it has used, by node.
+    """Return the earlier failures that this run has not cleared.
 
-    What was found after ``began_unix``, when the run began, was found beside it, and it can't clear that.
-
-    Only the same check, asked at least as hard, clears one, and only where it has measured what had failed:
-    the nodes with as many GPUs, that very pair, that GPU (or another in its place), as many nodes where it
-    concerned the cluster as a whole. And it must have nothing against those nodes; against a cluster, nothing
+    A failure is cleared by the same check in at least as deep a profile, if it measured the subject again:
+    all its nodes with as many GPUs, the pair, the GPU (or its replacement), or as many nodes for a
+    cluster-wide failure. The check must have no finding against those nodes; for a cluster-wide failure, none
     at all.
+
+    Parameters
+    ----------
+    gpus:
+        UUIDs of the GPUs that the run used, by node.
+    began_unix:
+        Start of the run; it doesn't clear failures found after that, by a concurrent run.
     """
     given = {check.check: check for check in checks if check.verdict != "NO-VERDICT"}
     covered = {name: _Covered(check) for name, check in given.items()}
@@ -40,7 +45,7 @@ def still_open(
 
 
 class _Covered:
-    """What one check of a run speaks for."""
+    """Nodes and pairs that one check of a run measured."""
 
     def __init__(self, check: CheckResult) -> None:
         self.nodes = set(check.nodes)
@@ -51,7 +56,7 @@ class _Covered:
             self.links = {frozenset((check.nodes[a], check.nodes[b])) for a, b in check.links}
 
     def clears(self, item: Standing) -> bool:
-        """Whether it has looked at all that the failure is of, and found nothing."""
+        """Return whether the check measured all subjects of the failure and found nothing."""
         wanted = set(item.nodes)
         if not wanted <= self.nodes or len(self.nodes) < item.over_nodes:
             return False
@@ -61,6 +66,6 @@ class _Covered:
 
 
 def _again(item: Standing, present: Collection[str]) -> bool:
-    """Whether a GPU that had failed was there again, or is gone and its node has as many without it."""
+    """Return whether the failed GPUs are present again, or all replaced so that the node has as many."""
     there = sum(uuid in present for uuid in item.gpus)
     return len(present) >= item.over_gpus and there in (0, len(item.gpus))

@@ -1,4 +1,4 @@
-"""Who is measured with whom: rounds of pairs in which no node is in two pairs."""
+"""Schedule of pair measurements: rounds of disjoint pairs of nodes."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ import random
 Pairs = tuple[tuple[int, int], ...]
 
 ALL_PAIRS_UP_TO = 32  # nodes; above, n - 1 rounds would take too long
-ROUNDS_ABOVE = 16  # so each node meets this many others; a slow node shows after two
+ROUNDS_ABOVE = 16  # partners of each node; a slow node shows after two
 MORE_ROUNDS = 16  # at most, of pairs that were slow when all were measured at once (analysis/screening.py)
 
 
 def rounds(nodes: int) -> tuple[Pairs, ...]:
-    """Every pair of ``nodes`` exactly once, by the circle method.
+    """Return every pair of ``nodes`` exactly once, by the circle method.
 
-    An even number gives n - 1 rounds of n / 2 pairs; an odd one n rounds in each of which one node rests.
+    An even number of nodes gives n - 1 rounds of n / 2 pairs; an odd one n rounds, in each of which one node
+    is idle.
     """
     if nodes < 2:
         return ()
     ring: list[int | None] = list(range(nodes))
     if nodes % 2:
-        ring.append(None)  # whoever meets None rests
+        ring.append(None)  # the partner of None is idle
     every_round = []
     for _ in range(len(ring) - 1):
         half = len(ring) // 2
@@ -33,16 +34,16 @@ def rounds(nodes: int) -> tuple[Pairs, ...]:
 
 
 def pairs_of(nodes: int) -> int:
-    """How many pairs of ``nodes`` the rounds to run have."""
+    """Return the number of pairs in the scheduled rounds of ``nodes`` nodes."""
     return nodes * (nodes - 1) // 2 if nodes <= ALL_PAIRS_UP_TO else ROUNDS_ABOVE * (nodes // 2)
 
 
 def schedule(nodes: int, *, seed: int = 0, night: int = 0, count: int | None = None) -> tuple[Pairs, ...]:
-    """The rounds to run: all of them up to 32 nodes, above that some of them over a shuffled ring.
+    """Return the rounds to run: all up to 32 nodes, above that some rounds over a shuffled ring.
 
-    No pair comes twice. ``count`` asks for that many rounds whatever the number of nodes. Every node makes
-    the same schedule from the same seed. Each ``night`` has the rounds that follow the last one's, so that
-    all pairs were measured after (nodes - 1) / 16 of them, if the nodes stay in the same order.
+    No pair occurs twice. The schedule is the same on every node for the same seed. Each ``night`` continues
+    after the rounds of the previous one, so that all pairs are measured after (nodes - 1) / 16 nights if the
+    order of the nodes is constant. ``count``: number of rounds, whatever the number of nodes.
     """
     every = rounds(nodes)
     number = count if count is not None else (len(every) if nodes <= ALL_PAIRS_UP_TO else ROUNDS_ABOVE)

@@ -1,4 +1,4 @@
-"""Nodes that are looked at first, as something before this run held them suspect: a training, or a person."""
+"""Nodes suspected before the run, by a training run or a user, which are measured first."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterable, Sequence
 
 from checklist.result import CheckResult, Finding
 
-PARTNERS = 3  # others with which a suspect is measured alone, in both directions: two would not outvote it
+PARTNERS = 3  # partners of a suspect, each measured alone in both directions; two would not outvote it
 
 
 def first_pairs(suspects: Collection[int], nodes: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Ordered pairs to measure alone before all others: each suspect with a few that aren't, both ways."""
+    """Return the ordered pairs to measure first and alone: each suspect with some other nodes, both ways."""
     others = [node for node in nodes if node not in suspects]
     found = []
     for place, suspect in enumerate(node for node in nodes if node in suspects):
@@ -20,7 +20,7 @@ def first_pairs(suspects: Collection[int], nodes: Sequence[int]) -> tuple[tuple[
 
 
 def measured(suspects: Iterable[str], results: Iterable[CheckResult]) -> tuple[str, ...]:
-    """Those of which each check that decides and was made on nodes has measured all ranks."""
+    """Return the suspects of which checks gemm and pairs measured all ranks."""
     speaking = [one for one in results if one.measured and one.check in ("gemm", "pairs")]
     return tuple(name for name in suspects if speaking and all(name in one.nodes for one in speaking))
 
@@ -28,7 +28,7 @@ def measured(suspects: Iterable[str], results: Iterable[CheckResult]) -> tuple[s
 def told(
     suspects: Iterable[str], present: Collection[str], seen: Collection[str], findings: Iterable[Finding]
 ) -> tuple[str, ...]:
-    """A line for each: what was found against it, that nothing was, or that it wasn't looked at."""
+    """Return one line per suspect: its finding, that it has none, or that it was not measured."""
     lines = []
     blamed = {name: one for one in reversed([*findings]) for name in (*one.nodes, *one.suspects)}
     for name in suspects:
@@ -37,7 +37,7 @@ def told(
         elif name in blamed:
             lines.append(f"{name}, suspected before this run: {blamed[name].title}")
         elif name in seen:
-            lines.append(f"{name}, suspected before this run, was looked at first: nothing is wrong with it.")
+            lines.append(f"{name}, suspected before this run, was measured first: nothing is wrong with it.")
         else:
             lines.append(f"{name}, suspected before this run, could not be measured.")
     return tuple(lines)

@@ -30,7 +30,7 @@ def test_without_options_it_is_the_quick_profile_on_two_nodes_with_all_checks() 
         ({"nodes": 0}, "--nodes 0 is not possible.", "from 1 to"),
         ({"gpus_per_node": 0}, "--gpus-per-node 0 is not possible.", "from 1 up"),
         ({"skip": ("everything",)}, "There is no check 'everything'.", "Checks: ranks, gpus,"),
-        ({"only": ("mesh",), "skip": ("mesh",)}, "No check is left to do.", "--skip"),
+        ({"only": ("mesh",), "skip": ("mesh",)}, "No check is selected.", "--skip"),
         ({"device": "gpu"}, "There is no device 'gpu'.", "It takes auto, cpu, cuda."),
         ({"phase_timeouts": {"mesh": 0}}, "A time limit of 0 s for phase mesh is not possible.", "above 0"),
         ({"op_timeout": float("nan")}, "A time limit of nan s for an operation is not possible.", "above 0"),

@@ -34,7 +34,7 @@ def test_the_result_says_of_each_suspect_what_was_found() -> None:
     )
     slow, well, gone = result.notes[:3]
     assert slow.startswith("host-3, suspected before this run: host-3 is slow")
-    assert well == "host-4, suspected before this run, was looked at first: nothing is wrong with it."
+    assert well == "host-4, suspected before this run, was measured first: nothing is wrong with it."
     assert gone == "gone, suspected before this run, is not among its nodes."
     assert result.suspects_measured == ("host-3", "host-4")
 
