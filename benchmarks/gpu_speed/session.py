@@ -23,7 +23,7 @@ from launchers.report import trace
 
 FIRST_RUN_S = 40.0  # expected length of a run before one has been seen
 LONGEST_RUN_S = 150.0  # a run that lasts longer is ended
-PROBE_S = 120.0  # limit of the matrix product and of the equality test
+PROBE_S = 180.0  # limit of the matrix product and of the equality test
 DONE = ("ran", "out of memory")  # what a later call doesn't repeat
 
 
