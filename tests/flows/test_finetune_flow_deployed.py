@@ -30,16 +30,16 @@ SFN = {
     "METAFLOW_EVENTS_SFN_ACCESS_IAM_ROLE": ROLE,
     "METAFLOW_BATCH_JOB_QUEUE": "gpu-queue",
 }
-# model, GPU -> nodes, instance type, cores, EFA interfaces of each node: vCPU and EFA of AWS's instance types
-ARGO = {  # one GPU of a machine; two machines with EFA; one whole machine
-    ("llama-8b", "h100-sxm"): (1, "p5.4xlarge", 14, 0),
-    ("mixtral-8x7b", "a100-80gb"): (2, "p4de.24xlarge", 86, 4),
-    ("llama-70b", "h200"): (1, "p5en.48xlarge", 172, 0),
+# model, GPU -> nodes, instance type, cores that the plan asks for, EFA interfaces of each node
+ARGO = {  # a whole machine; two machines with EFA; another whole machine
+    ("llama-8b", "h100-sxm"): (1, "p5.48xlarge", 34, 0),
+    ("mixtral-8x7b", "a100-80gb"): (2, "p4de.24xlarge", 34, 4),
+    ("llama-70b", "h200"): (1, "p5en.48xlarge", 34, 0),
 }
 BATCH = {
-    ("llama-8b", "a100-80gb"): ("torchtune", 86),
-    ("llama-70b", "b200"): ("torchtune", 172),
-    ("mixtral-8x7b", "h200"): ("deepspeed", 172),
+    ("llama-8b", "a100-80gb"): ("torchtune", 34),
+    ("llama-70b", "b200"): ("torchtune", 34),
+    ("mixtral-8x7b", "h200"): ("deepspeed", 34),
 }
 
 

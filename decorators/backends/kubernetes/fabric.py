@@ -7,6 +7,7 @@ the preflight (``ClusterFacts.devices`` and ``networks``); without it only EFA i
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -23,6 +24,7 @@ GKE_INTERFACES = "networking.gke.io/interfaces"
 GKE_DEFAULT = "networking.gke.io/default-interface"
 SHARED = "rdma/"  # of k8s-rdma-shared-dev-plugin: one of it opens all that it stands for
 # Nodes offer these, too, and none is a network
+_NETWORK = re.compile(r"rdma|roce|infiniband|/ib|resib|mlnx|sriov|hca|efa|networks/", re.IGNORECASE)
 _NO_FABRIC = ("nvidia.com/gpu*", "nvidia.com/mig-*", "nvidia.com/vgpu*", "hugepages-*", "*.IP")
 
 
@@ -74,6 +76,20 @@ def fabric_of(request: Request, options: Options, facts: ClusterFacts) -> UsedFa
             ("Have its device plugin installed, or take ", Change("resources.fabric", "auto"), "."),
         )
     return None
+
+
+def unused_devices(facts: ClusterFacts) -> tuple[str, ...]:
+    """Devices of the nodes that are a network's by their names, for a step that uses no fabric."""
+    offered = [name for name, count in facts.devices or () if count and _is_fabric(name)]
+    return tuple(name for name in offered if _NETWORK.search(name))
+
+
+def describe_unused(devices: tuple[str, ...]) -> tuple[str, str]:
+    """What is wrong where devices of a network are used by nothing, and what to do."""
+    return (
+        f"the nodes offer {', '.join(devices)}, which no known fabric uses here: NCCL will go over TCP",
+        "add a NetworkAttachmentDefinition of them to the namespace, or name them in resources.pod_template",
+    )
 
 
 def _used(row: PodFabric, offered: dict[str, int], facts: ClusterFacts) -> UsedFabric | None:

@@ -9,7 +9,7 @@ from decorators._metaflow import deployer
 from decorators.backends import tables
 from decorators.backends.findings import Findings
 from decorators.backends.interface import ClusterFacts, Destination, MinimumRequest, StepRequest
-from decorators.backends.kubernetes.fabric import GKE_INTERFACES, fabric_of
+from decorators.backends.kubernetes.fabric import GKE_INTERFACES, describe_unused, fabric_of, unused_devices
 from decorators.backends.kubernetes.fit import Fit, fit
 from decorators.backends.kubernetes.offered import networks_of
 from decorators.backends.kubernetes.scopes import quota_pod
@@ -229,6 +229,9 @@ def _fabric(preflight: Preflight, fitting: Fit, facts: ClusterFacts) -> None:
     if used is not None and used.name != "efa":
         devices = ", ".join(f"{count} {name}" for name, count in used.resources)
         preflight.findings.ok("fabric", f"{used.name}: {devices or dict(used.annotations)[GKE_INTERFACES]}")
+        return
+    if used is None and (devices_unused := unused_devices(facts)) and preflight.request.gpus_per_node:
+        preflight.findings.unknown("fabric", *describe_unused(devices_unused))
         return
     fabric = tables.fabric_of(hardware.current().find_instance(preflight.request.instance_type))
     if fabric is None:

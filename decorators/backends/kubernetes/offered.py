@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
-from decorators._metaflow import compiles_only
+from decorators._metaflow import compiles_only, say
 from decorators.backends.interface import ClusterFacts, StepRequest
+from decorators.backends.kubernetes.fabric import describe_unused, fabric_of, unused_devices
 from estimator.errors import UserError
 from estimator.hardware.cluster_api import (
     ApiRefusedError,
@@ -48,8 +49,19 @@ def networks_of(get: Callable[..., Json], namespace: str) -> tuple[tuple[str, st
 
 def offered(step_request: StepRequest) -> ClusterFacts:
     """What is told without a preflight, by the nodes that have the GPUs; nothing where nobody answers."""
-    namespace = str(step_request.configured.get("namespace") or "default")
-    return ClusterFacts() if compiles_only() else _read_once(namespace, step_request.request.gpus_per_node)
+    if compiles_only():
+        return ClusterFacts()
+    namespace, request = str(step_request.configured.get("namespace") or "default"), step_request.request
+    facts = _read_once(namespace, request.gpus_per_node)
+    measured = request.nodes > 1 and request.gpus_per_node and step_request.options.fabric == "auto"
+    devices = unused_devices(facts) if measured else ()
+    if devices and fabric_of(request, step_request.options, facts) is None:
+        problem, advice = describe_unused(devices)
+        _report_once(f"Network: {problem}.\nTo change it, {advice}.")
+    return facts
+
+
+_report_once = lru_cache(maxsize=1)(say)
 
 
 @lru_cache(maxsize=1)

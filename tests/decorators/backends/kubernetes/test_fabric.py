@@ -10,7 +10,13 @@ import pytest
 
 from decorators.backends import tables
 from decorators.backends.interface import ClusterFacts, StepRequest
-from decorators.backends.kubernetes.fabric import GKE_INTERFACES, MULTUS, fabric_of
+from decorators.backends.kubernetes.fabric import (
+    GKE_INTERFACES,
+    MULTUS,
+    describe_unused,
+    fabric_of,
+    unused_devices,
+)
 from decorators.backends.kubernetes.request import values_for
 from decorators.backends.options import Options
 from decorators.backends.strategic_merge import merge
@@ -25,6 +31,11 @@ INFINIBAND = ClusterFacts(
 )
 ROCE = ClusterFacts(
     devices=(GPUS, ("nvidia.com/sriov_rdma", 8)), networks=(("rail", "nvidia.com/sriov_rdma"),)
+)
+AKS = ClusterFacts(devices=(GPUS, ("nvidia.com/mlnxnics", 8)))
+RAILS = ClusterFacts(  # NVIDIA's network operator with SR-IOV: a resource and a network for each rail
+    devices=(GPUS, *((f"nvidia.com/resibp{number}", 1) for number in range(8))),
+    networks=tuple((f"rail-{number}", f"nvidia.com/resibp{number}") for number in range(8)),
 )
 EFA = ClusterFacts(devices=(GPUS, ("vpc.amazonaws.com/efa", 32)), efa=32)
 A3_HIGH = ClusterFacts(
@@ -63,6 +74,8 @@ def pod_of(facts: ClusterFacts, request: Request = TWO, *, on_fabric: bool = Tru
         (EFA, "efa", {"vpc.amazonaws.com/efa": "32"}),
         (INFINIBAND, "infiniband", {"rdma/hca_shared_devices_a": "1", "rdma/hca_shared_devices_b": "1"}),
         (ROCE, "roce", {"nvidia.com/sriov_rdma": "8"}),
+        (AKS, "infiniband", {"nvidia.com/mlnxnics": "8"}),
+        (RAILS, "roce", {f"nvidia.com/resibp{number}": "1" for number in range(8)}),
         (A3_HIGH, "tcpx", {}),
         (ClusterFacts(efa=0, devices=(GPUS,)), None, {}),
         # of no network of the namespace
@@ -81,7 +94,21 @@ def test_auto_takes_what_the_nodes_offer(
         assert pod_of(facts, fabric=name) == pod_of(facts), "asked for by its name it is the same"
 
 
-@pytest.mark.parametrize("facts", [INFINIBAND, ROCE])
+def test_each_rail_has_its_network() -> None:
+    networks = pod_of(RAILS)[2]["metadata"]["annotations"][MULTUS]
+    assert networks == ",".join(f"rail-{number}" for number in range(8))
+
+
+def test_a_network_s_devices_that_nothing_uses_are_named() -> None:
+    others = (GPUS, ("nvidia.com/mig-1g.10gb", 7), ("hugepages-2Mi/x", 1), ("squat.ai/fuse", 5))
+    alone = ClusterFacts(devices=(*others, ("nvidia.com/resibp0", 1), ("nvidia.com/sriov-rdma-vf", 8)))
+    assert fabric_of(TWO, Options(), alone) is None
+    assert unused_devices(alone) == ("nvidia.com/resibp0", "nvidia.com/sriov-rdma-vf")
+    assert "nvidia.com/sriov-rdma-vf" in describe_unused(unused_devices(alone))[0]
+    assert unused_devices(ClusterFacts(devices=others)) == ()
+
+
+@pytest.mark.parametrize("facts", [INFINIBAND, ROCE, AKS])
 def test_verbs_pin_memory_and_are_an_error_where_they_cannot_be_used(facts: ClusterFacts) -> None:
     _, variables, template = pod_of(facts)
     assert template["spec"]["containers"][0]["securityContext"]["capabilities"] == {"add": ["IPC_LOCK"]}

@@ -138,6 +138,16 @@ def test_too_few_nodes_on_premises_are_refused_with_what_is_there(
     assert "Can Kubernetes context lab" in capsys.readouterr().err
 
 
+def test_devices_of_a_network_without_its_network_are_named(ask: Asker, nodes: Callable[..., None]) -> None:
+    rails = {"vpc.amazonaws.com/efa": None, **{f"nvidia.com/resibp{number}": "1" for number in range(2)}}
+    nodes("h100-a", "h100-b", provider="", resources=rails)
+    findings, facts = ask()
+    [(state, found, _)] = rows_of(findings, "fabric")
+    assert (state, dict(facts.devices or ())["nvidia.com/resibp0"]) == ("unknown", 1)
+    assert "nvidia.com/resibp0, nvidia.com/resibp1, which no known fabric uses" in found
+    assert "TCP" in found
+
+
 STATUS = """autoscalerStatus: Running
 nodeGroups:
 - name: eks-gpu-0a1b
