@@ -12,12 +12,14 @@ from estimator.names import unknown_choice
 from estimator.setup import check_start_layer
 from estimator.vocabulary import (
     ENGINES,
+    LAUNCHED_ENGINES,
     METHODS,
     PARALLEL_ENGINES,
     TASKS,
     TRAINED_MODULES,
     Capacity,
     FsdpSharding,
+    LaunchedEngine,
     LaunchedFp8,
     LaunchedOptimizer,
     LaunchedQuantization,
@@ -45,6 +47,7 @@ class Job:
     model: ModelSpec
     method: RequestedMethod = "full"
     engine: RequestedEngine = "torchtune"
+    engines: tuple[LaunchedEngine, ...] = LAUNCHED_ENGINES  # that engine "auto" may take
     task: Task = "sft"
     seq_len: int = 2048
     global_batch_size: int = 8  # sequences for each optimizer step, over all processes

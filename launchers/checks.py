@@ -138,6 +138,16 @@ def check_layout(settings: Settings, plan: Plan, spec: ModelSpec) -> None:
         )
 
 
+def installed_engines() -> tuple[LaunchedEngine, ...]:
+    """The engines whose packages are here; all where none has them, as none is to be preferred then."""
+    found = tuple(
+        name
+        for name in LAUNCHED_ENGINES
+        if all(importlib.util.find_spec(package) is not None for package in engines.needs(name).packages)
+    )
+    return found or LAUNCHED_ENGINES
+
+
 def check_installed(engine: str, method: str = "full", *, liger: bool = False) -> None:
     """Raise UserError if packages required by an engine, or by a method on that engine, are not installed.
 

@@ -21,12 +21,11 @@ from typing import Any
 from estimator import calibration, models
 from estimator.calibration import Calibration
 from estimator.errors import Change, UserError
-from estimator.formatting import format_bytes
 from estimator.job import Job, Target
 from estimator.models import DiffusionSpec, ModelRef, ModelSource, ModelSpec, untried
 from estimator.plan import Plan
 from estimator.planning import planner
-from estimator.vocabulary import TASKS, RequestedEngine
+from estimator.vocabulary import LAUNCHED_ENGINES, TASKS, RequestedEngine
 from launchers import checks, image_runs, run_config
 from launchers.dataset import mixture, preferences, prompts, rows, sources, stored, texts
 from launchers.dataset.measured import MAX_ROWS
@@ -94,7 +93,10 @@ def plan_run(
     steps = count_steps(settings, model.spec, rows)
     if steps is not None and settings.tokens is None:  # of a token budget, ``steps`` is only a lower bound
         checks.check_evaluations(settings, steps)
-    job, place = build_job(settings, model.spec, steps), apply_resources(settings, target)
+    job, place = (
+        build_job(settings, model.spec, steps, installed=target.at_hand),
+        apply_resources(settings, target),
+    )
     corrections = load_corrections() if calibrated else None
     plan = choose(job, place, corrections)
     batch = plan.layout.global_batch_size
@@ -183,18 +185,22 @@ def count_steps(settings: Settings, spec: ModelSpec, rows: int | None) -> int | 
     return settings.steps_of(rows)
 
 
-def build_job(settings: Settings, spec: ModelSpec, steps: int | None) -> Job:
-    """Build the planner's Job from the settings."""
+def build_job(settings: Settings, spec: ModelSpec, steps: int | None, *, installed: bool = False) -> Job:
+    """Build the planner's Job from the settings.
+
+    ``installed``: engine ``auto`` takes only an engine whose packages are installed here.
+    """
     checkpointing = settings.activation_checkpointing
     stage = settings.zero.stage
     seq_len = settings.sequence_length(spec)
     engine: RequestedEngine = settings.engine
-    if engine == "auto" and settings.method != "auto":  # for method auto the planner chooses both
+    if engine == "auto" and settings.engine_options:  # raw options belong to one engine
         engine = checks.first_supported_engine(settings, spec)
     return Job(
         model=_trained_spec(spec, settings),
         method=settings.method,
         engine=engine,
+        engines=checks.installed_engines() if installed else LAUNCHED_ENGINES,
         task=settings.task,
         seq_len=seq_len,
         global_batch_size=settings.batch_size,
@@ -291,8 +297,7 @@ def summarise_plan(plan: Plan) -> str:
     return (
         f"plan: {plan.model}, {plan.method} with {plan.engine}, {layout.nodes} node(s) of {machine}, "
         f"{layout.sharding}, micro batch {layout.micro_batch_size} x {layout.accumulation}, "
-        f"needs {format_bytes(memory.needs_bytes)} per process, expect nvidia-smi to show "
-        f"{format_bytes(memory.shows_bytes)}"
+        f"memory of a process {memory.describe()}"
     )
 
 

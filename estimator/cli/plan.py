@@ -194,6 +194,14 @@ class GoalOptions:
     max_gpus: Annotated[
         int | None, Option(help="Maximum number of GPUs over all nodes.", rich_help_panel=_PLACE)
     ] = None
+    tight: Annotated[
+        bool,
+        Option(
+            "--tight",
+            help="Rank plans with a risk of 2 to 20 % of running out of memory like others.",
+            rich_help_panel=_PLACE,
+        ),
+    ] = False
     here: Annotated[
         bool | None,
         Option(
@@ -431,6 +439,7 @@ def goals_from(goal_options: GoalOptions) -> Goals:
         cluster=_cluster(goal_options),
         max_nodes=goal_options.max_nodes,
         max_gpus=goal_options.max_gpus,
+        tight=goal_options.tight,
     )
 
 

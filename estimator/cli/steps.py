@@ -99,6 +99,7 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int) -> Setup:
         compile=options.compile,
         loss=options.loss or spec.loss,  # type: ignore[arg-type]
         loss_chunks=_or(options.loss_chunks, engine.chunks_of(seq_len)),
+        flash_version=options.flash_version,
         attention=options.attention,  # type: ignore[arg-type]
         offload=options.offload,  # type: ignore[arg-type]
         offload_to=options.offload_to,  # type: ignore[arg-type]

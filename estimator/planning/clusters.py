@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from estimator.errors import CannotFit, UserError
+from estimator.hardware import Gpu
 from estimator.job import Job, Target
 from estimator.plan import Plan
 from estimator.planning import reasons
 from estimator.planning.assembly import assemble
 from estimator.planning.capacity import why_rare
 from estimator.planning.goals import Goals
+from estimator.planning.measured_gpus import unmeasured_rule
 from estimator.planning.places import Place, choose_places
 from estimator.planning.ranking import (
     Ranking,
@@ -31,6 +33,7 @@ from estimator.planning.support import unsupported_job, with_engine
 from estimator.vocabulary import LAUNCHED_ENGINES, METHODS
 
 MOST_REJECTIONS = 10
+MOST_COMPARED = 16  # machines on which a faster engine is tried, of those that come first with another
 _log = logging.getLogger(__name__)
 
 
@@ -48,13 +51,16 @@ class Survey:
     beyond: list[tuple[Candidate, Rejection]] = field(default_factory=list)  # fits, misses the goals
     misses: list[Miss] = field(default_factory=list)
     searches: dict[str, Search] = field(default_factory=dict)
+    is_unmeasured: Callable[[Gpu], bool] = field(default_factory=unmeasured_rule)
     indivisible: set[int] = field(default_factory=set)  # numbers of processes that can't make up the batch
 
     def search(self, place: Place) -> Search:
         """The search for the precision that suits this machine's GPU; machines of one precision share it."""
         precision = precision_of(self.job, "cuda", place.gpu)
         if precision not in self.searches:
-            self.searches[precision] = Search(self.job, precision, "cuda", self.evidence)
+            self.searches[precision] = Search(
+                self.job, precision, "cuda", self.evidence, takes_tight=self.goals.tight
+            )
         return self.searches[precision]
 
     def run(self) -> Survey:
@@ -75,6 +81,22 @@ class Survey:
             capacity=self.target.capacity,
         )
         return self
+
+    def by_engine(self, job: Job) -> Survey:
+        """Search again with the job's engine, on the machines of this survey's first candidates."""
+        places = {id(found.place): found.place for found in self.candidates if found.place is not None}
+        batch = {name: getattr(self.job, name) for name in ("global_batch_size", "batch_multiple")}
+        other = replace(
+            self,
+            job=replace(job, **batch),
+            places=list(places.values())[:MOST_COMPARED],
+            candidates=[],
+            beyond=[],
+            misses=[],
+            searches={},
+        ).run()
+        other.misses += self.misses
+        return other
 
     def _is_scattered(self, candidate: Candidate) -> bool:
         """Whether a layout is spread over more machines than it takes in the cloud, without being cheaper.
@@ -97,6 +119,8 @@ class Survey:
                 _log.debug("discarded %s: cannot divide the global batch", shape(place, nodes, count))
                 continue
             best = search.best(nodes, count, capacity, place.gpu, place)
+            if best is not None and self.is_unmeasured(place.gpu):
+                best = replace(best, unmeasured=True)
             if best is None:
                 miss = search.leanest(shape(place, nodes, count), nodes, count, capacity, place.gpu)
                 self.misses.append(miss)
@@ -145,6 +169,8 @@ def _does_as_much(one: Candidate, many: Candidate) -> bool:
     if here is None or there is None or here.cloud != there.cloud:
         return False
     if why_rare(here) and not why_rare(there):
+        return False
+    if (one.unmeasured, one.idle_gpus > 0) > (many.unmeasured, many.idle_gpus > 0):
         return False
     gpus = many.layout.world_size
     if there.gpus == 1:
@@ -210,7 +236,9 @@ def rank_plans(survey: Survey, top: int) -> Ranking:
     return Ranking(
         plans=tuple(plans),
         rejected=tuple(rejected),
-        order=order_in_words(survey.goals, survey.target.capacity),
+        order=order_in_words(
+            survey.goals, survey.target.capacity, priced=survey.candidates[0].usd_per_hour is not None
+        ),
     )
 
 

@@ -19,7 +19,7 @@ from estimator.planning.goals import Goals
 from estimator.planning.ranking import Rejection
 from estimator.planning.search import Candidate, title
 from estimator.planning.support import unsupported_job
-from estimator.vocabulary import ENGINES, METHODS, LaunchedOptimizer
+from estimator.vocabulary import ENGINES, LAUNCHED_ENGINES, METHODS, LaunchedOptimizer
 
 SHORTEST_SEQUENCE = 256  # shorter ones train on little more than a prompt
 MOST_SUGGESTIONS = 5
@@ -248,11 +248,42 @@ def _leaner(job: Job) -> Iterator[tuple[Suggestion, Callable[[Job], Job]]]:
         yield (checkpointing,), lambda job: replace(job, activation_checkpointing=True)
     if (job.micro_batch_size or 1) > 1:
         yield (Change("micro_batch_size", 1),), lambda job: replace(job, micro_batch_size=1)
+    yield from _on_the_loop(job)
     if not job.adapters:
         yield _LORA, lambda job: replace(job, method="lora")
     quantised = as_qlora(job)
     if quantised is not None:
         yield tuple(_differences(job, quantised)), lambda job: as_qlora(job) or job
+
+
+def _on_the_loop(job: Job) -> Iterator[tuple[Suggestion, Callable[[Job], Job]]]:
+    """Liger-Kernel's loss without logits, states in host memory, and both: the same training in less memory.
+
+    By the job's engine, else by the first that has them.
+    """
+    for fields in ({"liger": True}, {"offload": "cpu"}, {"liger": True, "offload": "cpu"}):
+        missing = {name: value for name, value in fields.items() if getattr(job, name) != value}
+        if len(missing) < len(fields):
+            continue
+        engine = next((name for name in (job.engine, "fsdp2", "deepspeed") if _has(job, name, missing)), None)
+        if engine is None:
+            continue
+        section = ENGINES[engine].sharding_options
+        names = {"liger": "liger", "offload": f"{section}.offload"}
+        changes = [Change(names[name], value) for name, value in missing.items()]
+        if engine != job.engine:
+            changes.append(Change("engine", engine))
+        values = {**missing, "engine": engine}
+        yield tuple(changes), lambda job, values=values: replace(job, **values)  # type: ignore[misc]
+
+
+def _has(job: Job, engine: str, fields: dict[str, object]) -> bool:
+    """Whether an engine can train the job with these changes."""
+    try:
+        changed = replace(job, engine=engine, **fields)  # type: ignore[arg-type]
+    except UserError:  # options of another engine
+        return False
+    return engine in LAUNCHED_ENGINES and unsupported_job(changed) is None
 
 
 def _differences(job: Job, quantised: Job) -> Iterator[Change]:

@@ -41,6 +41,7 @@ class Goals:
     cluster: Cluster | None = None  # plan for what it has and could get, instead of a catalogue
     max_nodes: int | None = None
     max_gpus: int | None = None  # of all nodes
+    tight: bool = False  # plans with a risk of 2 to 20 % of running out of memory rank like others
 
     def __post_init__(self) -> None:
         for name in ("deadline_hours", "budget_usd"):
@@ -95,3 +96,11 @@ class Goals:
         if self.prefer == "speed":
             return "those that fit and reach the batch; fastest first"
         return "those that fit and reach the batch; cheapest a token first"
+
+    @property
+    def unpriced_order(self) -> str:
+        """The order of the plans where no price is known, in words."""
+        if self.by_speed:
+            return self.order
+        within = f", of those done within {self.deadline_hours:g} h" if self.deadline_hours else ""
+        return f"no price is known: fewest GPU-hours first{within}"

@@ -57,6 +57,7 @@ class Place:
     there: int = 0  # of the machines, those that are there and free
     tier: int = 0  # places of a higher one are looked at only where none of a lower one will do
     notes: tuple[str, ...] = ()  # on the machines of a cluster, for the plan's reasons
+    shared: bool = False  # a node of a cluster, whose other GPUs are for other jobs
     gpu_on_trust: bool = False  # named by the user, by no label of the nodes
 
     def shapes(self, target: Target, goals: Goals) -> Iterator[tuple[int, int]]:
@@ -300,6 +301,7 @@ def _of_nodes(
         tier=tier,
         disk_bytes=None if None in disks else min(disk for disk in disks if disk is not None),
         notes=_notes(first, same),
+        shared=True,
         gpu_on_trust=first.gpu_on_trust,
     )
 

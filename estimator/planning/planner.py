@@ -17,7 +17,8 @@ from estimator import hardware
 from estimator.errors import CannotFit, Change, UserError
 from estimator.job import DEFAULT_BATCH, Job, Target
 from estimator.plan import Plan
-from estimator.planning.clusters import rank_plans, survey_places
+from estimator.planning.clusters import Survey, rank_plans, survey_places
+from estimator.planning.engine_choice import by_preference, faster_than, reason, speeds_on_best
 from estimator.planning.failures import Failure, of_error, of_survey
 from estimator.planning.goals import Goals
 from estimator.planning.local_plan import (
@@ -29,7 +30,7 @@ from estimator.planning.local_plan import (
 from estimator.planning.places import LARGEST_MODEL_ON_CPU
 from estimator.planning.ranking import Ranking, Rejection
 from estimator.planning.search import Evidence, divides, indivisible
-from estimator.planning.support import unlaunchable_processes, unsupported_job, with_engine
+from estimator.planning.support import unlaunchable_processes, unsupported_job, with_engines
 from estimator.vocabulary import AUTOMATIC_METHODS, METHODS, PARALLEL_ENGINES
 
 if TYPE_CHECKING:
@@ -112,8 +113,8 @@ def _plans(job: Job, target: Target, goals: Goals, top: int, evidence: Evidence)
     elif _is_for_cpus(job, target, goals):
         target = replace(target, machine=pod_of_cpus(1))
     failures: list[Failure] = []
-    for concrete in jobs:
-        outcome = _of_method(concrete, target, goals, top, evidence)
+    for engines in jobs:
+        outcome = _of_method(engines, target, goals, top, evidence)
         if isinstance(outcome, Ranking):
             return _explained(outcome, rejections) if job.method == "auto" else outcome
         failures.append(outcome)
@@ -133,19 +134,87 @@ def _is_for_cpus(job: Job, target: Target, goals: Goals) -> bool:
     )
 
 
-def _of_method(job: Job, target: Target, goals: Goals, top: int, evidence: Evidence) -> Ranking | Failure:
-    if target.machine is not None:
-        try:
-            plan = plan_local(job, target, goals, evidence)
-        except CannotFit as error:
-            return of_error(job, error)
-        return _with_batch_reason(job, Ranking(plans=(plan,), rejected=(), order=describe_place(target)))
-    # Machines are looked for with the default batch first, and with others only where they must be
+def _of_method(
+    jobs: list[Job], target: Target, goals: Goals, top: int, evidence: Evidence
+) -> Ranking | Failure:
+    """The plans of a method with one of the engines that can train it, or why there are none."""
+    machine = target.machine
+    on_cpu = machine is not None and (not machine.gpus or target.device == "cpu")
+    failures: list[Failure] = []
+    passed_over: list[str] = []
+    for group in [jobs[:1]] if on_cpu else by_preference(jobs):
+        if machine is not None:
+            outcome = _of_engines_here(group, target, goals, evidence, passed_over)
+        else:
+            outcome = _of_engines(group, target, goals, top, evidence, passed_over)
+        if isinstance(outcome, Ranking):
+            return _with_batch_reason(jobs[0], outcome)
+        failures.append(outcome)
+        passed_over += [job.engine for job in group]
+    return min(failures, key=lambda failure: failure.distance)
+
+
+def _of_engines_here(
+    jobs: list[Job], target: Target, goals: Goals, evidence: Evidence, passed_over: list[str]
+) -> Ranking | Failure:
+    """The plan for machines at hand by the fastest of some engines, the simplest of those as fast as that."""
+    outcomes: dict[str, Plan | Failure] = {
+        job.engine: _of_engine_here(job, target, goals, evidence) for job in jobs
+    }
+    plans = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, Plan)}
+    if not plans:
+        failures = (outcome for outcome in outcomes.values() if isinstance(outcome, Failure))
+        return min(failures, key=lambda failure: failure.distance)
+    speeds: dict[str, float | None] = dict.fromkeys(outcomes)
+    speeds |= {name: plan.prediction.tokens_per_second for name, plan in plans.items()}
+    simplest = next(iter(plans))
+    engine = faster_than(simplest, speeds) or simplest
+    chosen = plans[engine]
+    if len(jobs) > 1 or passed_over:
+        chosen = replace(chosen, why=(*chosen.why, reason(engine, speeds, passed_over=passed_over)))
+    return Ranking(plans=(chosen,), rejected=(), order=describe_place(target))
+
+
+def _of_engine_here(job: Job, target: Target, goals: Goals, evidence: Evidence) -> Plan | Failure:
+    try:
+        return plan_local(job, target, goals, evidence)
+    except CannotFit as error:
+        return of_error(job, error)
+
+
+def _of_engines(
+    jobs: list[Job], target: Target, goals: Goals, top: int, evidence: Evidence, passed_over: list[str]
+) -> Ranking | Failure:
+    """The ranking of other machines' plans, by the engine that is chosen on the machines of the best one."""
+    surveys: list[Survey] = []
+    for job in jobs:
+        surveys.append(_survey(job, target, goals, evidence))
+        if surveys[-1].candidates:
+            break
+    survey = surveys[-1]
+    if not survey.candidates:
+        return min(map(of_survey, surveys), key=lambda failure: failure.distance)
+    if len(jobs) == 1 and not passed_over:
+        return rank_plans(survey, top)
+    speeds = speeds_on_best(survey, jobs, target, evidence)
+    faster = faster_than(survey.job.engine, speeds)
+    if faster is not None:
+        other = survey.by_engine(next(job for job in jobs if job.engine == faster))
+        if other.candidates:
+            survey, speeds = other, speeds_on_best(other, jobs, target, evidence)
+    ranking = rank_plans(survey, top)
+    why = reason(survey.job.engine, speeds, passed_over=passed_over)
+    best = replace(ranking.best, why=(*ranking.best.why, why))
+    return replace(ranking, plans=(best, *ranking.plans[1:]))
+
+
+def _survey(job: Job, target: Target, goals: Goals, evidence: Evidence) -> Survey:
+    """Look for machines with the default batch first, and with others only where none can make it up."""
     numbered = target.nodes is not None or target.gpus is not None
     survey = survey_places(job if numbered else _with_fixed_batch(job), target, goals, evidence)
     if not survey.candidates and survey.job != job:
         survey = survey_places(job, target, goals, evidence)
-    return _with_batch_reason(job, rank_plans(survey, top)) if survey.candidates else of_survey(survey)
+    return survey
 
 
 def _with_fixed_batch(job: Job) -> Job:
@@ -176,22 +245,24 @@ def _batch_reason(plan: Plan) -> str:
     )
 
 
-def _jobs(job: Job, rejections: list[Rejection]) -> list[Job]:
-    """The job with each method that is to be tried, in order, and the engine that can do it.
+def _jobs(job: Job, rejections: list[Rejection]) -> list[list[Job]]:
+    """The job with each method that is to be tried, in order, and all engines that can do it.
 
-    A method that no engine can do is a rejection. Where none can do any, all are planned with the first.
+    A method that no engine can do is a rejection. Where none can do any, all are planned with a stand-in.
     """
     if job.method != "auto":
-        return [with_engine(job)]
-    jobs = [with_engine(replace(job, method=method)) for method in AUTOMATIC_METHODS]
-    reasons = [unsupported_job(each) for each in jobs]
+        return [with_engines(job)]
+    jobs = [with_engines(replace(job, method=method)) for method in AUTOMATIC_METHODS]
+    reasons = [unsupported_job(each[0]) for each in jobs]
     if all(reasons):
         reasons = [
-            "experts are not quantised here" if METHODS[each.method].quantized and job.model.experts else None
+            "experts are not quantised here"
+            if METHODS[each[0].method].quantized and job.model.experts
+            else None
             for each in jobs
         ]
     rejections += [
-        Rejection(what=each.method, reason=reason, kind="method")
+        Rejection(what=each[0].method, reason=reason, kind="method")
         for each, reason in zip(jobs, reasons, strict=True)
         if reason is not None
     ]
@@ -209,8 +280,9 @@ def _explained(ranking: Ranking, rejections: list[Rejection]) -> Ranking:
     return replace(ranking, plans=plans, rejected=(*before, *ranking.rejected))
 
 
-def _check_world(job: Job, target: Target) -> None:
-    """The user's nodes and GPUs must divide the batch."""
+def _check_world(jobs: list[Job], target: Target) -> None:
+    """The user's nodes and GPUs must divide the batch, with one of the engines."""
+    job = jobs[0]
     if job.tensor_parallel and target.gpus and target.gpus % job.tensor_parallel:
         raise UserError(
             f"tensor_parallel = {job.tensor_parallel} stays inside a node and does not divide its "
@@ -222,8 +294,8 @@ def _check_world(job: Job, target: Target) -> None:
     if job.engine in PARALLEL_ENGINES and not (target.nodes and target.gpus):
         return  # what is left open may hold the parallel degrees that reach the batch
     nodes, gpus = target.nodes or 1, target.gpus or 1
-    reason = unlaunchable_processes(job, nodes * gpus)
-    if reason is not None:
-        raise UserError(f"{reason}.", "Ask for another number of nodes or GPUs.")
-    if not divides(job, nodes, gpus):
+    reasons = [unlaunchable_processes(each, nodes * gpus) for each in jobs]
+    if all(reasons):
+        raise UserError(f"{reasons[0]}.", "Ask for another number of nodes or GPUs.")
+    if not any(divides(each, nodes, gpus) for each in jobs):
         raise indivisible(job, nodes * gpus, f"{nodes} node(s) of {gpus} process(es)")

@@ -93,9 +93,11 @@ def _trade(plans: tuple[Plan, ...]) -> str:
     if not trades:
         return ""
     times, rank, dearer = max(trades)
+    rare = plans[rank - 1].prediction.rarely_had
+    remedy = "`--capacity any` ranks it by that" if rare else "`--prefer speed` puts the fastest first"
     return (
         f"Plan {rank} is {times:.1f} times as fast as plan 1 and {compared(dearer, 'dearer', 'cheaper')} a "
-        "token; `--prefer speed` puts the fastest first."
+        f"token; {remedy}."
     )
 
 
@@ -104,35 +106,64 @@ def in_order(
 ) -> list[Candidate]:
     """The candidates, best first. One rule, by which the same candidates always come in the same order.
 
-    First come those whose host memory is known to suffice, then (capacity ``usual``) those that can usually
-    be had, then those whose price and speed are known. Of what is alike in this the price decides: of the
-    whole job with its start-up where ``tokens`` tell its size, else of a token; with a budget, or where speed
-    is preferred, the time does. Figures that can't be told apart count as equal, in bands: the best figure
-    and all within :data:`INDISTINCT` of it, then the best of what is left and all within as much of that. In
-    a band the lower price an hour comes first, then fewer GPUs, then the simpler layout, then fewer machines.
+    First come those whose memory is not tight (unless the goals accept that), whose host memory is known to
+    suffice, that use all GPUs that are paid for, that (capacity ``usual``) can usually be had, that are on
+    GPUs with a measured run, and whose price and speed are known. A machine never comes before a clearly
+    cheaper one with the same GPUs. Among equals in this the price decides: of the whole job with its start-up
+    and with starts that are expected to run out of memory, where ``tokens`` tell its size, else of a token,
+    and the GPU-hours where no price is known; with a budget, or where speed is preferred, the time does.
+    Figures that cannot be told apart count as equal, in bands: the best figure and all within
+    :data:`INDISTINCT` of it, then the best of what is left and all within as much of that. In a band the
+    lower price an hour comes first, then fewer GPUs, then the simpler layout, then fewer machines.
     """
     groups: dict[tuple[bool, ...], list[tuple[float, Candidate]]] = {}
-    for candidate in candidates:
-        key, value = _group(candidate, goals, capacity), _figure(candidate, goals, tokens)
-        groups.setdefault(key, []).append((value, candidate))
+    keys = _behind_cheaper(candidates, [_group(candidate, goals, capacity) for candidate in candidates])
+    for candidate, key in zip(candidates, keys, strict=True):
+        groups.setdefault(key, []).append((_figure(candidate, goals, tokens), candidate))
     return [candidate for key in sorted(groups) for candidate in _banded(groups[key])]
 
 
 def _group(candidate: Candidate, goals: Goals, capacity: str) -> tuple[bool, ...]:
     """What is weighed before any figure; False comes first."""
+    tight = candidate.memory.tight and not goals.tight
     # What is not known to fit the machine's memory comes after what is
     host = candidate.place is not None and candidate.place.ram_bytes is None
     rare = capacity == "usual" and bool(why_rare(candidate.place))
     unpriced, unmeasured = candidate.usd_per_hour is None, candidate.speed.tokens_per_second is None
-    return (host, rare, *((unmeasured, unpriced) if goals.by_speed else (unpriced, unmeasured)))
+    known = (unmeasured, unpriced) if goals.by_speed else (unpriced, unmeasured)
+    # The first three also say which machines are alike (_behind_cheaper)
+    return (tight, host, candidate.idle_gpus > 0, rare, candidate.unmeasured, *known)
+
+
+def _behind_cheaper(candidates: list[Candidate], keys: list[tuple[bool, ...]]) -> list[tuple[bool, ...]]:
+    """The groups, with each machine in none before that of a clearly cheaper one with the same GPUs."""
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for index, candidate in enumerate(candidates):
+        layout = candidate.layout
+        if candidate.usd_per_hour is not None and candidate.gpu is not None:
+            same = (candidate.gpu.name, layout.nodes, layout.processes_per_node)
+            alike.setdefault(same, []).append(index)
+    found = list(keys)
+    for members in alike.values():
+        prices = {index: candidates[index].usd_per_hour or 0.0 for index in members}
+        for index in members:
+            cheaper = [
+                keys[other]
+                for other in members
+                if prices[other] * (1 + INDISTINCT) < prices[index] and keys[other][:3] == keys[index][:3]
+            ]
+            found[index] = max([keys[index], *cheaper])
+    return found
 
 
 def _figure(candidate: Candidate, goals: Goals, tokens: int | None) -> float:
     """What a group is ordered by, the smaller the better; 0 where neither price nor speed tells it."""
-    cost = candidate.usd(tokens) if tokens is not None else candidate.usd_per_token
+    cost = candidate.expected_usd(tokens) if tokens is not None else candidate.usd_per_token
     speed = candidate.speed.tokens_per_second
-    time = candidate.hours(tokens) if tokens is not None else None if speed is None else 1 / speed
-    known = [time, cost] if goals.by_speed else [cost, time]
+    time = candidate.expected_hours(tokens) if tokens is not None else None if speed is None else 1 / speed
+    # Without a price the GPUs are what is paid
+    effort = None if time is None else time * candidate.layout.world_size
+    known = [time, cost] if goals.by_speed else [cost, effort]
     return next((figure for figure in known if figure is not None), 0.0)
 
 
@@ -158,11 +189,13 @@ def _within_band(item: tuple[float, Candidate]) -> tuple[object, ...]:
     )
 
 
-def order_in_words(goals: Goals, capacity: str) -> str:
-    """The order of :func:`in_order`, as a line for people."""
-    rare = "; low on-demand availability last" if capacity == "usual" else ""
+def order_in_words(goals: Goals, capacity: str, *, priced: bool = True) -> str:
+    """The order of :func:`in_order`, as a line for people; ``priced``: whether prices are known."""
+    rare = "low on-demand availability, " if capacity == "usual" else ""
+    last = f"last: {rare}GPUs without a measured run, machines that are used in part"
+    first = goals.order if priced else goals.unpriced_order
     ties = f"plans within {100 * INDISTINCT:.0f} % are treated as ties"
-    return f"{goals.order}; {ties}: then lower price per hour, fewer GPUs, simpler layout{rare}"
+    return f"{first}; {ties}: then lower price per hour, fewer GPUs, simpler layout; {last}"
 
 
 def against_goals(candidate: Candidate, goals: Goals, tokens: int | None) -> Rejection | None:

@@ -17,6 +17,7 @@ from estimator.planning.capacity import why_rare
 from estimator.planning.engines import setup_of
 from estimator.planning.goals import Goals
 from estimator.planning.ladders import LARGEST_MICRO_BATCH
+from estimator.planning.measured_gpus import UNMEASURED
 from estimator.planning.ranking import compared
 from estimator.planning.search import INDISTINCT, Candidate, Search
 from estimator.planning.support import untried_line
@@ -184,8 +185,9 @@ def _why_so_small(search: Search, candidate: Candidate) -> str:
     same = [each for each in fitting if replace(each, micro_batch_size=0, accumulation=0) == kind]
     larger = max(same, key=lambda each: each.micro_batch_size)
     if larger.micro_batch_size > layout.micro_batch_size:
-        needs = format_bytes(search.estimate(larger, candidate.gpu).needs_range[1])
-        return f"{larger.micro_batch_size} fits, but may need up to {needs} of {format_bytes(capacity)}"
+        tight = search.estimate(larger, candidate.gpu).with_capacity(capacity)
+        if tight.tight:
+            return f"{larger.micro_batch_size} is tight: {tight.describe()}"
     alike = [each for each in fitting if each.activation_checkpointing == layout.activation_checkpointing]
     if max(each.micro_batch_size for each in alike) > layout.micro_batch_size:
         words += " with this sharding"
@@ -208,11 +210,11 @@ def _checkpointing(search: Search, candidate: Candidate) -> str:
     if not layout.activation_checkpointing:
         return "no activation checkpointing: the activations fit"
     capacity = candidate.memory.capacity_bytes or 0
-    without = search.estimate(replace(layout, activation_checkpointing=False), candidate.gpu).needs_bytes
-    if without <= capacity:
+    without = search.estimate(replace(layout, activation_checkpointing=False), candidate.gpu)
+    without = without.with_capacity(capacity)
+    if without.verdict == "fits":
         return "activation checkpointing: leaves room for this micro batch with less sharding"
-    needs = f"{format_bytes(without)} of {format_bytes(capacity)}"
-    return f"activation checkpointing: without it this micro batch needs {needs}"
+    return f"activation checkpointing: without it this micro batch needs {without.describe()}"
 
 
 def _documents_apart(job: Job, candidate: Candidate) -> list[str]:
@@ -266,7 +268,8 @@ def of_machine(
         )
     elif best.speed.tokens_per_second is not None:
         line = (
-            f"{each}: {place.name} is {_fastest(best, weighed, tokens)} of {machines}; prices are not known"
+            f"{each}: {place.name} takes the fewest GPU-hours, or within {INDISTINCT:.0%} of them, of "
+            f"{machines}; prices are not known"
         )
     else:
         line = f"{each}: {place.name} fits; its price or speed is not known"
@@ -328,6 +331,11 @@ def _source(candidate: Candidate) -> list[str]:
     rare = why_rare(place)
     if rare:
         lines.append(f"low availability: {rare}")
+    if candidate.unmeasured:
+        lines.append(UNMEASURED)
+    if candidate.idle_gpus:
+        used = candidate.layout.processes_per_node
+        lines.append(f"{used} of the {place.gpus} GPUs of {place.name} are used, and all of them paid for")
     if place.ram_bytes is None and not place.name:
         lines.append(f"host memory: {format_bytes(candidate.memory.host_bytes)} a node are needed")
     elif place.ram_bytes is None:

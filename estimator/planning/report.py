@@ -6,17 +6,18 @@ import textwrap
 
 from estimator.formatting import MIB, format_bytes, format_duration, format_usd
 from estimator.models.diffusion import side_of
-from estimator.plan import Layout, LearningRate, MemoryEstimate, Plan, Prediction, Request
+from estimator.plan import Layout, LearningRate, Plan, Prediction, Request
 from estimator.vocabulary import SHARDINGS, TASKS
 
 LABEL = 12  # width of the left column
 BAR = 24  # width of the longest memory bar
 
 
-def render(plan: Plan, width: int = 100, *, everything: bool = False) -> str:
+def render(plan: Plan, width: int = 100, *, everything: bool = False, verbose: bool = False) -> str:
     """The whole plan as text of at most ``width`` columns, without colour codes.
 
-    ``everything``: with hints for values that the plan leaves to the user.
+    ``everything``: with hints for values that the plan leaves to the user. ``verbose``: with memory by
+    category, its ranges, and what counters will show.
     """
     what = plan.method if plan.task == "sft" else f"{plan.method} {plan.task}"
     lines = [f"Plan: {plan.model}, {what} with {plan.engine} ({plan.parameters / 1e9:.2f} B parameters)"]
@@ -25,7 +26,7 @@ def render(plan: Plan, width: int = 100, *, everything: bool = False) -> str:
     if plan.prepare is not None and plan.evaluate is not None:
         lines += _row("Other steps", _steps(plan, plan.prepare, plan.evaluate), width)
     lines += _row("Layout", _layout(plan), width)
-    lines += _memory(plan, width)
+    lines += _memory(plan, width, verbose=verbose)
     lines += _row("Speed", _speed(plan), width)
     lines += _row("Price", _price(plan), width)
     lines += _list("Why", plan.why, width)
@@ -119,37 +120,24 @@ def _sharding(name: str) -> str:
     return SHARDINGS[name].title
 
 
-def memory_verdict(memory: MemoryEstimate) -> str:
-    """Memory needed and available with one verdict: ``41.0 GiB of 48.0 GiB: fits, 15 % to spare``."""
-    needed = format_bytes(memory.needs_bytes)
-    if memory.capacity_bytes is None:
-        return f"{needed} needed"
-    text = f"{needed} of {format_bytes(memory.capacity_bytes)}"
-    if not memory.fits:
-        return f"{text}: does not fit"
-    spare = 1 - memory.needs_bytes / memory.capacity_bytes
-    return f"{text}: fits, {spare:.0%} to spare".replace("%", " %") + (" (tight)" if memory.tight else "")
-
-
-def _memory(plan: Plan, width: int) -> list[str]:
-    memory = plan.prediction.memory
-    what, counter = ("GPU", "nvidia-smi") if plan.layout.device == "cuda" else ("process", "the system")
-    shown, most = format_bytes(memory.shows_bytes), format_bytes(memory.shows_range[1])
-    text = (
-        f"{memory_verdict(memory)} per {what}; at most {format_bytes(memory.needs_range[1])}; "
-        f"expect {counter} to show {shown}, up to {most}"
-    )
-    if plan.layout.device == "cuda":
-        text += f"; host memory {format_bytes(memory.host_bytes)} per node"
+def _memory(plan: Plan, width: int, *, verbose: bool) -> list[str]:
+    memory, on_gpu = plan.prediction.memory, plan.layout.device == "cuda"
+    text = f"{memory.describe()} (each {'GPU' if on_gpu else 'process'})"
+    if on_gpu:
+        text += f"; host {format_bytes(memory.host_bytes)} a node"
     lines = _row("Memory", text, width)
+    if not verbose:
+        return lines
     largest = max((value for _, value in memory.categories), default=0)
     for name, value in memory.categories:
         bar = "#" * round(min(BAR, max(width - LABEL - 34, 0)) * value / largest) if largest else ""
         lines.append(f"{'':{LABEL}}{name:<22}{format_bytes(value):>10}  {bar}".rstrip())
+    needs = f"needs {format_bytes(memory.needs_bytes)}, at most {format_bytes(memory.needs_range[1])}"
+    shows = f"will show {format_bytes(memory.shows_bytes)}, at most {format_bytes(memory.shows_range[1])}"
     return [
         *lines,
-        *_row("", f"needs {memory.needs_basis}", width),
-        *_row("", f"shows {memory.shows_basis}", width),
+        *_row("", f"{needs}; {memory.needs_basis}", width),
+        *_row("", f"{shows}; {memory.shows_basis}", width),
     ]
 
 

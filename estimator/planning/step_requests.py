@@ -16,6 +16,10 @@ SHARED_MEMORY_PER_GPU = 8 * GIB
 # containers that train tiny-llama. While a checkpoint or model is sent to S3, Metaflow's workers: up to 64
 # (METAFLOW_S3_WORKER_COUNT) of 27 MiB each. Without it, a container of Batch was killed in each attempt.
 BESIDE_RANKS = 2 * GIB
+# A rank's own threads: Python, autograd's backward pass, NCCL's proxy, the reader of the next batch
+# (torch/csrc/autograd/engine.cpp; NCCL's src/proxy.cc; launchers/dataset/batches.py)
+CPU_OF_A_GPU = 4
+CPU_BESIDE_RANKS = 2  # the task with its sidecars and the profiler; what sends checkpoints
 PREPARE_CPU = 4  # cores that hash and send files, and tokenise
 PREPARE_MEMORY = 16 * GIB  # files are streamed; the dataset's rows and tokens are in memory
 # The dataset as it is fetched, its rows and its tokens, five times a large set of instructions: OpenHermes
@@ -108,17 +112,26 @@ def _files(job: Job) -> int:
 
 
 def _cpu(candidate: Candidate, gpus: int) -> int:
-    """The cores of a machine that go with so many of its GPUs."""
+    """The cores that so many GPUs of a machine need, no more than go with them.
+
+    Where the optimizer steps on the host, all that go with them.
+    """
     place = candidate.place
+    needs = CPU_OF_A_GPU * gpus + CPU_BESIDE_RANKS
     if place is None or place.vcpu is None:
-        return gpus
-    return max(int(place.vcpu * place.allocatable * gpus / place.gpus), 1)
+        return needs
+    share = max(int(place.vcpu * place.allocatable * gpus / place.gpus), 1)
+    return share if candidate.layout.offload != "none" else min(needs, share)
 
 
 def _memory(candidate: Candidate, gpus: int, needs: int) -> int:
-    """The memory of a machine that goes with so many of its GPUs; where unknown, a quarter above the need."""
+    """The memory that so many GPUs of a machine need, a quarter above the estimate, with shared memory.
+
+    No more than goes with them, unless the estimate itself is above that.
+    """
     place = candidate.place
+    asked = int(needs * 1.25) + BESIDE_RANKS + SHARED_MEMORY_PER_GPU * gpus
     if place is None or place.ram_bytes is None:
-        return int(needs * 1.25) + BESIDE_RANKS
+        return asked
     jobs_have = place.ram_bytes * place.allocatable
-    return int(max(jobs_have * gpus / place.gpus, min(needs, jobs_have)))
+    return int(min(asked, max(jobs_have * gpus / place.gpus, min(needs, jobs_have))))

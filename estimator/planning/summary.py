@@ -11,7 +11,7 @@ from estimator.errors import CannotFit, UserError
 from estimator.formatting import MIB, format_bytes, format_duration, format_usd
 from estimator.models.diffusion import side_of
 from estimator.plan import Plan, Request
-from estimator.planning.report import LABEL, describe_layout, memory_verdict
+from estimator.planning.report import LABEL, describe_layout
 from estimator.planning.rows import usd_per_million_tokens
 from estimator.vocabulary import TASKS
 
@@ -33,7 +33,7 @@ def render_summary(plan: Plan, alternatives: Sequence[Plan] = ()) -> str:
     lines += _row("Where", _where(plan))
     lines += _row("Price", _price(plan))
     lines += _row("Time", _time(plan))
-    lines += _row("Memory", f"{memory_verdict(plan.prediction.memory)} per {_device(plan)}")
+    lines += _row("Memory", f"{plan.prediction.memory.describe()} (each {_device(plan)})")
     lines += _row("Step", _step(plan))
     if plan.prepare is not None and plan.evaluate is not None:
         steps = {"prepare": plan.prepare, "evaluate": plan.evaluate}

@@ -1,6 +1,6 @@
 """What the engines that this package runs can't train, each as one clause for a person.
 
-Engine ``auto`` is the first engine without a reason here, and launchers/engines asks the same functions,
+Engine ``auto`` is one of the engines without a reason here, and launchers/engines asks the same functions,
 so that a plan and the run of it agree. Engines that are planned only have no reason: nothing is run.
 """
 
@@ -107,16 +107,25 @@ def refuse_gpu(job: Job, gpu: Gpu) -> None:
         )
 
 
-def with_engine(job: Job) -> Job:
-    """The job with engine ``auto`` decided: the first that this package runs and that can train it.
+def with_engines(job: Job) -> list[Job]:
+    """The job with each engine that this package runs and that can train it, the simplest first.
 
-    Where none can, the plan is that of FSDP2 and says why it is planned only.
+    Where none can, with FSDP2: the plan then says why it is planned only. With an engine of the user's, that.
     """
     if job.engine != "auto":
-        return job
+        return [job]
     training = _training(job, 1)
-    able = (name for name in engine_order(job.task) if unsupported(name, job.model, training) is None)
-    return replace(job, engine=next(able, _stand_in(training)))
+    able = [
+        name
+        for name in engine_order(job.task)
+        if name in job.engines and unsupported(name, job.model, training) is None
+    ]
+    return [replace(job, engine=name) for name in able or [_stand_in(training)]]
+
+
+def with_engine(job: Job) -> Job:
+    """The job with engine ``auto`` decided without a comparison: the simplest that can train it."""
+    return with_engines(job)[0]
 
 
 def _stand_in(training: Training) -> LaunchedEngine:

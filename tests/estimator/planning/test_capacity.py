@@ -53,17 +53,29 @@ def test_machines_sold_ahead_are_rarely_to_be_had(name: str, rare: bool) -> None
 
 def test_what_is_rarely_had_comes_last_with_its_reason_and_competes_where_that_is_asked_for() -> None:
     usual = plans(FULL, USUAL, top=500)
-    # What is not known to fit the machine's memory comes after all of these
-    marks = [bool(made.prediction.rarely_had) for made in usual.plans if _has_known_memory(made)]
+    # What is not known to fit the machine's memory comes after all of these, and so does what is used in part
+    known = [made for made in usual.plans if _has_known_memory(made)]
+    marks = [bool(made.prediction.rarely_had) for made in known]
     assert any(marks)
-    assert marks == sorted(marks)
-    assert "low on-demand availability last" in usual.order
+    first = marks.index(True)
+    behind = [made for made in known[first:] if not made.prediction.rarely_had]
+    cheaper = {_gpus_of(made) for made in known if made.prediction.rarely_had}
+    assert all(_gpus_of(made) in cheaper or _is_used_in_part(made) for made in behind), "dearer, of the same"
+    assert "last: low on-demand availability" in usual.order
     rejected = plans(FULL, USUAL, top=3).rejected
     assert any("low availability: sold ahead" in line.reason for line in rejected)
     whatever = plans(FULL, WHATEVER, top=500)
     marks = [bool(made.prediction.rarely_had) for made in whatever.plans if _has_known_memory(made)]
     assert marks != sorted(marks)
     assert "rarely" not in whatever.order
+
+
+def _gpus_of(made: Plan) -> tuple[object, ...]:
+    return made.request.gpu_type, made.request.nodes, made.request.gpus_per_node
+
+
+def _is_used_in_part(made: Plan) -> bool:
+    return hardware.instance(made.request.instance_type or "").gpu_count > made.request.gpus_per_node
 
 
 def _has_known_memory(made: Plan) -> bool:

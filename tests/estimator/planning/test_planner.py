@@ -124,11 +124,15 @@ def test_the_users_choices_are_taken() -> None:
     assert (layout.micro_batch_size, layout.accumulation, layout.activation_checkpointing) == (2, 2, True)
 
 
-def test_part_of_a_node_gets_its_part_of_cpu_and_memory() -> None:
+def test_part_of_a_node_asks_for_what_it_needs_and_no_more_than_its_part() -> None:
     target = Target(kind="kubernetes", instance_type="p5.48xlarge", gpus=2)
     made = plan(job_of("llama-8b", method="lora"), target)
     assert (made.request.instance_type, made.request.gpus_per_node) == ("p5.48xlarge", 2)
-    assert made.request.cpu == int(192 * 0.9 * 2 / 8)
+    assert 2 <= made.request.cpu < 192 * 0.9 * 2 / 8
+    part = 2048 * GIB * 0.9 * 2 / 8
+    assert made.prediction.memory.host_bytes < made.request.memory_mib * 2**20 < part
+    offloaded = plan(job_of("llama-8b", engine="deepspeed", offload="cpu"), replace(target, gpus=8))
+    assert offloaded.request.cpu == int(192 * 0.9), "the optimizer steps there"
 
 
 def test_deepspeed_shards_more_where_less_does_not_fit() -> None:

@@ -102,13 +102,13 @@ def test_what_the_cluster_has_told_goes_before_the_tables() -> None:
     facts = ClusterFacts(
         labels=(("nvidia.com/gpu.product", "NVIDIA-H100-80GB-HBM3"),),
         tolerations=(Toleration(key="sku", value="gpu", effect="NoSchedule"),),
-        room=Room(cpu=100.6, memory_bytes=800 * GIB),
+        room=Room(cpu=20.6, memory_bytes=100 * GIB),
         efa=8,
         hugepages_bytes=10 * GIB,
         zone="rack-3",
     )
     asked = _values(request, facts=facts)
-    assert (asked.resources["cpu"], asked.resources["memory"]) == (100, 800 * GIB // 10**6)
+    assert (asked.resources["cpu"], asked.resources["memory"]) == (20, 100 * GIB // 10**6)
     assert asked.compute["node_selector"] == {
         "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3",
         ZONE: "rack-3",
@@ -141,15 +141,16 @@ def test_variables_of_efa_come_with_its_interfaces_and_several_nodes_only(nodes:
 
 def test_what_a_nodes_room_takes_off_the_plan_is_noted() -> None:
     request = planned("llama-70b", "full", "H100", 4).request
-    room = Room(cpu=100.6, memory_bytes=800 * GIB)
+    room = Room(cpu=20.6, memory_bytes=100 * GIB)
     by = "what a node of this cluster leaves for pods"
     assert _lowered(request, facts=ClusterFacts(room=room)) == (
-        Override(name="cpu", planned=str(request.cpu), used="100", given_by=by),
-        Override(name="memory_mib", planned=str(request.memory_mib), used=str(800 * 1024), given_by=by),
+        Override(name="cpu", planned=str(request.cpu), used="20", given_by=by),
+        Override(name="memory_mib", planned=str(request.memory_mib), used=str(100 * 1024), given_by=by),
     )
     assert _lowered(request) == ()
     small = planned("llama-8b", "lora", "L40S", 1).request  # g6e.2xlarge: 64 GiB, of which the table keeps 10
-    [note] = _lowered(small)
+    assert _lowered(small) == (), "a plan asks for what it needs"
+    [note] = _lowered(dataclasses.replace(small, memory_mib=60 * 1024))
     assert (note.name, note.given_by) == ("memory_mib", "what such a machine leaves for pods")
 
 

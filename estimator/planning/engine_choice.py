@@ -1,0 +1,84 @@
+"""Engine ``auto``: compare the engines that can train a job by their predicted speed on the same machines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from estimator.formatting import format_list
+from estimator.job import Job, Target
+from estimator.planning.clusters import Survey, disk_miss, host_miss
+from estimator.planning.ranking import compared
+from estimator.planning.search import INDISTINCT, Evidence, Search, precision_of
+from estimator.vocabulary import ENGINES
+
+SEEN = 0.001  # a difference that is worth a figure
+Speeds = Mapping[str, float | None]
+"""Tokens a second by engine; None: it does not fit, or nothing is known of its speed."""
+
+
+def keeps_masters(job: Job) -> bool:
+    """Whether all weights are trained in automatic precision and the engine keeps fp32 copies of them."""
+    return job.method == "full" and job.precision == "auto" and ENGINES[job.engine].precisions[0] != "bf16"
+
+
+def by_preference(jobs: Sequence[Job]) -> list[list[Job]]:
+    """The engines of a job in groups: those with fp32 master weights first; the simplest of each group first.
+
+    An engine of a later group is taken only where none of the earlier ones has a plan.
+    """
+    with_masters = [job for job in jobs if keeps_masters(job)]
+    # FSDP2, which is torch's own, before DeepSpeed
+    with_masters.sort(key=lambda job: ENGINES[job.engine].sharding_options == "zero")
+    groups = (with_masters, [job for job in jobs if not keeps_masters(job)])
+    return [group for group in groups if group]
+
+
+def faster_than(engine: str, speeds: Speeds) -> str | None:
+    """The fastest engine if it is faster than ``engine`` by more than what can't be told apart."""
+    own = speeds[engine] or 0.0
+    known = {name: speed for name, speed in speeds.items() if speed}
+    fastest = max(known, key=lambda name: known[name], default=engine)
+    return fastest if (speeds[fastest] or 0.0) > own * (1 + INDISTINCT) else None
+
+
+def speeds_on_best(survey: Survey, jobs: Sequence[Job], target: Target, evidence: Evidence) -> Speeds:
+    """The speed of each engine on the GPUs and machines of a survey's best candidate."""
+    best, speeds = survey.candidates[0], dict[str, float | None]()
+    layout, place, gpu, capacity = best.layout, best.place, best.gpu, best.memory.capacity_bytes
+    for job in jobs:
+        if job.engine == survey.job.engine:
+            speeds[job.engine] = best.speed.tokens_per_second
+            continue
+        batch = {name: getattr(survey.job, name) for name in ("global_batch_size", "batch_multiple")}
+        rival = replace(job, **batch)
+        search = Search(rival, precision_of(rival, "cuda", gpu), "cuda", evidence)
+        found = search.best(layout.nodes, layout.processes_per_node, capacity or 0, gpu, place)
+        if (
+            found is not None
+            and place is not None
+            and (host_miss(found, place) or disk_miss(rival, target, found, place))
+        ):
+            found = None
+        speeds[job.engine] = found.speed.tokens_per_second if found is not None else None
+    return speeds
+
+
+def reason(engine: str, speeds: Speeds, *, passed_over: Sequence[str] = ()) -> str:
+    """Why this engine, in a line, with the runner-up and by how much.
+
+    ``passed_over``: engines that keep fp32 master weights and have no plan.
+    """
+    lean = f"{format_list(passed_over)}, with fp32 master weights, would not fit; " if passed_over else ""
+    others = {name: speed for name, speed in speeds.items() if speed and name != engine}
+    absent = [name for name, speed in speeds.items() if not speed and name != engine]
+    own = speeds[engine]
+    if not others or not own:
+        rest = f"{format_list(absent)} would not fit on these GPUs" if absent else "no other engine is left"
+        return f"engine {engine}: {lean}{rest}"
+    second = max(others, key=lambda name: others[name])
+    more = others[second] / own - 1
+    difference = compared(more, "faster", "slower") if abs(more) >= SEEN else "as fast"
+    tie = SEEN <= more <= INDISTINCT
+    simpler = f", which counts as equal, and {engine} is the simpler" if tie else ""
+    return f"engine {engine}: {lean}the runner-up, {second}, is {difference} on these GPUs{simpler}"

@@ -1,0 +1,85 @@
+"""Engine ``auto``: which engine is taken, and what is said of the runner-up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from estimator import Job, Target, hardware, plan
+from estimator.job import Machine
+from estimator.models import find
+from estimator.plan import GIB, Plan
+from estimator.planning.engine_choice import by_preference, faster_than, reason
+from estimator.planning.search import INDISTINCT
+from estimator.planning.support import with_engines
+
+ANY = Target(kind="catalogue")
+
+
+def made_for(model: str = "llama-8b", target: Target = ANY, **fields: Any) -> Plan:
+    return plan(Job(model=find(model), engine="auto", global_batch_size=16, **fields), target)
+
+
+def line_of(made: Plan) -> str:
+    [line] = [line for line in made.why if line.startswith(f"engine {made.engine}: ")]
+    return line
+
+
+@given(speeds=st.dictionaries(st.sampled_from("abc"), st.none() | st.floats(1, 1e6), min_size=1))
+def test_another_engine_is_taken_only_where_it_is_clearly_faster_and_then_the_fastest(
+    speeds: dict[str, float | None],
+) -> None:
+    first = next(iter(speeds))
+    other, own = faster_than(first, speeds), speeds[first] or 0.0
+    fastest = max(speed or 0.0 for speed in speeds.values())
+    assert (other is not None) == (fastest > own * (1 + INDISTINCT))
+    assert other is None or speeds[other] == fastest
+
+
+def test_the_reason_names_the_runner_up_and_by_how_much() -> None:
+    assert "the runner-up, fsdp2, is 5.0 % slower" in reason("deepspeed", {"deepspeed": 100.0, "fsdp2": 95.0})
+    tie = reason("deepspeed", {"deepspeed": 100.0, "fsdp2": 110.0, "torchtune": 50.0})
+    assert "fsdp2, is 10 % faster on these GPUs, which counts as equal, and deepspeed is the simpler" in tie
+    assert "fsdp2 would not fit" in reason("torchtune", {"torchtune": 1.0, "fsdp2": None})
+
+
+@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
+def test_no_engine_that_can_train_the_job_is_clearly_faster_on_the_plans_machine(method: Any) -> None:
+    made = made_for(method=method)
+    request = made.request
+    place = Target(
+        kind="catalogue", instance_type=request.instance_type, nodes=request.nodes, gpus=request.gpus_per_node
+    )
+    jobs = with_engines(Job(model=find("llama-8b"), engine="auto", method=method, global_batch_size=16))
+    group = next(group for group in by_preference(jobs) if made.engine in {job.engine for job in group})
+    assert len(group) > 1
+    rates = [plan(job, place).prediction.tokens_per_second or 0.0 for job in group]
+    assert max(rates) <= (made.prediction.tokens_per_second or 0.0) * (1 + INDISTINCT)
+    assert "runner-up" in line_of(made)
+
+
+def test_full_training_keeps_fp32_master_weights_where_they_fit_and_says_so_where_not() -> None:
+    roomy = made_for(target=Target(kind="catalogue", gpu="H100 SXM", nodes=1, gpus=8))
+    assert roomy.layout.precision == "bf16-mixed"
+    small = made_for(target=Target(kind="catalogue", gpu="A100 SXM 80GB", nodes=1, gpus=1))
+    assert (small.engine, small.layout.precision) == ("torchtune", "bf16")
+    assert "fsdp2 and deepspeed, with fp32 master weights, would not fit" in line_of(small)
+
+
+def test_an_engine_that_is_asked_for_is_not_compared_and_one_that_is_not_installed_not_taken() -> None:
+    asked = plan(Job(model=find("llama-8b"), engine="torchtune", global_batch_size=16), ANY)
+    assert asked.engine == "torchtune"
+    assert not any(line.startswith("engine ") for line in asked.why)
+    assert made_for(engines=("torchtune",)).engine == "torchtune"
+
+
+def test_engines_are_compared_on_the_gpus_at_hand_and_not_on_cpus() -> None:
+    card = (hardware.gpu("H100 SXM").name, 80 * GIB)
+    machine = Machine(gpus=(card,) * 8, cpu_cores=64, ram_bytes=512 * GIB, disk_free_bytes=2048 * GIB)
+    here = made_for(method="lora", target=Target(machine=machine))
+    assert "runner-up" in line_of(here)
+    laptop = Machine(cpu_cores=4, ram_bytes=16 * GIB, disk_free_bytes=100 * GIB)
+    assert made_for("tiny-llama", Target(machine=laptop), seq_len=256).engine == "torchtune"
