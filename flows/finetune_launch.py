@@ -187,7 +187,7 @@ def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
             run = replace(run, plan=rejection.planned(run))
         if run.plan.prediction.price_source and run.plan.request.instance_type:
             sys.stderr.write(f"{hardware.old_prices([run.plan.request.instance_type])}\n".lstrip())
-        shown = render(run.plan, verbose=True) if params.get("verbose") else render_summary(run.plan)
+        shown = render(run.plan) if params.get("verbose") else render_summary(run.plan)
         if rejection:
             shown += f"\n\n{rejection.text(run.plan)}"
         if params.get("plan_only"):

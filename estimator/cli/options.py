@@ -49,6 +49,14 @@ class SetupOptions:
         str | None,
         Option(help="Linear layers with LoRA: comma-separated names, or all-linear.", rich_help_panel=_ADAPT),
     ] = None
+    reference_copy: Annotated[
+        bool,
+        Option(
+            "--reference-copy",
+            help="Full training of pairs holds the reference as a frozen copy, as TRL does.",
+            rich_help_panel=_ADAPT,
+        ),
+    ] = False
     reward_parameters: Annotated[
         int,
         Option(
@@ -102,14 +110,6 @@ class SetupOptions:
         Option(
             "--undivided-base",
             help="Do not shard the quantized weights (ZeRO-3 cannot).",
-            rich_help_panel=_ADAPT,
-        ),
-    ] = False
-    reference_copy: Annotated[
-        bool,
-        Option(
-            "--reference-copy",
-            help="Full DPO holds the reference model in memory, as TRL does.",
             rich_help_panel=_ADAPT,
         ),
     ] = False

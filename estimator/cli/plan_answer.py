@@ -24,7 +24,7 @@ def show(ranking: Ranking) -> None:
     console.print(textwrap.fill(f"Order: {ranking.order}", console.width), markup=False)
     console.print(_table(ranking))
     best = replace(ranking.best, rejected=tuple(str(line) for line in ranking.rejected))
-    console.print(render(best, console.width, everything=True, verbose=True), markup=False)
+    console.print(render(best, console.width, everything=True), markup=False)
 
 
 def _table(ranking: Ranking) -> Table:

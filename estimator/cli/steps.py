@@ -79,8 +79,8 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int) -> Setup:
         # A pipeline with fewer micro batches than stages is never full
         accumulation=_or(options.accumulation, max(options.pp, 1)),
         answer_len=drawn_answer(seq_len) if draws else 0,
-        reward_parameters=options.reward_parameters,
         reference_copy=options.reference_copy,
+        reward_parameters=options.reward_parameters,
         compares=draws and METHODS[method].adapters,
         seq_len=seq_len,
         fixed_length=packed,

@@ -13,11 +13,10 @@ LABEL = 12  # width of the left column
 BAR = 24  # width of the longest memory bar
 
 
-def render(plan: Plan, width: int = 100, *, everything: bool = False, verbose: bool = False) -> str:
+def render(plan: Plan, width: int = 100, *, everything: bool = False) -> str:
     """The whole plan as text of at most ``width`` columns, without colour codes.
 
-    ``everything``: with hints for values that the plan leaves to the user. ``verbose``: with memory by
-    category, its ranges, and what counters will show.
+    ``everything``: with hints for values that the plan leaves to the user.
     """
     what = plan.method if plan.task == "sft" else f"{plan.method} {plan.task}"
     lines = [f"Plan: {plan.model}, {what} with {plan.engine} ({plan.parameters / 1e9:.2f} B parameters)"]
@@ -26,7 +25,7 @@ def render(plan: Plan, width: int = 100, *, everything: bool = False, verbose: b
     if plan.prepare is not None and plan.evaluate is not None:
         lines += _row("Other steps", _steps(plan, plan.prepare, plan.evaluate), width)
     lines += _row("Layout", _layout(plan), width)
-    lines += _memory(plan, width, verbose=verbose)
+    lines += _memory(plan, width)
     lines += _row("Speed", _speed(plan), width)
     lines += _row("Price", _price(plan), width)
     lines += _list("Why", plan.why, width)
@@ -120,14 +119,12 @@ def _sharding(name: str) -> str:
     return SHARDINGS[name].title
 
 
-def _memory(plan: Plan, width: int, *, verbose: bool) -> list[str]:
+def _memory(plan: Plan, width: int) -> list[str]:
     memory, on_gpu = plan.prediction.memory, plan.layout.device == "cuda"
     text = f"{memory.describe()} (each {'GPU' if on_gpu else 'process'})"
     if on_gpu:
-        text += f"; host {format_bytes(memory.host_bytes)} a node"
+        text += f"; host {format_bytes(memory.host_bytes)} per node"
     lines = _row("Memory", text, width)
-    if not verbose:
-        return lines
     largest = max((value for _, value in memory.categories), default=0)
     for name, value in memory.categories:
         bar = "#" * round(min(BAR, max(width - LABEL - 34, 0)) * value / largest) if largest else ""

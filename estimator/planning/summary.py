@@ -33,7 +33,7 @@ def render_summary(plan: Plan, alternatives: Sequence[Plan] = ()) -> str:
     lines += _row("Where", _where(plan))
     lines += _row("Price", _price(plan))
     lines += _row("Time", _time(plan))
-    lines += _row("Memory", f"{plan.prediction.memory.describe()} (each {_device(plan)})")
+    lines += _row("Memory", f"{plan.prediction.memory.describe()} per {_device(plan)}")
     lines += _row("Step", _step(plan))
     if plan.prepare is not None and plan.evaluate is not None:
         steps = {"prepare": plan.prepare, "evaluate": plan.evaluate}
