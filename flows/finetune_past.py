@@ -147,7 +147,7 @@ def _record(run: Any) -> RunRecord | None:
 def _state(run: Any) -> str:
     if run.successful:
         return "finished"
-    return "failed" if run.finished else "not finished"
+    return "failed" if run.finished else "running or killed"
 
 
 def _outcome(run: Any) -> Any | None:

@@ -26,7 +26,7 @@ class RunRecord:
 
     run: str
     begun: datetime
-    state: str  # "finished", "failed", "not finished"
+    state: str  # "finished", "failed", "running or killed"
     plan: Plan
     settings: dict[str, str]  # by dotted names
     metrics: tuple[Metrics, ...] = ()
