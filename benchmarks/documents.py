@@ -289,6 +289,20 @@ def errors_of_the_estimator() -> str:
     return textwrap.fill(" ".join(sentences), WIDTH)
 
 
+def risk_table() -> str:
+    """The table of docs/estimator.md that compares predicted risk with observed frequency."""
+    fit = json.loads((ROOT / "benchmarks" / "results" / "estimator_fit.json").read_text())
+    lines = [
+        "| Predicted risk | Runs | Sources | Predicted, mean | Ran out of memory |",
+        "|---|---|---|---|---|",
+    ]
+    for row in fit["risk"]:
+        limits = f"{100 * row['from']:g} to {100 * row['to']:g} %"
+        share = f"{row['oom']} ({row['oom'] / row['runs']:.1%})"
+        lines.append(f"| {limits} | {row['runs']} | {row['sources']} | {row['predicted']:.1%} | {share} |")
+    return "\n".join(lines)
+
+
 def checks_table() -> str:
     """All checks, by phase."""
     lines = ["| Phase | Check | Tells |", "|---|---|---|"]
@@ -306,6 +320,7 @@ GENERATED = {
     "plan": ("README.md", plan_block),
     "measured": ("docs/estimator.md", measured_runs.table),
     "errors": ("docs/estimator.md", errors_of_the_estimator),
+    "risk": ("docs/estimator.md", risk_table),
     "models": ("docs/models.md", models_table),
     "families": ("docs/models.md", planned_families),
     "matrix": ("docs/methods.md", matrix),

@@ -21,6 +21,7 @@ MEANINGS = {
     "grouped products": "rate of the experts' products over that of dense ones",
     "exposed tensor": "tensor parallel communication that nothing hides, over its time on the links",
     "exposed expert": "exchange with experts that nothing hides, over its time on the links",
+    "hop": "seconds that a ring of sharded weights takes from one node to the next",
     "overlap": "power p of the p-norm by which overlapping times add up",
     "optimizer": "time of the optimizer's step over that of its bytes at the full memory bandwidth",
     "launch": "seconds of the host to launch one layer forward and backward",
@@ -85,8 +86,15 @@ SPECS = (
         for name, share in usual_best_products().items()
     ),
     Spec("attention", "*", 0.60, 0.3),
-    Spec("attention", "Ampere", 0.60, 0.3),
-    Spec("attention", "Hopper", 0.45, 0.3),
+    Spec("attention", "Ampere 1", 0.45, 0.3),
+    # FlashAttention-2 (arXiv:2307.08691, figures 5 and 7, causal, heads of 128, 16,384 tokens, forward and
+    # backward): 189 TFLOPS on an A100, 338 on an H100
+    Spec("attention", "Ampere 2", 0.75, 0.3),
+    Spec("attention", "Hopper 1", 0.35, 0.3),
+    Spec("attention", "Hopper 2", 0.56, 0.3),
+    # FlashAttention-3 (arXiv:2407.08608, figures 5 and 6, likewise): 648 forward, 560 backward on an H100
+    Spec("attention", "Hopper 3", 0.95, 0.2),
+    Spec("attention", "Blackwell 4", 1.0, 0.3),
     Spec("attention", "Hopper fused", 0.70, 0.3),
     # Flash attention's kernels take no mask; torch takes its memory-efficient ones, made for Ampere
     Spec("masked attention", "*", 0.6, 0.3),
@@ -103,6 +111,8 @@ SPECS = (
     Spec("exposed tensor", "fused", 0.4, 0.4),
     Spec("exposed expert", "*", 0.7, 0.4),
     Spec("overlap", "*", 3.0, 0.3),
+    # 8 GPUs of a node, about 12 us each: NCCL sends a large message in slices, one GPU after the other
+    Spec("hop", "*", 100e-6, 0.7),
     Spec("optimizer", "*", 1.5, 0.3),
     Spec("launch", "*", 0.001, 0.7),
     Spec("launch", "deepspeed", 0.0015, 0.7),

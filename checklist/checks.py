@@ -68,6 +68,11 @@ CHECKS: dict[str, Check] = {
             description="kernel, CPU governor, huge pages, sysctls, limits, IOMMU and firmware as expected",
         ),
         Check(
+            name="host-limits",
+            phase="node",
+            description="CPU quota, throttling and memory limit of each node, compared with its peers",
+        ),
+        Check(
             name="interface",
             phase="facts",
             description="NCCL and gloo use a network interface that reaches the other nodes",
@@ -80,7 +85,7 @@ CHECKS: dict[str, Check] = {
         Check(
             name="hostname",
             phase="facts",
-            description="each host resolves its own name to a non-loopback address",
+            description="each host resolves its own name quickly to a non-loopback address",
         ),
         Check(name="clock", phase="facts", description="clocks of the hosts in sync"),
         Check(name="placement", phase="facts", description="all nodes of this run in one zone"),
@@ -93,7 +98,7 @@ CHECKS: dict[str, Check] = {
             name="mesh",
             phase="mesh",
             between="pair",
-            description="every node sends 256 KB to every other node",
+            description="every node sends 256 KB to every other node; round trips and second tries",
         ),
         Check(
             name="open-ports",

@@ -109,6 +109,12 @@ class Facts:
     resolves_own_hostname: bool | None = None
     hostname_address: str | None = None
     """Address that the host's own name resolves to."""
+    hostname_seconds: float | None = None
+    """Time to resolve the host's own name."""
+    cpus: float | None = None
+    """CPUs that the rank may use, by cgroup quota and affinity."""
+    memory_bytes: int | None = None
+    """Memory that the rank's cgroup allows, or the machine's if that is less."""
     efa_devices: int | None = None
     ib_devices: tuple[str, ...] | None = None
     rdma_ports: tuple[RdmaPort, ...] | None = None
@@ -185,6 +191,10 @@ class Probe:
     bulk_ok: bool | None = None
     """Whether the bytes arrived in time; None without a connection."""
     seconds: float | None = None
+    round_trip_s: float | None = None
+    """Shortest of several round trips of an empty message over the connection."""
+    tries: int = 1
+    """Number of attempts until it connected and the bytes arrived."""
     error: str | None = None
 
 
@@ -324,9 +334,11 @@ class Pair:
     rails: tuple[float, ...] = ()
     """NCCL only: bandwidth from each GPU to its counterpart, by local rank, GB/s of the best repetition."""
     alone: bool = False
-    """Whether it was measured again with nothing else running on any node."""
-    repeat: Literal["shared", "control"] | None = None
-    """Repeated round: pairs that are slow only together ("shared"), or healthy pairs for comparison."""
+    """Whether it was measured again with nothing else running on any node, or in a small group ("group") of
+    which a sample was no faster alone."""
+    repeat: Literal["shared", "control", "group"] | None = None
+    """Repeated round: pairs that are slow only together ("shared"), healthy pairs for comparison ("control"),
+    or a small group of suspects ("group")."""
     error: str | None = None
 
     @property
@@ -351,6 +363,10 @@ class Counters:
     """Number of carrier changes (lost or regained) of the interface in use."""
     port_errors: dict[str, int] | None = None
     """Error counters of that interface that grew, by the kernel's or ethtool's names."""
+    cpu_periods: int | None = None
+    """Periods of the cgroup's CPU quota; None without a quota."""
+    cpu_throttled: int | None = None
+    """Periods in which the quota was used up."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

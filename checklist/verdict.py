@@ -27,6 +27,7 @@ from checklist.judges import (
     gpu_load,
     gpus,
     hangs,
+    host_limits,
     host_settings,
     loss,
     mesh,
@@ -48,6 +49,7 @@ from checklist.result import CheckResult, Finding, FitResult, Result, Skipped, S
 # Decisive checks, required to say that training would work; the others may be unavailable on healthy clusters
 DECISIVE = ("ranks", "mesh", "gemm", "correctness", "bandwidth", "pairs", "hangs")
 
+NOT_CLEARED = ("slow-suspect", "slow-undecided")  # codes of pairs that were not measured again often enough
 OF_NETWORK = ("latency", "bandwidth", "pairs")
 SPEED_UNKNOWN = (
     "Software works; speed not judged: nothing says how fast this network should be. Give --expect, the GB/s "
@@ -61,6 +63,7 @@ JUDGES: dict[str, Callable[[JudgingContext], Judgement]] = {
     "shared-memory": facts.shared_memory,
     "memlock": facts.memlock,
     "host-settings": host_settings.host_settings,
+    "host-limits": host_limits.host_limits,
     "interface": network.interface,
     "rdma": network.rdma,
     "hostname": network.hostname,
@@ -238,7 +241,7 @@ def _healthy(
         return ()
     doubtful = set(bad)
     for fault in findings:
-        if fault.code == unsound.CODE:  # the state of that node is unknown
+        if fault.code in (unsound.CODE, *NOT_CLEARED):  # the state of that node is unknown
             doubtful |= set(fault.suspects)
         elif fault.verdict == "FAIL":
             doubtful |= set(fault.suspects)

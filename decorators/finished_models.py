@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from metaflow import Run, get_namespace, namespace
 from metaflow.exception import MetaflowException
@@ -39,6 +40,35 @@ def find(name: str | None) -> FinishedModel:
         with _all_namespaces():
             return _of_run(_run((flow,) if flow else FLOWS, run_id))
     return finished.from_name(name)
+
+
+def load_model(run: Any = None, *, device: Literal["auto", "cuda", "cpu"] = "auto") -> tuple[Any, Any]:
+    """Load the model of a run and its tokenizer, ready for transformers' ``generate``.
+
+    An adapter is put onto its base. The tokenizer has the chat template of the training, the model's
+    ``generation_config`` its end tokens.
+
+    Parameters
+    ----------
+    run:
+        A Metaflow ``Run``, what :func:`find` takes, or None: the newest run with a model.
+    device:
+        ``auto``: all visible GPUs in bf16, or the CPU in fp32 if there are none.
+
+    Raises
+    ------
+    UserError
+        There is no such model, or the estimator finds that it does not fit into the free memory.
+    """
+    from launchers.inference import memory
+    from launchers.inference.conversation import load_finetuned
+
+    model = find(getattr(run, "pathspec", run))
+    chosen = memory.pick_device(device)
+    memory.check_conversation(model, chosen)
+    with tempfile.TemporaryDirectory(prefix="finetune-load-") as work:
+        loaded = load_finetuned(model, chosen, Path(work))
+    return loaded.model, loaded.tokenizer
 
 
 def _newest() -> FinishedModel:

@@ -23,6 +23,7 @@ import sys
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import FunctionType
 from typing import Any, get_args
 
@@ -52,12 +53,13 @@ from decorators.launch import (
     refused_in_words,
 )
 from decorators.profile import calibration
-from decorators.profiler import NO_PROFILE, Profile
+from decorators.profiler import NO_PROFILE, Profile, RankProfile
 from decorators.storage import remember_origin
 from estimator.errors import MISTAKE, UserError
 from estimator.plan import MIB, Plan, Request
 from launchers.cluster.processes import die_with_parent
 from launchers.gang.failures import GangFailed
+from launchers.report.telemetry import TELEMETRY_VARIABLE
 
 PLAN_VARIABLE = "FINETUNE_PLAN"
 STAGED_VARIABLE = "FINETUNE_STAGED"  # JSON: where a resolver has put local files that the run needs
@@ -77,22 +79,26 @@ def current_plan() -> Plan | None:
 
 
 def current_profile() -> Profile:
-    """The profile of the step that is running; one that ignores everything outside of a profiled step."""
+    """Return the running step's profile; in a rank of ``torchrun`` one that reports to it, else a dummy."""
+    global _active
+    folder = os.environ.get(TELEMETRY_VARIABLE)
+    if _active is None and folder:
+        _active = RankProfile(Path(folder))
     return _active or NO_PROFILE
 
 
 def _variable_of(step: str) -> str:
-    """Environment variable with the plan of a step that has planning options of its own."""
+    """Return the name of the environment variable that holds the plan of a step with options of its own."""
     return f"{PLAN_VARIABLE}_{step.upper()}"
 
 
 def pack(plan: Plan) -> str:
-    """A plan as one short word of text: AWS Batch allows 8192 characters for all variables together."""
+    """Serialize a plan to one short word: AWS Batch allows 8,192 characters for all variables together."""
     return base64.b64encode(zlib.compress(plan.to_json().encode(), 9)).decode()
 
 
 def unpack(text: str) -> Plan:
-    """The plan that :func:`pack` has made text of."""
+    """Deserialize a plan from the output of :func:`pack`."""
     return Plan.from_json(zlib.decompress(base64.b64decode(text)).decode())
 
 
@@ -126,7 +132,7 @@ class gpu_profile(LaunchMixin, StepMutator, UserStepDecorator):  # type: ignore[
         super().__init__(*args, **kwargs)
 
     def __call__(self, step: Any = None, **kwargs: Any) -> Any:
-        """Called by Python with the step that the decorator stands above."""
+        """Called by Python with the decorated step."""
         _check_above_step(*([] if step is None else [step]))
         return super().__call__(step, **kwargs)
 
@@ -240,7 +246,7 @@ class gpu_profile(LaunchMixin, StepMutator, UserStepDecorator):  # type: ignore[
 
 
 def _keep(profile: Profile) -> None:
-    """What was measured corrects later estimates."""
+    """Store the measurements, which correct later estimates."""
     problem = calibration.keep(
         profile.plan, profile.measured(), run=current.pathspec, in_container=_metaflow.in_container()
     )
@@ -249,7 +255,9 @@ def _keep(profile: Profile) -> None:
 
 
 def _clean(exception: Exception | None) -> Exception | None:
-    """What the terminal shows: no traceback of the flow's where it says nothing about the cause."""
+    """Convert an exception to what the terminal shows: no traceback if the flow's says nothing about the
+    cause.
+    """
     if isinstance(exception, UserError):
         return _metaflow.final(exception)
     if isinstance(exception, GangFailed):
@@ -298,11 +306,11 @@ def _plan_with_given(resolver: Resolver, lead: StepView, options: Options) -> Pl
 
 
 def _minimum(plan: Plan) -> MinimumRequest:
-    """What one node of a plan can't do without: a core for each process, and what they hold in memory."""
+    """Return the minimum request of one training node: one core per process, and the processes' memory."""
     layout = plan.layout
     return MinimumRequest(cpu=layout.processes_per_node, memory_bytes=plan.prediction.memory.host_bytes)
 
 
 def _minimum_beside(request: Request) -> MinimumRequest:
-    """What a step beside training can't do without: a core, and its share of what it asks for."""
+    """Return the minimum request of another step: one core, and the memory that it requests."""
     return MinimumRequest(cpu=1, memory_bytes=request.memory_mib * MIB)

@@ -1,4 +1,4 @@
-"""Profile: the running record of a step, from samples and telemetry, and its card."""
+"""Profile: record of a running step from samples and telemetry, and its card."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -20,7 +21,7 @@ from estimator.plan import Plan
 from launchers.evaluate import EvaluationResult
 from launchers.harness.result import HarnessResult
 from launchers.report.state import RunState
-from launchers.report.telemetry import Event, Step, memory_now
+from launchers.report.telemetry import Event, Step, Writer, memory_now
 from launchers.trial import TrialResult
 
 FIRST_CARD_SECONDS = 2.0
@@ -32,7 +33,7 @@ LAST_CARD_SECONDS = 10.0  # that a step's end waits for a page that is on its wa
 
 
 class Profile:
-    """What is known of the step that is running.
+    """Record of the running step.
 
     Parameters
     ----------
@@ -78,13 +79,13 @@ class Profile:
         self._drawer = threading.Thread(target=self._draw_in_turn, name="gpu-profile-card", daemon=True)
 
     def start(self) -> None:
-        """Begin to sample, and to draw the card if there is one."""
+        """Start sampling, and drawing the card if there is one."""
         self._sampler.start()
         if self._card is not None:
             self._drawer.start()
 
     def stop(self, failed: str | None = None) -> None:
-        """End sampling and put the last state on the card; ``failed`` is the error's text."""
+        """Stop sampling and draw the last state of the card; ``failed``: text of the error."""
         self._sampler.stop()
         self._ended, self._failed = time.time(), failed
         self._ending.set()
@@ -102,32 +103,32 @@ class Profile:
         return self._run.plan
 
     def follow(self, run: RunState) -> None:
-        """Measure and draw ``run``, to which its owner adds the events, in place of the own one."""
+        """Measure and draw ``run``, which its owner updates, instead of this profile's own state."""
         self._run = run
 
     def trial(self, result: TrialResult) -> None:
-        """Note one plan's trial. The peaks until now were its own, not those of the run that follows."""
+        """Record one plan's trial. Peaks until now belong to the trial, not to the run that follows."""
         with self._lock, self._sampler.lock:
             self._trials.append(result)
             self._sampler.samples.forget_peaks()
 
     def evaluated(self, result: EvaluationResult) -> None:
-        """Note what an evaluation has found, for the card."""
+        """Record the result of an evaluation for the card."""
         with self._lock:
             self._evaluation = result
 
     def hand_over(self, rows: Sequence[tuple[str, str]]) -> None:
-        """Say which step is the result, and why it ended there, as rows of (what, value) for the card."""
+        """Record which step is the result and why, as rows of (name, value) for the card."""
         with self._lock:
             self._exported = tuple(rows)
 
     def scored(self, result: HarnessResult) -> None:
-        """Note what tasks of lm-evaluation-harness have found, for the card."""
+        """Record the results of lm-evaluation-harness tasks for the card."""
         with self._lock:
             self._task_metrics = result
 
     def expect(self, *, total_steps: int, tokens_of_steps: Sequence[int] | None = None) -> None:
-        """Say how many optimizer steps there will be, for the card's progress and ETA.
+        """Set the total number of optimizer steps, for the card's progress and ETA.
 
         ``tokens_of_steps``: what goes through the model in each of them, over all processes of the run. A
         node sees its own ranks only, and other nodes' rows may be longer.
@@ -135,15 +136,15 @@ class Profile:
         self._run.total_steps, self._run.tokens_of_steps = total_steps, tokens_of_steps
 
     def note(self, text: str) -> None:
-        """A line for the card."""
+        """Add a line to the card."""
         self._sampler.note(text)
 
     def describe(self, settings: Sequence[Setting], log: Callable[[], str]) -> None:
-        """Name the step's hyper-parameters, and what gives the end of its log, for the card."""
+        """Set the step's hyperparameters and a function that returns the end of its log, for the card."""
         self._settings, self._log = tuple(settings), log
 
     def add(self, event: Event) -> None:
-        """Take an event of a rank's telemetry: what ``on_event`` is given."""
+        """Add a telemetry event of a rank."""
         self._run.add(event)
 
     def report(
@@ -191,6 +192,65 @@ class Profile:
             )
         )
 
+    def transformers_callback(self) -> Any:
+        """Make a callback for ``transformers.Trainer`` and TRL's trainers that reports the logged steps."""
+        from decorators.callbacks import for_transformers
+
+        return for_transformers(self.report)
+
+    def lightning_callback(self) -> Any:
+        """Make a callback for ``lightning.Trainer`` that reports the optimizer steps."""
+        from decorators.callbacks import for_lightning
+
+        return for_lightning(self.report)
+
+    def torchrun(
+        self,
+        script: str | Path | Callable[..., Any],
+        arguments: Sequence[Any] = (),
+        keywords: Mapping[str, Any] | None = None,
+        *,
+        processes_per_node: int | None = None,
+        hang_timeout_s: float = 1800.0,
+    ) -> None:
+        """Run a training script, or a function, in every process of this step's nodes, as torchrun does.
+
+        In a step with ``num_parallel`` every task is one node, and all of them make this call. The output of
+        each node's first rank is copied to the task's output. The script reports its steps with
+        ``current_profile().report(...)``.
+
+        Parameters
+        ----------
+        script:
+            Path of a script that works with torchrun, or a function at the top level of a file.
+        arguments:
+            Command-line arguments of the script, or positional arguments of the function.
+        keywords:
+            Keyword arguments of the function.
+        processes_per_node:
+            By default as planned; without a plan one per visible GPU, or one process without GPUs.
+        hang_timeout_s:
+            Seconds without a report after which a rank that has reported before counts as hung.
+
+        Raises
+        ------
+        UserError
+            There is no such script or function, or the nodes do not match the plan.
+        RankFailed, RankHung, NodeLost
+            The root cause, the same on every node.
+        """
+        from decorators.own_script import torchrun
+
+        torchrun(
+            self.plan,
+            self.add,
+            script,
+            arguments,
+            keywords,
+            processes_per_node=processes_per_node,
+            hang_timeout_s=hang_timeout_s,
+        )
+
     def measured(self) -> Measured:
         """Return the measurements so far, after waiting at most 5 s for the step's first sample."""
         self._sampler.wait_for_first_sample(5)
@@ -199,7 +259,7 @@ class Profile:
             return self._measured(run)
 
     def state(self) -> CardState:
-        """All that a card shows, as of now."""
+        """Return the current state of the card."""
         with contextlib.suppress(OSError):  # its folder goes when the step's work ends
             self._log_tail = self._log() or self._log_tail
         run = self._run.snapshot()
@@ -267,7 +327,7 @@ class Profile:
         )
 
     def _draw_in_turn(self) -> None:
-        """The card's thread: a page as often as making it stays cheap, by the processor time that it took."""
+        """Body of the card's thread: draws as often as the CPU time of drawing allows."""
         pause = FIRST_CARD_SECONDS
         while not self._ending.wait(pause):
             before = time.thread_time()
@@ -289,7 +349,7 @@ class Profile:
 
 
 class _NoProfile(Profile):
-    """Stands where no step is profiled: takes everything, measures nothing."""
+    """Profile outside of a profiled step: accepts every call, measures nothing."""
 
     def __init__(self) -> None:
         super().__init__(plan=None, step="")
@@ -302,6 +362,18 @@ class _NoProfile(Profile):
 
 
 NO_PROFILE: Profile = _NoProfile()
+
+
+class RankProfile(_NoProfile):
+    """Profile in a rank of the user's own script: events go to the step's task, which measures."""
+
+    def __init__(self, telemetry_dir: Path) -> None:
+        super().__init__()
+        self._writer = Writer(telemetry_dir, int(os.environ.get("RANK", "0")))
+
+    def add(self, event: Event) -> None:
+        """Send an event of this rank to the step's task."""
+        self._writer.write(event)
 
 
 def _ratio(total: float, seconds: float) -> float | None:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from estimator.formatting import GIB as GIB
 from estimator.formatting import MIB as MIB
+from estimator.risk import Verdict, out_of_memory_risk, verdict_of
 from estimator.vocabulary import (
     METHODS,
     Device,
@@ -26,7 +27,7 @@ from estimator.vocabulary import (
     TargetKind,
 )
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 # Categories of a MemoryEstimate that are no tensors
 RUNTIME = "runtime"
@@ -115,15 +116,59 @@ class MemoryEstimate:
     def _tensors(self) -> tuple[tuple[str, int], ...]:
         return tuple((name, value) for name, value in self.categories if name not in (RUNTIME, ALLOCATOR))
 
+    def with_capacity(self, capacity_bytes: int | None) -> MemoryEstimate:
+        """The same estimate for a GPU that offers so much; no counter shows more than that."""
+        if (
+            capacity_bytes is None or self.outside_bytes is None
+        ):  # a CPU's process can be larger than its share
+            return dataclasses.replace(self, capacity_bytes=capacity_bytes)
+        lower, upper = self.shows_range
+        return dataclasses.replace(
+            self,
+            capacity_bytes=capacity_bytes,
+            shows_bytes=min(self.shows_bytes, capacity_bytes),
+            shows_range=(min(lower, capacity_bytes), min(upper, capacity_bytes)),
+        )
+
+    @property
+    def out_of_memory_risk(self) -> float | None:
+        """Probability that it needs more than there is; None where the capacity is unknown."""
+        if self.capacity_bytes is None:
+            return None
+        return out_of_memory_risk(self.needs_bytes, self.needs_range, self.capacity_bytes)
+
+    @property
+    def headroom_bytes(self) -> int | None:
+        """Capacity minus need, below 0 where it lacks; None where the capacity is unknown."""
+        return None if self.capacity_bytes is None else self.capacity_bytes - self.needs_bytes
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """What its risk means; None where the capacity is unknown."""
+        risk = self.out_of_memory_risk
+        return None if risk is None else verdict_of(risk)
+
     @property
     def fits(self) -> bool | None:
-        """Whether what it needs fits; None where the capacity is unknown."""
-        return None if self.capacity_bytes is None else self.needs_bytes <= self.capacity_bytes
+        """Whether it fits, tight or not; None where the capacity is unknown."""
+        return None if self.verdict is None else self.verdict != "does not fit"
 
     @property
     def tight(self) -> bool:
-        """Whether it fits, and would not at the upper end of the range of what it needs."""
-        return bool(self.fits) and self.needs_range[1] > (self.capacity_bytes or 0)
+        """Whether it fits with a risk that a first choice does not take."""
+        return self.verdict == "tight"
+
+    def describe(self) -> str:
+        """Need, capacity and verdict in words: "41.0 of 48.0 GiB: fits, 14 % to spare"."""
+        if self.capacity_bytes is None or self.headroom_bytes is None:
+            return f"{self.needs_bytes / GIB:.1f} GiB"
+        text = f"{self.needs_bytes / GIB:.1f} of {self.capacity_bytes / GIB:.1f} GiB: {self.verdict}"
+        if self.headroom_bytes < 0:
+            return f"{text}, {-self.headroom_bytes / GIB:.1f} GiB short"
+        text += f", {100 * self.headroom_bytes / self.capacity_bytes:.0f} % to spare"
+        if self.verdict == "fits":
+            return text
+        return f"{text}, {100 * (self.out_of_memory_risk or 0.0):.0f} % risk of running out of memory"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -335,8 +380,15 @@ class Plan:
         return METHODS[self.method].adapters
 
     def to_dict(self) -> dict[str, Any]:
-        """The plan as plain values; tuples stay tuples."""
-        return dataclasses.asdict(self)
+        """The plan as plain values; tuples stay tuples. Memory has its risk, headroom and verdict, too."""
+        values = dataclasses.asdict(self)
+        memory = self.prediction.memory
+        values["prediction"]["memory"] |= {
+            "out_of_memory_risk": memory.out_of_memory_risk,
+            "headroom_bytes": memory.headroom_bytes,
+            "verdict": memory.verdict,
+        }
+        return values
 
     def to_json(self) -> str:
         """One line of JSON, keys sorted; :meth:`from_json` gives back an equal Plan."""
@@ -354,25 +406,25 @@ class Plan:
         """Keyword arguments for ``transformers.TrainingArguments``, or ``trl.SFTConfig`` with ``sft``."""
         from estimator import trainer_arguments
 
-        return trainer_arguments.to_transformers(self, sft=sft)
+        return trainer_arguments.to_transformers(self.layout, sft=sft)
 
     def to_deepspeed(self) -> dict[str, Any]:
         """DeepSpeed configuration with the plan's ZeRO stage, offload, batch and precision."""
         from estimator import trainer_arguments
 
-        return trainer_arguments.to_deepspeed(self)
+        return trainer_arguments.to_deepspeed(self.layout)
 
     def to_accelerate(self) -> dict[str, Any]:
         """Keyword arguments for ``accelerate.Accelerator`` and its plugins."""
         from estimator import trainer_arguments
 
-        return trainer_arguments.to_accelerate(self)
+        return trainer_arguments.to_accelerate(self.layout)
 
     def to_lightning(self) -> dict[str, Any]:
         """Keyword arguments for ``lightning.Trainer``."""
         from estimator import trainer_arguments
 
-        return trainer_arguments.to_lightning(self)
+        return trainer_arguments.to_lightning(self.layout)
 
     def with_override(self, override: Override, **request: Any) -> Plan:
         """The same plan with these fields of its request replaced, and the override noted."""

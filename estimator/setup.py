@@ -106,6 +106,7 @@ class Setup:
     loss: LossKind = "plain"
     loss_chunks: int = 8
     attention: Literal["flash", "math"] = "flash"  # math keeps seq_len x seq_len scores
+    flash_version: int = 2  # of FlashAttention; torch's scaled_dot_product_attention has version 2
     offload: StateOffload = "none"
     offload_to: Literal["cpu", "nvme"] = "cpu"
 
@@ -350,5 +351,6 @@ _COUNTS = (
     "seq_len",
     "recompute_every",
     "loss_chunks",
+    "flash_version",
     "processes_per_node",
 )

@@ -6,12 +6,55 @@ rate, epochs, dataset) is left to the user.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from estimator.vocabulary import SHARDINGS
+from estimator.vocabulary import SHARDINGS, Device, LaunchedPrecision, Offload, Sharding
 
-if TYPE_CHECKING:
-    from estimator.plan import Layout, Plan
+
+class Layout(Protocol):
+    """What of a plan's layout other trainers are configured by."""
+
+    @property
+    def device(self) -> Device: ...
+
+    @property
+    def nodes(self) -> int: ...
+
+    @property
+    def processes_per_node(self) -> int: ...
+
+    @property
+    def sharding(self) -> Sharding: ...
+
+    @property
+    def micro_batch_size(self) -> int: ...
+
+    @property
+    def accumulation(self) -> int: ...
+
+    @property
+    def seq_len(self) -> int: ...
+
+    @property
+    def activation_checkpointing(self) -> bool: ...
+
+    @property
+    def precision(self) -> LaunchedPrecision: ...
+
+    @property
+    def optimizer(self) -> str: ...
+
+    @property
+    def offload(self) -> Offload: ...
+
+    @property
+    def world_size(self) -> int:
+        """Processes of all nodes."""
+
+    @property
+    def data_parallel(self) -> int:
+        """Processes that see different sequences."""
+
 
 # Names of transformers.training_args.OptimizerNames in transformers 5.23
 _TRANSFORMERS_OPTIMIZERS = {
@@ -25,12 +68,11 @@ _TRANSFORMERS_OPTIMIZERS = {
 _LIGHTNING_PRECISIONS = {"bf16": "bf16-true", "bf16-mixed": "bf16-mixed", "fp32": "32-true"}
 
 
-def to_transformers(plan: Plan, *, sft: bool = False) -> dict[str, Any]:
+def to_transformers(layout: Layout, *, sft: bool = False) -> dict[str, Any]:
     """Return keyword arguments for ``transformers.TrainingArguments``, or for ``trl.SFTConfig`` with ``sft``.
 
     Raises ValueError for an optimizer or a parallelism that transformers' Trainer does not have.
     """
-    layout = plan.layout
     _check_data_parallel(layout, "transformers' Trainer")
     if layout.optimizer not in _TRANSFORMERS_OPTIMIZERS:
         raise ValueError(f"transformers' Trainer has no optimizer {layout.optimizer}")
@@ -45,7 +87,7 @@ def to_transformers(plan: Plan, *, sft: bool = False) -> dict[str, Any]:
     if layout.activation_checkpointing:
         values["gradient_checkpointing_kwargs"] = {"use_reentrant": False}
     if SHARDINGS[layout.sharding].zero_stage is not None:
-        values["deepspeed"] = to_deepspeed(plan)
+        values["deepspeed"] = to_deepspeed(layout)
     elif SHARDINGS[layout.sharding].fsdp:
         # With FSDP its own activation checkpointing gathers each block's weights once less
         values["gradient_checkpointing"] = False
@@ -62,12 +104,11 @@ def to_transformers(plan: Plan, *, sft: bool = False) -> dict[str, Any]:
     return values
 
 
-def to_deepspeed(plan: Plan) -> dict[str, Any]:
+def to_deepspeed(layout: Layout) -> dict[str, Any]:
     """Return a DeepSpeed configuration with the plan's ZeRO stage, offload, batch and precision.
 
     Raises ValueError if the plan shards in a way that is no ZeRO stage.
     """
-    layout = plan.layout
     _check_data_parallel(layout, "this configuration")
     sharding = SHARDINGS[layout.sharding]
     if sharding.zero_stage is None and sharding.divides:
@@ -87,13 +128,12 @@ def to_deepspeed(plan: Plan) -> dict[str, Any]:
     }
 
 
-def to_accelerate(plan: Plan) -> dict[str, Any]:
+def to_accelerate(layout: Layout) -> dict[str, Any]:
     """Return keyword arguments for ``accelerate.Accelerator``.
 
     ``fsdp_plugin`` and ``deepspeed_plugin``, where the plan shards, hold the keyword arguments of
     ``FullyShardedDataParallelPlugin`` and ``DeepSpeedPlugin``.
     """
-    layout = plan.layout
     _check_data_parallel(layout, "Accelerate")
     values: dict[str, Any] = {
         "mixed_precision": "no" if layout.precision == "fp32" else "bf16",
@@ -102,7 +142,7 @@ def to_accelerate(plan: Plan) -> dict[str, Any]:
     }
     sharding = SHARDINGS[layout.sharding]
     if sharding.zero_stage is not None:
-        values["deepspeed_plugin"] = {"hf_ds_config": to_deepspeed(plan)}
+        values["deepspeed_plugin"] = {"hf_ds_config": to_deepspeed(layout)}
     elif sharding.fsdp:
         values["fsdp_plugin"] = {
             "fsdp_version": 2,
@@ -114,12 +154,11 @@ def to_accelerate(plan: Plan) -> dict[str, Any]:
     return values
 
 
-def to_lightning(plan: Plan) -> dict[str, Any]:
+def to_lightning(layout: Layout) -> dict[str, Any]:
     """Return keyword arguments for ``lightning.Trainer``.
 
     Raises ValueError if the plan shards with FSDP2, for which Lightning needs a function of the model.
     """
-    layout = plan.layout
     _check_data_parallel(layout, "Lightning")
     sharding = SHARDINGS[layout.sharding]
     if sharding.fsdp:

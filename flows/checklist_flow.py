@@ -28,9 +28,8 @@ from flows import checklist_launch, checklist_steps, suspicions
 from flows.checklist_card import draw
 from flows.checklist_launch import FlowOptions
 from flows.commands import command_line
-from flows.finetune_node import choose_ports
 from flows.run_logs import recorded_launch, recorded_task
-from launchers.cluster.endpoint import NodeAddress, Secret
+from launchers.cluster.endpoint import NodeAddress, Secret, choose_ports
 from launchers.workdir import work_folder
 
 CARD_ID = "checklist"

@@ -32,7 +32,7 @@ from checklist.options import (
     measurable,
     parse_yaml,
 )
-from checklist.outputs import publish
+from checklist.outputs import publish, taint
 from checklist.outputs.publish import outputs_of
 from checklist.run import local
 from decorators._metaflow import Backend
@@ -41,6 +41,7 @@ from decorators.backends.options import Options as Placement
 from decorators.node_request import LAUNCH_VARIABLE, Asked
 from estimator import hardware
 from estimator.errors import UserError
+from estimator.hardware.cluster_taints import Toleration
 from estimator.plan import Request
 from launchers import workdir
 
@@ -54,6 +55,7 @@ _CPU_OF_RANK, _MEMORY_OF_RANK_MIB, _MEMORY_OF_NODE_MIB = 4, 8 * _GIB, 8 * _GIB
 _CPU_OF_PROCESS, _MEMORY_OF_PROCESS_MIB = 2, 4 * _GIB
 _SHM_MIB, _SHM_ON_CPU_MIB = 8 * _GIB, 2 * _GIB  # NCCL's tens of MB for each rank, and what the check wants
 _DISK_MIB = 10 * _GIB
+_AROUND_S = 1800.0  # for image, code package and result of a node that is there
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,7 +181,17 @@ def ask(values: Mapping[str, Any], backend: Backend, gpus: int | None) -> Asked:
             pod_template=pod_template.read(options.pod_template) if options.pod_template else None,
             termination_grace_s=0,
         ),
+        # Else a node that an earlier check has marked could never be measured again, and cleared
+        tolerations=(Toleration(key=taint.KEY, effect=taint.EFFECT),),
+        longest_s=_longest_s(options),
     )
+
+
+def _longest_s(options: FlowOptions) -> float:
+    """The most that a check's nodes take once they run: all phases' limits, and the wait for each other."""
+    run = _run_options(options)
+    limits = sum(run.limit_s(phase) for phase in run.phases)
+    return (options.start_timeout or REMOTE_START_S) + limits + _AROUND_S
 
 
 def read_launch() -> Launch:

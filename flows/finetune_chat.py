@@ -12,8 +12,6 @@ import typer
 if TYPE_CHECKING:
     from launchers.inference.finished import FinishedModel
 
-CONTEXT = 4096  # tokens of a conversation that memory is checked for
-
 
 def chat(
     model: Annotated[
@@ -56,24 +54,14 @@ def chat(
     """
     message = _message() if once else None
     finished = find(model)
-    spec = finished.spec()
+    finished.spec()  # refuses a model that generates no text, before torch is imported
     from launchers.imports import imported_quietly
 
     with imported_quietly():
         from launchers.inference import conversation, memory, terminal
 
     chosen = memory.pick_device(device)
-    memory.check_memory(
-        finished.name,
-        spec,
-        memory.conversation_batch(spec, CONTEXT, max_new_tokens),
-        memory.free_memory(chosen),
-        copies=2 if with_base and not finished.is_adapter else 1,
-        advice=[
-            *(["leave --with-base out"] if with_base and not finished.is_adapter else []),
-            *(["--device cpu"] if chosen == "cuda" else ["a machine with more memory"]),
-        ],
-    )
+    memory.check_conversation(finished, chosen, new_tokens=max_new_tokens, with_base=with_base)
     sampling = conversation.Sampling(
         max_new_tokens=max_new_tokens,
         temperature=temperature,

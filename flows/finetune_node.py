@@ -27,7 +27,7 @@ from estimator.plan import Plan
 from flows import suspicions
 from flows.finetune_artifacts import fetch_bundle, fetch_model
 from launchers import handover
-from launchers.cluster.endpoint import NodeAddress, Secret, unused_port
+from launchers.cluster.endpoint import NodeAddress, Secret
 from launchers.cluster.processes import rank_log_tail
 from launchers.dataset.prepared import Prepared
 from launchers.engines.reward_head import as_trained
@@ -46,7 +46,6 @@ from launchers.store.bundles import put_bundle
 from launchers.training import Attempt, train, with_reference
 from launchers.trial import TrialResult
 
-CLUSTER_PORTS = tuple(range(29400, 29408))  # a pod has its own network, so these are free there
 _LOCAL_S = 300.0  # that tasks on one machine wait for each other
 _LAUNCH_FIRST_S = 60.0
 DEPLOYED = ("argo-", "sfn-")  # how Metaflow's ids of such runs begin
@@ -75,14 +74,7 @@ class Outcome:
         return self.output
 
 
-def choose_ports(*, local: bool) -> tuple[int, ...]:
-    """Ports where the nodes' tasks may meet: free ones where they share this machine's network."""
-    if not local:
-        return CLUSTER_PORTS
-    return tuple(dict.fromkeys(unused_port() for _ in range(8)))
-
-
-def patience_s(settings: RunConfig) -> float:
+def join_timeout_s(settings: RunConfig) -> float:
     """How long nodes wait for one more of them.
 
     On a cluster as long as the launch does, and a little longer: it knows why, and ends the wait first.

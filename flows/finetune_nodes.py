@@ -9,9 +9,8 @@ from metaflow import current, parallel, retry, step
 from decorators._metaflow import in_container
 from decorators.gpu_profile import gpu_profile
 from flows import finetune_launch
-from flows.finetune_node import choose_ports
 from flows.finetune_steps import FinetuneSteps
-from launchers.cluster.endpoint import Secret
+from launchers.cluster.endpoint import Secret, choose_ports
 
 
 class NodesSteps(FinetuneSteps):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from estimator.errors import UserError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -14,6 +17,7 @@ if TYPE_CHECKING:
 
 FLOW = "FinetuneFlow"
 SHOWN = 4
+BASE = "base"  # stands for the model before training, among runs
 
 
 def runs(
@@ -23,6 +27,24 @@ def runs(
     flow: Annotated[str, typer.Option(help="The flow's name: RejectionFlow, LinearFinetuneFlow.")] = FLOW,
     last: Annotated[int, typer.Option(min=1, help="How many, where none is named.")] = SHOWN,
     html: Annotated[Path | None, typer.Option(help="Write a page with curves and all figures.")] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            help="Show answers to these prompts: text or JSON Lines. One run is compared with its base; "
+            "the word base beside runs adds it."
+        ),
+    ] = None,
+    score: Annotated[
+        str | None,
+        typer.Option(metavar="FILE.py:FUNCTION", help="Score each answer: function(prompt, answer)."),
+    ] = None,
+    blind: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="KEY.json", help="Shuffle the answers of each prompt; write the key to this file."
+        ),
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 256,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each run.")] = False,
 ) -> None:
     """Compare runs of the flow: what differs, the loss, predicted beside measured, the price.
@@ -32,22 +54,39 @@ def runs(
     from estimator.cli.output import console, note, print_json, write_text
     from flows.finetune_past import read_runs
 
-    records = read_runs(flow, chosen or (), last)
+    if prompts is None and (score is not None or blind is not None):
+        raise UserError("--score and --blind are about answers.", "Give --prompts FILE too.")
+    named = [run for run in chosen or () if run != BASE]
+    records = read_runs(flow, named, 1 if prompts is not None and not named else last)
+    answers = None
+    if prompts is not None:
+        from flows import finetune_answers
+
+        shown = [record.run for record in records] + [BASE] * (BASE in (chosen or ()))
+        answers = finetune_answers.compare_runs(
+            flow, shown, prompts=prompts, score=score, key=blind, max_new_tokens=max_new_tokens
+        )
     if html is not None:
         from decorators._metaflow import standalone_page
         from decorators.card.runs import draw_runs
         from decorators.card.writer import components
 
-        write_text(html, standalone_page(f"Runs of {flow}", components(draw_runs(flow, records))))
+        blocks = draw_runs(flow, records)
+        if answers is not None:
+            blocks += finetune_answers.page_blocks(answers)
+        write_text(html, standalone_page(f"Runs of {flow}", components(blocks)))
         note(f"written: {html}")
     if as_json:
-        print_json([record.to_dict() for record in records])
+        rows = [record.to_dict() for record in records]
+        print_json(rows if answers is None else {"runs": rows, "answers": asdict(answers)})
     elif html is None:
         out = console()
         out.print(_figures(records))
         differing = _settings(records)
         if differing is not None:
             out.print(differing)
+        if answers is not None:
+            out.print(finetune_answers.terminal_table(answers))
 
 
 def _figures(records: list[RunRecord]) -> Table:

@@ -22,7 +22,7 @@ from estimator.errors import spelled_as
 from estimator.vocabulary import TASKS
 from flows import finetune_artifacts, finetune_harness, finetune_launch, scorers
 from flows.commands import command_line, config_file, console_script
-from flows.finetune_node import encode_on_node, patience_s, train_on_node
+from flows.finetune_node import encode_on_node, join_timeout_s, train_on_node
 from flows.run_logs import recorded_task
 from launchers import engines, hub_push, pipeline, run_config
 from launchers.cluster.endpoint import NodeAddress, Secret
@@ -403,7 +403,7 @@ class FinetuneSteps(FlowSpec):
                     ports=ports,
                     secret=secret,
                     run=f"{current.run_id}/{current.step_name}/{launch}",
-                    patience_s=patience_s(self.used_settings),
+                    join_timeout_s=join_timeout_s(self.used_settings),
                 ),
                 launch=launch,
                 store=datastore(),

@@ -21,7 +21,6 @@ from typing import Any
 from estimator import calibration, models
 from estimator.calibration import Calibration
 from estimator.errors import Change, UserError
-from estimator.formatting import format_bytes
 from estimator.job import Job, Target
 from estimator.models import DiffusionSpec, ModelRef, ModelSource, ModelSpec, untried
 from estimator.plan import Plan
@@ -298,8 +297,7 @@ def summarise_plan(plan: Plan) -> str:
     return (
         f"plan: {plan.model}, {plan.method} with {plan.engine}, {layout.nodes} node(s) of {machine}, "
         f"{layout.sharding}, micro batch {layout.micro_batch_size} x {layout.accumulation}, "
-        f"needs {format_bytes(memory.needs_bytes)} per process, expect nvidia-smi to show "
-        f"{format_bytes(memory.shows_bytes)}"
+        f"memory of a process {memory.describe()}"
     )
 
 

@@ -24,6 +24,7 @@ from launchers import engines
 from launchers.cluster.processes import PARENT, die_with_parent
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv, write_error
+from launchers.gang.script_job import ScriptJob, is_script
 from launchers.workdir import NO_SPACE, file_of_error, is_caused_by_full_disk
 
 _RESERVE_BYTES = 256 * 1024
@@ -46,8 +47,11 @@ def main() -> None:
         _announce(ranks, env.rank)
         _link_logs(work_dir / "logs", env.rank)
         reserve.write_bytes(os.urandom(_RESERVE_BYTES))
-        job = TrainJob.load(arguments.job_file)
-        _engine(arguments.engine, job).train(job)
+        if is_script(arguments.job_file):
+            ScriptJob.load(arguments.job_file).run()
+        else:
+            job = TrainJob.load(arguments.job_file)
+            _engine(arguments.engine, job).train(job)
         (ranks / f"rank-{env.rank:05d}.done").write_text(json.dumps({"at": time.time()}))
     except BaseException as error:  # noqa: BLE001 the process ends here, whatever it was
         reserve.unlink(missing_ok=True)

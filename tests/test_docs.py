@@ -61,7 +61,7 @@ TEST_COMMAND = SETUP.format(extra=".[dev]", what="-m pytest")
 HOSTS = {"arxiv.org", "docs.metaflow.org", "huggingface.co", "keepachangelog.com", "semver.org"}
 HOSTS |= {"github.com", "helm.ngc.nvidia.com", "nvidia.github.io"}  # manifests and charts at a fixed version
 HOSTS |= {"ui.perfetto.dev", "pytorch.org"}  # viewers of traces
-HOSTS |= {"ACCOUNT.blob.core.windows.net"}  # the reader's own
+HOSTS |= {"ACCOUNT.blob.core.windows.net", "127.0.0.1:8000"}  # the reader's own
 FLAGS_WITHOUT_VALUE = {
     "--adapter-only",
     "--plan-only",

@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.published import fit, rows
 from benchmarks.published.held_out import compare_held_out
 from benchmarks.published.scoring import compare
-from benchmarks.published.verdict import verdict
+from benchmarks.published.verdict import calibration, verdict
 from estimator.memory.residuals import TABLE, Residual, table
 
 Scores = dict[str, dict[str, float]]  # by group of rows
@@ -36,12 +36,16 @@ def main() -> None:
     inside = [prediction for prediction in fit.predict(runs, residuals) if prediction.run.id in scored]
     outside = [prediction for prediction in fit.held_out(runs, previous) if prediction.run.id in scored]
     scores, held_scores, worst = _scores(inside), _scores(outside), _worst(inside)
+    judged = compare_held_out(rows.TABLE).judged
     verdicts = {
         "in_sample": asdict(verdict(compare(rows.TABLE).judged)),
-        "held_out_by_source": asdict(verdict(compare_held_out(rows.TABLE).judged)),
+        "held_out_by_source": asdict(verdict(judged)),
     }
+    every = fit.score(fit.held_out(runs, previous))
     report = {
         "verdict": verdicts,
+        "risk": calibration(judged),
+        "every_row_held_out": every,
         "quality": "A",
         "lean": fit.LEAN,
         "in_sample": scores,

@@ -80,6 +80,7 @@ def setup_of(cells: Cells, gpu: Gpu | None) -> Setup:
         loss=loss,
         loss_chunks=chunks,
         attention=vocabulary.attention_of(cells.text("attn")),
+        flash_version=vocabulary.flash_version_of(cells.text("attn"), engine),
         device="cpu" if cells.text("gpu").upper() == "CPU" else "cuda",
         **_offload(cells),
         **parallelism,

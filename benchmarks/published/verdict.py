@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from benchmarks.published.rows import PublishedRow
 from estimator import memory
 from estimator.errors import UserError
 from estimator.plan import GIB
+from estimator.risk import FITS_BELOW, TIGHT_BELOW, verdict_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,11 +20,12 @@ class Judged:
     row: PublishedRow
     needs_gib: float
     capacity_gib: float
+    risk: float  # predicted probability that it runs out of memory
 
     @property
     def accepted(self) -> bool:
-        """Whether the run fits by the estimate."""
-        return self.needs_gib <= self.capacity_gib
+        """Whether the run fits by the estimate, tight or not."""
+        return verdict_of(self.risk) != "does not fit"
 
     @property
     def wrong(self) -> bool:
@@ -45,10 +48,38 @@ def judge(row: PublishedRow) -> Judged | str:
     if row.verdict_skip or row.setup is None or row.capacity_bytes is None:
         return row.verdict_skip or "the GPU is not stated"
     try:
-        estimate = memory.estimate(row.setup)
+        estimate = memory.estimate(row.setup, capacity_bytes=row.capacity_bytes)
     except UserError as error:
         return error.problem
-    return Judged(row=row, needs_gib=estimate.needs_bytes / GIB, capacity_gib=row.capacity_bytes / GIB)
+    return Judged(
+        row=row,
+        needs_gib=estimate.needs_bytes / GIB,
+        capacity_gib=row.capacity_bytes / GIB,
+        risk=estimate.out_of_memory_risk or 0.0,
+    )
+
+
+# Limits of the predicted risk between the rows of the calibration table
+RISK_LIMITS = (0.0, 0.001, FITS_BELOW, 0.05, TIGHT_BELOW, 0.5, 0.8, 1.0)
+
+
+def calibration(items: Iterable[Judged]) -> list[dict[str, float]]:
+    """Compare predicted risk with observed frequency: one record per range of the risk that has runs."""
+    items, records = tuple(items), []
+    for low, high in itertools.pairwise(RISK_LIMITS):
+        runs = [item for item in items if low <= item.risk < high or item.risk == high == 1.0]
+        if runs:
+            records.append(
+                {
+                    "from": low,
+                    "to": high,
+                    "runs": len(runs),
+                    "sources": len({item.row.source for item in runs}),
+                    "predicted": round(sum(item.risk for item in runs) / len(runs), 4),
+                    "oom": sum(item.row.oom for item in runs),
+                }
+            )
+    return records
 
 
 def verdict(items: Iterable[Judged]) -> Verdict:

@@ -304,6 +304,13 @@ def attention_of(text: str) -> Literal["flash", "math"]:
     return "math" if re.search(r"math|eager|naive|no[- _]?flash|^0$|false|^no$", lower) else "flash"
 
 
+def flash_version_of(text: str, engine: Engine) -> int:
+    """Return the version of FlashAttention: llm-foundry's runs of 2023 had 1, PyTorch has 2."""
+    if match := re.search(r"fl(?:ash)?[a-z]*[-_ ]?(?:attention|attn)?[-_ ]?v?([1-4])", text.lower()):
+        return int(match[1])
+    return 1 if engine == "composer" and "flash" in text.lower() else 2
+
+
 def kind_of(text: str) -> Kind:
     """Return the kind of peak: a counter of torch.cuda, the whole process, or the minimum needed to run."""
     lower = text.lower()

@@ -27,13 +27,12 @@ from checklist.analysis.bottleneck import (
     uneven,
 )
 from checklist.analysis.paths import Paths
-from checklist.analysis.second_pass import RERUNS_ABOVE, Alone, ExpectedAlone, best_of
+from checklist.analysis.second_pass import MOST_RERUNS, RERUNS_ABOVE, Alone, ExpectedAlone, best_of
 from checklist.measurements import STRICT, Pair
 
 RERUN_PARTNERS = 3  # pairs measured again for each slow direction of a node
 CONTROLS = 2  # healthy pairs per class measured again as controls, so that both are measured in isolation
 PASSES = RERUNS_ABOVE + 1  # isolated passes; the last one is for suspects that other faults masked
-MOST_RERUNS = 96  # maximum per pass, one direction of one pair each; they run sequentially
 
 FaultKind = Literal["node", "transmit", "receive", "link"]
 Status = Literal["suspect", "confirmed", "cleared"]
@@ -245,9 +244,11 @@ def _again(
     """Return ordered pairs to measure in isolation: controls, then suspect nodes, then links, worst first.
 
     ``looks``: bounds and faults at the slow threshold, then at the slight one. In a large run more links met
-    passing traffic than can be measured again; nodes come first so that links never crowd them out.
+    passing traffic than can be measured again; nodes come first so that links never crowd them out. All
+    suspect nodes are measured again, links only up to ``MOST_RERUNS``.
     """
     chosen: list[tuple[int, int]] = []
+    most = MOST_RERUNS
     for pair in undecided[:RERUN_PARTNERS]:
         chosen += [pair, pair[::-1]]
     for of_nodes in (True, False):
@@ -255,9 +256,11 @@ def _again(
             for fault in sorted(faults, key=lambda fault: fault.ratio):
                 if fault.status == "suspect" and (fault.node is not None) == of_nodes:
                     chosen += _pairs_for(bounds, fault)
+        if of_nodes:
+            most = max(most, len(set(chosen)) + CONTROLS * len(looks[0][0].samples.references))
     if not chosen:
         return ()
-    return tuple(dict.fromkeys([*_controls(looks[0][0], chosen), *chosen]))[:MOST_RERUNS]
+    return tuple(dict.fromkeys([*_controls(looks[0][0], chosen), *chosen]))[:most]
 
 
 def _pairs_for(bounds: Bounds, fault: Fault) -> list[tuple[int, int]]:

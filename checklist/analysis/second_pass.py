@@ -1,18 +1,89 @@
-"""Pairs measured again with nothing else running, and the bandwidth expected of them."""
+"""Pairs measured again, alone or in small groups, and the bandwidth expected of them."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
 from checklist.analysis.bottleneck import Bounds
 from checklist.measurements import Pair
-from checklist.round_robin import ALL_PAIRS_UP_TO
+from checklist.round_robin import ALL_PAIRS_UP_TO, Pairs
 
 RERUNS = 2  # isolated measurements in which a pair must be slow, because other jobs' traffic is transient
 RERUNS_ABOVE = 3  # above 32 nodes: with that number of pairs some meet passing traffic twice
+
+MOST_RERUNS = 96  # pairs measured one after another in a pass; more of them are measured in groups
+NODES_PER_PAIR = 32  # nodes of the run for each pair of a group, so that a group hardly loads the network
+GROUP_CHECKS = 6  # slow pairs of a pass of groups that are measured alone, too
+FASTER_ALONE = 1.15  # multiple of the group's figure from which being alone has made a pair faster
+
+Directed = tuple[int, int]
+
+
+def measure_again(
+    again: Sequence[Directed],
+    nodes: int,
+    alone: Callable[[Directed], float | None],
+    group: Callable[[Pairs], Mapping[Directed, float]],
+    accept: Callable[[Iterable[Directed]], None],
+) -> bool:
+    """Measure suspect pairs again: one at a time, or, if they are many, in groups of disjoint pairs.
+
+    A group's figures count like those of single pairs if a sample of its slow pairs is no faster alone;
+    otherwise only as many as fit are measured, one at a time. Returns False if the time is over.
+
+    Parameters
+    ----------
+    again:
+        Ordered pairs, the most important first.
+    alone:
+        Measures and records one pair with nothing else running; returns GB/s, or None if the time is over.
+    group:
+        Measures disjoint pairs at once without recording them as alone; empty if the time is over.
+    accept:
+        Records grouped figures of these pairs as if they had been measured alone.
+    """
+    if len(again) <= MOST_RERUNS:
+        return _one_by_one(again, alone)
+    grouped: dict[Directed, float] = {}
+    for batch in batches(again, max(2, nodes // NODES_PER_PAIR)):
+        measured = group(batch)
+        if not measured:
+            return False
+        grouped.update(measured)
+    slowest = sorted(grouped, key=lambda pair: grouped[pair])
+    for pair in slowest[:: max(1, len(slowest) // (2 * GROUP_CHECKS))][:GROUP_CHECKS]:
+        value = alone(pair)
+        if value is None:
+            return False
+        if value > FASTER_ALONE * grouped[pair]:
+            return _one_by_one(again[:MOST_RERUNS], alone)
+    accept(grouped)
+    return True
+
+
+def _one_by_one(again: Iterable[Directed], alone: Callable[[Directed], float | None]) -> bool:
+    return all(alone(pair) is not None for pair in again)
+
+
+def batches(pairs: Sequence[Directed], size: int) -> tuple[Pairs, ...]:
+    """Pack ordered pairs into batches of at most ``size`` in which no node is in two pairs.
+
+    Pairs that follow each other, such as those of one node, go into different batches.
+    """
+    packed: list[list[Directed]] = [[] for _ in range(-(-len(pairs) // size))]
+    busy: list[set[int]] = [set() for _ in packed]
+    for number, pair in enumerate(pairs):
+        turns = (*range(number % len(packed), len(packed)), *range(number % len(packed)))
+        place = next((n for n in turns if len(packed[n]) < size and not busy[n] & set(pair)), len(packed))
+        if place == len(packed):
+            packed.append([])
+            busy.append(set())
+        packed[place].append(pair)
+        busy[place] |= set(pair)
+    return tuple(tuple(batch) for batch in packed if batch)
 
 
 class Alone:

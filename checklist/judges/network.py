@@ -10,6 +10,7 @@ from checklist.judges.rdma_ports import rates, rdma_ports
 from checklist.measurements import Facts
 from checklist.result import Finding, Gravity
 
+RESOLVE_S = 1.0
 UNREACHABLE = ("127.", "169.254.", "::1", "fe80")  # prefixes of loopback and link-local addresses
 
 
@@ -191,11 +192,12 @@ def rdma(context: JudgingContext) -> Judgement:
 def hostname(context: JudgingContext) -> Judgement:
     """FAIL (on one machine WARN) for a host that can't resolve its own name, WARN if it gets loopback.
 
-    WARN also for two hosts with the same name, which name-based services confuse.
+    WARN also for slow name resolution, and for two hosts with the same name, which name-based services
+    confuse.
 
     gloo and torch's store announce themselves by that name.
 
-    Limits: none.
+    Limits: ``RESOLVE_S``, 1 s; resolvers time out after 5 s.
 
     Not detected: whether other hosts resolve the name; check mesh connects by address.
     """
@@ -223,6 +225,9 @@ def hostname(context: JudgingContext) -> Judgement:
                     nic=fact.nic,
                 )
             )
+        if (fact.hostname_seconds or 0.0) > RESOLVE_S:
+            title = f"{name}: resolving its own name takes {fact.hostname_seconds:.1f} s."
+            findings.append(finding("hostname", "hostname-slow", "WARN", title, suspects=[name]))
     findings += _same_names(context)
     return answer("hostname", "Each host resolves its own name.", findings, nodes=context.all_names)
 

@@ -1,4 +1,4 @@
-"""Network counters of this host: TCP retransmissions, port errors and links that went down.
+"""Counters of this host: TCP retransmissions, port errors, links that went down, CPU throttling.
 
 Counters grow since the host (or the pod's network) came up; a phase's share is the difference of two
 readings.
@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from checklist.probes import cgroup
 from checklist.probes.context import Context
 
 _SNMP = Path("/proc/self/net/snmp")  # of this process's network namespace
@@ -45,18 +46,22 @@ _ERRORS = (
 _PORT = ("link_down_events_phy", "rx_crc_errors_phy", "rx_symbol_err_phy")
 _CRC = "statistics/rx_crc_errors"  # Documentation/ABI/testing/sysfs-class-net-statistics, of any driver
 _ETHTOOL_S = 5.0
+OF_CPU = ("cpu_periods", "cpu_throttled")
 
 
 def read(_: Context, nic: str | None) -> dict[str, Any]:
     """Read TCP segments and retransmissions, and errors of RDMA ports and ``nic``; None if unavailable."""
     sent, again = tcp(_SNMP)
     port = None if nic is None else _NETWORK / nic
+    cpu = cgroup.throttling()
     return {
         "tcp_segments": sent,
         "tcp_retransmitted": again,
         "rdma_errors": rdma(_RDMA),
         "carrier_changes": None if port is None else _number(port / "carrier_changes"),
         "port_errors": None if port is None else ethernet(port, _ethtool(port.name)),
+        "cpu_periods": None if cpu is None else cpu.periods,
+        "cpu_throttled": None if cpu is None else cpu.throttled,
     }
 
 
@@ -126,7 +131,7 @@ def growth(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
         return {key: grown for key in last if (grown := last[key] - first.get(key, last[key])) > 0}
 
     return {
-        **{name: more(name) for name in ("tcp_segments", "tcp_retransmitted", "carrier_changes")},
+        **{name: more(name) for name in ("tcp_segments", "tcp_retransmitted", "carrier_changes", *OF_CPU)},
         **{name: errors(name) for name in ("rdma_errors", "port_errors")},
     }
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from checklist.measurements import Facts, to_dict
-from checklist.probes import cloud, efa, gpus, nics, rdma, settings
+from checklist.probes import cgroup, cloud, efa, gpus, nics, rdma, settings
 from checklist.probes.context import Context
 
 HOST_ID = "CHECKLIST_HOST_ID"  # replaces the kernel's boot id if one kernel simulates several hosts
@@ -27,7 +27,10 @@ def gather(context: Context, backend: str, route_to: str) -> dict[str, Any]:
     uuid = seen.uuids[context.local_rank] if context.local_rank < len(seen.uuids) else None
     interfaces = nics.interfaces()
     choice = nics.choose(backend, interfaces, route_to)
+    begin = time.perf_counter()
     resolved = nics.own_address()
+    resolved_s = time.perf_counter() - begin
+    allowed = cgroup.limits()
     place = cloud.place()
     facts = Facts(
         rank=context.rank,
@@ -53,6 +56,9 @@ def gather(context: Context, backend: str, route_to: str) -> dict[str, Any]:
         nvlink_domain=seen.nvlink_domain,
         resolves_own_hostname=resolved is not None,
         hostname_address=resolved,
+        hostname_seconds=resolved_s,
+        cpus=allowed.cpus,
+        memory_bytes=allowed.memory_bytes,
         efa_devices=efa.devices(),
         ib_devices=_devices("/sys/class/infiniband"),
         rdma_ports=rdma.ports() if context.local_rank == 0 else None,

@@ -14,6 +14,7 @@ from checklist.probes.context import Context
 from checklist.probes.sockets import Sink, deliver
 
 BULK_BYTES = 256 << 10
+PINGS = 10  # round trips of an empty message, of which the shortest counts
 _AT_ONCE = 16  # concurrent probes per node; its processor limits more
 
 
@@ -33,7 +34,7 @@ def reach(
     def probe(node: str) -> dict[str, Any]:
         address, port = peers[node]
         context.progress.begin()
-        sent = deliver(address, port, first=BULK_BYTES, connect_s=connect_s, limit_s=bulk_s)
+        sent = deliver(address, port, first=BULK_BYTES, pings=PINGS, connect_s=connect_s, limit_s=bulk_s)
         return to_dict(
             Probe(
                 src=context.node,
@@ -41,6 +42,7 @@ def reach(
                 connected=sent.connected,
                 bulk_ok=bool(sent.seconds) if sent.connected else None,
                 seconds=sent.seconds[0] + (sent.connect_s or 0.0) if sent.seconds else None,
+                round_trip_s=sent.round_trip_s,
                 error=sent.error,
             )
         )

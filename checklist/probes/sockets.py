@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import struct
 import threading
@@ -70,6 +71,8 @@ class Sent:
     segments: int | None = None
     """TCP data segments including retransmissions; None if the kernel doesn't report them."""
     retransmitted: int | None = None
+    round_trip_s: float | None = None
+    """Shortest of the pings: round trips of an empty message."""
     error: str | None = None
 
 
@@ -113,6 +116,7 @@ def deliver(
     then: Callable[[float], int] | None = None,
     repetitions: int = 0,
     least_s: float = 0.0,
+    pings: int = 0,
     connect_s: float,
     limit_s: float,
 ) -> Sent:
@@ -120,7 +124,7 @@ def deliver(
 
     ``then`` receives the seconds of the first message. Repetitions continue until they took ``least_s`` in
     total, because messages of a millisecond measure the processor more than the network. ``limit_s`` applies
-    to all messages together.
+    to all messages together. ``pings``: number of empty messages after them.
     """
     begin = time.perf_counter()
     try:
@@ -130,6 +134,7 @@ def deliver(
     connect = time.perf_counter() - begin
     deadline = time.perf_counter() + limit_s
     seconds: list[float] = []
+    trip = math.inf
     size, problem = first, None
     payload = memoryview(bytes(size))
     try:
@@ -138,6 +143,8 @@ def deliver(
             if len(seconds) == 1 and then is not None and repetitions:
                 size = then(seconds[0])
                 payload = memoryview(bytes(size))
+        for _ in range(pings):
+            trip = min(trip, sender.send(memoryview(b""), max(0.001, deadline - time.perf_counter())))
     except OSError as error:
         problem = f"{size} bytes: {_words(error, limit_s)}"
     finally:
@@ -150,6 +157,7 @@ def deliver(
         bytes=size,
         segments=segments,
         retransmitted=again,
+        round_trip_s=trip if math.isfinite(trip) else None,
         error=problem,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from checklist.analysis.diagnosis import PASSES, diagnose, without_lost
 from checklist.analysis.packet_loss import suspects
 from checklist.analysis.paths import Paths
 from checklist.analysis.screening import more_rounds, rates, slow_pairs
+from checklist.analysis.second_pass import measure_again
 from checklist.analysis.soundness import sound_pairs, unsound_times
 from checklist.measurements import Pair, Probe, Unsound, record
 from checklist.probes.pairs import summary
@@ -81,12 +82,10 @@ def _second_look(run: Session) -> None:
         for reply in outcome.replies.values():
             again = record(Probe, reply[0])
             if _reached(again):
-                cleared[again.src, again.dst] = again
+                cleared[again.src, again.dst] = replace(again, tries=2)
     if cleared:
         run.got.probes = [cleared.get((probe.src, probe.dst), probe) for probe in run.got.probes]
-        run.notes.append(
-            f"Connections that did not come about in time beside others, but did alone: {len(cleared)}."
-        )
+        run.notes.append(f"Connections that succeeded only on the second try: {len(cleared)}.")
 
 
 def _reach(run: Session, peers: dict[int, int]) -> dict[str, Any]:
@@ -127,14 +126,54 @@ def pairs(run: Session) -> str | None:
         lost = {hang.node for hang in run.hangs}
         known = without_lost(sound_pairs(run.got.pairs, ceilings), lost)
         again = tuple(dict.fromkeys((*diagnose(known, count, paths=paths).again, *suspects(known))))
-        for src, dst in again:
-            if time.monotonic() > run.phase_ends:
-                return "the time for the phase was over before the suspects were measured again"
-            problem = _round(run, [(src, dst)], number, alone=True) or problem
-            number += 1
         if not again:
             break
+        second = _SecondPass(run=run, number=number)
+        if not measure_again(again, count, second.alone, second.group, second.accept):
+            return "the time for the phase was over before the suspects were measured again"
+        number, problem = second.number, second.problem or problem
     return _repeated(run, ceilings, number) or problem
+
+
+@dataclass(kw_only=True)
+class _SecondPass:
+    """One pass of measuring suspects again (checklist/analysis/second_pass.py)."""
+
+    run: Session
+    number: int
+    problem: str | None = None
+
+    def alone(self, pair: tuple[int, int]) -> float | None:
+        """Measure one pair with nothing else running; None if the phase's time is over."""
+        return self._measure([pair]).get(pair)
+
+    def group(self, pairs: Pairs) -> dict[tuple[int, int], float]:
+        """Measure disjoint pairs at once; empty if the phase's time is over."""
+        before = len(self.run.got.pairs)
+        measured = self._measure(list(pairs))
+        self.run.got.pairs[before:] = [
+            replace(pair, alone=False, repeat="group") for pair in self.run.got.pairs[before:]
+        ]
+        return measured
+
+    def accept(self, pairs: Iterable[tuple[int, int]]) -> None:
+        """Let this pass's grouped figures of these pairs count as alone."""
+        accepted = set(pairs)
+        self.run.got.pairs = [
+            replace(pair, alone=True)
+            if pair.repeat == "group" and not pair.alone and (pair.src, pair.dst) in accepted
+            else pair
+            for pair in self.run.got.pairs
+        ]
+
+    def _measure(self, pairs: list[tuple[int, int]]) -> dict[tuple[int, int], float]:
+        if time.monotonic() > self.run.phase_ends:
+            return {}
+        before = len(self.run.got.pairs)
+        self.problem = _round(self.run, pairs, self.number, alone=True) or self.problem
+        self.number += 1
+        recorded = self.run.got.pairs[before:]
+        return dict.fromkeys(pairs, 0.0) | {(p.src, p.dst): p.gbytes_per_s or 0.0 for p in recorded}
 
 
 def _repeated(run: Session, ceilings: Ceilings, number: int) -> str | None:

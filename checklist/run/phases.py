@@ -21,7 +21,7 @@ from checklist.measurements import (
 )
 from checklist.options import Options
 from checklist.probes import gpus
-from checklist.probes.counters import growth
+from checklist.probes.counters import OF_CPU, growth
 from checklist.reference import check_node
 from checklist.round_robin import ALL_PAIRS_UP_TO
 from checklist.run import pairing, sweep
@@ -151,7 +151,7 @@ def world(run: Session) -> str | None:
 
 def counted(run: Session, name: PhaseName) -> str | None:
     """Do the phase; where it loads the network, note what the hosts have counted meanwhile."""
-    before = _counters(run) if name in ("world", "pairs") else {}
+    before = _counters(run) if name in ("node", "world", "pairs") else {}
     try:
         return DO[name](run)
     finally:
@@ -159,7 +159,10 @@ def counted(run: Session, name: PhaseName) -> str | None:
         after = _counters(run) if before else {}
         for rank, reading in after.items():
             if rank in before:
-                grown = {"node": run.nodes[rank], "phase": name, **growth(before[rank], reading)}
+                grown = growth(before[rank], reading)
+                if name == "node":  # the network is not under test, e.g. uploads to the datastore
+                    grown = {counter: grown[counter] for counter in OF_CPU}
+                grown = {"node": run.nodes[rank], "phase": name, **grown}
                 run.got.counters.append(record(Counters, grown))
 
 

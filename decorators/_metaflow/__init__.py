@@ -97,6 +97,7 @@ from decorators._metaflow.pods import shape_pods
 from decorators._metaflow.resubmitting import leave_no_record, submit_again
 from decorators._metaflow.retries import retry_deployed
 from decorators._metaflow.signals import end_with_jobs
+from decorators._metaflow.step_functions import compile_state_machines
 from decorators._metaflow.steps import Given, StepView, resumed_artifact, set_current
 from decorators._metaflow.users import (
     ensure_python,
@@ -120,6 +121,7 @@ __all__ = [
     "before_retry",
     "card",
     "command",
+    "compile_state_machines",
     "compile_workflows",
     "compiles_only",
     "configuration",

@@ -6,6 +6,7 @@ counts from the start of the first attempt and becomes the deadline of later pod
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -61,6 +62,28 @@ def compile_workflows(remove_older: str, pending_s: Callable[[], float]) -> None
         return template
 
     ArgoWorkflows._compile_workflow_template = compile_workflow_template
+    _forbid_overlaps()
+
+
+def _forbid_overlaps() -> None:
+    """From now on, a scheduled workflow does not start while the one before it is not over."""
+    from metaflow.plugins.argo.argo_client import ArgoClient
+
+    own = ArgoClient.schedule_workflow_template
+    if hasattr(own, "__wrapped__"):
+        return
+
+    @functools.wraps(own)
+    def schedule(self: Any, name: str, *values: Any, **more: Any) -> None:
+        own(self, name, *values, **more)
+        workflow = self.get_cronworkflow(name)
+        if workflow is not None and workflow["spec"].get("concurrencyPolicy") != "Forbid":
+            workflow["spec"]["concurrencyPolicy"] = "Forbid"
+            place = {"group": self._group, "version": self._version, "namespace": self._namespace}
+            api = self._client.get().CustomObjectsApi()
+            api.replace_namespaced_custom_object(**place, plural="cronworkflows", name=name, body=workflow)
+
+    ArgoClient.schedule_workflow_template = schedule
 
 
 def _expression(step: str, is_jobset: bool) -> str:

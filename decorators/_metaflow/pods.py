@@ -8,6 +8,8 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from metaflow.util import to_camelcase
+
 from decorators._metaflow.commands import deployer
 
 Json = dict[str, Any]
@@ -37,8 +39,18 @@ def shape_pods(
     _pod_makers = _pod_makers or (KubernetesJob.create_job_spec, JobSetSpec.dump)
     own_job, own_jobset = _pod_makers
 
-    def patched(template: Json, step: str, jobset: str | None) -> Json:
+    def without_pull_secrets(maker: Any, own: Callable[[Any], Any]) -> tuple[Any, list[str]]:
+        # Metaflow makes V1LocalObjectReference by position, which kubernetes refuses since release 37
+        values = maker._kwargs
+        maker._kwargs = {**values, "image_pull_secrets": None}
+        made = own(maker)
+        maker._kwargs = values
+        return made, list(values.get("image_pull_secrets") or [])
+
+    def patched(template: Json, step: str, jobset: str | None, pull_secrets: list[str]) -> Json:
         name = template["spec"]["containers"][0]["name"]
+        if pull_secrets:
+            template["spec"]["imagePullSecrets"] = [{"name": secret} for secret in pull_secrets]
         return functools.reduce(
             merge, (_renamed(patch, main, name) for patch in patches_of(step, jobset)), template
         )
@@ -46,17 +58,18 @@ def shape_pods(
     def create_job_spec(self: Any) -> Any:
         from kubernetes import client
 
-        spec = own_job(self)
+        spec, pull_secrets = without_pull_secrets(self, own_job)
         template = client.ApiClient().sanitize_for_serialization(spec.template)
-        spec.template = patched(template, self._kwargs["step_name"], None)
+        spec.template = patched(template, self._kwargs["step_name"], None, pull_secrets)
         return spec
 
     def dump(self: Any) -> Any:
-        jobset = own_jobset(self)
+        jobset, pull_secrets = without_pull_secrets(self, own_jobset)
         job = jobset["template"]["spec"]
         subdomain = job["template"]["spec"]["subdomain"]  # which Metaflow names after the JobSet
         # Argo's names have dashes where those of steps, being Python's, have underscores
-        job["template"] = patched(job["template"], self._kwargs["step_name"].replace("-", "_"), subdomain)
+        step = self._kwargs["step_name"].replace("-", "_")
+        job["template"] = patched(job["template"], step, subdomain, pull_secrets)
         return jobset
 
     KubernetesJob.create_job_spec = create_job_spec
@@ -76,11 +89,13 @@ def _renamed(patch: Json, main: str, name: str) -> Json:
 def _shape_argo_pods(
     patches_of: Callable[[str, str | None], list[Json]], merge: Callable[[Json, Json], Json]
 ) -> None:
+    from metaflow.plugins.argo import argo_workflows
     from metaflow.plugins.argo.argo_workflows import ArgoWorkflows
 
     global _argo_templates
     _argo_templates = _argo_templates or ArgoWorkflows._container_templates
     own = _argo_templates
+    argo_workflows.to_camelcase = _with_camel_case
 
     def container_templates(self: Any) -> Iterator[Any]:
         steps = {self._sanitize(node.name): node.name for node in self.graph}
@@ -96,6 +111,16 @@ def _shape_argo_pods(
             yield template
 
     ArgoWorkflows._container_templates = container_templates
+
+
+def _with_camel_case(value: Any) -> Any:
+    """Metaflow's ``to_camelcase``, but for names of resources: they are the device plugin's."""
+    if isinstance(value, dict):
+        return {
+            name if "/" in name else next(iter(to_camelcase({name: None}))): _with_camel_case(item)
+            for name, item in value.items()
+        }
+    return [_with_camel_case(item) for item in value] if isinstance(value, list) else to_camelcase(value)
 
 
 # Metaflow's own, once shape_pods has put others in their place

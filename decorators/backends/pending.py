@@ -113,10 +113,11 @@ class Watch:
 _installed = False
 
 
-def install() -> None:
+def install(given_up: Callable[[str], None] = lambda _: None) -> None:
     """Watch what this process waits for, once; for the process that Metaflow starts for a remote step.
 
     The wait for nodes is watched where the launch has set a limit for it, the datastore in any case.
+    ``given_up`` receives why a wait has ended.
     """
     global _installed
     if _installed:
@@ -136,7 +137,11 @@ def install() -> None:
                 watches[job.name].append(start)
             if (datastore := waiting_datastore.watch(backend.remove)) is not None:
                 watches[job.name].append(datastore)
-        for watch in watches[job.name]:
-            watch(job)
+        try:
+            for watch in watches[job.name]:
+                watch(job)
+        except UserError as error:
+            given_up(error.problem)
+            raise
 
     _metaflow.watch_waiting(seen)

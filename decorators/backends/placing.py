@@ -71,10 +71,10 @@ def note_room(plan: Plan, step_request: StepRequest) -> Plan:
 def carry_on(step: StepView, ended: Callable[[list[str]], None] = lambda _: None) -> None:
     """In the process that waits for a remote step: its container's variables, and the watch on the wait.
 
-    ``ended`` gets a line for each pod of a step that has failed.
+    ``ended`` gets a line for each pod of a step that has failed, or why the wait for them was given up.
     """
     add_variables(step, _remembered().get(step.name, {}) | _metaflow.datastore_variables())
-    pending.install()
+    pending.install(lambda why: ended([f"No room for the nodes of step {step.name}: {why}"]))
     resubmitting.install()
     for backend in BACKENDS.values():
         backend.install(ended)

@@ -77,7 +77,9 @@ class Answer:
                 "shows_range": self.memory.shows_range,
                 "shows_basis": self.memory.shows_basis,
                 "capacity_bytes": self.memory.capacity_bytes,
-                "fits": self.memory.fits,
+                "headroom_bytes": self.memory.headroom_bytes,
+                "out_of_memory_risk": self.memory.out_of_memory_risk,
+                "verdict": self.memory.verdict,
             },
             "calibration": None if self.correction is None else dataclasses.asdict(self.correction),
             "node": {

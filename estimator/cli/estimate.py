@@ -254,11 +254,11 @@ def _with_range(size: int, limits: tuple[int, int]) -> str:
 
 def _print_verdict(console: Console, answer: Answer) -> None:
     peak, gpu = answer.memory, answer.site.gpu
-    text = f"Needs {_with_range(peak.needs_bytes, peak.needs_range)}"
-    if peak.capacity_bytes is not None:
-        text += f", of the {gpu.name if gpu else 'process'}'s {format_bytes(peak.capacity_bytes)}"
-    verdict = {True: ": [green]fits[/green]", False: ": [red]DOES NOT FIT[/red]", None: ""}[peak.fits]
-    console.print(f"[bold]{text}[/bold]{verdict}{', but not at its upper end' if peak.tight else ''}")
+    where = f" ({gpu.name})" if gpu else ""
+    colors = {"fits": "green", "tight": "yellow", "does not fit": "red"}
+    color = colors[peak.verdict] if peak.verdict else "default"
+    console.print(f"[bold]Memory[/bold] [{color}]{peak.describe()}[/{color}]{where}")
+    console.print(f"Needs {_with_range(peak.needs_bytes, peak.needs_range)}")
     console.print(f"range {peak.needs_basis}")
     counter = "nvidia-smi" if answer.setup.device == "cuda" else "the system"
     console.print(f"Shows {_with_range(peak.shows_bytes, peak.shows_range)} by {counter} where there is room")

@@ -133,6 +133,14 @@ class SetupOptions:
             rich_help_panel=_WHAT,
         ),
     ] = False
+    reference_copy: Annotated[
+        bool,
+        Option(
+            "--reference-copy",
+            help="Full DPO holds the reference model in memory, as TRL does.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = False
     precision: Annotated[
         str | None,
         Option(help=one_of(get_args(vocabulary.Precision), "Training precision:"), rich_help_panel=_WHAT),
@@ -297,6 +305,9 @@ class SetupOptions:
             help="Attention kernel: flash, or math (stores all attention scores).", rich_help_panel=_MEMORY
         ),
     ] = "flash"
+    flash_version: Annotated[
+        int, Option(help="Version of FlashAttention (PyTorch has 2).", rich_help_panel=_MEMORY)
+    ] = 2
     optimizer_in_backward: Annotated[
         bool,
         Option(

@@ -258,6 +258,14 @@ class GoalOptions:
     max_gpus: Annotated[
         int | None, Option(help="Maximum number of GPUs over all nodes.", rich_help_panel=_WHERE)
     ] = None
+    tight: Annotated[
+        bool,
+        Option(
+            "--tight",
+            help="Rank plans with a risk of 2 to 20 % of running out of memory like others.",
+            rich_help_panel=_WHERE,
+        ),
+    ] = False
     here: Annotated[
         bool | None,
         Option(
@@ -316,6 +324,14 @@ def plan(
     as_csv: Annotated[
         bool, Option("--csv", help="Print one CSV row per plan.", rich_help_panel=_ANSWER)
     ] = False,
+    verbose: Annotated[
+        bool,
+        Option(
+            "--verbose",
+            help="Print memory by category, its ranges, and what nvidia-smi will show.",
+            rich_help_panel=_ANSWER,
+        ),
+    ] = False,
 ) -> None:
     """Rank the configurations that train a model within the given goals."""
     from estimator import calibration, hardware
@@ -349,7 +365,7 @@ def plan(
     elif as_csv:
         output.print_csv(rows)
     else:
-        show(ranked)
+        show(ranked, verbose=verbose)
         if command is not None:
             output.console().print(f"\nTo run the first: {command}", markup=False, soft_wrap=True)
 
@@ -481,6 +497,7 @@ def goals_from(goal_options: GoalOptions) -> Goals:
         cluster=_cluster(goal_options),
         max_nodes=goal_options.max_nodes,
         max_gpus=goal_options.max_gpus,
+        tight=goal_options.tight,
     )
 
 

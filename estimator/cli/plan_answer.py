@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-def show(ranking: Ranking) -> None:
+def show(ranking: Ranking, *, verbose: bool = False) -> None:
     """Print the order, a table of all plans, and the best plan in full."""
     console = output.console()
     for line in ranking.notes:
@@ -24,7 +24,7 @@ def show(ranking: Ranking) -> None:
     console.print(textwrap.fill(f"Order: {ranking.order}", console.width), markup=False)
     console.print(_table(ranking))
     best = replace(ranking.best, rejected=tuple(str(line) for line in ranking.rejected))
-    console.print(render(best, console.width, everything=True), markup=False)
+    console.print(render(best, console.width, everything=True, verbose=verbose), markup=False)
 
 
 def _table(ranking: Ranking) -> Table:
@@ -36,7 +36,7 @@ def _table(ranking: Ranking) -> Table:
     table.add_column("", justify="right")
     table.add_column("plan", overflow="fold")
     for name in (
-        "GiB of a GPU\nneeds/shows/has",
+        "GiB of\na GPU",
         "tokens/s",
         "hours" if timed else "USD/h",
         "USD" if timed else "USD/M\ntokens",
@@ -50,7 +50,6 @@ def _table(ranking: Ranking) -> Table:
 
 def _cells(row: dict[str, Any], first: dict[str, Any], *, timed: bool) -> list[str]:
     nodes = f"{row['nodes']} " if row["nodes"] > 1 else ""
-    sizes = (row["needs_bytes"], row["shows_bytes"], row["capacity_bytes"])
     machine = f", {nodes}{row['instance_type']} ({row['cloud']})" if row["instance_type"] else ""
     layout = f"{row['method']}, {row['layout']}, batch {row['micro_batch_size']} x {row['accumulation']}"
     gpus = f"{row['nodes'] * row['gpus_per_node']}x {row['gpu_type']}" if row["gpu_type"] else "CPUs"
@@ -64,10 +63,19 @@ def _cells(row: dict[str, Any], first: dict[str, Any], *, timed: bool) -> list[s
     return [
         str(row["rank"]),
         "\n".join(line for line in lines if line),
-        "/".join("?" if size is None else f"{size / GIB:.0f}" for size in sizes),
+        _memory_cell(row),
         "?" if row["tokens_per_second"] is None else f"{row['tokens_per_second']:,.0f}",
         *(_figure(row[name]) for name in cost),
     ]
+
+
+def _memory_cell(row: dict[str, Any]) -> str:
+    """Need, capacity and verdict of one plan's memory."""
+    if row["capacity_bytes"] is None:
+        return f"{row['needs_bytes'] / GIB:.0f}"
+    needs, capacity = row["needs_bytes"] / GIB, row["capacity_bytes"] / GIB
+    share = 100 * row["headroom_bytes"] / row["capacity_bytes"]
+    return f"{needs:.0f} of {capacity:.0f}\n{row['verdict']}, {share:.0f} %"
 
 
 def _figure(value: float | None) -> str:

@@ -79,6 +79,7 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int) -> Setup:
         # A pipeline with fewer micro batches than stages is never full
         accumulation=_or(options.accumulation, max(options.pp, 1)),
         answer_len=drawn_answer(seq_len) if draws else 0,
+        reference_copy=options.reference_copy,
         reward_parameters=options.reward_parameters,
         compares=draws and METHODS[method].adapters,
         seq_len=seq_len,
@@ -98,6 +99,7 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int) -> Setup:
         compile=options.compile,
         loss=options.loss or spec.loss,  # type: ignore[arg-type]
         loss_chunks=_or(options.loss_chunks, engine.chunks_of(seq_len)),
+        flash_version=options.flash_version,
         attention=options.attention,  # type: ignore[arg-type]
         offload=options.offload,  # type: ignore[arg-type]
         offload_to=options.offload_to,  # type: ignore[arg-type]

@@ -58,7 +58,9 @@ class Survey:
         """The search for the precision that suits this machine's GPU; machines of one precision share it."""
         precision = precision_of(self.job, "cuda", place.gpu)
         if precision not in self.searches:
-            self.searches[precision] = Search(self.job, precision, "cuda", self.evidence)
+            self.searches[precision] = Search(
+                self.job, precision, "cuda", self.evidence, takes_tight=self.goals.tight
+            )
         return self.searches[precision]
 
     def run(self) -> Survey:

@@ -110,7 +110,7 @@ def _same_machine(plan: Plan, layout: Layout, estimate: MemoryEstimate, attempt:
         layout=layout,
         prediction=replace(
             prediction,
-            memory=replace(estimate, capacity_bytes=prediction.memory.capacity_bytes),
+            memory=estimate.with_capacity(prediction.memory.capacity_bytes),
             # The failed layout's speed does not hold for this one, and the machine's links are not known here
             tokens_per_second=None,
             tokens_per_second_range=None,
@@ -141,7 +141,7 @@ def _other_machine(plan: Plan, job: Job, search: Search, attempt: int) -> NextPl
         return None
     failed_gpu = hardware.gpu(request.gpu_type)
     for place in _larger(plan, job, failed_gpu):
-        memory = replace(search.estimate(plan.layout, place.gpu), capacity_bytes=place.gpu.usable_bytes)
+        memory = search.estimate(plan.layout, place.gpu).with_capacity(place.gpu.usable_bytes)
         speed = search.speed(plan.layout, place.gpu, place)
         candidate = Candidate(
             layout=plan.layout,

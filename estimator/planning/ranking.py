@@ -106,12 +106,13 @@ def in_order(
 ) -> list[Candidate]:
     """The candidates, best first. One rule, by which the same candidates always come in the same order.
 
-    First come those whose host memory is known to suffice, that use all GPUs that are paid for, that
-    (capacity ``usual``) can usually be had, that are on GPUs with a measured run, and whose price and speed
-    are known. A machine never comes before a clearly cheaper one with the same GPUs. Of what is alike in
-    this the price decides: of the whole job with its start-up where ``tokens`` tell its size, else of a
-    token, and the GPU-hours where no price is known; with a budget, or where speed is preferred, the time
-    does. Figures that can't be told apart count as equal, in bands: the best figure and all within
+    First come those whose memory is not tight (unless the goals accept that), whose host memory is known to
+    suffice, that use all GPUs that are paid for, that (capacity ``usual``) can usually be had, that are on
+    GPUs with a measured run, and whose price and speed are known. A machine never comes before a clearly
+    cheaper one with the same GPUs. Among equals in this the price decides: of the whole job with its start-up
+    and with starts that are expected to run out of memory, where ``tokens`` tell its size, else of a token,
+    and the GPU-hours where no price is known; with a budget, or where speed is preferred, the time does.
+    Figures that cannot be told apart count as equal, in bands: the best figure and all within
     :data:`INDISTINCT` of it, then the best of what is left and all within as much of that. In a band the
     lower price an hour comes first, then fewer GPUs, then the simpler layout, then fewer machines.
     """
@@ -124,13 +125,14 @@ def in_order(
 
 def _group(candidate: Candidate, goals: Goals, capacity: str) -> tuple[bool, ...]:
     """What is weighed before any figure; False comes first."""
+    tight = candidate.memory.tight and not goals.tight
     # What is not known to fit the machine's memory comes after what is
     host = candidate.place is not None and candidate.place.ram_bytes is None
     rare = capacity == "usual" and bool(why_rare(candidate.place))
     unpriced, unmeasured = candidate.usd_per_hour is None, candidate.speed.tokens_per_second is None
     known = (unmeasured, unpriced) if goals.by_speed else (unpriced, unmeasured)
-    # The first two also say which machines are alike (_behind_cheaper)
-    return (host, candidate.idle_gpus > 0, rare, candidate.unmeasured, *known)
+    # The first three also say which machines are alike (_behind_cheaper)
+    return (tight, host, candidate.idle_gpus > 0, rare, candidate.unmeasured, *known)
 
 
 def _behind_cheaper(candidates: list[Candidate], keys: list[tuple[bool, ...]]) -> list[tuple[bool, ...]]:
@@ -148,7 +150,7 @@ def _behind_cheaper(candidates: list[Candidate], keys: list[tuple[bool, ...]]) -
             cheaper = [
                 keys[other]
                 for other in members
-                if prices[other] * (1 + INDISTINCT) < prices[index] and keys[other][:2] == keys[index][:2]
+                if prices[other] * (1 + INDISTINCT) < prices[index] and keys[other][:3] == keys[index][:3]
             ]
             found[index] = max([keys[index], *cheaper])
     return found
@@ -156,9 +158,9 @@ def _behind_cheaper(candidates: list[Candidate], keys: list[tuple[bool, ...]]) -
 
 def figure(candidate: Candidate, goals: Goals, tokens: int | None) -> float:
     """What a group is ordered by, the smaller the better; 0 where neither price nor speed tells it."""
-    cost = candidate.usd(tokens) if tokens is not None else candidate.usd_per_token
+    cost = candidate.expected_usd(tokens) if tokens is not None else candidate.usd_per_token
     speed = candidate.speed.tokens_per_second
-    time = candidate.hours(tokens) if tokens is not None else None if speed is None else 1 / speed
+    time = candidate.expected_hours(tokens) if tokens is not None else None if speed is None else 1 / speed
     # Without a price the GPUs are what is paid
     effort = None if time is None else time * candidate.layout.world_size
     known = [time, cost] if goals.by_speed else [cost, effort]

@@ -185,8 +185,9 @@ def _why_so_small(search: Search, candidate: Candidate) -> str:
     same = [each for each in fitting if replace(each, micro_batch_size=0, accumulation=0) == kind]
     larger = max(same, key=lambda each: each.micro_batch_size)
     if larger.micro_batch_size > layout.micro_batch_size:
-        needs = format_bytes(search.estimate(larger, candidate.gpu).needs_range[1])
-        return f"{larger.micro_batch_size} fits, but may need up to {needs} of {format_bytes(capacity)}"
+        tight = search.estimate(larger, candidate.gpu).with_capacity(capacity)
+        if tight.tight:
+            return f"{larger.micro_batch_size} is tight: {tight.describe()}"
     alike = [each for each in fitting if each.activation_checkpointing == layout.activation_checkpointing]
     if max(each.micro_batch_size for each in alike) > layout.micro_batch_size:
         words += " with this sharding"
@@ -209,11 +210,11 @@ def _checkpointing(search: Search, candidate: Candidate) -> str:
     if not layout.activation_checkpointing:
         return "no activation checkpointing: the activations fit"
     capacity = candidate.memory.capacity_bytes or 0
-    without = search.estimate(replace(layout, activation_checkpointing=False), candidate.gpu).needs_bytes
-    if without <= capacity:
+    without = search.estimate(replace(layout, activation_checkpointing=False), candidate.gpu)
+    without = without.with_capacity(capacity)
+    if without.verdict == "fits":
         return "activation checkpointing: leaves room for this micro batch with less sharding"
-    needs = f"{format_bytes(without)} of {format_bytes(capacity)}"
-    return f"activation checkpointing: without it this micro batch needs {needs}"
+    return f"activation checkpointing: without it this micro batch needs {without.describe()}"
 
 
 def _documents_apart(job: Job, candidate: Candidate) -> list[str]:

@@ -16,11 +16,13 @@ LABEL = 12  # width of the left column
 BAR = 24  # width of the longest memory bar
 
 
-def render(plan: Plan, width: int = 100, *, everything: bool = False, brief: bool = False) -> str:
+def render(
+    plan: Plan, width: int = 100, *, everything: bool = False, brief: bool = False, verbose: bool = False
+) -> str:
     """The whole plan as text of at most ``width`` columns, without colour codes.
 
-    ``everything``: with hints for what the plan leaves to its user. ``brief``: without memory by category,
-    reasons and rejected plans.
+    ``everything``: with hints for what the plan leaves to its user. ``brief``: without reasons and rejected
+    plans. ``verbose``: with memory by category, its ranges, and what counters will show.
     """
     what = plan.method if plan.task == "sft" else f"{plan.method} {plan.task}"
     lines = [f"Plan: {plan.model}, {what} with {plan.engine} ({plan.parameters / 1e9:.2f} B parameters)"]
@@ -29,7 +31,7 @@ def render(plan: Plan, width: int = 100, *, everything: bool = False, brief: boo
     if plan.prepare is not None and plan.evaluate is not None:
         lines += _row("Beside it", _steps(plan, plan.prepare, plan.evaluate), width)
     lines += _row("Layout", _layout(plan), width)
-    lines += _memory(plan, width, brief=brief)
+    lines += _memory(plan, width, verbose=verbose)
     lines += _row("Speed", _speed(plan), width)
     if not brief or plan.target != "local":
         lines += _row("Price", _price(plan), width)
@@ -149,28 +151,24 @@ def _sharding(name: str) -> str:
     return SHARDINGS[name].title
 
 
-def _memory(plan: Plan, width: int, *, brief: bool) -> list[str]:
-    memory = plan.prediction.memory
-    what = "GPU" if plan.layout.device == "cuda" else "process"
-    text = f"needs {format_bytes(memory.needs_bytes)}, at most {format_bytes(memory.needs_range[1])}"
-    if memory.capacity_bytes is not None:
-        text += f", of {format_bytes(memory.capacity_bytes)} for each {what}"
-    if memory.fits is not None:
-        text += " (fits)" if memory.fits else " (DOES NOT FIT)"
-    text += f"; will show {format_bytes(memory.shows_bytes)}, at most {format_bytes(memory.shows_range[1])}"
-    if plan.layout.device == "cuda":
+def _memory(plan: Plan, width: int, *, verbose: bool) -> list[str]:
+    memory, on_gpu = plan.prediction.memory, plan.layout.device == "cuda"
+    text = f"{memory.describe()} (each {'GPU' if on_gpu else 'process'})"
+    if on_gpu:
         text += f"; host {format_bytes(memory.host_bytes)} a node"
     lines = _row("Memory", text, width)
-    if brief:
+    if not verbose:
         return lines
     largest = max((value for _, value in memory.categories), default=0)
     for name, value in memory.categories:
         bar = "#" * round(min(BAR, max(width - LABEL - 34, 0)) * value / largest) if largest else ""
         lines.append(f"{'':{LABEL}}{name:<22}{format_bytes(value):>10}  {bar}".rstrip())
+    needs = f"needs {format_bytes(memory.needs_bytes)}, at most {format_bytes(memory.needs_range[1])}"
+    shows = f"will show {format_bytes(memory.shows_bytes)}, at most {format_bytes(memory.shows_range[1])}"
     return [
         *lines,
-        *_row("", f"needs {memory.needs_basis}", width),
-        *_row("", f"shows {memory.shows_basis}", width),
+        *_row("", f"{needs}; {memory.needs_basis}", width),
+        *_row("", f"{shows}; {memory.shows_basis}", width),
     ]
 
 

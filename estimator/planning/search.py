@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -18,6 +18,7 @@ from estimator.planning.ladders import Ladder, Ladders
 from estimator.planning.parallelism import Spread, spreads, unshared
 from estimator.planning.places import Place
 from estimator.planning.start_up import start_up
+from estimator.risk import least_capacity, out_of_memory_risk, verdict_of
 from estimator.setup import Setup
 from estimator.vocabulary import ENGINES, SHARDINGS, Device, LaunchedPrecision, Task
 
@@ -30,6 +31,9 @@ MOST_WEIGHED = 8  # layouts of one number of GPUs, to say by how much none fits
 # below the predicted one to 28 % above it (data/efficiency.csv, range), of which a part is common to all
 # plans of a job, as its model and its engine are.
 INDISTINCT = 0.2
+# From a run that fails for lack of memory to the request for the next plan: the steps up to the peak, a
+# person's or the flow's reaction. A choice.
+REPLAN_HOURS = 0.1
 # Of a step's time, what a forward pass takes at most: with frozen weights the backward pass has as many
 # products (throughput/flops.py)
 FORWARD_SHARE = 0.5
@@ -115,6 +119,23 @@ class Candidate:
         speed = self.speed.tokens_per_second
         return None if speed is None else self.evaluated_tokens * FORWARD_SHARE / speed / 3600
 
+    @property
+    def _failed_hours(self) -> float:
+        """Expected hours of starts that run out of memory: each costs its start-up and a new plan."""
+        risk = min(self.memory.out_of_memory_risk or 0.0, 0.99)
+        start = self.start_up.hours if self.start_up is not None else 0.0
+        return risk / (1 - risk) * (start + REPLAN_HOURS)
+
+    def expected_hours(self, tokens: int | None) -> float | None:
+        """Hours for that many tokens with starts that run out of memory; None where unknown."""
+        hours = self.hours(tokens)
+        return None if hours is None else hours + self._failed_hours
+
+    def expected_usd(self, tokens: int | None) -> float | None:
+        """USD for that many tokens with starts that run out of memory; None where unknown."""
+        usd, hourly = self.usd(tokens), self.usd_per_hour
+        return None if usd is None or hourly is None else usd + hourly * self._failed_hours
+
     def usd(self, tokens: int | None) -> float | None:
         """USD for that many tokens; None where tokens, speed or price are unknown."""
         hours, hourly = self.hours(tokens), self.usd_per_hour
@@ -167,14 +188,17 @@ class Search:
         precision: LaunchedPrecision,
         device: Device,
         evidence: Evidence | None = None,
+        *,
+        takes_tight: bool = False,
     ) -> None:
         self.job = job
+        self.takes_tight = takes_tight
         self.ladders = Ladders(job, precision, device)
         self.evidence = evidence or Evidence()
         self._setups: dict[Layout, Setup] = {}
         self._states: dict[tuple[int, int, Spread], int] = {}
         self._estimates: dict[tuple[Layout, str | None], MemoryEstimate] = {}
-        self._needed: dict[Layout, tuple[int, int]] = {}
+        self._needed: dict[Layout, tuple[int, tuple[int, int]]] = {}
         self._speeds: dict[tuple[object, ...], throughput.Speed] = {}
         self._measured: dict[str | None, bool] = {}
         self._needs: dict[tuple[int, int, str | None], int] = {}
@@ -186,12 +210,14 @@ class Search:
     ) -> Candidate | None:
         """The simplest layout that fits and is as good as the fastest; None where none fits.
 
-        As good as the fastest is what is less than :data:`INDISTINCT` slower. Of the simplest ones those that
-        fit at the upper end of their range as well, and of these the fastest.
+        As good as the fastest is what is less than :data:`INDISTINCT` slower. Layouts that are tight are
+        weighed only where no other fits.
         """
         layouts = self.fitting(nodes, processes, capacity, gpu)
         if not layouts:
             return None
+        if not self.takes_tight:
+            layouts = [each for each in layouts if not self.is_tight(each, capacity, gpu)] or layouts
         speeds = [self.speed(layout, gpu, place) for layout in layouts]
         rates = [speed.tokens_per_second or 0.0 for speed in speeds]
         fastest = max(rates)
@@ -199,10 +225,10 @@ class Search:
         # Ladders come without checkpointing first and with the least sharding first: ties go to those
         chosen = min(
             good,
-            key=lambda i: (complexity(layouts[i]), self.is_tight(layouts[i], capacity, gpu), -rates[i]),
+            key=lambda i: (complexity(layouts[i]), -rates[i]),
         )
         layout = layouts[chosen]
-        estimate = replace(self.estimate(layout, gpu), capacity_bytes=capacity)
+        estimate = self.estimate(layout, gpu).with_capacity(capacity)
         # Machines of the user's own are at hand
         before = start_up(place, nodes, self.job.model) if place is not None and place.name else None
         checkpoint = memory.checkpoint_bytes(self.setup(layout)) // nodes
@@ -255,7 +281,8 @@ class Search:
                     -ladder.spread.model_parallel,
                 ),
             )
-            needs = [self._needs_of(self.ladders.rung(ladder), gpu)[0] for ladder in lean[:MOST_WEIGHED]]
+            rungs = [self.ladders.rung(ladder) for ladder in lean[:MOST_WEIGHED]]
+            needs = [least_capacity(*self._needs_of(rung, gpu)) for rung in rungs]
             share = -(-self.whole_states(gpu) // (nodes * processes))
             self._needs[key] = max(min(needs), share)
         return Miss(what=what, needs=self._needs[key], has=capacity)
@@ -336,45 +363,55 @@ class Search:
                 continue
             fitting = self._fitting_of(ladder, capacity, gpu)
             if fitting:
-                fitted.append(way)
+                if self.takes_tight or not self.is_tight(fitting[0], capacity, gpu):
+                    fitted.append(way)
                 layouts += fitting
             else:
                 failed.add(way)
         return layouts
 
     def _fitting_of(self, ladder: Ladder, capacity: int, gpu: Gpu | None) -> Sequence[Layout]:
-        """The largest micro batch that fits, and where that is tight the next smaller one as well.
+        """The largest micro batch that fits, and where that is tight all down to the largest that is not.
 
         Of a pipeline all, as the fewest idle stages may win.
         """
         if self._least(ladder, gpu) > capacity or not self._fits(self.ladders.rung(ladder), capacity, gpu):
             return ()
+        largest = self._largest(ladder, lambda layout: self._fits(layout, capacity, gpu))
+        first = 0 if ladder.spread.pipeline > 1 else largest
+        if first and self.is_tight(self.ladders.rung(ladder, largest), capacity, gpu):
+            first = self._largest(ladder, lambda layout: not self.is_tight(layout, capacity, gpu))
+        return [self.ladders.rung(ladder, step) for step in range(first, largest + 1)]
+
+    def _largest(self, ladder: Ladder, holds: Callable[[Layout], bool]) -> int:
+        """The largest rung for which a property holds that larger batches lose; 0 where none has it."""
         low, high = 0, len(self.ladders.sizes(ladder))  # memory never falls when the batch grows
         while high - low > 1:
             middle = (low + high) // 2
-            if self._fits(self.ladders.rung(ladder, middle), capacity, gpu):
+            if holds(self.ladders.rung(ladder, middle)):
                 low = middle
             else:
                 high = middle
-        tight = self.is_tight(self.ladders.rung(ladder, low), capacity, gpu)
-        first = 0 if ladder.spread.pipeline > 1 else max(low - tight, 0)
-        return [self.ladders.rung(ladder, step) for step in range(first, low + 1)]
+        return low
 
     def is_tight(self, layout: Layout, capacity: int, gpu: Gpu | None) -> bool:
-        """Whether a layout would not fit at the upper end of the range of what it needs."""
-        return self._needs_of(layout, gpu)[1] > capacity
+        """Whether a layout that fits has a risk that a first choice does not take."""
+        return verdict_of(self._risk(layout, capacity, gpu)) != "fits"
 
     def _fits(self, layout: Layout, capacity: int, gpu: Gpu | None) -> bool:
-        return self._needs_of(layout, gpu)[0] <= capacity
+        return verdict_of(self._risk(layout, capacity, gpu)) != "does not fit"
 
-    def _needs_of(self, layout: Layout, gpu: Gpu | None) -> tuple[int, int]:
-        """Bytes that one process of a layout needs, and the upper end of their range."""
+    def _risk(self, layout: Layout, capacity: int, gpu: Gpu | None) -> float:
+        return out_of_memory_risk(*self._needs_of(layout, gpu), capacity)
+
+    def _needs_of(self, layout: Layout, gpu: Gpu | None) -> tuple[int, tuple[int, int]]:
+        """Bytes that one process of a layout needs, and the ends of their range."""
         if self._is_measured(gpu):
             estimate = self.estimate(layout, gpu)
-            return estimate.needs_bytes, estimate.needs_range[1]
+            return estimate.needs_bytes, estimate.needs_range
         if layout not in self._needed:
             needed, _ = memory.needs(self.setup(layout))
-            self._needed[layout] = (needed.likely_bytes, needed.upper_bytes)
+            self._needed[layout] = (needed.likely_bytes, (needed.lower_bytes, needed.upper_bytes))
         return self._needed[layout]
 
     def _least(self, ladder: Ladder, gpu: Gpu | None) -> int:

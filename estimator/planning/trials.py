@@ -46,7 +46,7 @@ def _smaller(layout: Layout) -> Layout | None:
 
 def _plan_of(plan: Plan, job: Job, search: Search, layout: Layout, gpu: hardware.Gpu | None) -> Plan:
     """The plan with another layout on the same machines, and what that should need and do."""
-    estimate = replace(search.estimate(layout, gpu), capacity_bytes=plan.prediction.memory.capacity_bytes)
+    estimate = search.estimate(layout, gpu).with_capacity(plan.prediction.memory.capacity_bytes)
     speed = search.speed(layout, gpu, None)
     prediction = replace(
         plan.prediction,

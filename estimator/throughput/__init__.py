@@ -22,10 +22,12 @@ from estimator.throughput.communication import (
     MeasuredBandwidth,
     collective_seconds,
     communication_seconds,
+    hops,
     links,
 )
 from estimator.throughput.efficiency import (
     Efficiency,
+    attention_scopes,
     basis_of,
     kernels,
     low_precision_gain,
@@ -231,7 +233,8 @@ def step(setup: Setup, load: Work, gpu: Gpu, wires: Links, table: Efficiency) ->
     exposed = times.tensor * table.of("exposed tensor", kind)
     exposed += times.expert * table.of("exposed expert", kind)
     copied = _copied_bytes(setup, load) / host_link(gpu)
-    micro = _together(busy + exposed, times.behind + copied, power)
+    latency = hops(setup, wires) * table.of("hop")
+    micro = _together(busy + exposed, times.behind + latency + copied, power)
     last = _together(micro, times.once, power)  # reduced behind the last backward pass
     compute = busy * setup.accumulation
     return Parts(
@@ -253,7 +256,7 @@ def kernel_seconds(setup: Setup, load: Work, gpu: Gpu, table: Efficiency) -> Ker
     products = (load.linear / gain + load.head) / rate
     products += load.expert / gain / (rate * table.of("grouped products"))
     products += load.weights / bandwidth
-    attention_rate = rate * table.of("attention", f"{gpu.architecture} {kind}", f"{gpu.architecture}")
+    attention_rate = rate * table.of("attention", *attention_scopes(setup, gpu))
     if setup.document_mask and setup.attention == "flash":
         attention_rate *= table.of("masked attention")
     others = (load.moved + load.copied) * table.of("moved", kind) / bandwidth

@@ -241,6 +241,19 @@ def communication_seconds(setup: Setup, wires: Links) -> Times | None:
     return Times(reduced=reduced, **known)
 
 
+def hops(setup: Setup, wires: Links) -> int:
+    """Hops from node to node that the gathers and reductions of sharded weights take in one micro batch.
+
+    A ring over n nodes takes n - 1 hops one after the other, whatever it carries; each block's weights are
+    gathered twice, once where they stay gathered, and its gradients reduced.
+    """
+    if not volumes(setup).gather:
+        return 0
+    near = min(max(wires.domain // setup.tensor, 1), setup.shard)
+    collectives = 2 if setup.sharding == "shard_grad_op" else 3
+    return (-(-setup.shard // near) - 1) * collectives * -(-setup.model.layers // setup.pipeline)
+
+
 def collective_seconds(setup: Setup, times: Times) -> tuple[tuple[str, float], ...]:
     """The seconds of a step's collectives by kind, whether computing hides them or not.
 

@@ -99,6 +99,11 @@ def best_product(gpu: Gpu, precision: str, table: Efficiency) -> float | None:
     return None if usual is None else peak * usual
 
 
+def attention_scopes(setup: Setup, gpu: Gpu) -> tuple[str, str]:
+    """The scopes of attention's rate: in this kind of kernels, by this version of FlashAttention."""
+    return f"{gpu.architecture} {kernels(setup)}", f"{gpu.architecture} {setup.flash_version}"
+
+
 def low_precision_gain(setup: Setup, gpu: Gpu, table: Efficiency) -> float | None:
     """How much faster products are in the setup's 8- or 4-bit recipe than in bf16; None without a run."""
     if setup.fp8 == "none":

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from estimator.memory import implementations
 from estimator.models import parameters
 from estimator.models.spec import ModelSpec
 from estimator.setup import Setup
@@ -292,7 +293,9 @@ def _moved(setup: Setup) -> float:
         moved += (model.q_dim + model.kv_dim) * ROTARY_BYTES
     moved += width * (GATED_BYTES if model.gated_mlp else PLAIN_BYTES)
     moved += ROUTED_BYTES * model.hidden * model.experts_per_token
-    if setup.attention == "math" or model.attention_sinks:  # fused kernels of the time have no sinks
+    # transformers' own code computes scores beside sinks; FlashAttention's has them from version 3 on
+    no_kernel = model.attention_sinks and implementations.of(setup).kept_scores and setup.flash_version < 3
+    if setup.attention == "math" or no_kernel:
         moved += SCORE_BYTES * model.heads * setup.seq_len
     if setup.prompts:
         moved += RESIDUAL_BYTES * model.attention_out_dim

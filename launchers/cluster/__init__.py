@@ -1,1 +1,1 @@
-"""What a gang and the checklist share: the allocation they run in, the channel, and processes that end."""
+"""Infrastructure shared by gang and checklist: allocation, channel between nodes, rendezvous, processes."""

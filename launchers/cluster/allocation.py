@@ -1,4 +1,4 @@
-"""What a scheduler says to a command that it runs once on each node: Slurm, PBS, OpenMPI, torchrun."""
+"""Allocation of a command that a scheduler starts once on each node: Slurm, PBS, OpenMPI, torchrun."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from estimator.plan import MIB
 from launchers.cluster.endpoint import NodeAddress, Secret
 
 FIRST_PORT = 29_400
-PORTS = 8  # candidates for the control channel; another job of the same host takes another one
-_SLOTS = 64  # groups of ports that jobs are spread over by their number
-SCONTROL_S = 5.0  # for its answer; it asks nobody else
+PORTS = 8  # candidate ports of the control channel; jobs on the same host use different ones
+_SLOTS = 64  # groups of ports, assigned to jobs by job number
+SCONTROL_S = 5.0  # time limit; scontrol expands lists locally
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
 _HOST = re.compile(r"[\w.-]+", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Allocation:
-    """This node's place among those of its job."""
+    """This node's position among the nodes of its job."""
 
-    scheduler: str  # "slurm", "pbs", "mpi", "torchrun"; "none": one node, started by hand
-    job: str  # of the scheduler's; the same on all nodes, and for a job that is requeued
-    attempt: str  # tells this start of the job from its other starts; the same on all nodes
+    scheduler: str  # "slurm", "pbs", "mpi", "torchrun"; "none": one node, started manually
+    job: str  # scheduler's job id; the same on all nodes, and after a requeue
+    attempt: str  # distinguishes the starts of a job; the same on all nodes
     node: int  # 0: the main node
     nodes: int
     main_host: str  # name or address of node 0
     ports: tuple[int, ...]
-    memory_bytes: int | None = None  # of a node, that the job may use; None: the scheduler doesn't say
+    memory_bytes: int | None = None  # memory per node that the job may use; None: unknown
 
     def address(self, secret: Secret, purpose: str) -> NodeAddress:
-        """Where the nodes meet for ``purpose``; ``secret`` is the run's."""
+        """Return the node's address for a rendezvous with this ``purpose``; ``secret`` is the run's."""
         return NodeAddress(
             node=self.node,
             nodes=self.nodes,
@@ -50,12 +50,12 @@ class Allocation:
 
 
 def node_address(environment: Mapping[str, str] = os.environ, *, hostname: str | None = None) -> Allocation:
-    """This node's place, from the variables that torchrun, srun, mpiexec or PBS set.
+    """Detect this node's position from the variables that torchrun, srun, mpiexec or PBS set.
 
-    Without any of them: one node, this one. ``hostname`` is this host's name (default: as it says itself).
+    Without any of them: a single node, this one. ``hostname``: name of this host (default: detected).
 
-    Raises UserError where the job was started in a way that can't work: several tasks on a node, several
-    nodes but no srun, or a variable that says nothing.
+    Raises UserError for an unsupported start: several tasks per node, several nodes without srun, or an empty
+    variable.
     """
     if "GROUP_RANK" in environment and "WORLD_SIZE" in environment:
         return _torchrun(environment)
@@ -69,16 +69,16 @@ def node_address(environment: Mapping[str, str] = os.environ, *, hostname: str |
         return _pbs(environment, hostname or socket.gethostname())
     if "SLURM_JOB_ID" in environment:
         return _slurm_without_srun(environment)
-    return _alone("none", str(os.getpid()))
+    return _single_node("none", str(os.getpid()))
 
 
 def expand_hosts(nodelist: str) -> list[str]:
-    """The hosts of Slurm's short form: ``gpu[03-05,9],login`` is gpu03, gpu04, gpu05, gpu9, login.
+    """Expand Slurm's host list: ``gpu[03-05,9],login`` is gpu03, gpu04, gpu05, gpu9, login.
 
-    By Slurm itself (``scontrol show hostnames``) where it is installed and can read the list: not every
-    version of it takes a name with several brackets, such as ``rack[1-2]n[0-1]`` (the last one runs fastest).
+    Uses Slurm (``scontrol show hostnames``) if it is installed and can parse the list: not every version
+    supports names with several brackets, such as ``rack[1-2]n[0-1]`` (the last one runs fastest).
 
-    Raises UserError where the list makes no sense.
+    Raises UserError for an invalid list.
     """
     if "[" not in nodelist and "]" not in nodelist:
         return [host for host in nodelist.split(",") if host]
@@ -86,12 +86,12 @@ def expand_hosts(nodelist: str) -> list[str]:
 
 
 def _hosts_of_scontrol(nodelist: str) -> list[str]:
-    """What Slurm makes of the list; empty where it is not there, can't read it or does not answer."""
+    """Expand the list with scontrol; empty if it is missing, fails or does not respond in time."""
     scontrol = shutil.which("scontrol")
     if scontrol is None:
         return []
     try:
-        answer = subprocess.run(
+        process = subprocess.run(
             [scontrol, "show", "hostnames", nodelist],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -101,24 +101,24 @@ def _hosts_of_scontrol(nodelist: str) -> list[str]:
         )
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
         return []
-    hosts = answer.stdout.splitlines()
+    hosts = process.stdout.splitlines()
     return hosts if all(_HOST.fullmatch(host) for host in hosts) else []
 
 
 def _hosts_of_ranges(nodelist: str) -> list[str]:
-    """Expand a host list where scontrol is missing; python-hostlist would do it, but is under the GPL."""
+    """Expand a host list without scontrol; python-hostlist could do it, but is under the GPL."""
     hosts: list[str] = []
     for word in re.findall(r"(?:[^,\[]|\[[^\]]*\]|\[)+", nodelist):
         pieces = re.split(r"\[([^\[\]]*)\]", word)  # text, ranges, text, ranges, ..., text
         if any(bracket in text for text in pieces[::2] for bracket in "[]"):
             raise _no_hosts(nodelist, word)
-        choices = [_numbers(piece, nodelist) if at % 2 else [piece] for at, piece in enumerate(pieces)]
+        choices = [_numbers(piece, nodelist) if index % 2 else [piece] for index, piece in enumerate(pieces)]
         hosts += ["".join(parts) for parts in itertools.product(*choices)]
     return hosts
 
 
 def _numbers(ranges: str, nodelist: str) -> list[str]:
-    """``03-05,9``: 03, 04, 05, 9; zeros in front are kept."""
+    """Expand ``03-05,9`` to 03, 04, 05, 9; leading zeros are kept."""
     numbers: list[str] = []
     for part in ranges.split(","):
         match = _RANGE.fullmatch(part)
@@ -131,15 +131,15 @@ def _numbers(ranges: str, nodelist: str) -> list[str]:
 
 def _no_hosts(nodelist: str, part: str) -> UserError:
     return UserError(
-        f"The scheduler's list of nodes {nodelist!r} can't be read: {part!r} is no range.",
-        "Look at SLURM_STEP_NODELIST; scontrol show hostnames must be able to read it.",
+        f"The scheduler's list of nodes {nodelist!r} is invalid: {part!r} is not a range.",
+        "Check SLURM_STEP_NODELIST; scontrol show hostnames must be able to parse it.",
     )
 
 
 def _torchrun(environment: Mapping[str, str]) -> Allocation:
     if read_number(environment, "LOCAL_WORLD_SIZE", 1) > 1:
         raise _several("torchrun", "--nproc-per-node 1")
-    first = read_number(environment, "MASTER_PORT", FIRST_PORT) + 1  # torchrun's own store listens there
+    first = read_number(environment, "MASTER_PORT", FIRST_PORT) + 1  # MASTER_PORT is for torchrun
     return Allocation(
         scheduler="torchrun",
         job=environment.get("TORCHELASTIC_RUN_ID", ""),
@@ -160,7 +160,7 @@ def _slurm(environment: Mapping[str, str]) -> Allocation:
     main_host = environment.get("MASTER_ADDR") or (hosts[0] if hosts else "")
     if not main_host:
         raise UserError(
-            "srun does not say which nodes the job has (SLURM_STEP_NODELIST is empty).",
+            "The nodes of the job are unknown: srun has set no SLURM_STEP_NODELIST.",
             "Set MASTER_ADDR to the first host of the job.",
         )
     job = environment.get("SLURM_JOB_ID", "")
@@ -185,16 +185,16 @@ def _slurm_without_srun(environment: Mapping[str, str]) -> Allocation:
         )
     job = environment["SLURM_JOB_ID"]
     restarts = environment.get("SLURM_RESTART_COUNT", "0")
-    return _alone("slurm", job, attempt=restarts, memory_bytes=_slurm_memory(environment))
+    return _single_node("slurm", job, attempt=restarts, memory_bytes=_slurm_memory(environment))
 
 
 def _slurm_memory(environment: Mapping[str, str]) -> int | None:
-    """--mem or --mem-per-cpu, which Slurm gives in MiB; 0 is all of the node's."""
-    whole = read_number(environment, "SLURM_MEM_PER_NODE", 0)
-    of_cpus = read_number(environment, "SLURM_MEM_PER_CPU", 0) * read_number(
+    """Read --mem or --mem-per-cpu, which Slurm gives in MiB; 0 means all memory of the node."""
+    per_node = read_number(environment, "SLURM_MEM_PER_NODE", 0)
+    by_cpus = read_number(environment, "SLURM_MEM_PER_CPU", 0) * read_number(
         environment, "SLURM_CPUS_ON_NODE", 0
     )
-    return (whole or of_cpus) * MIB or None
+    return (per_node or by_cpus) * MIB or None
 
 
 def _mpi(environment: Mapping[str, str], rank: str, size: str, on_node: str) -> Allocation:
@@ -205,7 +205,7 @@ def _mpi(environment: Mapping[str, str], rank: str, size: str, on_node: str) -> 
     main_host = environment.get("MASTER_ADDR") or (hosts[0] if hosts else "")
     if nodes > 1 and not main_host:
         raise UserError(
-            "mpiexec does not say which host process 0 is on.",
+            "The host of process 0 is unknown: mpiexec does not provide it.",
             "Export MASTER_ADDR with the first host's name to all processes (OpenMPI: -x MASTER_ADDR).",
         )
     job = environment.get("PBS_JOBID") or environment.get("SLURM_JOB_ID") or ""
@@ -221,16 +221,16 @@ def _mpi(environment: Mapping[str, str], rank: str, size: str, on_node: str) -> 
 
 
 def _pbs(environment: Mapping[str, str], hostname: str) -> Allocation:
-    """pbsdsh: no variable says which node this is, so its name is looked up in the job's list."""
+    """Detect the position under pbsdsh by looking up the host's name in the job's list."""
     job = environment["PBS_JOBID"]
     hosts = _node_file(environment)
     if hosts is None:
         raise UserError(
             f"PBS_NODEFILE ({environment.get('PBS_NODEFILE') or 'not set'}) can't be read on {hostname}.",
-            "PBS keeps it on the first node only: copy it to a shared folder, and set it to the copy.",
+            "PBS keeps it only on the first node: copy it to a shared folder, and set it to the copy.",
         )
     if len(hosts) == 1:
-        return _alone("pbs", job)
+        return _single_node("pbs", job)
     short = [host.partition(".")[0] for host in hosts]
     if hostname.partition(".")[0] not in short:
         raise UserError(f"{hostname} is not one of the job's nodes: {', '.join(hosts)}.")
@@ -246,7 +246,7 @@ def _pbs(environment: Mapping[str, str], hostname: str) -> Allocation:
 
 
 def _node_file(environment: Mapping[str, str]) -> list[str] | None:
-    """The hosts of PBS_NODEFILE, each once; None where there is no such file."""
+    """Read the distinct hosts of PBS_NODEFILE; None if there is no such file."""
     try:
         lines = Path(environment.get("PBS_NODEFILE", "")).read_text().split()
     except OSError:
@@ -254,7 +254,7 @@ def _node_file(environment: Mapping[str, str]) -> list[str] | None:
     return list(dict.fromkeys(lines)) or None
 
 
-def _alone(scheduler: str, job: str, attempt: str = "0", memory_bytes: int | None = None) -> Allocation:
+def _single_node(scheduler: str, job: str, attempt: str = "0", memory_bytes: int | None = None) -> Allocation:
     return Allocation(
         scheduler=scheduler,
         job=job,
@@ -268,7 +268,7 @@ def _alone(scheduler: str, job: str, attempt: str = "0", memory_bytes: int | Non
 
 
 def _ports_of_job(environment: Mapping[str, str], job: str) -> tuple[int, ...]:
-    """The run's TCP ports, equal on all nodes of a job; jobs that share a host mostly get different ones."""
+    """Return the run's TCP ports, equal on all nodes; jobs that share a host usually get different ones."""
     if "MASTER_PORT" in environment:
         return _ports(read_number(environment, "MASTER_PORT") + 1)
     digits = re.match(r"\d+", job)
@@ -281,13 +281,13 @@ def _ports(first: int) -> tuple[int, ...]:
 
 def _several(launcher: str, how: str) -> UserError:
     return UserError(
-        f"{launcher} has started several processes on a node: one starts all that the node's GPUs need.",
-        f"Give {launcher} {how}.",
+        f"{launcher} has started several processes on a node; exactly one is needed, which starts the ranks.",
+        f"Run {launcher} with {how}.",
     )
 
 
 def read_number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
-    """A whole number of the scheduler's or launcher's variables; UserError where it is none."""
+    """Read an integer variable of the scheduler or launcher; UserError if it is not one."""
     text = environment.get(name)
     if text is None and default is not None:
         return default
@@ -295,5 +295,5 @@ def read_number(environment: Mapping[str, str], name: str, default: int | None =
         return int(text or "")
     except ValueError:
         raise UserError(
-            f"{name} is {text!r}, which is no whole number.", "Look at how the job was started."
+            f"{name} is {text!r}, which is not an integer.", "Check how the job was started."
         ) from None

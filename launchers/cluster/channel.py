@@ -1,15 +1,15 @@
-"""The channel between the processes of one run: what they say to each other.
+"""Message channel between the processes of one run.
 
-It is not the training's own network: plain TCP, so that it still works when a collective hangs. One process
-listens (launchers.cluster.listener), the others :func:`connect`, and before anything else both prove that
-they know the run's secret (launchers.cluster.greeting).
+It is separate from the training's network: plain TCP, which still works when a collective hangs. One process
+listens (launchers.cluster.listener), the others :func:`connect`, and both ends first prove that they know the
+run's secret (launchers.cluster.greeting).
 
-Then both send messages, each a length and JSON, which a pydantic model checks where it arrives: what is no
-message of ours raises :class:`BadMessage`, one line, and ends that connection only. Nothing is unpickled.
-What follows the greeting is neither encrypted nor signed: who can change packets on their way could do that
-to gloo and NCCL too (docs/nodes.md).
+Then both send messages, each a length followed by JSON, which the receiver validates with a pydantic model:
+anything invalid raises :class:`BadMessage`, with a one-line text, and ends only that connection. Nothing is
+unpickled. After the greeting, messages are neither encrypted nor signed: an attacker who can modify packets
+could also attack gloo and NCCL (docs/nodes.md).
 
-multiprocessing.connection has framing and HMAC too, but its waits have no limit, its challenge is bound to
+multiprocessing.connection also has framing and HMAC, but its waits have no limit, its challenge is bound to
 neither role nor run (and is MD5 up to Python 3.11), and its listener greets one caller after the other.
 """
 
@@ -30,16 +30,16 @@ from pydantic_core import PydanticSerializationError
 from launchers.cluster.endpoint import Endpoint, Secret
 from launchers.cluster.greeting import GREETING_S, BadMessage, Model, Silent, call, parse
 
-LONGEST_MESSAGE = 4 << 20
+MAX_MESSAGE_BYTES = 4 << 20
 _LENGTH = 4
 
 
-class Unreachable(Exception):  # noqa: N818 it says what has happened
-    """No listener of this run was found in time; the text says what was found at each port."""
+class Unreachable(Exception):  # noqa: N818 named for the event
+    """No listener of this run was found in time; the text lists the problem at each port."""
 
 
 class Connection(Generic[Model]):
-    """Messages both ways. A peer that is silent for ``silence_s`` counts as lost."""
+    """Bidirectional connection. A peer that is silent for ``silence_s`` counts as lost."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Connection(Generic[Model]):
         messages: TypeAdapter[Model],
         *,
         silence_s: float,
-        longest: int = LONGEST_MESSAGE,
+        longest: int = MAX_MESSAGE_BYTES,
     ) -> None:
         sock.settimeout(silence_s)
         self._socket = sock
@@ -56,40 +56,40 @@ class Connection(Generic[Model]):
         self._sending = threading.Lock()
 
     def send(self, message: Model) -> bool:
-        """Send a message; False when the peer can't be reached, which whoever receives here finds out too."""
+        """Send a message; False if the peer is unreachable, which the receiving thread detects as well."""
         payload = _dump(message)
         if len(payload) > self._longest:
-            raise ValueError(f"a message of {len(payload):,} bytes, where {self._longest:,} are the most")
+            raise ValueError(f"a message of {len(payload):,} bytes, more than the limit of {self._longest:,}")
         try:
             with self._sending:
                 self._socket.sendall(len(payload).to_bytes(_LENGTH, "big") + payload)
         except OSError:
-            with contextlib.suppress(OSError):  # perhaps half of it has gone: nothing can follow
+            with contextlib.suppress(OSError):  # the message may be sent in part, so nothing can follow
                 self._socket.shutdown(socket.SHUT_RDWR)
             return False
         return True
 
     def receive(self) -> Model:
-        """The next message.
+        """Wait for the next message.
 
-        Raises OSError (TimeoutError when the peer is silent) when the peer is lost, BadMessage when it sends
-        what is none.
+        Raises OSError (TimeoutError for a silent peer) if the peer is lost, BadMessage for an invalid
+        message.
         """
         length = int.from_bytes(self._take(_LENGTH), "big")
         if length > self._longest:
-            raise BadMessage(f"a message of {length:,} bytes, where {self._longest:,} are the most")
+            raise BadMessage(f"a message of {length:,} bytes, more than the limit of {self._longest:,}")
         return parse(self._messages, self._take(length))
 
     def finish(self) -> None:
-        """Send nothing more; the peer reads what was sent, and then sees the end.
+        """End sending; the peer reads what was sent, and then sees the end.
 
-        To close at once, with something of the peer's unread, would reset the connection and lose it.
+        Closing at once, with unread data of the peer, would reset the connection and lose what was sent.
         """
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """End the connection; also wakes whoever receives."""
+        """End the connection; also wakes a receiving thread."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -100,13 +100,13 @@ class Connection(Generic[Model]):
             if not data:
                 raise ConnectionError("connection closed")
             self._buffer += data
-        taken = bytes(self._buffer[:count])
+        chunk = bytes(self._buffer[:count])
         del self._buffer[:count]
-        return taken
+        return chunk
 
 
 class Heartbeat:
-    """Calls ``beat`` each second from a thread of its own until stopped."""
+    """Thread that calls ``beat`` every second until stopped."""
 
     def __init__(self, beat: Callable[[], None]) -> None:
         self._stop = threading.Event()
@@ -118,7 +118,7 @@ class Heartbeat:
             beat()
 
     def stop(self) -> None:
-        """End the thread after the call that it is at."""
+        """End the thread after the call in progress."""
         self._stop.set()
 
 
@@ -129,31 +129,32 @@ def connect(
     *,
     limit_s: float,
     silence_s: float,
-    longest: int = LONGEST_MESSAGE,
+    longest: int = MAX_MESSAGE_BYTES,
     renew: Callable[[], Secret | None] = lambda: None,
 ) -> Connection[Any]:
-    """A connection to the run's listener, found behind one of its ports.
+    """Connect to the run's listener, which is searched at all ports of the endpoint.
 
-    Tries until ``limit_s`` are over: it may not listen yet, and others may listen on its ports. After each
-    round ``renew`` may give another secret, where the endpoint's may be an earlier run's.
+    Retries for ``limit_s``, because the listener may not have started yet, and other programs may use its
+    ports. After each round ``renew`` may return another secret, in case the endpoint's is from an earlier
+    run.
 
-    Raises Unreachable where there is no listener of this run, Refused when it does not take this caller in.
+    Raises Unreachable if there is no listener of this run, Refused if it does not admit this caller.
     """
     deadline = time.monotonic() + limit_s
     ports = list(endpoint.ports)
     problems: dict[int, str] = {}
     while True:
-        for at, port in enumerate(ports):
+        for index, port in enumerate(ports):
             try:
                 sock = call(endpoint, port, claim, min(time.monotonic() + GREETING_S, deadline + 1.0))
-            except Silent as error:  # the host may be so as a whole: not all its ports are waited for now
+            except Silent as error:  # the whole host may be silent, so the other ports are tried later
                 problems[port] = str(error)
-                ports = ports[at + 1 :] + ports[: at + 1]
+                ports = ports[index + 1 :] + ports[: index + 1]
                 break
             except BadMessage as error:
                 problems[port] = str(error)
                 continue
-            except OSError as error:  # says less than what was heard there before
+            except OSError as error:  # an earlier problem at this port is more informative
                 problems.setdefault(port, error.strerror or str(error))
                 continue
             return Connection(sock, messages, silence_s=silence_s, longest=longest)
@@ -166,5 +167,8 @@ def connect(
 def _dump(message: BaseModel) -> bytes:
     try:
         return message.model_dump_json().encode()
-    except (PydanticSerializationError, UnicodeEncodeError):  # half a character, as in a broken file name
+    except (
+        PydanticSerializationError,
+        UnicodeEncodeError,
+    ):  # a lone surrogate, as in some file names
         return json.dumps(message.model_dump(), ensure_ascii=False).encode(errors="replace")

@@ -1,4 +1,4 @@
-"""Where the processes of one run meet, and the secret by which they know each other."""
+"""Addresses and secret with which the processes of one run find and authenticate each other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import secrets
 import socket
 from dataclasses import dataclass, field
 
-MAGIC = b"finetune-channel/1\n"  # the protocol of launchers.cluster.greeting
+CLUSTER_PORTS = tuple(range(29400, 29408))  # a pod has its own network, where these are free
+MAGIC = b"finetune-channel/1\n"  # protocol of launchers.cluster.greeting
 
 
 def unused_port() -> int:
@@ -17,15 +18,22 @@ def unused_port() -> int:
         return int(server.getsockname()[1])
 
 
+def choose_ports(*, local: bool) -> tuple[int, ...]:
+    """Return the ports where a run's nodes may meet: free ones if they share this machine's network."""
+    if not local:
+        return CLUSTER_PORTS
+    return tuple(dict.fromkeys(unused_port() for _ in range(8)))
+
+
 @dataclass(frozen=True)
 class Secret:
-    """What the processes of one run know and nobody else; it shows in no log, card or traceback."""
+    """Shared secret of a run's processes, excluded from logs, cards and tracebacks."""
 
     text: str = field(repr=False)
 
     @classmethod
     def make(cls) -> Secret:
-        """A new secret of 32 random bytes, as hexadecimal text."""
+        """Create a secret of 32 random bytes, as hexadecimal text."""
         return cls(secrets.token_hex(32))
 
     def __bool__(self) -> bool:
@@ -34,30 +42,30 @@ class Secret:
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """Where the processes of a run meet, and what they prove to each other there."""
+    """Address of a run's listener, and the identity that both ends prove."""
 
-    host: str  # name or address of the one that listens, as the others reach it
-    ports: tuple[int, ...]  # where it may listen; the first free one is taken
+    host: str  # name or address of the listener, as seen by callers
+    ports: tuple[int, ...]  # candidate ports; the listener takes the first free one
     secret: Secret
     run: str  # run, step, attempt and purpose: proven along with the secret
 
-    def prove(self, role: str, challenge: bytes, nonce: bytes, said: bytes) -> bytes:
-        """That whoever is in this role knows the secret; ``challenge`` is the other's nonce."""
+    def prove(self, role: str, challenge: bytes, nonce: bytes, payload: bytes) -> bytes:
+        """Compute the proof that this role knows the secret; ``challenge`` is the other end's nonce."""
         key = hmac.digest(self.secret.text.encode(), MAGIC + self.run.encode(), hashlib.sha256)
-        return hmac.digest(key, role.encode() + b"\n" + challenge + nonce + said, hashlib.sha256)
+        return hmac.digest(key, role.encode() + b"\n" + challenge + nonce + payload, hashlib.sha256)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeAddress:
-    """One node's place in its gang."""
+    """One node's position in its gang, and the address of node 0."""
 
     node: int  # 0: the main node
     nodes: int
     main_host: str  # name or address of node 0
-    ports: tuple[int, ...]  # where node 0 may listen; the first free one is taken
+    ports: tuple[int, ...]  # candidate ports of node 0; the first free one is taken
     secret: Secret  # of the run
-    run: str  # run, step and attempt: another attempt's nodes are not joined
-    patience_s: float = 300.0  # how long the nodes wait for one more of them to come
+    run: str  # run, step and attempt, so that nodes of another attempt cannot join
+    join_timeout_s: float = 300.0  # maximum wait for the next node to join
 
     def __post_init__(self) -> None:
         if not 0 <= self.node < self.nodes:
@@ -69,5 +77,5 @@ class NodeAddress:
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where the nodes meet."""
+        """Endpoint of node 0's listener."""
         return Endpoint(host=self.main_host, ports=self.ports, secret=self.secret, run=self.run)

@@ -1,15 +1,14 @@
-"""How two processes prove to each other that they are of one run, before either reads what the other says.
+"""Mutual authentication of two processes of one run, before either interprets data from the other.
 
-All within one limit of time for the whole greeting::
+The whole greeting has one time limit::
 
-    listener -> caller   magic, nonce                                   nothing of the caller's is read before
-    caller -> listener   magic, nonce, length, claim, proof             4 KB at most; who it says it is
-    listener -> caller   proof, length, answer                          taken in, or why not
+    listener -> caller   magic, nonce                                   sent before anything is read
+    caller -> listener   magic, nonce, length, claim, proof             at most 4 KB; identifies the caller
+    listener -> caller   proof, length, answer                          admission, or reason of the refusal
 
-A proof is HMAC-SHA256 over the role, both nonces and what is said (:meth:`Endpoint.prove`). Its key comes of
-the secret and of the run's name (run, step, attempt, purpose): a recorded greeting, one of another attempt,
-or one that is sent back to where it came from proves nothing. A claim is looked into once its proof is
-right, and not before.
+A proof is HMAC-SHA256 over the role, both nonces and the payload (:meth:`Endpoint.prove`). Its key is derived
+from the secret and the run's name (run, step, attempt, purpose): a recorded or reflected greeting, or one of
+another attempt, proves nothing. A claim is parsed only after its proof was verified.
 """
 
 from __future__ import annotations
@@ -26,29 +25,29 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from launchers.cluster.endpoint import MAGIC, Endpoint
 
-GREETING_S = 5.0  # for all of a greeting
+GREETING_S = 5.0  # time limit of a greeting
 _NONCE = 32
 _PROOF = 32
-_MOST_SAID = 3_900  # bytes of a claim or an answer: a greeting stays below 4 KB
+_MAX_PAYLOAD = 3_900  # bytes of a claim or an answer: a greeting stays below 4 KB
 _LENGTH = 4
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
-class BadMessage(ValueError):  # noqa: N818 it says what has come
-    """What has come is no message of ours; the text is one line."""
+class BadMessage(ValueError):  # noqa: N818 named for the event
+    """Received data is not a valid message; the text is one line."""
 
 
-class Refused(Exception):  # noqa: N818 it says what has happened
-    """The listener knows the secret and does not take this caller in; the text says why."""
+class Refused(Exception):  # noqa: N818 named for the event
+    """The authenticated listener refuses this caller; the text is the reason."""
 
 
-class Silent(Exception):  # noqa: N818 it says what has happened
-    """Nothing answers at a host's port."""
+class Silent(Exception):  # noqa: N818 named for the event
+    """A host's port does not respond."""
 
 
 class Message(BaseModel):
-    """A message or a claim: its fields are checked where it arrives, and no others may be there."""
+    """Base of messages and claims: the receiver validates fields, and refuses unknown ones."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, ser_json_inf_nan="constants"
@@ -56,13 +55,13 @@ class Message(BaseModel):
 
 
 class Reply(Message):
-    """The listener's last word of a greeting."""
+    """The listener's answer at the end of a greeting."""
 
-    refused: str | None = None  # why not; None: taken in
+    refused: str | None = None  # reason of the refusal; None: admitted
 
 
 def call(endpoint: Endpoint, port: int, claim: BaseModel, deadline: float) -> socket.socket:
-    """Greet whoever listens there. Raises OSError or BadMessage where that is nobody of this run."""
+    """Connect and greet the listener. Raises OSError or BadMessage unless it belongs to this run."""
     sock = _connect(endpoint.host, port, deadline)
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -70,18 +69,22 @@ def call(endpoint: Endpoint, port: int, claim: BaseModel, deadline: float) -> so
             raise BadMessage("something else listens there")
         challenge = _take(sock, _NONCE, deadline)
         nonce = secrets.token_bytes(_NONCE)
-        said = claim.model_dump_json().encode()
-        if len(said) > _MOST_SAID:
-            raise ValueError(f"a claim of {len(said):,} bytes, where {_MOST_SAID:,} are the most")
-        own = endpoint.prove("caller", challenge, nonce, said)
-        _send(sock, MAGIC + nonce + len(said).to_bytes(_LENGTH, "big") + said + own, deadline)
+        request = claim.model_dump_json().encode()
+        if len(request) > _MAX_PAYLOAD:
+            raise ValueError(f"a claim of {len(request):,} bytes, more than the limit of {_MAX_PAYLOAD:,}")
+        own_proof = endpoint.prove("caller", challenge, nonce, request)
+        _send(
+            sock,
+            MAGIC + nonce + len(request).to_bytes(_LENGTH, "big") + request + own_proof,
+            deadline,
+        )
         try:
             proof = _take(sock, _PROOF, deadline)
         except ConnectionError:
             raise BadMessage("another run listens there, or one with another secret") from None
-        payload = _take_said(sock, deadline)
+        payload = _take_payload(sock, deadline)
         if not hmac.compare_digest(proof, endpoint.prove("listener", nonce, challenge, payload)):
-            raise BadMessage("who listens there does not know the secret")
+            raise BadMessage("the listener does not know the secret")
         answer = parse(TypeAdapter(Reply), payload)
         if answer.refused is not None:
             raise Refused(answer.refused)
@@ -92,22 +95,22 @@ def call(endpoint: Endpoint, port: int, claim: BaseModel, deadline: float) -> so
 
 
 def _connect(host: str, port: int, deadline: float) -> socket.socket:
-    """A connection to whichever of the host's addresses answers, each of which gets a part of the time.
+    """Connect to the first of the host's addresses that responds; each gets a share of the time.
 
-    Of a host with IPv4 and IPv6 one may be blocked, without a word. Raises OSError where one refuses, Silent
-    where none says anything.
+    On a host with IPv4 and IPv6 one of them may be blocked silently. Raises OSError if an address refuses,
+    Silent if none responds.
     """
-    ways = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     refused: OSError | None = None
-    for place, (family, kind, protocol, _, address) in enumerate(ways):
-        parts = len(ways) - place + 1 if len(ways) > 1 else 1  # one more for the greeting
+    for index, (family, kind, protocol, _, address) in enumerate(addresses):
+        shares = len(addresses) - index + 1 if len(addresses) > 1 else 1  # one more share for the greeting
         try:
             sock = socket.socket(family, kind, protocol)
-        except OSError as error:  # a family that this host doesn't have
+        except OSError as error:  # an address family that this host does not support
             refused = refused or error
             continue
         try:
-            sock.settimeout(_left(deadline) / parts)
+            sock.settimeout(_remaining(deadline) / shares)
             sock.connect(address)
         except OSError as error:
             sock.close()
@@ -117,12 +120,12 @@ def _connect(host: str, port: int, deadline: float) -> socket.socket:
     raise refused or Silent("nothing answers")
 
 
-def hear(
+def authenticate(
     sock: socket.socket, endpoint: Endpoint, claims: TypeAdapter[Model], deadline: float
 ) -> tuple[Model, Callable[[Reply], None]]:
-    """A caller's claim, once it has proved itself, and how it is answered.
+    """Verify a caller's proof; return its claim, and a function that sends the reply.
 
-    Raises OSError or BadMessage where it has not.
+    Raises OSError or BadMessage if the proof fails.
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     challenge = secrets.token_bytes(_NONCE)
@@ -130,20 +133,20 @@ def hear(
     if _take(sock, len(MAGIC), deadline) != MAGIC:
         raise BadMessage("another protocol")
     nonce = _take(sock, _NONCE, deadline)
-    said = _take_said(sock, deadline)
+    claim_payload = _take_payload(sock, deadline)
     proof = _take(sock, _PROOF, deadline)
-    if not hmac.compare_digest(proof, endpoint.prove("caller", challenge, nonce, said)):
+    if not hmac.compare_digest(proof, endpoint.prove("caller", challenge, nonce, claim_payload)):
         raise BadMessage("another secret, or another run")
-    if _has_gone(sock):  # it has called a second time meanwhile, or was ended
-        raise ConnectionError("the caller has gone")
+    if _has_disconnected(sock):  # it has retried meanwhile, or was ended
+        raise ConnectionError("the caller has disconnected")
 
-    def answer(words: Reply) -> None:
-        payload = _clip(words).model_dump_json().encode()
-        own = endpoint.prove("listener", nonce, challenge, payload)
-        _send(sock, own + len(payload).to_bytes(_LENGTH, "big") + payload, deadline)
+    def answer(reply: Reply) -> None:
+        payload = _clip(reply).model_dump_json().encode()
+        own_proof = endpoint.prove("listener", nonce, challenge, payload)
+        _send(sock, own_proof + len(payload).to_bytes(_LENGTH, "big") + payload, deadline)
 
     try:
-        return parse(claims, said), answer
+        return parse(claims, claim_payload), answer
     except BadMessage as error:
         with contextlib.suppress(OSError):
             answer(Reply(refused=str(error)))
@@ -151,7 +154,7 @@ def hear(
 
 
 def parse(messages: TypeAdapter[Model], payload: bytes) -> Model:
-    """The model that the JSON is. Raises BadMessage, one line, where it is none."""
+    """Parse JSON to a model. Raises BadMessage with a one-line text."""
     try:
         return messages.validate_json(payload)
     except ValidationError as error:
@@ -161,43 +164,43 @@ def parse(messages: TypeAdapter[Model], payload: bytes) -> Model:
 
 
 def _clip(answer: Reply) -> Reply:
-    """Short enough for a greeting, whatever a character of it becomes in JSON."""
+    """Shorten a reply to fit into a greeting, whatever its characters become in JSON."""
     return Reply(refused=answer.refused[:600]) if answer.refused else answer
 
 
-def _take_said(sock: socket.socket, deadline: float) -> bytes:
+def _take_payload(sock: socket.socket, deadline: float) -> bytes:
     length = int.from_bytes(_take(sock, _LENGTH, deadline), "big")
-    if length > _MOST_SAID:
+    if length > _MAX_PAYLOAD:
         raise BadMessage("a greeting that is too long")
     return _take(sock, length, deadline)
 
 
 def _take(sock: socket.socket, count: int, deadline: float) -> bytes:
-    """Exactly so many bytes, all of them before the deadline however slowly they come."""
-    taken = b""
-    while len(taken) < count:
-        sock.settimeout(_left(deadline))
-        data = sock.recv(count - len(taken))
+    """Read exactly ``count`` bytes before the deadline, however slowly they arrive."""
+    received = b""
+    while len(received) < count:
+        sock.settimeout(_remaining(deadline))
+        data = sock.recv(count - len(received))
         if not data:
             raise ConnectionError("connection closed")
-        taken += data
-    return taken
+        received += data
+    return received
 
 
 def _send(sock: socket.socket, data: bytes, deadline: float) -> None:
-    sock.settimeout(_left(deadline))
+    sock.settimeout(_remaining(deadline))
     sock.sendall(data)
 
 
-def _left(deadline: float) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TimeoutError("no whole greeting in time")
-    return left
+def _remaining(deadline: float) -> float:
+    remaining = deadline - time.monotonic()
+    if remaining <= 0:
+        raise TimeoutError("the greeting was not completed in time")
+    return remaining
 
 
-def _has_gone(sock: socket.socket) -> bool:
-    """Whether the caller has closed, or has said more than its part."""
+def _has_disconnected(sock: socket.socket) -> bool:
+    """Whether the caller has closed the connection, or has sent more than its part."""
     sock.setblocking(False)
     try:
         sock.recv(1, socket.MSG_PEEK)

@@ -1,9 +1,8 @@
-"""A run outlives the shell that it was started from, with ``nohup`` and without.
+"""Survival of a run after the shell that started it has ended, with ``nohup`` or without.
 
-When a terminal or an ssh connection ends, the kernel and the shell send SIGHUP, and what is written to the
-terminal fails. Neither is a reason to lose hours of training: SIGHUP is ignored here and in all processes
-that are started from here, and once the terminal (or the ``tee`` behind a pipe) has gone, output goes on in
-``nohup.out``, where nohup itself would have put it.
+When a terminal or an ssh connection ends, the kernel and the shell send SIGHUP, and writes to the terminal
+fail. Neither should cost hours of training: SIGHUP is ignored here and in all child processes, and once the
+terminal (or the ``tee`` behind a pipe) is gone, output continues in ``nohup.out``, as with nohup.
 """
 
 from __future__ import annotations
@@ -19,21 +18,21 @@ from pathlib import Path
 from typing import Any, TextIO
 
 FILE = "nohup.out"
-_GONE = (errno.EIO, errno.EPIPE)
+_READER_GONE = (errno.EIO, errno.EPIPE)
 
 
 def outlive_shell() -> None:
-    """From now on neither SIGHUP nor an output that nobody reads any more ends this process."""
+    """Make this process survive SIGHUP and the loss of its output's reader."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     for name in ("stdout", "stderr"):
         stream: TextIO | None = getattr(sys, name)
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # none, closed, or not a file's
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # missing, closed, or no descriptor
             if stream is not None and not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
                 stream.flush()
-                setattr(sys, name, _lasting(stream))
+                setattr(sys, name, _durable(stream))
 
 
-def _lasting(stream: TextIO) -> TextIO:
+def _durable(stream: TextIO) -> TextIO:
     raw = _Output(stream.fileno())
     return io.TextIOWrapper(
         io.BufferedWriter(raw),
@@ -44,7 +43,7 @@ def _lasting(stream: TextIO) -> TextIO:
 
 
 class _Output(io.RawIOBase):
-    """A descriptor that becomes that of the file when the one who reads it has gone."""
+    """Descriptor that is redirected to the file when its reader is gone."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -54,12 +53,12 @@ class _Output(io.RawIOBase):
         try:
             return os.write(self._descriptor, data)
         except OSError as error:
-            if error.errno not in _GONE:
+            if error.errno not in _READER_GONE:
                 raise
-        self._turn_to_file()
+        self._redirect()
         return os.write(self._descriptor, data)
 
-    def _turn_to_file(self) -> None:
+    def _redirect(self) -> None:
         for folder in (Path.cwd(), Path.home()):
             try:
                 file = os.open(folder / FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

@@ -1,4 +1,4 @@
-"""The listening end of the channel: who calls is greeted, and those of the run are handed on."""
+"""Listening end of the channel: authenticates callers and passes those of the run on."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from typing import Any, Generic
 from pydantic import TypeAdapter
 
 from estimator.errors import UserError
-from launchers.cluster.channel import LONGEST_MESSAGE, Connection
+from launchers.cluster.channel import MAX_MESSAGE_BYTES, Connection
 from launchers.cluster.endpoint import Endpoint
-from launchers.cluster.greeting import GREETING_S, BadMessage, Model, Reply, hear
+from launchers.cluster.greeting import GREETING_S, BadMessage, Model, Reply, authenticate
 from launchers.cluster.processes import is_loopback
 
-MOST_STRANGERS = 256  # that are greeted at once; more wait in the kernel's queue
-STRANGER_S = 1.0  # after so long a stranger gives way to others that wait
+MAX_UNAUTHENTICATED = 256  # callers greeted at the same time; more wait in the kernel's queue
+UNAUTHENTICATED_S = 1.0  # after this time a caller is dropped if others wait
 _BACK_OFF_S = 0.05
-_MAPPED = "::ffff:"  # how a socket for both families shows an IPv4 address
+_MAPPED = "::ffff:"  # prefix of an IPv4 address on a dual-stack socket
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_SPARE_DESCRIPTORS = 256  # for all else that the listening process opens
+_SPARE_DESCRIPTORS = 256  # for other files of the listening process
 
 
 class Guest(Generic[Model]):
-    """A caller that has proved to know the secret, and waits to be taken in or refused."""
+    """Authenticated caller that waits to be admitted or refused."""
 
     def __init__(self, sock: socket.socket, claim: Model, answer: Callable[[Reply], None]) -> None:
         self.claim = claim
@@ -41,9 +41,9 @@ class Guest(Generic[Model]):
         messages: TypeAdapter[Any],
         *,
         silence_s: float,
-        longest: int = LONGEST_MESSAGE,
+        longest: int = MAX_MESSAGE_BYTES,
     ) -> Connection[Any]:
-        """Take it in. Raises OSError when it has gone meanwhile."""
+        """Admit the caller. Raises OSError if it has disconnected meanwhile."""
         try:
             self._answer(Reply())
         except OSError:
@@ -52,20 +52,20 @@ class Guest(Generic[Model]):
         return Connection(self._socket, messages, silence_s=silence_s, longest=longest)
 
     def refuse(self, why: str) -> None:
-        """Tell it in one line why not, and end the connection."""
+        """Send the reason in one line, and end the connection."""
         with contextlib.suppress(OSError):
             self._answer(Reply(refused=why))
         self._socket.close()
 
 
 class Listener(Generic[Model]):
-    """Greets callers, each in a thread of its own, and hands those that know the secret to ``welcome``.
+    """Authenticates callers, each in its own thread, and passes them to ``welcome``.
 
-    ``welcome`` is called in the caller's thread, which is its own from then on. Strangers do no harm: what
-    they send is limited in time, size and number, and when the process has no file descriptors left, those
-    that keep it waiting are sent away. On a loopback host only this machine can call.
+    ``welcome`` is called in the caller's thread, which it may keep. Unauthenticated callers are limited in
+    time, size and number, and when the process has no file descriptors left, slow ones are dropped. With a
+    loopback host only this machine can connect.
 
-    Raises UserError where none of the ports is free.
+    Raises UserError if none of the ports is free.
     """
 
     def __init__(
@@ -74,44 +74,44 @@ class Listener(Generic[Model]):
         claims: type[Model],
         welcome: Callable[[Guest[Model]], None],
         *,
-        callers: int,  # of this run, that may be connected at once
+        callers: int,  # maximum number of connected callers of this run
     ) -> None:
         self._endpoint, self._welcome = endpoint, welcome
         self._claims: TypeAdapter[Model] = TypeAdapter(claims)
         self._closed = threading.Event()
         self._lock = threading.Lock()
-        self._strangers: dict[socket.socket, float] = {}  # when each came, the oldest first
-        _allow_descriptors(callers + MOST_STRANGERS + _SPARE_DESCRIPTORS)
+        self._unauthenticated: dict[socket.socket, float] = {}  # time of connection, oldest first
+        _allow_descriptors(callers + MAX_UNAUTHENTICATED + _SPARE_DESCRIPTORS)
         self._socket = _listen(endpoint)
         self._thread = threading.Thread(target=self._accept, name="channel-accept", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Take nobody in any more; the port is free when this returns."""
+        """Stop listening; the port is free when this returns."""
         self._closed.set()
         # close() alone would leave the thread in accept(), and with it the port.
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._thread.join(5.0)
         self._socket.close()
-        self._send_away(older_than_s=0.0)
+        self._drop(older_than_s=0.0)
 
     def _accept(self) -> None:
         while not self._closed.is_set():
-            if not self._has_room():
+            if not self._has_capacity():
                 self._closed.wait(0.01)
                 continue
             try:
                 sock, _ = self._socket.accept()
             except TimeoutError:
                 continue
-            except OSError as error:  # of one that has hung up already (ECONNABORTED), or nothing is left
+            except OSError as error:  # caller has disconnected (ECONNABORTED), or resources are exhausted
                 if error.errno in _EXHAUSTED:
-                    self._send_away(older_than_s=STRANGER_S)
+                    self._drop(older_than_s=UNAUTHENTICATED_S)
                 self._closed.wait(_BACK_OFF_S)
                 continue
             with self._lock:
-                self._strangers[sock] = time.monotonic()
+                self._unauthenticated[sock] = time.monotonic()
             try:
                 threading.Thread(target=self._greet, args=(sock,), name="channel-peer", daemon=True).start()
             except RuntimeError:  # no thread is left
@@ -119,30 +119,30 @@ class Listener(Generic[Model]):
                 sock.close()
                 self._closed.wait(_BACK_OFF_S)
 
-    def _has_room(self) -> bool:
-        """Whether one more can be greeted; else those that take long are sent away."""
+    def _has_capacity(self) -> bool:
+        """Whether another caller can be greeted; otherwise slow ones are dropped."""
         with self._lock:
-            if len(self._strangers) < MOST_STRANGERS:
+            if len(self._unauthenticated) < MAX_UNAUTHENTICATED:
                 return True
-        self._send_away(older_than_s=STRANGER_S)
+        self._drop(older_than_s=UNAUTHENTICATED_S)
         return False
 
-    def _send_away(self, *, older_than_s: float) -> None:
-        """End greetings that have taken so long; their own threads close them."""
+    def _drop(self, *, older_than_s: float) -> None:
+        """End greetings older than this; their threads close the sockets."""
         now = time.monotonic()
         with self._lock:
-            for sock, since in self._strangers.items():
+            for sock, since in self._unauthenticated.items():
                 if now - since >= older_than_s:
                     with contextlib.suppress(OSError):
                         sock.shutdown(socket.SHUT_RDWR)
 
     def _forget(self, sock: socket.socket) -> None:
         with self._lock:
-            self._strangers.pop(sock, None)
+            self._unauthenticated.pop(sock, None)
 
     def _greet(self, sock: socket.socket) -> None:
         try:
-            claim, answer = hear(sock, self._endpoint, self._claims, time.monotonic() + GREETING_S)
+            claim, answer = authenticate(sock, self._endpoint, self._claims, time.monotonic() + GREETING_S)
         except (OSError, BadMessage):
             sock.close()
             return
@@ -152,7 +152,7 @@ class Listener(Generic[Model]):
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket at that port: of this machine's loopback where the host is that, else of all its addresses."""
+    """Bind a socket to the port: on loopback for a loopback host, otherwise on all addresses."""
     if is_loopback(host):
         return _bound(socket.AF_INET6 if ":" in host else socket.AF_INET, host, port)
     if socket.has_dualstack_ipv6():
@@ -165,12 +165,12 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def _allow_descriptors(count: int) -> None:
-    """As many open files as the listening process may need, where its limit can be raised."""
+    """Raise the limit of open files to what the listening process may need, if possible."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    enough = count if hard == resource.RLIM_INFINITY else min(count, hard)
-    if soft != resource.RLIM_INFINITY and soft < enough:
+    needed = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < needed:
         with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (enough, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def _listen(endpoint: Endpoint) -> socket.socket:
@@ -185,8 +185,8 @@ def _listen(endpoint: Endpoint) -> socket.socket:
         sock.listen(1024)
         return sock
     raise UserError(
-        f"None of the ports where the run's processes meet is free ({'; '.join(problems)}).",
-        "End what holds them, or give other ports.",
+        f"None of the rendezvous ports is free ({'; '.join(problems)}).",
+        "End the processes that use them, or choose other ports.",
     )
 
 

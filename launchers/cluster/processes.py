@@ -1,10 +1,9 @@
-"""The processes of one node: how they are started, found and ended.
+"""Processes of one node: start, search and termination.
 
-Every process of a gang carries ``FINETUNE_GANG=<marker>`` in its environment, and so do all that it
-starts. So they can be found whatever session they are in and whoever their parent is now. Three things
-end them: the node's task; when the task itself is killed, the kernel (PR_SET_PDEATHSIG on each step of
-task -> agent -> rank) and the sweeper (this module as a process), which finds what the kernel's chain does
-not reach: what a rank has started itself (workers of its data loader, compilers).
+Every process of a gang has ``FINETUNE_GANG=<marker>`` in its environment, and passes it to its children, so
+all can be found in any session and under any parent. Three things end them: the node's task; if the task
+itself is killed, the kernel (PR_SET_PDEATHSIG on each link of task -> agent -> rank); and the sweeper (this
+module as a process), which also finds processes started by ranks (data loader workers, compilers).
 """
 
 from __future__ import annotations
@@ -23,32 +22,33 @@ from pathlib import Path
 from types import FrameType
 
 MARKER = "FINETUNE_GANG"
-_RAISING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # where somebody has set a handler for them
-PARENT = "FINETUNE_PARENT_PID"  # who a process's parent should be, for die_with_parent
-_ROOT = Path(__file__).resolve().parents[2]  # holds the import packages
+_DEFERRED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # if a handler is installed for them
+PARENT = "FINETUNE_PARENT_PID"  # expected parent of a process, for die_with_parent
+_ROOT = Path(__file__).resolve().parents[2]  # folder of the import packages
 _PROC = Path("/proc")
 _PR_SET_PDEATHSIG = 1
 _parent_matters = True
-# As Python's warnings module writes them, with the line of source below
+# Format of Python's warnings module, which adds a line of source below
 _WARNING = re.compile(r"^\S+:\d+: (?:User|Future|Deprecation|PendingDeprecation|Runtime)Warning: ")
 _NOTICE = re.compile(_WARNING.pattern + "|^Skipping import of cpp extensions due to incompatible torch")
 
 
 def marked_pids(marker: str) -> list[int]:
-    """Living processes (zombies are not) with this marker in their environment."""
+    """List running processes (without zombies) that have this marker in their environment."""
     variable = f"{MARKER}={marker}".encode()
-    found = []
+    pids = []
     for entry in _PROC.iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             try:
                 if variable in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-            except OSError:  # it has just ended, or is another user's
+                    pids.append(int(entry.name))
+            except OSError:  # has just ended, or belongs to another user
                 continue
-    return found
+    return pids
 
 
 def is_running(pid: int) -> bool:
+    """Whether a process exists and is not a zombie."""
     try:
         state = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -57,26 +57,26 @@ def is_running(pid: int) -> bool:
 
 
 def end_all(marker: str, *, grace_s: float, limit_s: float = 10.0) -> list[int]:
-    """End all processes of a gang on this machine: SIGTERM, after ``grace_s`` SIGKILL.
+    """End all processes of a gang on this machine: SIGTERM, and SIGKILL after ``grace_s``.
 
-    Returns those that are still there after ``limit_s`` more seconds (stuck in the kernel).
+    Returns the processes that still exist after ``limit_s`` more seconds (stuck in the kernel).
     """
-    left = marked_pids(marker)
+    remaining = marked_pids(marker)
     deadline = time.monotonic() + grace_s
     if grace_s > 0:
-        _signal(left, signal.SIGTERM)
-        while left and time.monotonic() < deadline:
+        _signal(remaining, signal.SIGTERM)
+        while remaining and time.monotonic() < deadline:
             time.sleep(0.05)
-            left = [pid for pid in left if is_running(pid)]
+            remaining = [pid for pid in remaining if is_running(pid)]
     deadline = time.monotonic() + limit_s
-    while ((left := marked_pids(marker)) or _any_in_exec()) and time.monotonic() < deadline:
-        _signal(left, signal.SIGKILL)
+    while ((remaining := marked_pids(marker)) or _any_in_exec()) and time.monotonic() < deadline:
+        _signal(remaining, signal.SIGKILL)
         time.sleep(0.05)
-    return left
+    return remaining
 
 
 def _any_in_exec() -> bool:
-    """Whether a process is inside execve(2): Linux shows its environment, and so our marker, only afterwards.
+    """Whether a process is inside execve(2), where Linux does not show its environment with our marker yet.
 
     Such a process has memory, unlike a kernel thread, but neither arguments nor an environment.
     """
@@ -99,6 +99,7 @@ def _signal(pids: list[int], how: signal.Signals) -> None:
 
 
 def child_environment(marker: str, extra: Mapping[str, str]) -> dict[str, str]:
+    """Build the environment of a marked child process."""
     environment = {**os.environ, **extra, MARKER: marker, PARENT: str(os.getpid())}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
     return environment
@@ -107,31 +108,32 @@ def child_environment(marker: str, extra: Mapping[str, str]) -> dict[str, str]:
 def rank_environment(
     *, processes: int, cores: int, main_host: str, node: int = 0, on_gpus: bool = False
 ) -> dict[str, str]:
-    """What the engines need to find in a rank's environment."""
+    """Build the environment variables that engines need in a rank."""
     machine = len(os.sched_getaffinity(0))
     threads = max(1, (min(machine, cores) if cores > 0 else machine) // processes)
     environment = {
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
-        # Threads that spin while they wait make a step many times slower on cores that others use too.
+        # Spinning threads make a step many times slower on shared cores
         "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "passive"),
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         "TRANSFORMERS_VERBOSITY": os.environ.get("TRANSFORMERS_VERBOSITY", "error"),
-        "TIKTOKEN_CACHE_DIR": "",  # its cache goes by path: a new tokenizer at an old path would be missed
+        "TIKTOKEN_CACHE_DIR": "",  # no cache: it is keyed by path, so it would miss a changed tokenizer
     }
     if is_loopback(main_host):  # all nodes are on this machine, whatever its host name resolves to
         environment["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
-        if on_gpus:  # each local node takes its own share of the machine's GPUs
+        if on_gpus:  # each local node uses its share of the machine's GPUs
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")
             gpus = visible.split(",") if visible else [str(index) for index in range((node + 1) * processes)]
-            own = gpus[node * processes : (node + 1) * processes]
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(own)
+            share = gpus[node * processes : (node + 1) * processes]
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(share)
     return environment
 
 
 def is_loopback(host: str) -> bool:
+    """Whether a host name or address is this machine's loopback."""
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
@@ -147,11 +149,12 @@ def started(
     python: str | None = None,
     grace_s: float = 0,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """``python -m module request``, which ends with this process, and with the context.
+    """Run ``python -m module request`` until the context is left or this process ends.
 
-    ``log`` gets what it prints; ``on_cpu`` hides all GPUs from it, ``gpu`` all but that one of those that
-    this process sees, ``offline`` the Hugging Face Hub; ``python``: another one than this. What it has
-    started itself ends with the context, too. ``grace_s``: seconds between SIGTERM and SIGKILL at the end.
+    ``log`` receives its output. ``on_cpu`` hides all GPUs from it; ``gpu`` hides all but that one of the GPUs
+    visible to this process; ``offline`` disables the Hugging Face Hub. ``python``: interpreter to use instead
+    of this one. Its child processes end with the context, too. ``grace_s``: seconds between SIGTERM and
+    SIGKILL at the end.
     """
     extra = {"TOKENIZERS_PARALLELISM": "false", "OMP_WAIT_POLICY": "passive", "PYTHONUNBUFFERED": "1"}
     if offline:
@@ -182,7 +185,7 @@ def started(
 
 
 def one_gpu(number: int, visible: str) -> str:
-    """CUDA_VISIBLE_DEVICES of a process that is to see one GPU of those that are ``visible`` ("": all)."""
+    """Return CUDA_VISIBLE_DEVICES for a single GPU among the ``visible`` ones ("": all)."""
     names = [name.strip() for name in visible.split(",") if name.strip()]
     return names[number] if names else str(number)
 
@@ -201,10 +204,10 @@ def start_agent(
     rendezvous_s: float,
     environment: Mapping[str, str],
 ) -> subprocess.Popen[bytes]:
-    """Start the node's agent (torchrun with static rendezvous) in a session of its own.
+    """Start the node's agent (torchrun with static rendezvous) in a separate session.
 
-    Call it from a thread that lives as long as the agent should: the kernel takes the end of that
-    thread for the end of the parent.
+    Call it from a thread that lives as long as the agent should: the kernel treats the end of that thread as
+    the end of the parent.
     """
     logs_dir.mkdir(parents=True, exist_ok=True)
     command = [
@@ -224,12 +227,12 @@ def start_agent(
             stdout=log,
             stderr=subprocess.STDOUT,
             env=child_environment(marker, environment),
-            start_new_session=True,  # Ctrl-C reaches the task only, which ends its processes in order
+            start_new_session=True,  # Ctrl-C reaches only the task, which ends its processes in order
         )
 
 
 def start_sweeper(marker: str) -> subprocess.Popen[bytes]:
-    """Start the small process that ends the gang's processes when this one has gone."""
+    """Start the small process that ends the gang's processes after this one has ended."""
     return subprocess.Popen(
         [sys.executable, "-S", "-m", "launchers.cluster.processes", marker, str(os.getpid())],
         stdin=subprocess.DEVNULL,
@@ -241,17 +244,18 @@ def start_sweeper(marker: str) -> subprocess.Popen[bytes]:
 
 
 def end_sweeper(sweeper: subprocess.Popen[bytes]) -> None:
+    """End the sweeper."""
     sweeper.kill()
     sweeper.wait(timeout=10)
 
 
 def die_with_parent(parent_pid: int, how: signal.Signals = signal.SIGKILL) -> None:
-    """Ask Linux to send ``how`` to this process when its parent ends (prctl(2), PR_SET_PDEATHSIG).
+    """Make Linux send ``how`` to this process when its parent ends (prctl(2), PR_SET_PDEATHSIG).
 
-    ``parent_pid`` is who the parent should be: if it has already gone, this process ends at once. The kernel
-    takes the end of the thread that has started this process for the end of its parent.
+    ``parent_pid`` is the expected parent: if it has already ended, this process ends at once. The kernel
+    treats the end of the thread that started this process as the end of its parent.
     """
-    import ctypes  # here, as the sweeper starts leaner without it
+    import ctypes  # imported here, as the sweeper does not need it
 
     with contextlib.suppress(AttributeError):  # no such call outside Linux
         libc = ctypes.CDLL(None, use_errno=True)
@@ -262,19 +266,19 @@ def die_with_parent(parent_pid: int, how: signal.Signals = signal.SIGKILL) -> No
 
 
 def outlive_parent() -> None:
-    """From now on it means nothing here when the parent ends: it is a shell, and no scheduler's process."""
+    """Ignore the end of the parent from now on, which is a shell and not a scheduler's process."""
     global _parent_matters
     _parent_matters = False
 
 
 def lost_parent(parent_pid: int) -> bool:
-    """Whether the process that has started this one, and that this one should end with, has ended."""
+    """Whether the process that started this one, and that this one should end with, has ended."""
     return _parent_matters and os.getppid() != parent_pid
 
 
 @contextlib.contextmanager
 def sigterm_raises() -> Iterator[None]:
-    """In a process that SIGTERM would simply end: let it unwind instead, so that all is put in order."""
+    """Make SIGTERM raise SystemExit for cleanup, unless a handler is already installed."""
     if (
         threading.current_thread() is not threading.main_thread()
         or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
@@ -294,55 +298,55 @@ def sigterm_raises() -> Iterator[None]:
 
 
 class WaitingSignals:
-    """Signals that have come and have not been acted on."""
+    """Received signals that were not handled yet."""
 
     def __init__(self, handlers: Mapping[int, Callable[[int, FrameType | None], object]]) -> None:
         self._handlers = handlers
         self.numbers: list[int] = []
 
     def take(self) -> int | None:
-        """The first of them, which is the caller's from now on; None: there is none."""
+        """Remove and return the first one, for the caller to handle; None if there is none."""
         return self.numbers.pop(0) if self.numbers else None
 
     def act(self, number: int) -> None:
-        """Do what a signal does here by itself."""
+        """Run the signal's original handler."""
         self._handlers[number](number, None)
 
 
 @contextlib.contextmanager
 def signals_wait() -> Iterator[WaitingSignals]:
-    """Signals that would raise here wait until the caller takes them; a second one does not.
+    """Defer signals with a handler until the caller takes them; a repeated signal is not deferred.
 
-    What a handler raises can come up between the taking of a lock and the block that gives it back, and then
-    whoever needs that lock waits for ever. In other threads than the main one nothing changes.
+    A handler's exception can occur between acquiring a lock and the block that releases it, which would block
+    other users of the lock forever. Has no effect outside the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield WaitingSignals({})
         return
-    handlers = {int(number): signal.getsignal(number) for number in _RAISING}
-    own = {number: handler for number, handler in handlers.items() if callable(handler)}
-    waiting = WaitingSignals(own)
+    handlers = {int(number): signal.getsignal(number) for number in _DEFERRED}
+    deferred = {number: handler for number, handler in handlers.items() if callable(handler)}
+    waiting = WaitingSignals(deferred)
 
-    def remember(number: int, frame: FrameType | None) -> None:
+    def defer(number: int, frame: FrameType | None) -> None:
         if number in waiting.numbers:
-            own[number](number, frame)
+            deferred[number](number, frame)
         else:
             waiting.numbers.append(number)
 
-    for number in own:
-        signal.signal(number, remember)
+    for number in deferred:
+        signal.signal(number, defer)
     try:
         yield waiting
     finally:
-        for number, handler in own.items():
-            if signal.getsignal(number) is remember:  # a handler may have put another in its place
+        for number, handler in deferred.items():
+            if signal.getsignal(number) is defer:  # a handler may have replaced it
                 signal.signal(number, handler)
-    if (left := waiting.take()) is not None:
-        waiting.act(left)
+    if (pending := waiting.take()) is not None:
+        waiting.act(pending)
 
 
 def tail(path: Path, lines: int = 20) -> str:
-    """The last lines of a log; empty when it can't be read."""
+    """Return the last lines of a log; empty if it cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - 16_384))
@@ -352,38 +356,38 @@ def tail(path: Path, lines: int = 20) -> str:
 
 
 def rank_log_tail(logs_dir: Path, lines: int = 15) -> str:
-    """The last lines of what the node's first rank has written, of its newest attempt; empty: none yet."""
+    """Return the last lines of the newest standard error of the node's first rank; empty if there is none."""
     logs = logs_dir.glob("*/gang_*/attempt_0/0/stderr.log")
     newest = max(logs, key=lambda path: path.stat().st_mtime, default=None)
-    return "" if newest is None else telling_tail(newest, lines)
+    return "" if newest is None else relevant_tail(newest, lines)
 
 
-def telling_tail(path: Path, lines: int = 20) -> str:
-    """As :func:`tail`, without what says nothing: libraries' warnings, and the earlier states of a bar."""
+def relevant_tail(path: Path, lines: int = 20) -> str:
+    """Return the last lines like :func:`tail`, without library warnings and outdated progress bar states."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - 65_536))
             text = file.read().decode(errors="replace").rstrip()
     except OSError:
         return ""
-    # A progress bar writes line over line: the last one is what a terminal would show
+    # A progress bar overwrites its line; only the last state is relevant
     shown = [line.rstrip("\r").rpartition("\r")[2][:300] for line in text.split("\n")]
     after_warning = [False, *(bool(_WARNING.search(line)) for line in shown)]
-    telling = (
+    relevant = (
         line
         for line, after in zip(shown, after_warning, strict=False)
         if line.strip() and not _NOTICE.search(line) and not (after and line.startswith("  "))
     )
-    return "\n".join([*telling][-lines:])
+    return "\n".join([*relevant][-lines:])
 
 
 def sweep(marker: str, task_pid: int) -> None:
-    """The sweeper: wait for a node's task to end, then end all that is left of its gang."""
+    """Run the sweeper: wait for a node's task to end, then end all remaining processes of its gang."""
     for how in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(how, signal.SIG_IGN)
     while os.getppid() == task_pid:
         time.sleep(0.5)
-    # Two passes that find nothing: a process could be starting another one during the first.
+    # Two empty passes, because a process could be starting another one during the first
     clean = 0
     deadline = time.monotonic() + 60
     while clean < 2 and time.monotonic() < deadline:

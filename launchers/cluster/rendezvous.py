@@ -27,7 +27,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, Field, TypeAdapter
 
-from launchers.cluster.channel import LONGEST_MESSAGE, Connection, Heartbeat
+from launchers.cluster.channel import MAX_MESSAGE_BYTES, Connection, Heartbeat
 from launchers.cluster.endpoint import Endpoint
 from launchers.cluster.greeting import BadMessage, Message
 from launchers.cluster.listener import Guest, Listener
@@ -108,7 +108,7 @@ class Server(Generic[Request]):
         *,
         callers: int,
         silence_s: float,
-        longest: int = LONGEST_MESSAGE,
+        longest: int = MAX_MESSAGE_BYTES,
         parting_s: float = 0.0,
         refuse: Callable[[Request], str | None],
         joined: Callable[[Peer[Request]], None] = lambda _: None,
@@ -253,7 +253,7 @@ def receive_all(connection: Connection[Any], received: Callable[[Any], None]) ->
 def describe_loss(error: Exception, silence_s: float, *, sender: str, broken: str) -> str:
     """Reason for which a peer counts as lost, as a clause; ``broken`` if its connection has closed."""
     if isinstance(error, TimeoutError):
-        return f"{sender} has said nothing for {silence_s:g} s"
+        return f"{sender} has sent nothing for {silence_s:g} s"
     if isinstance(error, BadMessage):
-        return f"what {sender} sends is {error}"
+        return f"{sender} sent an invalid message: {error}"
     return broken

@@ -1,1 +1,1 @@
-"""Tables of facts about what takes a finished model."""
+"""Data tables on software that uses a finished model."""

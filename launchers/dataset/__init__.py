@@ -1,1 +1,1 @@
-"""From rows of text to tokens on disk: sources, validation, rendering and masking, packing, order."""
+"""Preparation of text data: sources, validation, rendering and masking, packing, order, tokens on disk."""

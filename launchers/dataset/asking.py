@@ -1,6 +1,6 @@
-"""How a model is asked in the form that it is trained in, noted beside its data.
+"""Prompt format of a model, stored with its prepared data.
 
-Who hands the model over reads it here: loading a tokenizer takes seconds and hundreds of megabytes.
+The export reads it from there, because loading a tokenizer takes seconds and hundreds of megabytes.
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ _FILE = "asking.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asking:
-    """Of a model and its tokenizer; ids are of tokens."""
+    """Prompt format of a model and its tokenizer; ids are token ids."""
 
     chats: bool
-    """Whether the rows are chats, written by a template; else plain text."""
+    """Whether the rows are chats rendered by a template; otherwise plain text."""
     template: str
-    """The chat template, which plain text isn't written with."""
+    """Chat template; not used for plain text."""
     end_id: int | None
-    """What ends an answer as it is learnt; None: nothing does, the tokenizer has no such token."""
+    """Token that ends an answer in training; None: the tokenizer has no such token."""
     pad_id: int
     shown: str
-    """How the template writes :data:`QUESTION`, for a reward model with :data:`ANSWER`. Empty without
-    chats, and where the template refuses it."""
+    """:data:`QUESTION` as rendered by the template, for a reward model with :data:`ANSWER`. Empty without
+    chats, and if the template refuses it."""
 
     @classmethod
     def of(cls, tokenizer: Any, *, task: str, chats: bool) -> Asking:
+        """Determine the prompt format of a tokenizer for a task."""
         shown, end = "", tokenizer.eos_token_id
-        # A template may take chats of another kind only
+        # A template may support only another kind of chats
         with contextlib.suppress(UserError):
             if task == "reward":
                 shown = render.written([QUESTION, ANSWER], tokenizer)
@@ -56,11 +57,11 @@ class Asking:
 
     @classmethod
     def read(cls, data_dir: Path) -> Asking:
-        """Of prepared data."""
+        """Read the format from a folder of prepared data."""
         return cls(**json.loads((data_dir / _FILE).read_text(encoding="utf-8")))
 
     def write(self, data_dir: Path) -> None:
-        """Beside prepared data."""
+        """Write the format into a folder of prepared data."""
         (data_dir / _FILE).write_text(self.to_json(), encoding="utf-8")
 
     def to_json(self) -> str:

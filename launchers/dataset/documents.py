@@ -1,8 +1,7 @@
-"""Rows as tokens, in several processes: each takes every n-th chunk of the rows and leaves it in a file.
+"""Tokenization of rows, in several processes: each takes every n-th chunk of rows and writes it to a file.
 
-``python -m launchers.dataset.documents request.json`` is such a process. Few rows are tokenised in the
-process that asks, which has nothing to start then. The order is that of the rows, however many processes
-there are.
+``python -m launchers.dataset.documents request.json`` is such a process. Few rows are tokenized in the
+calling process, which saves the start of others. The order of the rows is kept for any number of processes.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ from launchers.settings import Settings
 from launchers.spelling import SET
 
 CHUNK_ROWS = 512
-CHUNK_BYTES = 1 << 20  # of rows as they are stored
-# Less than this is tokenised sooner than a process has imported transformers (some 5 s).
+CHUNK_BYTES = 1 << 20  # of stored rows
+# Less than this is tokenized faster than another process imports transformers (about 5 s)
 ALONE_BYTES = 12 << 20
 MAX_PROCESSES = 16  # each takes 0.3 GiB
 _POLL_S = 0.05
@@ -49,18 +48,18 @@ _PLACES = "places.npy"
 
 @dataclass(kw_only=True, slots=True)
 class Chunk:
-    """Some rows as documents: what is kept of them, one after the other, and what became of the others.
+    """Rows as documents: the tokens of kept rows, concatenated, and counts of the others.
 
-    A row is one document, a pair two (the chosen and the rejected one); of plain text of task pretrain a
-    document is as many as it has pieces. Rows with a document in which nothing counts are left out. Of task
-    grpo a row is a prompt, in which nothing counts, and all are kept.
+    A row is one document, a pair two (the chosen and the rejected one); for task pretrain, a row has one
+    document per piece. Rows with a document without label tokens are dropped. For task grpo a row is a
+    prompt, which has no label tokens, and all are kept.
     """
 
     tokens: NDArray[np.int32]
-    counted: NDArray[np.bool_]  # which of them count in the loss
-    lengths: NDArray[np.int32]  # [documents], tokens in each
+    counted: NDArray[np.bool_]  # [tokens], whether a token counts in the loss
+    lengths: NDArray[np.int32]  # [documents], number of tokens
     desirable: NDArray[np.bool_]  # [kept rows]
-    whole: NDArray[np.int32]  # lengths of the kept rows' documents before they were cut or split
+    full_lengths: NDArray[np.int32]  # lengths of the kept rows' documents before truncation or splitting
     rows: int = 0
     truncated: int = 0
     dropped: int = 0
@@ -68,7 +67,7 @@ class Chunk:
     pieces: int = 0
 
     def save(self, path: Path) -> None:
-        """Write a file, whole or not at all."""
+        """Write a file atomically."""
         temporary = path.with_suffix(".part")
         with temporary.open("wb") as file:
             np.savez(file, **{each.name: getattr(self, each.name) for each in dataclasses.fields(self)})
@@ -76,32 +75,33 @@ class Chunk:
 
     @classmethod
     def load(cls, path: Path) -> Chunk:
+        """Read a saved chunk."""
         with np.load(path) as arrays:
-            found = {name: arrays[name] for name in arrays.files}
-        values: dict[str, Any] = {name: value if value.ndim else int(value) for name, value in found.items()}
+            loaded = {name: arrays[name] for name in arrays.files}
+        values: dict[str, Any] = {name: value if value.ndim else int(value) for name, value in loaded.items()}
         return cls(**values)
 
 
 class Documents:
-    """All documents of a run in two files, and in memory a few numbers of each.
+    """All documents of a run in two files, with a few numbers of each in memory.
 
-    ``per_row``: how many a row has.
+    ``per_row``: number of documents per row.
     """
 
     def __init__(self, folder: Path, per_row: int) -> None:
         folder.mkdir(parents=True)
         self.folder, self.per_row = folder, per_row
         self.rows = self.truncated = self.dropped = self.split = self.pieces = 0
-        self.largest = -1  # of all tokens
+        self.largest = -1  # largest token id
         self._parts = _Parts()
         self._tokens = (folder / "tokens").open("wb+", buffering=1 << 20)
         self._counted = (folder / "counted").open("wb+", buffering=1 << 20)
 
     def add(self, chunk: Chunk) -> None:
-        """Append what a chunk has."""
+        """Append the documents of a chunk."""
         self._tokens.write(chunk.tokens.data)
         self._counted.write(chunk.counted.data)
-        for name in ("lengths", "desirable", "whole"):
+        for name in ("lengths", "desirable", "full_lengths"):
             getattr(self._parts, name).frombytes(getattr(chunk, name).tobytes())
         for name in ("rows", "truncated", "dropped", "split", "pieces"):
             setattr(self, name, getattr(self, name) + getattr(chunk, name))
@@ -109,24 +109,24 @@ class Documents:
             self.largest = max(self.largest, int(chunk.tokens.max()))
 
     def finish(self) -> None:
-        """No more are added, and they can be read."""
+        """Finish writing, and make the documents readable."""
         self.lengths = np.frombuffer(self._parts.lengths, dtype=np.int32)
         self.desirable = np.frombuffer(self._parts.desirable, dtype=np.bool_)
-        self.whole = np.frombuffer(self._parts.whole, dtype=np.int32)
+        self.full_lengths = np.frombuffer(self._parts.full_lengths, dtype=np.int32)
         self._offsets = np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])
         self._tokens.flush()
         self._counted.flush()
 
     def __len__(self) -> int:
-        """How many rows were kept: each is ``per_row`` documents."""
+        """Return the number of kept rows, each of ``per_row`` documents."""
         return len(self.desirable)
 
-    def each_alone(self) -> Packing:
-        """Every kept row as a row of its own."""
+    def unpacked(self) -> Packing:
+        """Return the packing in which every kept row is a separate sequence."""
         return Packing(members=np.arange(len(self.lengths)), starts=np.arange(len(self) + 1) * self.per_row)
 
     def row(self, members: NDArray[np.int64]) -> Row:
-        """These documents as one row."""
+        """Combine these documents to one row."""
         parts = [self._read(int(member)) for member in members]
         tokens = parts[0][0] if len(parts) == 1 else np.concatenate([tokens for tokens, _ in parts])
         counted = parts[0][1] if len(parts) == 1 else np.concatenate([counted for _, counted in parts])
@@ -145,7 +145,7 @@ class Documents:
         return tokens, np.frombuffer(self._counted.read(length), dtype=np.bool_)
 
     def close(self) -> None:
-        """Remove the files."""
+        """Delete the files."""
         self._tokens.close()
         self._counted.close()
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -155,12 +155,12 @@ class Documents:
 class _Parts:
     lengths: array[int] = field(default_factory=lambda: array("i"))
     desirable: array[int] = field(default_factory=lambda: array("b"))
-    whole: array[int] = field(default_factory=lambda: array("i"))
+    full_lengths: array[int] = field(default_factory=lambda: array("i"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Packing:
-    """Which documents each row has: row r those of ``members[starts[r] : starts[r + 1]]``."""
+    """Assignment of documents to rows: row r contains ``members[starts[r] : starts[r + 1]]``."""
 
     members: NDArray[np.int64]
     starts: NDArray[np.int64]
@@ -169,21 +169,21 @@ class Packing:
         return len(self.starts) - 1
 
     def of_row(self, row: int) -> NDArray[np.int64]:
-        """The documents of a row."""
+        """Return the documents of a row."""
         return self.members[self.starts[row] : self.starts[row + 1]]
 
     def in_order(self, rows: NDArray[np.int64]) -> Packing:
-        """The same rows in another order, where each is one document."""
+        """Reorder the rows, if each is one document."""
         return Packing(members=self.members[rows], starts=self.starts)
 
 
 def tokenise(
     rows: Sequence[Sample], model_dir: Path, tokenizer: Any, settings: Settings, seq_len: int, folder: Path
 ) -> Documents:
-    """The rows as documents, cut (or split) at ``seq_len`` tokens, in an empty ``folder``.
+    """Convert rows to documents, truncated (or split) at ``seq_len`` tokens, in an empty ``folder``.
 
-    ``tokenizer`` is that of ``model_dir``, for those that this process tokenises itself. Raises UserError
-    where a row can't be rendered.
+    ``tokenizer`` is that of ``model_dir``, used for rows that this process tokenizes itself. Raises UserError
+    for rows that cannot be rendered.
     """
     shutil.rmtree(folder, ignore_errors=True)
     documents = Documents(folder, 2 if settings.trains_on_pairs else 1)
@@ -218,7 +218,7 @@ def tokenise(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Stored:
-    """Rows that another process can read."""
+    """Rows in files that another process can read."""
 
     rows: StoredRows
     places: NDArray[np.integer]
@@ -226,7 +226,7 @@ class _Stored:
 
     @classmethod
     def of(cls, rows: Sequence[Sample]) -> _Stored | None:
-        """None where the rows are not in a file."""
+        """Return the stored rows; None if they are not in files."""
         if isinstance(rows, StoredRows):
             return cls(rows=rows, places=np.arange(len(rows)), replaced={})
         if isinstance(rows, Selected) and isinstance(rows.rows, StoredRows):
@@ -235,58 +235,58 @@ class _Stored:
 
     @property
     def sizes(self) -> NDArray[np.int64]:
-        """[rows]: bytes of each."""
+        """[rows]: bytes of each row."""
         sizes: NDArray[np.int64] = np.diff(self.rows.offsets)[self.places]
         return sizes
 
 
 def _borders(sizes: NDArray[np.number]) -> list[int]:
-    """Where chunks of rows of these sizes in bytes begin, and the last one ends."""
-    borders, first, held = [0], 0, 0
-    for place, size in enumerate(sizes.tolist()):
-        if place > first and (place - first == CHUNK_ROWS or held + size > CHUNK_BYTES):
-            borders.append(place)
-            first, held = place, 0
-        held += size
+    """Compute the boundaries of chunks of rows with these sizes in bytes."""
+    borders, first, chunk_bytes = [0], 0, 0
+    for index, size in enumerate(sizes.tolist()):
+        if index > first and (index - first == CHUNK_ROWS or chunk_bytes + size > CHUNK_BYTES):
+            borders.append(index)
+            first, chunk_bytes = index, 0
+        chunk_bytes += size
     return [*borders, len(sizes)] if len(sizes) else [0]
 
 
 def chunk_of(rows: Sequence[Sample], tokenizer: Any, settings: Settings, seq_len: int) -> Chunk:
-    """Rows as documents."""
+    """Convert rows to documents."""
     if TASKS[settings.task].draws_answers:
         return _chunk_of_prompts(rows, tokenizer, seq_len)
     samples = list(rows)
     splits = settings.task == "pretrain"
     tokens: list[NDArray[np.int32]] = []
     counted: list[NDArray[np.bool_]] = []
-    whole: list[int] = []
+    full_lengths: list[int] = []
     desirable: list[bool] = []
     truncated = dropped = split = split_into = 0
-    for documents, good in _rendered(samples, tokenizer, settings):
-        longer = any(len(ids) > seq_len for ids, _ in documents)
-        truncated += longer and not splits
+    for documents, desirable_row in _rendered(samples, tokenizer, settings):
+        exceeds = any(len(ids) > seq_len for ids, _ in documents)
+        truncated += exceeds and not splits
         if splits:
             kept = [[piece] for document in documents for piece in _pieces(*document, seq_len)]
         else:
             kept = [[(ids[:seq_len], counts[:seq_len]) for ids, counts in documents]]
-        kept = [some for some in kept if all(counts.any() for _, counts in some)]
+        kept = [row_documents for row_documents in kept if all(counts.any() for _, counts in row_documents)]
         if not kept:
             dropped += 1
             continue
-        if longer and splits:
+        if exceeds and splits:
             split += 1
             split_into += len(kept)
-        for some in kept:
-            tokens += [ids for ids, _ in some]
-            counted += [counts for _, counts in some]
-            desirable.append(good)
-        whole += [len(ids) for ids, _ in documents]
+        for row_documents in kept:
+            tokens += [ids for ids, _ in row_documents]
+            counted += [counts for _, counts in row_documents]
+            desirable.append(desirable_row)
+        full_lengths += [len(ids) for ids, _ in documents]
     return Chunk(
         tokens=np.concatenate([np.zeros(0, dtype=np.int32), *tokens]),
         counted=np.concatenate([np.zeros(0, dtype=np.bool_), *counted]),
         lengths=np.array([len(ids) for ids in tokens], dtype=np.int32),
         desirable=np.array(desirable, dtype=np.bool_),
-        whole=np.array(whole, dtype=np.int32),
+        full_lengths=np.array(full_lengths, dtype=np.int32),
         rows=len(samples),
         truncated=truncated,
         dropped=dropped,
@@ -296,25 +296,25 @@ def chunk_of(rows: Sequence[Sample], tokenizer: Any, settings: Settings, seq_len
 
 
 def _chunk_of_prompts(rows: Sequence[Sample], tokenizer: Any, seq_len: int) -> Chunk:
-    """Rows as prompts; of a longer one the end is kept, where its question is."""
-    whole = [ids for _, ids in prompts.tokenised(map(asked_of, rows), tokenizer)]
-    kept = [ids[-seq_len:] for ids in whole]
+    """Convert rows to prompts; long prompts keep their end, which contains the question."""
+    tokenized = [ids for _, ids in prompts.tokenised(map(asked_of, rows), tokenizer)]
+    kept = [ids[-seq_len:] for ids in tokenized]
     tokens = np.fromiter(itertools.chain.from_iterable(kept), dtype=np.int32)
     return Chunk(
         tokens=tokens,
         counted=np.zeros(len(tokens), dtype=np.bool_),
         lengths=np.array([len(ids) for ids in kept], dtype=np.int32),
         desirable=np.ones(len(kept), dtype=np.bool_),
-        whole=np.array([len(ids) for ids in whole], dtype=np.int32),
+        full_lengths=np.array([len(ids) for ids in tokenized], dtype=np.int32),
         rows=len(rows),
-        truncated=sum(len(ids) > seq_len for ids in whole),
+        truncated=sum(len(ids) > seq_len for ids in tokenized),
     )
 
 
 def _rendered(
     samples: Sequence[Sample], tokenizer: Any, settings: Settings
 ) -> Iterator[tuple[list[render.Tokens], bool]]:
-    """Of each row its documents, and whether its answer is a good one."""
+    """Iterate over each row's documents, and whether its answer is a good one."""
     pairs = settings.trains_on_pairs
     conversations: list[Conversation] = []
     for sample in samples:
@@ -322,9 +322,11 @@ def _rendered(
             conversations += (sample.chosen, sample.rejected)
         else:
             conversations.append(asked_of(sample))
-    alone = pairs or TASKS[settings.task].judged  # one answer of each conversation is weighed
-    prompt_counts = settings.train_on_prompt and not alone
-    documents = render.tokenise(conversations, tokenizer, train_on_prompt=prompt_counts, last_turn_only=alone)
+    single = pairs or TASKS[settings.task].judged  # the loss covers one answer per conversation
+    prompt_counts = settings.train_on_prompt and not single
+    documents = render.tokenise(
+        conversations, tokenizer, train_on_prompt=prompt_counts, last_turn_only=single
+    )
     for sample in samples:
         good = sample.desirable if isinstance(sample, Judged) else True
         yield [next(documents) for _ in range(2 if pairs else 1)], good
@@ -333,10 +335,10 @@ def _rendered(
 def _pieces(
     tokens: NDArray[np.int32], counted: NDArray[np.bool_], seq_len: int
 ) -> Iterator[tuple[NDArray[np.int32], NDArray[np.bool_]]]:
-    """All of a document, in consecutive pieces of ``seq_len`` tokens; the last may be shorter.
+    """Split a document into consecutive pieces of ``seq_len`` tokens; the last may be shorter.
 
-    Only the last has the document's end of sequence. The first token of a piece does not count: what comes
-    before it is in another row.
+    Only the last piece has the document's end of sequence. The first token of a piece does not count, because
+    its context is in another row.
     """
     first = 0
     for length in texts.piece_lengths(len(tokens), seq_len):
@@ -351,10 +353,10 @@ def _pieces(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Request:
-    """What the processes are told. ``folder`` gets the chunks, and has the places of the rows."""
+    """Input of the processes. ``folder`` receives the chunks, and contains the indices of the rows."""
 
-    rows: Path  # of StoredRows
-    replaced: dict[int, str]  # rows that stand for others, as stored
+    rows: Path  # folder of StoredRows
+    replaced: dict[int, str]  # replacements of rows by index, in stored form
     borders: list[int]
     model_dir: Path
     settings: Settings
@@ -362,7 +364,7 @@ class _Request:
     folder: Path
 
     def save(self, process: int, processes: int) -> Path:
-        """Write the file that tells a process which chunks are its own: every ``processes``-th."""
+        """Write the input file of one process, which tokenizes every ``processes``-th chunk."""
         values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
         values |= {"settings": self.settings.model_dump(mode="json"), "share": [process, processes]}
         path = self.folder / f"request-{process}.json"
@@ -371,6 +373,7 @@ class _Request:
 
     @classmethod
     def load(cls, path: Path) -> tuple[_Request, int, int]:
+        """Read a saved request; return it with the process's number and the number of processes."""
         values = json.loads(path.read_text())
         process, processes = values.pop("share")
         values |= {name: Path(values[name]) for name in ("rows", "model_dir", "folder")}
@@ -379,12 +382,12 @@ class _Request:
         return cls(**values), process, processes
 
     def chunk_file(self, number: int) -> Path:
-        """Where a chunk is left; with suffix .json why there is none."""
+        """Return the file of a chunk; with suffix .json the error that prevented it."""
         return self.folder / f"chunk-{number:06d}.npz"
 
 
 def _from_processes(request: _Request, processes: int, progress: Progress) -> Iterator[Chunk]:
-    """The chunks in their order, as the processes that are started here make them."""
+    """Start the processes, and iterate over their chunks in order."""
     count, limit_s = len(request.borders) - 1, request.settings.resources.hang_timeout_s
     with contextlib.ExitStack() as running:
         workers = [
@@ -399,20 +402,20 @@ def _from_processes(request: _Request, processes: int, progress: Progress) -> It
             for number in range(processes)
         ]
         for number in range(count):
-            path, heard = request.chunk_file(number), time.monotonic()
+            path, waiting_since = request.chunk_file(number), time.monotonic()
             worker = workers[number % processes]
             while not path.is_file():
-                ended = worker.poll() is not None
+                exited = worker.poll() is not None
                 if path.is_file():
                     break
                 if path.with_suffix(".json").is_file():
                     raise UserError(**json.loads(path.with_suffix(".json").read_text()))
-                if ended:
-                    raise _ended(worker, request.folder / f"{number % processes}.log")
-                if time.monotonic() - heard > limit_s:
+                if exited:
+                    raise _worker_error(worker, request.folder / f"{number % processes}.log")
+                if time.monotonic() - waiting_since > limit_s:
                     raise UserError(
                         f"Rows {request.borders[number] + 1:,} to {request.borders[number + 1]:,} were not "
-                        f"tokenised within {limit_s:g} s.",
+                        f"tokenized within {limit_s:g} s.",
                         "Raise resources.hang_timeout_s if this machine is that slow.",
                     )
                 progress.at(request.borders[number])
@@ -422,30 +425,30 @@ def _from_processes(request: _Request, processes: int, progress: Progress) -> It
             progress.at(request.borders[number + 1])
 
 
-def _ended(worker: subprocess.Popen[bytes], log: Path) -> UserError:
+def _worker_error(worker: subprocess.Popen[bytes], log: Path) -> UserError:
     status = worker.returncode
     how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"failed (status {status})"
-    advice = "A process that is killed has mostly taken more memory than there is."
-    return UserError(f"A process that tokenises {how}. {tail(log, 1)}".strip(), tail(log, 30) or advice)
+    advice = "The usual cause of a killed process is insufficient memory."
+    return UserError(f"A process that tokenizes {how}. {tail(log, 1)}".strip(), tail(log, 30) or advice)
 
 
 def main(path: Path) -> None:
-    """Tokenise the chunks of one process."""
+    """Tokenize the chunks of one process."""
     request, process, processes = _Request.load(path)
     tokenizer = render.load_tokenizer(request.model_dir, request.settings)
     replaced = {place: decode(row.encode()) for place, row in request.replaced.items()}
     places = np.load(request.folder / _PLACES, mmap_mode="r")
     base = StoredRows(request.rows)
     for number in range(process, len(request.borders) - 1, processes):
-        some = places[request.borders[number] : request.borders[number + 1]]
-        rows = [replaced[place] if place in replaced else base[place] for place in some.tolist()]
+        chunk_places = places[request.borders[number] : request.borders[number + 1]]
+        rows = [replaced[place] if place in replaced else base[place] for place in chunk_places.tolist()]
         target = request.chunk_file(number)
         try:
             with spelled_as(SET):
                 chunk = chunk_of(rows, tokenizer, request.settings, request.seq_len)
         except UserError as error:
-            said = json.dumps({"problem": error.problem, "advice": error.advice})
-            target.with_suffix(".part").write_text(said)
+            message = json.dumps({"problem": error.problem, "advice": error.advice})
+            target.with_suffix(".part").write_text(message)
             target.with_suffix(".part").rename(target.with_suffix(".json"))
             return
         chunk.save(target)

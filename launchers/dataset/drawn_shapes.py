@@ -1,7 +1,7 @@
-"""The built-in dataset of images: shapes, drawn one by one, with captions that say what they show.
+"""Built-in image dataset: drawn shapes with captions that describe them.
 
-A folder with metadata.jsonl, as ``datasets`` reads one (imagefolder). Nothing is drawn at random: the n-th
-image is the same in every dataset that has so many.
+A folder with metadata.jsonl, in the form of ``datasets`` (imagefolder). The images are deterministic: the
+n-th image is the same in datasets of any size.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from PIL import Image, ImageDraw
 
 BUILT_IN = "drawn-shapes"
-COUNT = 512  # images, if no other number is asked for
+COUNT = 512  # default number of images
 
 COLOURS = {
     "red": (214, 39, 40),
@@ -31,18 +31,15 @@ COLOURS = {
 }
 BACKGROUNDS = {"white": (255, 255, 255), "black": (10, 10, 10), "grey": (128, 128, 128)}
 SHAPES = ("circle", "square", "triangle", "cross", "ring")
-SIZES = {"small": 0.15, "large": 0.28}  # half of a shape's width, as a share of the image's shorter side
+SIZES = {"small": 0.15, "large": 0.28}  # half of the shape's width, as a share of the image's shorter side
 PLACES = {"in the middle": (0.5, 0.5), "on the left": (0.3, 0.5), "on the right": (0.7, 0.5)}
 FORMATS = ((64, 64), (80, 60), (64, 64), (60, 80), (64, 64), (96, 64))  # width and height in pixels
-_STRIDE = 191  # from image to image through the 540 kinds, with which it has no common divisor
-_LINE = 0.3  # of a cross or a ring, as a share of half its width
+_STRIDE = 191  # step through the 540 kinds from image to image; coprime to 540
+_LINE = 0.3  # line width of a cross or ring, as a share of half its width
 
 
 def write(folder: Path, count: int = COUNT) -> Path:
-    """Draw so many images into ``folder``, which is left alone where it has them already; returns it.
-
-    The folder appears in one step, whole.
-    """
+    """Draw ``count`` images into ``folder`` atomically, unless it already has as many; return it."""
     if _has(folder, count):
         return folder
     temporary = folder.with_name(f".{folder.name}-{uuid.uuid4().hex[:8]}")
@@ -65,7 +62,7 @@ def write(folder: Path, count: int = COUNT) -> Path:
 
 
 def drawn(count: int) -> Iterator[tuple[str, bytes]]:
-    """Caption and PNG file of so many images."""
+    """Iterate over caption and PNG file of ``count`` images."""
     for number in range(count):
         caption, image = _drawn(number)
         file = io.BytesIO()
@@ -82,17 +79,17 @@ def _has(folder: Path, count: int) -> bool:
 
 
 def _drawn(number: int) -> tuple[str, Image.Image]:
-    """The caption and the image of that number."""
+    """Return caption and image of this number."""
     from PIL import Image, ImageDraw
 
     kinds = list(itertools.product(COLOURS, SHAPES, BACKGROUNDS, SIZES, PLACES))
     colour, shape, background, size, place = kinds[number * _STRIDE % len(kinds)]
-    turn = number // len(FORMATS) + number // len(kinds)  # else a format would always have the same kinds
+    turn = number // len(FORMATS) + number // len(kinds)  # varies the kinds of each format
     width, height = FORMATS[(number + turn) % len(FORMATS)]
     image = Image.new("RGB", (width, height), BACKGROUNDS[background])
     half = SIZES[size] * min(width, height)
-    across, down = PLACES[place]
-    _draw(ImageDraw.Draw(image), shape, COLOURS[colour], (across * width, down * height), half)
+    center_x, center_y = PLACES[place]
+    _draw(ImageDraw.Draw(image), shape, COLOURS[colour], (center_x * width, center_y * height), half)
     return f"a {size} {colour} {shape} {place} of a {background} background", image
 
 

@@ -1,10 +1,10 @@
-"""The rows of a file one after the other, whatever its form, without holding it in memory.
+"""Iteration over the rows of a file of any supported form, without loading it into memory.
 
-* JSONL: a JSON object a line
-* JSON: a list of objects, or objects one after the other, printed as you like
-* ``.csv`` and ``.tsv``: the first line names the columns; an empty cell is a key that is not there
+* JSONL: one JSON object per line
+* JSON: a list of objects, or consecutive objects, with any formatting
+* ``.csv`` and ``.tsv``: the first line contains the column names; an empty cell is a missing key
 * ``.parquet``
-* a folder that ``save_to_disk`` of the ``datasets`` package has made, of one split
+* a folder with one split, written by ``save_to_disk`` of the ``datasets`` package
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ FORMS = (
     "task pretrain plain text (.txt)"
 )
 SUFFIXES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")  # of files of rows
-_SAVED = "state.json"  # in a folder of one split; one of several has dataset_dict.json
-_BATCH = 1024  # rows that are decoded at a time
-_CHUNK = 1 << 20  # characters of a JSON list that are read at a time
+_SAVED = "state.json"  # file of a folder with one split; a folder with several has dataset_dict.json
+_BATCH = 1024  # rows decoded at a time
+_CHUNK = 1 << 20  # characters of a JSON list read at a time
 _BLANK = re.compile(r"[ \t\r\n]*")
-_CUT = 16  # an error so near to the end of what is read may be one of a value that goes on behind it
+_CUT = 16  # an error this near to the end of the buffer may be caused by a value that continues after it
 
 
 class BadRow(Exception):  # noqa: N818
-    """Why a row can't be used."""
+    """Reason why a row is unusable."""
 
 
 class Rows(ABC):
-    """Iterates over (number, decoded row), or (number, BadRow) for what can't be decoded."""
+    """Iterable of (number, decoded row), or (number, BadRow) for rows that cannot be decoded."""
 
-    unit = "row"  # what the numbers count
+    unit = "row"  # unit of the numbers
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -50,18 +50,18 @@ class Rows(ABC):
 
     @abstractmethod
     def share(self) -> float:
-        """How much of the file is read, from 0 to 1."""
+        """Return the share of the file read so far, from 0 to 1."""
 
 
 def open_rows(path: Path, columns: Sequence[str] | None = None) -> Rows:
-    """The rows of a file or folder; UserError where it is of no known form.
+    """Open a file or folder of rows; UserError for an unknown form.
 
-    ``columns``: no others of a Parquet file are looked at.
+    ``columns``: the only columns to read from a Parquet file.
     """
     suffix = path.suffix.lower()
     if path.is_dir():
         if not is_saved(path):
-            raise UserError(f"Dataset {path} is a folder without rows.", f"Give {FORMS}.")
+            raise UserError(f"Dataset {path} is a folder without rows.", f"Use {FORMS}.")
         return _Saved(path)
     try:
         with path.open("rb") as file:
@@ -77,25 +77,25 @@ def open_rows(path: Path, columns: Sequence[str] | None = None) -> Rows:
     first = beginning.removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
     if first == b"[" and not binary:
         return _Json(path)
-    known = suffix in SUFFIXES or first in (b"{", b"")
-    if binary or not known:
-        raise UserError(f"Dataset {path} is of no form that is known.", f"Give {FORMS}.")
+    supported = suffix in SUFFIXES or first in (b"{", b"")
+    if binary or not supported:
+        raise UserError(f"Dataset {path} has an unknown form.", f"Use {FORMS}.")
     return _Json(path) if first == b"{" and not _is_value(beginning) else _Lines(path)
 
 
 def is_saved(folder: Path) -> bool:
-    """Whether save_to_disk has made the folder, of one split."""
+    """Whether the folder is one split written by save_to_disk."""
     return (folder / _SAVED).is_file()
 
 
 def _is_value(beginning: bytes) -> bool:
-    """Whether the first line of a file may be a whole JSON object; an opened one that goes on is not."""
+    """Whether the first line may be a complete JSON object, and not the beginning of one."""
     line = beginning.lstrip(b"\xef\xbb\xbf \t\r\n").partition(b"\n")[0].rstrip()
     return line not in (b"{", b"{}") and not line.endswith((b",", b"[", b"{"))
 
 
 class _Lines(Rows):
-    """JSONL; blank lines are skipped."""
+    """JSONL file; blank lines are skipped."""
 
     unit = "line"
 
@@ -123,20 +123,20 @@ def _decoded(line: bytes, number: int) -> Any:
 
 
 class _Unusable(ValueError):  # noqa: N818 - as BadRow
-    """JSON that says two things, or what no value here can be."""
+    """JSON with contradictory or unsupported values."""
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON, of whose keys none is there twice: Python would take the last without a word."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    """Build a JSON object, refusing duplicate keys, of which Python would silently use the last."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
         names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise _Unusable(f"the key `{twice}` is there twice")
-    return found
+        duplicate = next(name for name in names if names.count(name) > 1)
+        raise _Unusable(f"the key `{duplicate}` is there twice")
+    return values
 
 
-def _whole_number(digits: str) -> int:
+def _integer(digits: str) -> int:
     try:
         return int(digits)
     except ValueError:  # sys.get_int_max_str_digits
@@ -145,11 +145,11 @@ def _whole_number(digits: str) -> int:
 
 class _Decoder(json.JSONDecoder):
     def __init__(self) -> None:
-        super().__init__(object_pairs_hook=_object, parse_int=_whole_number)
+        super().__init__(object_pairs_hook=_object, parse_int=_integer)
 
 
 class _Json(Rows):
-    """A JSON list, or JSON values one after the other. Behind what is not JSON nothing can be read."""
+    """JSON list, or consecutive JSON values. Nothing after a syntax error can be read."""
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         with self.path.open(encoding="utf-8-sig") as self._file:
@@ -171,7 +171,7 @@ class _Json(Rows):
 
     @property
     def _number(self) -> int:
-        """Of the row that comes: where it begins, or in a file without lines how many it is."""
+        """Number of the next row: its first line, or its index in a file without line breaks."""
         return self._cursor.line if self.unit == "line" else self._count + 1
 
     def _values(self) -> Iterator[tuple[int, Any]]:
@@ -192,18 +192,18 @@ class _Json(Rows):
         if in_list:
             cursor.expect("]")
             if cursor.peek():
-                yield self._number, BadRow("not JSON (there is more behind the list)")
+                yield self._number, BadRow("not JSON (more text after the list)")
 
 
 class _Cursor:
-    """A place in a text that is read piece by piece."""
+    """Position in a text that is read in pieces."""
 
     def __init__(self, file: TextIO) -> None:
         self._file, self._decoder = file, _Decoder()
         self._text, self._at, self.line = "", 0, 1
 
     def peek(self) -> str:
-        """The next character that is not blank; empty at the end."""
+        """Return the next non-blank character; empty at the end."""
         while True:
             self._go_to(_BLANK.match(self._text, self._at).end())  # type: ignore[union-attr]
             if self._at < len(self._text):
@@ -212,17 +212,17 @@ class _Cursor:
                 return ""
 
     def skip(self) -> None:
-        """Go past that character."""
+        """Move past the current character."""
         self._go_to(self._at + 1)
 
     def expect(self, character: str) -> None:
-        """Go past that character; raises JSONDecodeError where another one stands there."""
+        """Move past this character; raises JSONDecodeError for another one."""
         if self.peek() != character:
             raise json.JSONDecodeError(f"Expecting '{character}'", self._text, self._at)
         self.skip()
 
     def value(self) -> Any:
-        """The JSON value that begins here; raises JSONDecodeError."""
+        """Parse the JSON value at the cursor; raises JSONDecodeError."""
         while True:
             try:
                 value, end = self._decoder.raw_decode(self._text, self._at)
@@ -232,12 +232,12 @@ class _Cursor:
                     continue
                 raise
             if isinstance(value, int | float) and end > len(self._text) - _CUT and self._read_more():
-                continue  # a number may go on
+                continue  # the number may continue
             self._go_to(end)
             return value
 
     def line_of(self, place: int) -> int:
-        """The line of a place in what is at hand of the text."""
+        """Return the line of a position in the buffered text."""
         return self.line + self._text.count("\n", self._at, place)
 
     def _go_to(self, place: int) -> None:
@@ -245,15 +245,15 @@ class _Cursor:
         self._at = place
 
     def _read_more(self) -> bool:
-        left = self._text[self._at :]
-        more = self._file.read(max(_CHUNK, len(left)))
+        rest = self._text[self._at :]
+        more = self._file.read(max(_CHUNK, len(rest)))
         if more:
-            self._text, self._at = left + more, 0
+            self._text, self._at = rest + more, 0
         return bool(more)
 
 
 class _Csv(Rows):
-    """CSV with a header; fields are separated by commas, or what the header has instead."""
+    """CSV with a header, separated by commas or another separator found in the header."""
 
     unit = "line"
 
@@ -282,7 +282,7 @@ class _Csv(Rows):
     def _delimiter(self, header: str) -> str:
         if self.path.suffix.lower() == ".tsv":
             return "\t"
-        return max(",;\t|", key=header.count)  # the first of those that are as many
+        return max(",;\t|", key=header.count)  # the first one if several are equally frequent
 
     def _columns(self, names: list[str]) -> list[str]:
         columns = [name.strip() for name in names]
@@ -299,12 +299,12 @@ class _Csv(Rows):
 
 
 def _position(file: TextIO) -> int:
-    """Bytes that are read of a text file, which itself can't tell while it is iterated over."""
+    """Bytes read from a text file, which cannot tell its position during iteration."""
     return os.lseek(file.fileno(), 0, os.SEEK_CUR) if not file.closed else 0
 
 
 class _Parquet(Rows):
-    """A Parquet file, decoded batch by batch."""
+    """Parquet file, decoded in batches."""
 
     def __init__(self, path: Path, columns: Sequence[str] | None) -> None:
         super().__init__(path)
@@ -322,8 +322,10 @@ class _Parquet(Rows):
         try:
             with parquet.ParquetFile(self.path) as file:
                 total, number = file.metadata.num_rows, 0
-                there = file.schema_arrow.names
-                columns = None if self._columns is None else [name for name in self._columns if name in there]
+                present = file.schema_arrow.names
+                columns = (
+                    None if self._columns is None else [name for name in self._columns if name in present]
+                )
                 for batch in file.iter_batches(batch_size=_BATCH, columns=columns or None):
                     for row in batch.to_pylist():
                         number += 1
@@ -338,7 +340,7 @@ class _Parquet(Rows):
 
 
 class _Saved(Rows):
-    """A split that ``datasets`` has saved, mapped into memory by it."""
+    """Split written by ``datasets``, which maps it into memory."""
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         try:

@@ -1,4 +1,4 @@
-"""The held-out rows that a model is measured on, and how many go through it at once."""
+"""Limits and batches for the evaluation of held-out rows."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from launchers.dataset.prepared import Row
 
-MAX_ROWS = 256  # that are measured
-# Tokens, padding included, that go through a model at once: at a vocabulary of 128k, 2 GiB of bf16 logits.
+MAX_ROWS = 256  # maximum number of evaluated rows
+# Tokens per batch, padding included; with a vocabulary of 128k, 2 GiB of bf16 logits
 MAX_BATCH_TOKENS = {"cuda": 8192, "cpu": 2048}
 
 
 class Rows(Protocol):
-    """Rows by number, as prepared data has them."""
+    """Rows by index, like prepared data."""
 
     def row(self, index: int, /) -> Row: ...
 
@@ -22,7 +22,7 @@ class Rows(Protocol):
 def batches_by_length(
     data: Rows, rows: Iterable[int], max_tokens: int, max_rows: int | None = None
 ) -> Iterator[list[int]]:
-    """Rows of similar length together, at least one at a time; the longest first."""
+    """Iterate over batches of rows of similar length, at least one row each; the longest first."""
     lengths = {index: _padded_tokens(data.row(index)) for index in rows}
     batch: list[int] = []
     for index in sorted(lengths, key=lambda index: -lengths[index]):
@@ -35,5 +35,5 @@ def batches_by_length(
 
 
 def _padded_tokens(row: Row) -> int:
-    """Tokens of a row in a batch with shorter ones; a pair is two sequences."""
+    """Return the tokens of a row, padding included, in a batch with shorter ones; a pair is two sequences."""
     return len(row.lengths) * int(row.lengths.max())

@@ -1,4 +1,4 @@
-"""Several datasets in one run, each by its weight."""
+"""Mixture of several datasets in one run, with weights."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from launchers.dataset.seeding import random_stream
 from launchers.dataset.stored import Selected, sources_of
 from launchers.settings import Settings
 
-if TYPE_CHECKING:  # a tenth of a second to import; the flow's processes need the names only
+if TYPE_CHECKING:  # takes a tenth of a second to import; the flow's processes need only the names
     import numpy as np
     from numpy.typing import NDArray
 
 
 def names(settings: Settings) -> tuple[str, ...]:
-    """The datasets of a run: ``dataset``, then those of ``mixture``. A row's ``source`` is a place in it."""
+    """Return the datasets of a run, ``dataset`` first; a row's ``source`` is an index into them."""
     return settings.dataset, *settings.mixture
 
 
 def weighted(train: Sequence[Sample], settings: Settings) -> Sequence[Sample]:
-    """The rows that an epoch has: of each dataset all, as often as the whole part of its weight says, and a
-    drawn part for what is left of it.
+    """Select the rows of an epoch by the weights of their datasets.
 
-    Held-out rows have to be taken away before. What is drawn depends on the seed alone; each epoch has it.
+    A dataset's rows are repeated by the integer part of its weight, and a random part is added for the
+    fraction. Held-out rows must be removed before. The selection depends only on the seed, and is the same in
+    each epoch.
     """
     return Selected(train, weighted_places(sources_of(train), settings))
 
 
 def weighted_places(sources: NDArray[np.integer], settings: Settings) -> NDArray[np.int64]:
-    """Which rows :func:`weighted` takes, of rows that are of these datasets."""
+    """Return the indices of the rows that :func:`weighted` selects, given each row's dataset."""
     import numpy as np
 
     chosen: list[NDArray[np.int64]] = []
@@ -40,13 +41,13 @@ def weighted_places(sources: NDArray[np.integer], settings: Settings) -> NDArray
         count = round((weight - times) * len(rows))
         chosen += [rows] * times
         if count:
-            drawn = random_stream(settings.seed, "mixture", source).permutation(len(rows))[:count]
-            chosen.append(rows[np.sort(drawn)])
+            selected = random_stream(settings.seed, "mixture", source).permutation(len(rows))[:count]
+            chosen.append(rows[np.sort(selected)])
     return np.concatenate(chosen)
 
 
 def summary(train: Sequence[Sample], settings: Settings) -> str:
-    """A line for each dataset of several: how many rows of it an epoch has. ``train``: weighted."""
+    """Summarize the weighted rows per epoch of each dataset, in one line each."""
     sources = sources_of(train)
     lines = []
     for source, name in enumerate(names(settings)):

@@ -1,22 +1,22 @@
-"""Pairs of a better and a worse answer to one prompt: which shapes are taken, what is wrong with others.
+"""Preference data: pairs of a better and a worse answer, and judged answers; supported forms and errors.
 
-Taken, one JSON object a line, mixed as you like:
+Supported forms, which may be mixed:
 
 * TRL: ``{"prompt", "chosen", "rejected"}``, each a text or a list of messages; without ``prompt``,
-  ``chosen`` and ``rejected`` are whole chats (messages, or texts of ``Human:`` and ``Assistant:`` turns),
+  ``chosen`` and ``rejected`` are complete chats (messages, or texts of ``Human:`` and ``Assistant:`` turns),
   which differ in their last turn
 * LLaMA-Factory: ``{"instruction", "input", "system", "history", "chosen", "rejected"}`` (``input``,
   ``system`` and ``history`` may be missing), or ``{"conversations": [...], "chosen": {"from", "value"},
   "rejected": {...}}``, or the older ``{"instruction", "output": [better, worse]}``
 * axolotl: ``{"messages": [...], "chosen": {"role", "content"}, "rejected": {...}}``, or ``{"instruction",
   "chosen_response", "rejected_response"}``, or ``{"prompt", "answers": [{"answer", "rank"}, ...]}``, of which
-  the best and the worst rank are taken
+  the best and the worst rank are used
 
-Single answers that somebody has called good or bad, for KTO: ``label`` or ``kto_tag`` (true or false) beside
-``prompt`` and ``completion``, beside ``messages`` or ``conversations`` to the answer's end, or beside
-``instruction`` (and ``input``, ``system``, ``history``) and ``output``.
+Judged answers, for KTO: ``label`` or ``kto_tag`` (true or false) with ``prompt`` and ``completion``, with
+``messages`` or ``conversations`` that end with the answer, or with ``instruction`` (and ``input``,
+``system``, ``history``) and ``output``.
 
-Other keys (an id, a score) are not used; how many rows have them is said.
+Other keys (an id, a score) are ignored; the number of rows that have them is reported.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from launchers.dataset.picture import Picture
 from launchers.dataset.rows import Conversation, decoded_turns, history_of, read_as
 from launchers.dataset.turns import Fields, Message, chat, decoded, joined_parts, system_of, text_of, tools_of
 
-_TURN = re.compile(r"\n\n(Human|Assistant):")  # of the texts of Anthropic's HH-RLHF
-_TRUTHS = {"true": True, "false": False}  # as tables write them
+_TURN = re.compile(r"\n\n(Human|Assistant):")  # format of Anthropic's HH-RLHF
+_TRUTHS = {"true": True, "false": False}  # booleans in tables
 _ANSWERS = (("chosen", "rejected"), ("chosen_response", "rejected_response"))
 
 
@@ -48,46 +48,46 @@ class Pair:
 
     @property
     def line(self) -> int:
-        """Of the file it came from; 0: none."""
+        """Line of the source file; 0: none."""
         return self.chosen.line
 
     @property
     def source(self) -> int:
-        """Which dataset of the run it is of."""
+        """Index of the row's dataset in the run."""
         return self.chosen.source
 
     def of_source(self, source: int) -> Pair:
-        """The same, of that dataset of the run."""
+        """Return a copy that belongs to this dataset of the run."""
         return replace(self, chosen=replace(self.chosen, source=source))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judged:
-    """A conversation whose last turn, the assistant's, somebody has called good or bad."""
+    """Conversation whose last turn, the assistant's, was judged good or bad."""
 
     conversation: Conversation
     desirable: bool
 
     @property
     def line(self) -> int:
-        """Of the file it came from; 0: none."""
+        """Line of the source file; 0: none."""
         return self.conversation.line
 
     @property
     def source(self) -> int:
-        """Which dataset of the run it is of."""
+        """Index of the row's dataset in the run."""
         return self.conversation.source
 
     def of_source(self, source: int) -> Judged:
-        """The same, of that dataset of the run."""
+        """Return a copy that belongs to this dataset of the run."""
         return replace(self, conversation=replace(self.conversation, source=source))
 
 
-Sample = Conversation | Pair | Judged | Picture  # one row of a dataset, of whatever task
+Sample = Conversation | Pair | Judged | Picture  # one row of a dataset, of any task
 
 
 def asked_of(sample: Sample) -> Conversation:
-    """The conversation whose prompt the models are asked; TypeError for a picture, of which nothing is."""
+    """Return the conversation that contains the prompt; TypeError for a picture, which has none."""
     if isinstance(sample, Picture):
         raise TypeError("a picture has no conversation")
     if isinstance(sample, Pair):
@@ -98,27 +98,25 @@ def asked_of(sample: Sample) -> Conversation:
 def read_judged(path: Path) -> Iterator[Judged]:
     """Read and check a file of judged answers (:func:`launchers.dataset.rows.read_as`).
 
-    Raises UserError too where all are good, or all bad.
+    Raises UserError also if all are good, or all bad.
     """
-    seen: set[bool] = set()
+    labels: set[bool] = set()
     for judged in read_as(path, parse_judged):
-        seen.add(judged.desirable)
+        labels.add(judged.desirable)
         yield judged
-    if len(seen) == 1:
-        which = "true" if seen.pop() else "false"
-        raise UserError(
-            f"Dataset {path}: every `label` is {which}.", "KTO learns from good answers and from bad ones."
-        )
+    if len(labels) == 1:
+        which = "true" if labels.pop() else "false"
+        raise UserError(f"Dataset {path}: every `label` is {which}.", "KTO needs both good and bad answers.")
 
 
 def parse_judged(row: Any, line: int = 0) -> Judged:
-    """One decoded row as a judged answer; raises BadRow."""
+    """Parse one decoded row as a judged answer; raises BadRow."""
     row = Fields.of(row)
     name = next((key for key in ("label", "kto_tag") if key in row), None)
     if name is None:
         raise BadRow("no `label` (true or false), which says whether the answer is a good one")
-    good = _TRUTHS.get(row[name].lower(), row[name]) if isinstance(row[name], str) else row[name]
-    if not isinstance(good, bool):
+    desirable = _TRUTHS.get(row[name].lower(), row[name]) if isinstance(row[name], str) else row[name]
+    if not isinstance(desirable, bool):
         raise BadRow(f"`{name}` is {json.dumps(row[name])[:40]}, not true or false")
     answer = row.first(("completion", "output", "response"))
     if answer is not None:
@@ -129,20 +127,20 @@ def parse_judged(row: Any, line: int = 0) -> Judged:
             raise BadRow(f"`{name}` without an answer: no `completion`, `output` or `messages`")
         messages = chat(row[chat_name], chat_name, row)
     conversation = Conversation(messages=messages, tools=tools_of(row), line=line)
-    return Judged(conversation=conversation, desirable=good)
+    return Judged(conversation=conversation, desirable=desirable)
 
 
 def read(path: Path) -> Iterator[Pair]:
-    """Read and check a file of pairs: see :func:`launchers.dataset.rows.read_as`."""
+    """Read and check a file of pairs, see :func:`launchers.dataset.rows.read_as`."""
     return read_as(path, parse)
 
 
 def parse(row: Any, line: int = 0) -> Pair:
-    """One decoded row as a Pair; raises BadRow."""
+    """Parse one decoded row as a Pair; raises BadRow."""
     row = Fields.of(row)
     better, worse = map(decoded_turns, _answers(row))
     if _is_whole_chat(row, better) or _is_whole_chat(row, worse):
-        chosen, rejected = _whole(better, "chosen", row), _whole(worse, "rejected", row)
+        chosen, rejected = _complete_chat(better, "chosen", row), _complete_chat(worse, "rejected", row)
         if chosen[:-1] != rejected[:-1]:
             raise BadRow("`chosen` and `rejected` differ before their last turn: they answer no one prompt")
         _check_repeated(row, chosen[:-1])
@@ -160,7 +158,7 @@ def parse(row: Any, line: int = 0) -> Pair:
 
 
 def judged_from(pairs: Iterable[Pair]) -> Iterator[Judged]:
-    """Both answers of each pair on their own."""
+    """Iterate over both answers of each pair as separate judged answers."""
     return (
         Judged(conversation=each, desirable=each is pair.chosen)
         for pair in pairs
@@ -169,7 +167,7 @@ def judged_from(pairs: Iterable[Pair]) -> Iterator[Judged]:
 
 
 def from_conversations(conversations: Iterable[Conversation]) -> Iterator[Pair]:
-    """Pairs out of chats: the worse answer is the better one in capitals."""
+    """Make pairs from chats: the worse answer is the better one in capitals."""
     for chosen in conversations:
         if not chosen.messages:
             continue
@@ -181,7 +179,7 @@ def from_conversations(conversations: Iterable[Conversation]) -> Iterator[Pair]:
 
 
 def _answers(row: Fields) -> tuple[Any, Any]:
-    """The better and the worse answer as the row has them."""
+    """Return the better and the worse answer in the row's form."""
     for better, worse in _ANSWERS:
         if better in row or worse in row:
             missing = next((key for key in (better, worse) if row.get(key) in (None, "", "[]", [])), None)
@@ -211,7 +209,7 @@ def _by_rank(answers: list[Any]) -> tuple[Any, Any]:
 
 
 def _is_whole_chat(row: Fields, answer: Any) -> bool:
-    """Whether an answer has its prompt with it."""
+    """Whether an answer includes its prompt."""
     if isinstance(answer, list):
         return any(_role(message) in ("user", "human") for message in answer)
     return isinstance(answer, str) and not _has_prompt(row) and len(_TURN.findall(answer)) > 1
@@ -225,8 +223,8 @@ def _has_prompt(row: Fields) -> bool:
     return row.first(("prompt", "instruction", "messages", "conversations")) is not None
 
 
-def _whole(answer: Any, name: str, row: Fields) -> tuple[Message, ...]:
-    """A chat to its last answer, of a list of messages or of a text with ``Human:`` and ``Assistant:``."""
+def _complete_chat(answer: Any, name: str, row: Fields) -> tuple[Message, ...]:
+    """Parse a complete chat, from a list of messages or a text with ``Human:`` and ``Assistant:``."""
     if isinstance(answer, str):
         before, *turns = _TURN.split(answer)
         if before.strip() or not turns:
@@ -238,7 +236,7 @@ def _whole(answer: Any, name: str, row: Fields) -> tuple[Message, ...]:
 
 
 def _check_repeated(row: Fields, before: tuple[Message, ...]) -> None:
-    """A prompt beside whole chats has to be the one that they begin with."""
+    """Raise BadRow if a prompt next to complete chats is not their beginning."""
     if not _has_prompt(row):
         return
     prompt = _prompt(row)
@@ -247,7 +245,7 @@ def _check_repeated(row: Fields, before: tuple[Message, ...]) -> None:
 
 
 def _prompt(row: Fields) -> tuple[Message, ...]:
-    """The turns before the answer, the last of them the user's."""
+    """Return the turns before the answer, of which the last is the user's."""
     name = row.first(("messages", "conversations", "prompt"))
     value = decoded_turns(row[name]) if name else None
     if name and (name != "prompt" or isinstance(value, list)):
@@ -263,7 +261,7 @@ def _prompt(row: Fields) -> tuple[Message, ...]:
 
 
 def _answer(answer: Any, name: str) -> Message:
-    """An answer without its prompt: a text, a message, or a list of one message."""
+    """Parse an answer without its prompt: a text, a message, or a list of one message."""
     if isinstance(answer, list):
         if len(answer) != 1:
             raise BadRow(f"`{name}` is {len(answer)} turns; an answer is one, or a whole chat")

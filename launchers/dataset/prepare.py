@@ -1,4 +1,4 @@
-"""Tokenise once: cut or split, pack, fix the order of training, hold some rows out, and write it all down."""
+"""Tokenization and preparation: truncate or split, pack, order, hold rows out, write files."""
 
 from __future__ import annotations
 
@@ -29,16 +29,18 @@ from launchers.dataset.stored import Selected, characters_of, joined, sources_of
 from launchers.settings import Settings
 
 MAX_HELD_OUT = 256
-LOOKED_AT = 1000  # rows that tell whether a dataset is one of chats
-_SHOWN_CHARS = 1500  # of one stretch of a sample
-_CHARACTERS = 4  # a token, in English: help.openai.com, "What are tokens and how to count them?"
+INSPECTED_ROWS = 1000  # rows inspected to decide whether a dataset consists of chats
+_SHOWN_CHARS = 1500  # maximum length of one section of a sample
+# Characters per token in English: help.openai.com, "What are tokens and how to count them?"
+_CHARACTERS_PER_TOKEN = 4
 
 
 def split(samples: Sequence[Sample], settings: Settings) -> tuple[Sequence[Sample], Sequence[Sample]]:
-    """Training rows in the order of the file, and held-out rows in a drawn order; the draw is seeded.
+    """Split off held-out rows; return training rows in file order, and held-out rows in random order.
 
-    ``evaluation.fraction`` of the rows, at least 1 and at most 256; none if it is 0, or if there is a
-    held-out dataset of its own. Of plain text (task pretrain), the same share of each dataset's characters.
+    The draw is seeded. ``evaluation.fraction`` of the rows, at least 1 and at most 256; none if it is 0, or
+    if there is a separate held-out dataset. For plain text (task pretrain), the same share of each dataset's
+    characters.
     """
     if settings.evaluation.fraction == 0 or settings.evaluation.dataset is not None:
         return samples, []
@@ -50,47 +52,48 @@ def split(samples: Sequence[Sample], settings: Settings) -> tuple[Sequence[Sampl
 
 
 def held_out_rows(count: int, settings: Settings) -> list[int]:
-    """Which of so many rows :func:`split` holds out, plain text apart."""
+    """Return the indices of the rows that :func:`split` holds out, for tasks other than pretrain."""
     if settings.evaluation.fraction == 0 or settings.evaluation.dataset is not None or count < 2:
         return []
-    wanted = min(max(1, round(settings.evaluation.fraction * count)), MAX_HELD_OUT, count - 1)
-    drawn: list[int] = random_stream(settings.seed, "split").permutation(count)[:wanted].tolist()
+    held_out_count = min(max(1, round(settings.evaluation.fraction * count)), MAX_HELD_OUT, count - 1)
+    drawn: list[int] = random_stream(settings.seed, "split").permutation(count)[:held_out_count].tolist()
     return drawn
 
 
 def _split_text(rows: Sequence[Sample], settings: Settings) -> tuple[Selected, Selected]:
-    """Documents differ in length by far more than chats do: a share of them may be nearly all text, or none.
+    """Split plain text by characters, as documents differ in length far more than chats.
 
-    No more is held out of a dataset than is measured: 256 sequences.
+    A share of the documents might contain nearly all text, or none. At most as many sequences as are
+    evaluated (256) are held out per dataset.
     """
     train: list[Selected] = []
     held_out: list[Selected] = []
     sources = sources_of(rows)
     for source in np.unique(sources).tolist():
         documents = Selected(rows, np.flatnonzero(sources == source))
-        wanted = round(settings.evaluation.fraction * int(characters_of(documents).sum()))
+        characters = round(settings.evaluation.fraction * int(characters_of(documents).sum()))
         if settings.seq_len is not None:
-            wanted = min(wanted, MAX_HELD_OUT * settings.seq_len * _CHARACTERS)
+            characters = min(characters, MAX_HELD_OUT * settings.seq_len * _CHARACTERS_PER_TOKEN)
         drawn = random_stream(settings.seed, "split", source).permutation(len(documents)).tolist()
-        kept, drawn_out = texts.hold_out(documents, wanted, drawn, MAX_HELD_OUT)
+        kept, held_out_documents = texts.hold_out(documents, characters, drawn, MAX_HELD_OUT)
         train.append(kept)
-        held_out.append(drawn_out)
+        held_out.append(held_out_documents)
     return joined(train), joined(held_out)
 
 
 def check_batch(rows: int, what: str, settings: Settings) -> None:
-    """Raise UserError where there is less to train on than one batch. ``what``: the name of the rows."""
+    """Raise UserError if there are fewer rows than one batch. ``what``: name of the rows in the message."""
     if TASKS[settings.task].draws_answers and rows < settings.rows_per_step:
         raise UserError(
             f"A step of global_batch_size {settings.batch_size} answers, rl.group_size "
-            f"{settings.rl.group_size} to each prompt, takes {settings.rows_per_step} prompts, and there are "
-            f"{rows:,}.",
-            ("Give ", Change("global_batch_size", rows * settings.rl.group_size), " or less, or more data."),
+            f"{settings.rl.group_size} to each prompt, takes {settings.rows_per_step} prompts, but there are "
+            f"only {rows:,}.",
+            ("Use ", Change("global_batch_size", rows * settings.rl.group_size), " or less, or more data."),
         )
     if rows < settings.rows_per_step:
         raise UserError(
             f"global_batch_size {settings.batch_size} is more than the {rows:,} {what}.",
-            ("Give ", Change("global_batch_size", rows), " or less, or more data."),
+            ("Use ", Change("global_batch_size", rows), " or less, or more data."),
         )
 
 
@@ -102,25 +105,26 @@ def prepare(
     folder: Path,
     held_out: Sequence[Sample] = (),
 ) -> PreparedInfo:
-    """Write ``folder`` (see prepared.py) and, if there are held-out rows, ``folder``/heldout like it and
-    ``folder``/heldout.jsonl: ``{"prompt", "reference", "messages", "line"}`` a row, ``prompt`` as the model
-    sees it, special tokens included.
+    """Write ``folder`` (see prepared.py), with heldout/ and heldout.jsonl if there are held-out rows.
 
-    Raises UserError where a row can't be rendered, where nothing is left, or where there are fewer rows than
-    one batch.
+    ``folder``/heldout has the same form; heldout.jsonl has ``{"prompt", "reference", "messages", "line"}``
+    per row, with ``prompt`` as rendered for the model, special tokens included.
+
+    Raises UserError for rows that cannot be rendered, if nothing is left, or if there are fewer rows than one
+    batch.
     """
     model = _Model(model_dir, settings)
     _clear(folder)
-    if TASKS[settings.task].draws_answers:  # the rest is for the answer
+    if TASKS[settings.task].draws_answers:  # the remaining tokens are for the answer
         seq_len -= settings.rl.answer_tokens(seq_len)
     with _tokenised(train, model, settings, seq_len, folder / "documents") as documents:
         if not len(documents):
             raise UserError(
                 f"Nothing is left to train on: none of {len(train):,} rows has a token that counts in the "
                 f"loss within {seq_len:,} tokens.",
-                ("Raise ", Change("seq_len"), ", or give ", Change("train_on_prompt", True), "."),
+                ("Raise ", Change("seq_len"), ", or use ", Change("train_on_prompt", True), "."),
             )
-        packing = _pack(documents, seq_len, settings.seed) if settings.packing else documents.each_alone()
+        packing = _pack(documents, seq_len, settings.seed) if settings.packing else documents.unpacked()
         order = _order(_Lengths.of(documents, packing), settings)
         if held_out:
             _prepare_held_out(held_out, model, settings, seq_len, folder)
@@ -135,7 +139,7 @@ def prepare(
 def _tokenised(
     rows: Sequence[Sample], model: _Model, settings: Settings, seq_len: int, folder: Path
 ) -> Iterator[Documents]:
-    """The rows as documents, which are removed afterwards."""
+    """Tokenize the rows; the documents are deleted afterwards."""
     documents = tokenise(rows, model.folder, model.tokenizer, settings, seq_len, folder)
     try:
         yield documents
@@ -144,7 +148,7 @@ def _tokenised(
 
 
 def sample_view(data: Prepared, tokenizer: Any, row: int = 0) -> str:
-    """One row as the model sees it; tokens that do not count in the loss stand between ⟦ and ⟧."""
+    """Format one row as the model sees it; tokens that do not count in the loss are between ⟦ and ⟧."""
     sample = data.row(row)
     lines = ["⟦between these⟧: read by the model, not counted in the loss. The rest is what it learns."]
     start = 0
@@ -165,7 +169,7 @@ def sample_view(data: Prepared, tokenizer: Any, row: int = 0) -> str:
 
 
 def summary(info: PreparedInfo, dataset: str) -> str:
-    """What the dataset came to, in a few lines."""
+    """Summarize the prepared dataset in a few lines."""
     kinds = ("rows", "a row")
     if TASKS[info.task].pairs:
         kinds = ("pairs", "an answer with its prompt")
@@ -187,15 +191,15 @@ def summary(info: PreparedInfo, dataset: str) -> str:
     ]
     if info.truncated_rows:
         where = "before their last" if TASKS[info.task].draws_answers else "at"
-        lines.append(f"cut {where} {info.seq_len:,} tokens: {info.truncated_rows:,} rows ({share:.1%})")
+        lines.append(f"truncated {where} {info.seq_len:,} tokens: {info.truncated_rows:,} rows ({share:.1%})")
     elif info.split_rows:
         lines.append(
             f"split at {info.seq_len:,} tokens: {info.split_rows:,} documents, into {info.pieces:,} pieces"
         )
     if info.dropped_rows and info.task == "pretrain":
-        lines.append(f"left out: {info.dropped_rows:,} documents of one token, which nothing predicts")
+        lines.append(f"dropped: {info.dropped_rows:,} documents of one token, which cannot be predicted")
     elif info.dropped_rows:
-        lines.append(f"left out: {info.dropped_rows:,} rows whose answer lies behind the cut")
+        lines.append(f"dropped: {info.dropped_rows:,} rows whose answer is completely truncated")
     if info.packed:
         filled = info.tokens / (info.rows * info.seq_len)
         lines.append(f"packed into {info.rows:,} sequences, {filled:.0%} full")
@@ -203,13 +207,13 @@ def summary(info: PreparedInfo, dataset: str) -> str:
 
 
 def first_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Bins of indices: each length, in order, goes into the first bin with enough room left.
+    """Pack by first fit: each length, in order, goes into the first bin with enough space.
 
-    The bins are the leaves of a binary tree (the children of node n are 2n and 2n + 1), whose nodes know the
-    most room that a bin below them has left: a million lengths take seconds.
+    Returns bins of indices. The bins are the leaves of a binary tree (the children of node n are 2n and 2n +
+    1), whose nodes store the largest free space of the bins below: a million lengths take seconds.
     """
     leaves = 1 << max(len(lengths) - 1, 0).bit_length()
-    room = [capacity] * (2 * leaves)
+    free = [capacity] * (2 * leaves)
     bins: list[list[int]] = []
     progress = Progress("packing", len(lengths), "documents")
     for index, length in enumerate(lengths):
@@ -217,21 +221,21 @@ def first_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
         node = 1
         while node < leaves:
             node *= 2
-            if room[node] < length:
+            if free[node] < length:
                 node += 1
-        # Unopened bins have full room, so the first that fits is opened already or the next to be.
+        # Empty bins have the full capacity, so the first that fits is in use, or the next empty one
         if node - leaves == len(bins):
             bins.append([])
         bins[node - leaves].append(index)
-        room[node] -= length
+        free[node] -= length
         while node > 1:
             node //= 2
-            room[node] = max(room[2 * node], room[2 * node + 1])
+            free[node] = max(free[2 * node], free[2 * node + 1])
     return bins
 
 
 class _Model:
-    """What is needed of the model: its tokenizer, and how many tokens it knows."""
+    """Tokenizer and vocabulary size of a model."""
 
     def __init__(self, model_dir: Path, settings: Settings) -> None:
         self.folder = model_dir
@@ -240,8 +244,8 @@ class _Model:
         self.vocab_size = len(self.tokenizer)
         if (model_dir / "config.json").exists():
             config = json.loads((model_dir / "config.json").read_text())
-            known = int(config.get("vocab_size", self.vocab_size))
-            self.vocab_size = max(known, self.vocab_size) if settings.new_tokens else known
+            config_vocab = int(config.get("vocab_size", self.vocab_size))
+            self.vocab_size = max(config_vocab, self.vocab_size) if settings.new_tokens else config_vocab
 
     @property
     def pad_id(self) -> int:
@@ -259,37 +263,37 @@ def _prepare_held_out(
             messages = [message.as_template() for message in conversation.asked]
             values = {"prompt": prompt, "reference": reference, "messages": messages}
             file.write(json.dumps(values | {"line": conversation.line}) + "\n")
-    alone = settings.rl.model_copy(update={"group_size": 1})
-    one_by_one = settings.model_copy(
-        update={"packing": False, "global_batch_size": 1, "epochs": 1, "rl": alone}
+    single_answer = settings.rl.model_copy(update={"group_size": 1})
+    single_row = settings.model_copy(
+        update={"packing": False, "global_batch_size": 1, "epochs": 1, "rl": single_answer}
     )
     with _tokenised(held_out, model, settings, seq_len, folder / "documents-held-out") as documents:
         if not len(documents):
             return
-        packing = documents.each_alone()
-        if documents.pieces:  # of which the first few are measured: not those of one document
+        packing = documents.unpacked()
+        if documents.pieces:  # shuffled, as only the first rows are evaluated: not all from one document
             drawn = random_stream(settings.seed, "held-out pieces").permutation(len(packing))
             packing = packing.in_order(drawn)
         order = np.arange(len(packing), dtype=np.int32)
         if TASKS[settings.task].draws_answers:
             _write_prompts(folder / "heldout", held_out, model)
-        _write(documents, packing, order, model, seq_len, one_by_one, folder / "heldout")
+        _write(documents, packing, order, model, seq_len, single_row, folder / "heldout")
 
 
 def _write_prompts(folder: Path, samples: Sequence[Sample], model: _Model) -> None:
-    """Each row's prompt for those who score its answers: prompts.jsonl, in the order of the rows."""
+    """Write each row's prompt for scorers of answers: prompts.jsonl, in the order of the rows."""
     folder.mkdir(parents=True, exist_ok=True)
-    found = prompts.prompts_of(map(asked_of, samples), model.tokenizer)
-    prompts.write(folder / prepared.PROMPTS, found)
+    row_prompts = prompts.prompts_of(map(asked_of, samples), model.tokenizer)
+    prompts.write(folder / prepared.PROMPTS, row_prompts)
 
 
 def _are_chats(rows: Sequence[Sample]) -> bool:
-    """Whether there are chats among the first rows, which a template has written."""
-    return any(asked_of(sample).messages for sample in islice(rows, LOOKED_AT))
+    """Whether there are chats, rendered by a template, among the first rows."""
+    return any(asked_of(sample).messages for sample in islice(rows, INSPECTED_ROWS))
 
 
 def _clear(folder: Path) -> None:
-    """Take away what an earlier run has left, so that nothing old is taken for new."""
+    """Delete files of an earlier run, so that they are not mistaken for new ones."""
     (folder / prepared.PROMPTS).unlink(missing_ok=True)
     (folder / "info.json").unlink(missing_ok=True)
     (folder / "heldout.jsonl").unlink(missing_ok=True)
@@ -298,10 +302,10 @@ def _clear(folder: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Lengths:
-    """[rows] each."""
+    """Lengths of rows: [rows] each."""
 
     tokens: NDArray[np.int64]
-    widths: NDArray[np.int64]  # of the longest sequence that a row makes: a pair makes two
+    widths: NDArray[np.int64]  # longest sequence of the row; a pair has two
 
     @classmethod
     def of(cls, documents: Documents, packing: Packing) -> _Lengths:
@@ -320,7 +324,7 @@ def _pack(documents: Documents, seq_len: int, seed: int) -> Packing:
 
 
 def _order(lengths: _Lengths, settings: Settings) -> NDArray[np.int32]:
-    """Rows in the order of the whole run, epochs included."""
+    """Return the rows in the order of the whole run, all epochs included."""
     batch, count = settings.rows_per_step, len(lengths.tokens)
     check_batch(count, "sequences after packing" if settings.packing else "rows to train on", settings)
     if settings.tokens is not None:
@@ -330,22 +334,22 @@ def _order(lengths: _Lengths, settings: Settings) -> NDArray[np.int32]:
 
 
 def _order_of_tokens(lengths: _Lengths, budget: int, settings: Settings) -> NDArray[np.int32]:
-    """The fewest whole batches whose rows hold ``budget`` tokens, padding not counted.
+    """Return the fewest full batches whose rows contain ``budget`` tokens, without padding.
 
-    More tokens are the same order for longer.
+    A larger budget extends the same order.
     """
     passes = -(-budget // int(lengths.tokens.sum()))
-    order = _epochs(lengths, passes + 1, settings)  # one more, out of which the last batch is filled
+    order = _epochs(lengths, passes + 1, settings)  # one more, to fill the last batch
     needed = int(np.searchsorted(np.cumsum(lengths.tokens[order]), budget)) + 1
     steps = -(-needed // settings.rows_per_step)
     return order[: steps * settings.rows_per_step]
 
 
 def _epochs(lengths: _Lengths, epochs: int, settings: Settings) -> NDArray[np.int32]:
-    """So many times all rows, each time in another order."""
+    """Repeat all rows ``epochs`` times, each time in another order."""
     count = len(lengths.tokens)
-    drawn = (random_stream(settings.seed, "epoch", epoch).permutation(count) for epoch in range(epochs))
-    orders = [order.astype(np.int32) for order in drawn]
+    shuffled = (random_stream(settings.seed, "epoch", epoch).permutation(count) for epoch in range(epochs))
+    orders = [order.astype(np.int32) for order in shuffled]
     longest = settings.longest_first and not settings.packing
     if longest:
         orders[0] = longest_first(orders[0], lengths.widths, settings.rows_per_step)
@@ -367,16 +371,16 @@ def _write(
     folder: Path,
     asking: Asking | None = None,
 ) -> PreparedInfo:
-    """Write a prepared folder of these rows; with ``asking`` it is said there how the model is asked."""
+    """Write a prepared folder of these rows; ``asking`` is written there too."""
     if documents.largest >= model.vocab_size:
         raise UserError(
-            f"{model.tokenizer_json.parent}: the tokenizer makes token {documents.largest}, but config.json "
-            f"says vocab_size {model.vocab_size}.",
-            "Tokenizer and weights are of different models.",
+            f"{model.tokenizer_json.parent}: the tokenizer has token {documents.largest}, but config.json "
+            f"has vocab_size {model.vocab_size}.",
+            "Tokenizer and weights belong to different models.",
         )
     rows, writer = len(packing), prepared.Writer(folder)
     good = documents.desirable[packing.members[packing.starts[:-1]] // documents.per_row]
-    digest = _begun_fingerprint(good, model, seq_len, settings)
+    digest = _initial_digest(good, model, seq_len, settings)
     progress = Progress("writing", rows, "sequences")
     for number in range(rows):
         row = documents.row(packing.of_row(number))
@@ -408,19 +412,19 @@ def _write(
         dropped_rows=documents.dropped,
         split_rows=documents.split,
         pieces=documents.pieces,
-        shortest=int(documents.whole.min()),
-        median=int(np.median(documents.whole)),
-        p95=int(np.percentile(documents.whole, 95)),
-        longest=int(documents.whole.max()),
+        shortest=int(documents.full_lengths.min()),
+        median=int(np.median(documents.full_lengths)),
+        p95=int(np.percentile(documents.full_lengths, 95)),
+        longest=int(documents.full_lengths.max()),
     )
     writer.finish(order, info)
     return info
 
 
-def _begun_fingerprint(
+def _initial_digest(
     desirable: NDArray[np.bool_], model: _Model, seq_len: int, settings: Settings
 ) -> hashlib._Hash:
-    """sha256 over the tokenizer's file and the batch; the rows and their order are to follow."""
+    """Start a SHA-256 over the tokenizer's file and the batch, to be continued with rows and order."""
     digest = hashlib.sha256(
         f"{seq_len} {settings.global_batch_size} {settings.packing} {model.pad_id}".encode()
     )

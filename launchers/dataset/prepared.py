@@ -1,25 +1,25 @@
-"""Prepared data: tokenised once, read by every engine in the same order.
+"""Prepared data: tokenized once, read by every engine in the same order.
 
-A folder with::
+Contents of the folder::
 
     info.json         PreparedInfo
-    tokens.npy        int32, all rows' tokens one after the other
-    labels.npy        int32, same length; IGNORE where a token does not count in the loss, among them
-                      the first of each document (nothing predicts it), so that "labels that count"
-                      is the same number before and after the shift by one
-    offsets.npy       int64 [rows + 1], where each row begins in tokens.npy
-    lengths.npy       int32, the lengths of the documents in all rows, one after the other
-    length_offsets.npy int64 [rows + 1], where each row's lengths begin (one a row unless packed; two of a
-                      pair, the chosen conversation and the rejected one)
-    desirable.npy     bool [rows], whether the answer is a good one; of judged answers alone
-    asking.json       how the model is asked (launchers.dataset.asking.Asking); not of held-out rows
-    prompts.jsonl     each row's prompt as launchers.dataset.prompts.Prompt; of task grpo alone, whose rows
-                      are prompts, of which nothing counts
-    order.npy         int32 [total_steps * global_batch_size], the rows in training order, epochs included;
-                      unless packed (or switched off), step 0 has the longest rows, in falling length
+    tokens.npy        int32, tokens of all rows, concatenated
+    labels.npy        int32, same length; IGNORE where a token does not count in the loss. This includes the
+                      first token of each document, which nothing predicts, so the number of labels is the
+                      same before and after the shift by one
+    offsets.npy       int64 [rows + 1], start of each row in tokens.npy
+    lengths.npy       int32, lengths of the documents of all rows, concatenated
+    length_offsets.npy int64 [rows + 1], start of each row's lengths (one per row unless packed; two per
+                      pair, the chosen and the rejected conversation)
+    desirable.npy     bool [rows], whether the answer is a good one; judged answers only
+    asking.json       prompt format (launchers.dataset.asking.Asking); not for held-out rows
+    prompts.jsonl     each row's prompt as launchers.dataset.prompts.Prompt; task grpo only, whose rows are
+                      prompts without labels
+    order.npy         int32 [total_steps * global_batch_size], rows in training order, all epochs included;
+                      unless packed (or disabled), step 0 has the longest rows, in descending length
 
-Step s of a run trains on ``order[s * batch : (s + 1) * batch]`` (batch: info.global_batch_size) whatever the
-number of processes, so a run may go on at another world size without missing or repeating a row.
+Step s of a run trains on ``order[s * batch : (s + 1) * batch]`` (batch: info.global_batch_size) for any
+number of processes, so a run can resume at another world size without missing or repeating a row.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # a tenth of a second to import; the flow's processes need the names only
+if TYPE_CHECKING:  # takes a tenth of a second to import; the flow's processes need only the names
     import numpy as np
     from numpy.typing import NDArray
 
@@ -43,6 +43,8 @@ PROMPTS = "prompts.jsonl"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreparedInfo:
+    """Statistics and parameters of a prepared folder."""
+
     rows: int
     tokens: int
     label_tokens: int  # tokens that count in the loss
@@ -52,42 +54,42 @@ class PreparedInfo:
     packed: bool
     pad_id: int
     vocab_size: int
-    global_batch_size: int  # rows of a step
+    global_batch_size: int  # rows per step
     total_steps: int
     seed: int
-    fingerprint: str  # of tokenizer, data and settings: equal means the same training order and tokens
+    fingerprint: str  # hash of tokenizer, data and settings; equal for the same tokens in the same order
     documents: int = (
         0  # conversations, texts or their pieces, or pairs in all rows; equals rows unless packed
     )
     task: str = "sft"
-    dropped_rows: int = 0  # left out: nothing that counts in the loss was within seq_len
-    split_rows: int = 0  # longer than seq_len and split (task pretrain), not cut
-    pieces: int = 0  # that these became; each is one of `documents`
-    shortest: int = 0  # lengths of the documents in tokens, before they were cut or split
+    dropped_rows: int = 0  # rows without labels within seq_len
+    split_rows: int = 0  # rows longer than seq_len that were split (task pretrain), not truncated
+    pieces: int = 0  # pieces of the split rows; each is one of `documents`
+    shortest: int = 0  # lengths of the documents in tokens, before truncation or splitting
     median: int = 0
     p95: int = 0
     longest: int = 0
-    content: str = ""  # of images: fingerprint of the rows alone, which decide latents and texts
+    content: str = ""  # images: hash of the rows only, which determine latents and text embeddings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One sequence: 1-d arrays of equal length, and the lengths of the documents packed into it."""
+    """One sequence: 1-d arrays of equal length, and the lengths of the documents in it."""
 
     tokens: NDArray[np.int32]
     labels: NDArray[np.int32]
     lengths: NDArray[np.int32]
-    desirable: bool = True  # of a judged answer: whether it is a good one
+    desirable: bool = True  # for judged answers: whether the answer is a good one
 
     @property
     def positions(self) -> NDArray[np.int32]:
-        """Positions that begin at 0 in each document."""
+        """Positions that restart at 0 in each document."""
         import numpy as np
 
         return np.concatenate([np.arange(n, dtype=np.int32) for n in self.lengths])
 
     def documents(self) -> list[Row]:
-        """Each document as a row of its own."""
+        """Return each document as a separate row."""
         rows: list[Row] = []
         first = 0
         for length in self.lengths:
@@ -99,7 +101,7 @@ class Row:
 
 
 class Prepared:
-    """Reads a prepared folder; arrays are memory-mapped, so many ranks share one copy."""
+    """Reader of a prepared folder; arrays are memory-mapped, so ranks share one copy."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -137,6 +139,7 @@ class Prepared:
 
     @cached_property
     def order(self) -> NDArray[np.int32]:
+        """Rows in training order."""
         return self._array("order")
 
     def __len__(self) -> int:
@@ -144,12 +147,13 @@ class Prepared:
 
     @property
     def row_lengths(self) -> NDArray[np.int32]:
-        """Tokens in each row."""
+        """Number of tokens in each row."""
         import numpy as np
 
         return np.diff(self._offsets)
 
     def row(self, index: int) -> Row:
+        """Return one row."""
         first, last = self._offsets[index], self._offsets[index + 1]
         low, high = self._length_offsets[index], self._length_offsets[index + 1]
         return Row(
@@ -161,11 +165,11 @@ class Prepared:
 
 
 class Writer:
-    """Writes a prepared folder row by row; info.json comes last, so a folder without it is not complete."""
+    """Writer of a prepared folder, row by row; a folder without info.json, written last, is incomplete."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        for name in ("info.json", "desirable.npy"):  # of an earlier run
+        for name in ("info.json", "desirable.npy"):  # may be left by an earlier run
             (folder / name).unlink(missing_ok=True)
         self._folder = folder
         self._tokens, self._labels, self._lengths = (
@@ -185,7 +189,7 @@ class Writer:
         self.label_tokens += int((row.labels != IGNORE).sum())
 
     def finish(self, order: NDArray[np.int32], info: PreparedInfo) -> None:
-        """Write what is known only with the last row."""
+        """Write the files that require all rows."""
         import numpy as np
 
         def offsets(sizes: array[int]) -> NDArray[np.int64]:
@@ -202,9 +206,9 @@ class Writer:
 
 
 class _GrowingArray:
-    """A .npy file of int32 whose length is known at its end only.
+    """A .npy file of int32 whose length is known only at the end.
 
-    numpy leaves room in the header for an array that grows along its first axis.
+    numpy reserves space in the header for an array that grows along its first axis.
     """
 
     def __init__(self, path: Path) -> None:
@@ -231,7 +235,7 @@ class _GrowingArray:
 
 
 def write(folder: Path, rows: Iterable[Row], order: NDArray[np.int32], info: PreparedInfo) -> None:
-    """Write a prepared folder of rows that are at hand."""
+    """Write a prepared folder of rows in memory."""
     writer = Writer(folder)
     for row in rows:
         writer.add(row)

@@ -1,4 +1,4 @@
-"""Long work on rows says every few seconds how far it is."""
+"""Progress lines of long work on rows."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ EVERY_S = 5.0
 
 
 class Progress:
-    """A line on standard error at most every :data:`EVERY_S` seconds; short work says nothing."""
+    """Prints a line on standard error at most every :data:`EVERY_S` seconds; short work prints nothing."""
 
     def __init__(self, what: str, total: int | None = None, unit: str = "rows") -> None:
         self._what, self._total, self._unit = what, total, unit
-        self._began = self._said = time.monotonic()
+        self._started = self._printed = time.monotonic()
 
     def at(self, done: int, share: Callable[[], float] | None = None) -> None:
-        """So much is done. ``share``: tells how much of the whole that is, where there is no total."""
+        """Report the amount done. ``share``: returns the share of the work, if there is no total."""
         now = time.monotonic()
-        if now - self._said < EVERY_S:
+        if now - self._printed < EVERY_S:
             return
-        self._said = now
-        print(self._line(done, share() if share else None, now - self._began), file=sys.stderr, flush=True)
+        self._printed = now
+        print(self._line(done, share() if share else None, now - self._started), file=sys.stderr, flush=True)
 
     def _line(self, done: int, share: float | None, seconds: float) -> str:
         if share is None and self._total:
@@ -33,5 +33,5 @@ class Progress:
         line = f"{self._what}: {done:,}{of} {self._unit}"
         if not share:
             return line
-        left = seconds * (1 - min(share, 1.0)) / share
-        return f"{line}, {share:.0%}, {format_duration(left)} left"
+        remaining = seconds * (1 - min(share, 1.0)) / share
+        return f"{line}, {share:.0%}, {format_duration(remaining)} left"

@@ -1,7 +1,7 @@
-"""Rows of prompts, which the model itself answers: any row of rows.py, whose answer is left out, or none.
+"""Rows of prompts that the model answers itself: any row of rows.py, with or without an answer.
 
-Also taken: ``{"prompt": "..."}``, ``{"prompt": [{"role": "user", "content": "..."}]}`` and the same list as
-``messages``, each without an answer.
+Also supported, without an answer: ``{"prompt": "..."}``, ``{"prompt": [{"role": "user", "content": "..."}]}``
+and the same list as ``messages``.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from launchers.dataset.turns import (
 )
 
 _ANSWERS = ("completion", "response")
-_BATCH = 1024  # prompts tokenised at a time
+_BATCH = 1024  # prompts tokenized at a time
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
-    """One prompt: what a row of the dataset has before its last answer."""
+    """One prompt: a dataset row without its last answer."""
 
-    index: int  # its place among the prompts of the run
-    text: str  # as the model sees it, special tokens included
-    shown: str  # as a scoring function and a person see it: the turns' contents, without roles or tokens
-    tokens: int  # of the text
-    messages: tuple[Message, ...] = ()  # of a chat, without the last answer
-    tools: str = ""  # that the chat may call
-    prefix: str | None = None  # of plain text: the part that the model goes on with
+    index: int  # index among the prompts of the run
+    text: str  # rendered for the model, special tokens included
+    shown: str  # for scoring functions and people: contents of the turns, without roles or special tokens
+    tokens: int  # number of tokens in the text
+    messages: tuple[Message, ...] = ()  # turns of a chat, without the last answer
+    tools: str = ""  # tools available in the chat
+    prefix: str | None = None  # for plain text: the part that the model continues
 
     def with_answer(self, answer: str) -> Conversation:
-        """The prompt with an answer, as a row to train on."""
+        """Return the prompt with an answer, as a row to train on."""
         if self.prefix is not None:
             return Conversation(text=self.prefix + answer)
         turn = Message(role="assistant", content=answer)
@@ -52,12 +52,12 @@ class Prompt:
 
 
 def read(path: Path) -> Iterator[Conversation]:
-    """The prompts of a file: see :func:`launchers.dataset.rows.read_as`."""
+    """Read the prompts of a file, see :func:`launchers.dataset.rows.read_as`."""
     return rows.read_as(path, parse)
 
 
 def parse(row: Any, line: int = 0) -> Conversation:
-    """One decoded row as a conversation without an answer, or with the one that it has; raises BadRow."""
+    """Parse one decoded row as a conversation, with its answer if it has one; raises BadRow."""
     row = Fields.of(row)
     if row.has("prompt") and row.first(_ANSWERS) is None:
         return Conversation(messages=_asked(row), tools=tools_of(row), line=line)
@@ -72,7 +72,7 @@ def parse(row: Any, line: int = 0) -> Conversation:
 
 
 def _asked(row: Fields) -> tuple[Message, ...]:
-    """The turns that `prompt` is, alone."""
+    """Parse a `prompt` without an answer to turns."""
     prompt = rows.decoded_turns(row["prompt"])
     if isinstance(prompt, list):
         return chat(prompt, "prompt", row, ends_with="user")
@@ -81,17 +81,17 @@ def _asked(row: Fields) -> tuple[Message, ...]:
 
 
 def prompts_of(conversations: Iterable[Conversation], tokenizer: Any) -> Iterator[Prompt]:
-    """The prompts of the rows, in their order: a chat up to its last answer, a plain text's beginning."""
+    """Iterate over the rows' prompts in order: a chat up to its last answer, or the beginning of a text."""
     return (prompt for prompt, _ in tokenised(conversations, tokenizer))
 
 
 def tokenised(conversations: Iterable[Conversation], tokenizer: Any) -> Iterator[tuple[Prompt, list[int]]]:
-    """The same, each with its tokens, which are as many as it says."""
+    """Iterate over the rows' prompts with their tokens."""
     numbered = enumerate(conversations)
-    while some := list(itertools.islice(numbered, _BATCH)):
-        texts = [render.prompt_of(conversation, tokenizer)[0] for _, conversation in some]
+    while batch := list(itertools.islice(numbered, _BATCH)):
+        texts = [render.prompt_of(conversation, tokenizer)[0] for _, conversation in batch]
         ids_of = tokenizer(texts, add_special_tokens=False, verbose=False).input_ids
-        for (index, conversation), text, ids in zip(some, texts, ids_of, strict=True):
+        for (index, conversation), text, ids in zip(batch, texts, ids_of, strict=True):
             yield _prompt(index, conversation, text, len(ids)), ids
 
 
@@ -107,14 +107,14 @@ def _prompt(index: int, conversation: Conversation, text: str, tokens: int) -> P
 
 
 def write(path: Path, prompts: Iterable[Prompt]) -> None:
-    """Prompts as JSON lines, one after the other."""
+    """Write prompts as JSON lines."""
     with path.open("w", encoding="utf-8") as file:
         for prompt in prompts:
             file.write(json.dumps(dataclasses.asdict(prompt)) + "\n")
 
 
 def read_written(path: Path) -> list[Prompt]:
-    """The prompts of a file that :func:`write` has made, or launchers.rejection.answers.write_rows."""
+    """Read prompts written by :func:`write` or launchers.rejection.answers.write_rows."""
     with path.open(encoding="utf-8") as file:
         values = [json.loads(line) for line in file]
     return [

@@ -1,8 +1,8 @@
-"""Questions about Python's standard library, answered by its own docstrings.
+"""Questions about Python's standard library, answered by its docstrings.
 
-Real text on any machine that runs Python, with nothing to download. The rows depend on the Python version
-alone: the modules are a fixed list, names are visited in sorted order, nothing is drawn at random, and the
-docstrings are read in a process of their own, since other packages add to the standard library's classes.
+Real text on any machine with Python, without a download. The rows depend only on the Python version: the
+modules are a fixed list, names are visited in sorted order, nothing is random, and the docstrings are read in
+a separate process, because other packages add to the standard library's classes.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-# Importing these prints nothing, opens nothing and starts nothing (`this`, `antigravity`, `turtle`,
-# `idlelib` and `test` would). One that a build of Python lacks is left out.
+# Modules without side effects on import (unlike `this`, `antigravity`, `turtle`, `idlelib`, `test`). Modules
+# that a build of Python lacks are skipped.
 MODULES = tuple(
     """
     abc argparse array ast asyncio asyncio.queues asyncio.streams asyncio.subprocess base64 bdb binascii
@@ -50,10 +50,10 @@ MODULES = tuple(
     """.split()  # noqa: SIM905
 )
 
-LIMIT_S = 600.0  # for reading them; it takes seconds
-MAX_ANSWER_CHARS = 600  # about 150 tokens: most rows stay whole at any usual sequence length
-_ENOUGH_CHARS = 160  # a first paragraph this long is an answer by itself
-_LEAST_CHARS = 20
+LIMIT_S = 600.0  # time limit of the process, which takes seconds
+MAX_ANSWER_CHARS = 600  # about 150 tokens, so most rows fit into any usual sequence length
+_ENOUGH_CHARS = 160  # length at which the first paragraphs are a sufficient answer
+_MIN_CHARS = 20
 
 Kind = Literal["module", "class", "function", "method", "property"]
 
@@ -68,17 +68,17 @@ _QUESTIONS: dict[Kind, tuple[str, ...]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Documented:
-    """One name of the standard library with a docstring of its own."""
+    """One name of the standard library with its own docstring."""
 
     name: str  # "json.JSONEncoder.default"
     kind: Kind
-    signature: str  # "(o)"; empty where Python doesn't know it
-    doc: str  # cleaned of its indentation
+    signature: str  # "(o)"; empty if unknown
+    doc: str  # without indentation
 
 
 def documented() -> list[Documented]:
-    """Every public, documented name of MODULES, module by module, sorted by name within each."""
-    # -I -S: the standard library alone, whatever is installed or set in the environment.
+    """List every public, documented name in MODULES, by module, sorted by name within each."""
+    # -I -S: only the standard library, independent of installed packages and the environment
     command = [sys.executable, "-I", "-S", __file__]
     done = subprocess.run(
         command, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=LIMIT_S
@@ -87,7 +87,7 @@ def documented() -> list[Documented]:
 
 
 def rows() -> list[dict[str, Any]]:
-    """The dataset as chat rows; no two have the same question or the same answer."""
+    """Return the dataset as chat rows; questions and answers are unique."""
     seen: set[str] = set()
     result = []
     for item in documented():
@@ -96,7 +96,7 @@ def rows() -> list[dict[str, Any]]:
         question = questions[zlib.crc32(item.name.encode()) % len(questions)].format(
             name=item.name, signature=item.signature
         )
-        if len(answer) < _LEAST_CHARS or answer in seen or question in seen:
+        if len(answer) < _MIN_CHARS or answer in seen or question in seen:
             continue
         seen |= {answer, question}
         messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
@@ -110,7 +110,7 @@ def write(path: Path) -> Path:
 
 
 def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> Path:
-    """Write rows as JSONL, under a temporary name first, and return the path."""
+    """Write rows as JSONL atomically, and return the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
@@ -119,7 +119,7 @@ def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> Path:
 
 
 def _read_all() -> Iterator[Documented]:
-    warnings.simplefilter("ignore")  # deprecated names warn when they are looked at
+    warnings.simplefilter("ignore")  # deprecated names warn on access
     for module_name in MODULES:
         try:
             module = importlib.import_module(module_name)
@@ -135,8 +135,8 @@ def _of_module(module_name: str, module: ModuleType) -> Iterator[Documented]:
         value = getattr(module, name, None)
         if name.startswith("_") or isinstance(value, ModuleType):
             continue
-        own = getattr(value, "__module__", None) in (module_name, "_" + module_name)
-        if not (name in exported if exported else own):
+        is_own = getattr(value, "__module__", None) in (module_name, "_" + module_name)
+        if not (name in exported if exported else is_own):
             continue
         full_name = name if module_name == "builtins" else f"{module_name}.{name}"
         if inspect.isclass(value):
@@ -155,7 +155,7 @@ def _of_module(module_name: str, module: ModuleType) -> Iterator[Documented]:
 
 def _entry(name: str, kind: Kind, value: Any) -> Iterator[Documented]:
     doc = getattr(value, "__doc__", None)
-    # Addresses differ from process to process.
+    # Addresses differ between processes
     if isinstance(doc, str) and doc.strip() and " at 0x" not in doc:
         signature = _signature(value) if kind in ("function", "method") else ""
         yield Documented(name=name, kind=kind, signature=signature, doc=inspect.cleandoc(doc))
@@ -170,7 +170,7 @@ def _signature(value: Any) -> str:
 
 
 def _answer(doc: str) -> str:
-    """The first paragraphs that make an answer, without doctests, at most MAX_ANSWER_CHARS long."""
+    """Return the first paragraphs that form an answer, without doctests, at most MAX_ANSWER_CHARS long."""
     answer = ""
     for paragraph in re.split(r"\n\s*\n", doc):
         text = paragraph.rstrip()
@@ -185,7 +185,7 @@ def _answer(doc: str) -> str:
 
 
 def _cut(text: str) -> str:
-    """Cut at the last sentence's end that fits, or at the last space."""
+    """Truncate at the last end of a sentence that fits, or at the last space."""
     head = text[:MAX_ANSWER_CHARS]
     ends = [match.end() for match in re.finditer(r"[.!?](?=\s)", head)]
     return head[: ends[-1]] if ends else head.rsplit(None, 1)[0]

@@ -1,4 +1,4 @@
-"""Files that must be made other ones before they can be read: compressed, in another encoding, not there."""
+"""Detection of files that must be converted before they can be read: compressed, or in another encoding."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from estimator.errors import UserError
 
-NOT_UTF_8 = "not UTF-8"  # how the reason of such a row begins
+NOT_UTF_8 = "not UTF-8"  # beginning of the reason for such a row
 _COMPRESSED = {
     b"\x1f\x8b": "gzip",
     b"BZh": "bzip2",
@@ -17,11 +17,14 @@ _COMPRESSED = {
     b"PK\x03\x04": "zip",
 }
 _LFS_POINTER = b"version https://git-lfs"
-_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # with which UTF-32 begins too
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # prefixes of UTF-32's marks, too
 
 
 def check_readable(path: Path, beginning: bytes) -> None:
-    """Raise UserError where a file that begins so must be made another one first, and say how."""
+    """Raise UserError with a conversion command for a file that must be converted first.
+
+    ``beginning``: the first bytes of the file.
+    """
     kind = next((kind for magic, kind in _COMPRESSED.items() if beginning.startswith(magic)), None)
     if kind == "zip":
         raise UserError(
@@ -34,10 +37,10 @@ def check_readable(path: Path, beginning: bytes) -> None:
     if beginning.startswith(_UTF_16):
         wide = beginning.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE))
         encoding = "UTF-32" if wide else "UTF-16"
-        raise UserError(f"Dataset {path} is {encoding}, not UTF-8.", converted(path, encoding))
+        raise UserError(f"Dataset {path} is {encoding}, not UTF-8.", conversion_advice(path, encoding))
 
 
-def converted(path: Path, encoding: str = "ENCODING") -> str:
-    """What to do with a file that is not UTF-8."""
+def conversion_advice(path: Path, encoding: str = "ENCODING") -> str:
+    """Return advice to convert a file that is not UTF-8."""
     new = shlex.quote(f"{path.stem}-utf-8{path.suffix}")
     return f"Convert it: iconv -f {encoding} -t UTF-8 {shlex.quote(path.name)} > {new}"

@@ -1,4 +1,4 @@
-"""From a conversation to tokens: the chat template, and which tokens count in the loss."""
+"""Rendering of conversations to tokens with the chat template, and masks of tokens in the loss."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from launchers.dataset.turns import Message
 from launchers.imports import collector_paused
 from launchers.settings import Settings
 
-_BATCH = 1024  # conversations tokenised at a time
-_PROMPT_CHARS = 200  # of a text that the model is asked to go on with
-_REFERENCE_CHARS = 2000  # of how that text goes on, which is shown beside
+_BATCH = 1024  # conversations tokenized at a time
+_PROMPT_CHARS = 200  # maximum length of a text that the model continues
+_REFERENCE_CHARS = 2000  # maximum length of that text's real continuation, shown for comparison
 
-# For base models, whose tokenizers have no chat template. The names of the parts are Stanford Alpaca's.
+# For base models, whose tokenizers have no chat template; with the section names of Stanford Alpaca
 INSTRUCTION_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
     "{% if message['role'] == 'system' %}{{ message['content'] | trim }}\n\n"
@@ -33,7 +33,7 @@ INSTRUCTION_TEMPLATE = (
 
 
 def load_tokenizer(model_dir: Path, settings: Settings) -> Any:
-    """The model's tokenizer with the chat template that is used: the settings', its own, or the plain one.
+    """Load the tokenizer with the chat template in use: the setting's, its own, or the plain one.
 
     Nothing is downloaded.
     """
@@ -42,15 +42,15 @@ def load_tokenizer(model_dir: Path, settings: Settings) -> Any:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(model_dir), local_files_only=True)
-        tokenizer("a")  # some that are broken fail here only
+        tokenizer("a")  # some broken files fail only here
         if tokenizer.eos_token is None and not (model_dir / "tokenizer_config.json").is_file():
             raise ValueError("tokenizer_config.json, which names the special tokens, is missing")
-    except Exception as error:  # noqa: BLE001 - of broken files tokenizers raises whatever it is
+    except Exception as error:  # noqa: BLE001 - tokenizers may raise anything for broken files
         raise UserError(
             f"The tokenizer in {model_dir} can't be loaded: {one_line(error)}",
-            "Take the tokenizer's files as they were published with the weights.",
+            "Use the tokenizer's files that were published with the weights.",
         ) from None
-    tokenizer.add_tokens(list(settings.new_tokens))  # those that it has stay as they are
+    tokenizer.add_tokens(list(settings.new_tokens))  # existing tokens are not changed
     if settings.chat_template is not None:
         tokenizer.chat_template = settings.chat_template
     elif not tokenizer.chat_template:
@@ -62,12 +62,14 @@ def load_tokenizer(model_dir: Path, settings: Settings) -> Any:
 
 
 def pad_id_of(tokenizer: Any) -> int:
-    """What short rows are filled up with: the padding token, or the end of a sequence, or token 0."""
+    """Return the token that pads short rows: the padding token, or the end of sequence, or token 0."""
     candidates = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
     return next(int(token) for token in candidates if token is not None)
 
 
-Tokens = tuple[NDArray[np.int32], NDArray[np.bool_]]  # of one row, and which of them count in the loss
+Tokens = tuple[
+    NDArray[np.int32], NDArray[np.bool_]
+]  # tokens of one row, and the mask of those that count in the loss
 
 
 def tokenise(
@@ -77,40 +79,42 @@ def tokenise(
     train_on_prompt: bool = False,
     last_turn_only: bool = False,
 ) -> Iterator[Tokens]:
-    """Each conversation's tokens, and which of them count: the assistant's (in plain text, all).
+    """Tokenize conversations, and mask the tokens that count: the assistant's (in plain text, all).
 
-    ``last_turn_only``: of the assistant's turns the last one alone counts.
+    ``last_turn_only``: only the last of the assistant's turns counts.
 
-    The first token of a row never counts: nothing predicts it. An end-of-sequence token is appended where the
-    chat template has not ended the last turn.
+    The first token of a row never counts, because nothing predicts it. An end-of-sequence token is appended
+    if the chat template has not ended the last turn.
     """
     for start in range(0, len(conversations), _BATCH):
-        some = conversations[start : start + _BATCH]
-        yield from _tokenise(some, tokenizer, train_on_prompt, last_turn_only)
+        batch = conversations[start : start + _BATCH]
+        yield from _tokenise(batch, tokenizer, train_on_prompt, last_turn_only)
 
 
 def _tokenise(
     conversations: Sequence[Conversation], tokenizer: Any, train_on_prompt: bool, last_turn_only: bool
 ) -> Iterator[Tokens]:
     ending = _Ending(tokenizer)
-    wanted = [_turns_to_find(each, train_on_prompt, last_turn_only) for each in conversations]
-    rendered = [_render(each, tokenizer, turns) for each, turns in zip(conversations, wanted, strict=True)]
+    turns_by_row = [_turns_to_find(each, train_on_prompt, last_turn_only) for each in conversations]
+    rendered = [
+        _render(each, tokenizer, turns) for each, turns in zip(conversations, turns_by_row, strict=True)
+    ]
     chats = [text for (text, _), c in zip(rendered, conversations, strict=True) if c.messages]
     texts = [c.text for c in conversations if c.text is not None]
     chat_ids = iter(_ids(tokenizer, chats, special=False))
     text_ids = iter(_ids(tokenizer, texts, special=True))
     prefixes = iter(_ids(tokenizer, [text[:cut] for text, cuts in rendered for cut in cuts], special=False))
     for conversation, (text, cuts) in zip(conversations, rendered, strict=True):
-        ids = next(chat_ids) if conversation.messages else _of_part(next(text_ids), conversation, tokenizer)
+        ids = next(chat_ids) if conversation.messages else _trim_part(next(text_ids), conversation, tokenizer)
         before = [next(prefixes) for _ in cuts]
         bounds = [len(prefix) for prefix in before]
         if any(ids[: len(prefix)] != prefix for prefix in before):
             ids, bounds = _by_turns(conversation, tokenizer, text, cuts)
         counted = np.zeros(len(ids) + 1, dtype=np.bool_)
-        everything = train_on_prompt or not conversation.messages
-        counted[:] = everything
+        count_all = train_on_prompt or not conversation.messages
+        counted[:] = count_all
         for first, last in itertools.zip_longest(bounds[::2], bounds[1::2], fillvalue=len(ids)):
-            counted[first:last] = not everything
+            counted[first:last] = not count_all
         counted[0] = False
         eos = ending.missing(ids) if conversation.ends else None
         if eos is not None:
@@ -119,8 +123,8 @@ def _tokenise(
         yield np.array(ids, dtype=np.int32), counted[: len(ids)]
 
 
-def _of_part(ids: list[int], text: Conversation, tokenizer: Any) -> list[int]:
-    """The tokens of a text without a beginning or an end that its document has elsewhere."""
+def _trim_part(ids: list[int], text: Conversation, tokenizer: Any) -> list[int]:
+    """Remove the begin or end token from a section of a document that does not begin or end it."""
     if not text.begins and ids[:1] == [tokenizer.bos_token_id]:
         ids = ids[1:]
     if not text.ends and ids[-1:] == [tokenizer.eos_token_id]:
@@ -131,30 +135,30 @@ def _of_part(ids: list[int], text: Conversation, tokenizer: Any) -> list[int]:
 def _by_turns(
     conversation: Conversation, tokenizer: Any, text: str, cuts: list[int]
 ) -> tuple[list[int], list[int]]:
-    """The tokens of a text whose parts are tokenised alone, and where each part but the first begins.
+    """Tokenize the parts of a text separately; return the tokens, and the start of each part but the first.
 
-    For a turn whose end melts with the next one's beginning into one token. The model is asked with the
-    prompt's own tokens, so that an answer begins with one of its own. Raises UserError where the parts say
-    something else together, as with a tokenizer that puts a space before each text.
+    Needed if the end of a turn and the beginning of the next would merge into one token. At inference the
+    prompt is tokenized separately, so an answer must start with its own token. Raises UserError if the parts
+    decode to another text, e.g. with a tokenizer that puts a space before each text.
     """
     parts = [text[first:last] for first, last in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    found = _ids(tokenizer, parts, special=False)
-    ids = list(itertools.chain.from_iterable(found))
-    whole = _ids(tokenizer, [text], special=False)[0]
-    if tokenizer.decode(ids) != tokenizer.decode(whole):
+    parts_ids = _ids(tokenizer, parts, special=False)
+    ids = list(itertools.chain.from_iterable(parts_ids))
+    joint_ids = _ids(tokenizer, [text], special=False)[0]
+    if tokenizer.decode(ids) != tokenizer.decode(joint_ids):
         cut = next(cut for cut in cuts)
-        raise _melted(conversation, text[max(0, cut - 20) : cut], text[cut : cut + 20])
-    return ids, list(itertools.accumulate(len(part) for part in found[:-1]))
+        raise _merged_tokens(conversation, text[max(0, cut - 20) : cut], text[cut : cut + 20])
+    return ids, list(itertools.accumulate(len(part) for part in parts_ids[:-1]))
 
 
 def end_of_answers(tokenizer: Any, messages: Sequence[Message]) -> int | None:
-    """The token that ends a chat's last turn as it is learnt; None where the tokenizer has none."""
+    """Return the token that ends a chat's last turn in training; None if the tokenizer has none."""
     ids, _ = next(tokenise([Conversation(messages=tuple(messages))], tokenizer))
     return _Ending(tokenizer).of(ids.tolist())
 
 
 def written(messages: Sequence[Message], tokenizer: Any, *, prompt: bool = False) -> str:
-    """A chat as the template writes it; with ``prompt`` up to where the model is to answer."""
+    """Render a chat with the template; with ``prompt``, up to the start of the model's answer."""
     chat = Conversation(messages=tuple(messages))
     return _apply(tokenizer, [message.as_template() for message in messages], chat, prompt)
 
@@ -162,14 +166,14 @@ def written(messages: Sequence[Message], tokenizer: Any, *, prompt: bool = False
 def _ids(tokenizer: Any, texts: list[str], *, special: bool) -> list[list[int]]:
     if not texts:
         return []
-    # verbose=False: no warning about rows that are longer than the model; they are cut later.
+    # verbose=False: no warning about rows longer than the model's limit, which are truncated later
     encoded = tokenizer(texts, add_special_tokens=special, return_attention_mask=False, verbose=False)
     ids: list[list[int]] = encoded["input_ids"]
     return ids
 
 
 def _turns_to_find(conversation: Conversation, train_on_prompt: bool, last_turn_only: bool) -> list[int]:
-    """The assistant's turns that count, or those that don't where all else does."""
+    """Return the assistant's turns that count, or those that do not, if everything else does."""
     answers = [index for index, message in enumerate(conversation.messages) if message.role == "assistant"]
     if last_turn_only:
         return answers[-1:]
@@ -177,38 +181,38 @@ def _turns_to_find(conversation: Conversation, train_on_prompt: bool, last_turn_
 
 
 def _render(conversation: Conversation, tokenizer: Any, turns: list[int]) -> tuple[str, list[int]]:
-    """The text, and where each of these turns begins and ends in it (the chat's last ends with the text)."""
+    """Return the text, and start and end of each of these turns (the last turn ends with the text)."""
     if conversation.text is not None:
         return conversation.text, []
     messages = [message.as_template() for message in conversation.messages]
-    whole = _apply(tokenizer, messages, conversation)
-    _check_said(conversation, whole)
-    _check_tools(conversation, whole)
+    full_text = _apply(tokenizer, messages, conversation)
+    _check_contents(conversation, full_text)
+    _check_tools(conversation, full_text)
     cuts = []
     for index in turns:
         prefixes = [_apply(tokenizer, messages[:index], conversation, prompt=True)]
         if index != len(messages) - 1:
             prefixes.append(_apply(tokenizer, messages[: index + 1], conversation))
         for prefix in prefixes:
-            if not whole.startswith(prefix):
+            if not full_text.startswith(prefix):
                 raise UserError(
                     f"{_name(conversation)}: the chat template renders the beginning of this chat otherwise "
                     f"than the whole, so the assistant's turn {index + 1} can't be found in it.",
                     "Set chat_template to one that only appends (or split such chats into single answers).",
                 )
             cuts.append(len(prefix))
-    return whole, cuts
+    return full_text, cuts
 
 
-def _check_said(conversation: Conversation, text: str) -> None:
-    """Raise UserError where a template has left out what one of the turns says.
+def _check_contents(conversation: Conversation, text: str) -> None:
+    """Raise UserError if the template has omitted the content of a turn.
 
-    Templates trim a turn, take the thoughts out that it begins with, or write it as JSON: its last line is
-    looked for.
+    Templates trim a turn, remove the reasoning at its beginning, or write it as JSON, so only its last line
+    is searched.
     """
     for number, message in enumerate(conversation.messages, start=1):
-        said = message.content.strip().rpartition("\n")[2].strip()
-        if said not in text and json.dumps(said, ensure_ascii=False)[1:-1] not in text:
+        last_line = message.content.strip().rpartition("\n")[2].strip()
+        if last_line not in text and json.dumps(last_line, ensure_ascii=False)[1:-1] not in text:
             raise UserError(
                 f"{_name(conversation)}: the chat template leaves out what the {message.role} says in turn "
                 f"{number}.",
@@ -217,7 +221,7 @@ def _check_said(conversation: Conversation, text: str) -> None:
 
 
 def _check_tools(conversation: Conversation, text: str) -> None:
-    """Raise UserError where a template has left out a tool, or the call of one."""
+    """Raise UserError if the template has omitted a tool, or a tool call."""
     if not conversation.tools and not any(message.tool_calls for message in conversation.messages):
         return
     functions = json.loads(conversation.tools or "[]")
@@ -251,15 +255,15 @@ def _apply(
 
 
 def prompt_of(conversation: Conversation, tokenizer: Any) -> tuple[str, str]:
-    """What the model is given, special tokens included, and what follows: the last answer, or more text.
+    """Return the rendered prompt, special tokens included, and its reference: the last answer, or more text.
 
-    Nothing follows where a chat ends with a question.
+    The reference is empty for a chat that ends with a question.
     """
     if conversation.text is None:
         asked = replace(conversation, messages=conversation.asked)
         messages = [message.as_template() for message in asked.messages]
         prompt = _apply(tokenizer, messages, asked, prompt=True)
-        _check_said(asked, prompt)
+        _check_contents(asked, prompt)
         _check_tools(asked, prompt)
         answered = len(asked.messages) < len(conversation.messages)
         return prompt, conversation.messages[-1].content if answered else ""
@@ -269,13 +273,13 @@ def prompt_of(conversation: Conversation, tokenizer: Any) -> tuple[str, str]:
 
 
 def beginning_of(text: str) -> str:
-    """What of a plain text the model is asked to go on with: half of it at most, in whole words."""
+    """Return the beginning of a text for the model to continue: at most half of it, in full words."""
     cut = min(len(text) // 2, _PROMPT_CHARS)
     cut = text.rfind(" ", 0, cut + 1) if " " in text[: cut + 1] else cut
     return text[:cut]
 
 
-def _melted(conversation: Conversation, before: str, after: str) -> UserError:
+def _merged_tokens(conversation: Conversation, before: str, after: str) -> UserError:
     return UserError(
         f"{_name(conversation)}: the tokenizer melts the end of one turn and the beginning of the next into "
         f"one token ({before!r} and {after!r}), so what counts in the loss can't be told apart.",
@@ -284,7 +288,7 @@ def _melted(conversation: Conversation, before: str, after: str) -> UserError:
 
 
 class _Ending:
-    """Tells whether a row ends with a token that ends a turn."""
+    """Detects tokens that end a turn."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.eos: int | None = tokenizer.eos_token_id
@@ -293,11 +297,11 @@ class _Ending:
         self._blank = {ids[0] for ids in _ids(tokenizer, ["\n", "\n\n", " "], special=False) if len(ids) == 1}
 
     def missing(self, ids: list[int]) -> int | None:
-        """The token to append: EOS, or None where the row has an end (or the tokenizer has no EOS)."""
+        """Return the EOS token to append; None if the row has an end (or the tokenizer has no EOS)."""
         return self.eos if self.of(ids) is None else None
 
     def of(self, ids: list[int]) -> int | None:
-        """The token that ends the row's last turn, before white space; None where none does."""
+        """Return the token that ends the row's last turn, ignoring white space; None if there is none."""
         last = next((each for each in reversed(ids) if each not in self._blank), None)
         return last if last in self._ends else None
 

@@ -1,9 +1,9 @@
-"""Rows of a dataset: which shapes are taken, and what is wrong with those that are not.
+"""Dataset rows of conversations and text: supported forms, and errors for invalid rows.
 
-Taken, one object a row, mixed as you like:
+Supported forms, one object per row, which may be mixed:
 
 * OpenAI: ``{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}``,
-  with ``tools``, ``tool_calls`` and a turn's ``weight`` (0: not learnt)
+  with ``tools``, ``tool_calls`` and a turn's ``weight`` (0: not trained)
 * ShareGPT: ``{"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]}``, with
   ``system`` and ``tools``
 * Alpaca: ``{"instruction": "...", "input": "...", "output": "..."}`` (``input`` may be missing; also
@@ -11,7 +11,7 @@ Taken, one object a row, mixed as you like:
 * ``{"prompt": "...", "completion": "..."}``, each a text or a list of messages
 * ``{"text": "..."}``
 
-Other keys (an id, a source) are not used; how many rows have them is said.
+Other keys (an id, a source) are ignored; the number of rows that have them is reported.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from estimator.errors import UserError
 from estimator.names import close_matches
 from launchers.dataset.files import FORMS, BadRow, Rows, open_rows
 from launchers.dataset.progress import Progress
-from launchers.dataset.readable import NOT_UTF_8, converted
+from launchers.dataset.readable import NOT_UTF_8, conversion_advice
 from launchers.dataset.turns import Fields, Message, chat, decoded, system_of, text_of, tools_of
 
 SHOWN_BAD_ROWS = 10
-_SHOWN_KEYS = 12  # that are not used
+_SHOWN_KEYS = 12  # unused keys listed in a message
 
 Parsed = TypeVar("Parsed")
-# Shape by shape: the question's keys, the keys of what may follow it, the answer's keys.
+# For each form: key of the question, keys of an optional addition, keys of the answer
 _PAIRS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("instruction", ("input", "context"), ("output", "response")),
     ("prompt", (), ("completion", "response")),
@@ -47,46 +47,46 @@ _KNOWN_KEYS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conversation:
-    """One row: a chat (``messages``), or plain text (``text``); never both."""
+    """One row: either a chat (``messages``), or plain text (``text``)."""
 
     messages: tuple[Message, ...] = ()
-    tools: str = ""  # that the chat may call: JSON of a list
+    tools: str = ""  # tools available in the chat, as a JSON list
     text: str | None = None
-    begins: bool = True  # of a text: whether it is the beginning of its document,
-    ends: bool = True  # and whether it is the end
-    line: int = field(default=0, compare=False)  # of the file it came from; 0: none
-    source: int = field(default=0, compare=False)  # which dataset of the run, as mixture.names counts them
+    begins: bool = True  # for text: whether it contains the beginning of its document
+    ends: bool = True  # for text: whether it contains the end of its document
+    line: int = field(default=0, compare=False)  # line of the source file; 0: none
+    source: int = field(default=0, compare=False)  # index of the dataset in mixture.names
 
     def of_source(self, source: int) -> Conversation:
-        """The same, of that dataset of the run."""
+        """Return a copy that belongs to this dataset of the run."""
         return replace(self, source=source)
 
     @property
     def asked(self) -> tuple[Message, ...]:
-        """The turns before a chat's last answer: all of them where it ends with a question."""
+        """Turns before a chat's last answer; all turns if it ends with a question."""
         ends = bool(self.messages) and self.messages[-1].role == "assistant"
         return self.messages[:-1] if ends else self.messages
 
 
 def read(path: Path) -> Iterator[Conversation]:
-    """The conversations of a file: see :func:`read_as`."""
+    """Read the conversations of a file, see :func:`read_as`."""
     return read_as(path, parse)
 
 
 def read_as(
     path: Path, parse_row: Callable[[Fields, int], Parsed], columns: Sequence[str] | None = None
 ) -> Iterator[Parsed]:
-    """Read and check a file of rows, one after the other.
+    """Read and check a file of rows one by one.
 
-    ``parse_row`` takes a decoded row and its number in the file, and raises BadRow. After the last row raises
-    UserError that lists the bad ones with their numbers, or says that the file is empty; keys that no row's
-    shape has are named on standard error. ``columns``: those that a row can have at all.
+    ``parse_row`` parses a decoded row, given its number in the file, and raises BadRow. After the last row
+    raises UserError that lists the bad rows with their numbers, or if the file is empty; unused keys are
+    reported on standard error. ``columns``: the only columns to read.
     """
     yield from read_rows(open_rows(path, columns), parse_row)
 
 
 def read_rows(rows: Rows, parse_row: Callable[[Fields, int], Parsed], forms: str = FORMS) -> Iterator[Parsed]:
-    """As :func:`read_as`, of rows of whatever kind. ``forms``: what may be given for an empty one."""
+    """Read and check rows of any kind, like :func:`read_as`. ``forms``: supported forms, for messages."""
     path = rows.path
     bad: list[tuple[int, str]] = []
     unused: Counter[str] = Counter()
@@ -113,13 +113,13 @@ def read_rows(rows: Rows, parse_row: Callable[[Fields, int], Parsed], forms: str
     if bad:
         raise _error(path, bad, failed, total, rows.unit)
     if not total:
-        raise UserError(f"Dataset {path} is empty.", f"Give {forms}.")
+        raise UserError(f"Dataset {path} is empty.", f"Use {forms}.")
     if unused:
         print(_unused(path, unused), file=sys.stderr, flush=True)
 
 
 def parse(row: Any, line: int = 0) -> Conversation:
-    """One decoded row as a Conversation; raises BadRow."""
+    """Parse one decoded row as a Conversation; raises BadRow."""
     row = Fields.of(row)
     name = row.first(("messages", "conversations"))
     if name is not None:
@@ -130,7 +130,7 @@ def parse(row: Any, line: int = 0) -> Conversation:
             return Conversation(messages=_pair(row, question, more, answer), tools=tools_of(row), line=line)
     if row.has("text"):
         return Conversation(text=text_of(row["text"], "`text`"), line=line)
-    raise BadRow(_nearest_shape(row))
+    raise BadRow(_describe_mismatch(row))
 
 
 def _pair(row: Fields, question: str, more: tuple[str, ...], answer: str) -> tuple[Message, ...]:
@@ -144,23 +144,23 @@ def _pair(row: Fields, question: str, more: tuple[str, ...], answer: str) -> tup
     if extra:
         prompt += "\n\n" + text_of(row[extra], f"`{extra}`")
     else:
-        # A misspelt `input` would silently leave out half of the question.
-        misspelt = [key for key in row if key not in _KNOWN_KEYS and close_matches(key, more, cutoff=0.85)]
-        if misspelt:
-            raise BadRow(f"unknown key `{misspelt[0]}`; did you mean `{more[0]}`?")
+        # A misspelled `input` would silently omit half of the question
+        misspelled = [key for key in row if key not in _KNOWN_KEYS and close_matches(key, more, cutoff=0.85)]
+        if misspelled:
+            raise BadRow(f"unknown key `{misspelled[0]}`; did you mean `{more[0]}`?")
     content = text_of(answered, f"`{answer}`")
     turns = (Message(role="user", content=prompt), Message(role="assistant", content=content))
     return (*system_of(row), *history_of(row), *turns)
 
 
 def decoded_turns(value: Any) -> Any:
-    """A list of turns, also one that is written as JSON in a text; else the value as it is."""
-    found = decoded(value)
-    return found if isinstance(found, list) and all(isinstance(turn, dict) for turn in found) else value
+    """Decode a list of turns that is stored as JSON text; return other values unchanged."""
+    turns = decoded(value)
+    return turns if isinstance(turns, list) and all(isinstance(turn, dict) for turn in turns) else value
 
 
 def history_of(row: Fields) -> tuple[Message, ...]:
-    """The exchanges that a row's ``history`` has: a list of questions with their answers."""
+    """Parse a row's ``history``: a list of questions with their answers."""
     history = decoded(row.get("history") or [])
     if not isinstance(history, list):
         raise BadRow("`history` is not a list")
@@ -174,8 +174,8 @@ def history_of(row: Fields) -> tuple[Message, ...]:
     return tuple(turns)
 
 
-def _nearest_shape(row: Fields) -> str:
-    """What an unknown shape lacks, by the known key that it has or nearly has."""
+def _describe_mismatch(row: Fields) -> str:
+    """Describe what an unknown row lacks, by the supported key that it has or nearly has."""
     if not row:
         return "an empty object"
     null = next((key for key in _KNOWN_KEYS if key in row and not row.has(key)), None)
@@ -198,9 +198,9 @@ def _nearest_shape(row: Fields) -> str:
     )
 
 
-def _meant(wanted: str, row: Fields) -> str:
-    near = close_matches(wanted, [key for key in row if key not in _KNOWN_KEYS])
-    return f"; `{near[0]}` should be `{wanted}`?" if near else ""
+def _meant(expected: str, row: Fields) -> str:
+    near = close_matches(expected, [key for key in row if key not in _KNOWN_KEYS])
+    return f"; `{near[0]}` should be `{expected}`?" if near else ""
 
 
 def _unused(path: Path, unused: Counter[str]) -> str:
@@ -211,12 +211,12 @@ def _unused(path: Path, unused: Counter[str]) -> str:
 
 
 def _error(path: Path, bad: list[tuple[int, str]], failed: int, total: int, unit: str) -> UserError:
-    convert = "" if not bad[0][1].startswith(NOT_UTF_8) else converted(path)
+    convert = "" if not bad[0][1].startswith(NOT_UTF_8) else conversion_advice(path)
     if failed == 1:
         number, reason = bad[0]
-        return UserError(f"Dataset {path}, {unit} {number}: {reason}.", convert or "Mend or remove it.")
+        return UserError(f"Dataset {path}, {unit} {number}: {reason}.", convert or "Fix or remove it.")
     shown = [f"  {unit} {number}: {reason}" for number, reason in bad]
     if failed > len(bad):
         shown.append(f"  and {failed - len(bad):,} more")
     problem = f"Dataset {path}: {failed:,} of {total:,} rows can't be used."
-    return UserError(problem, "\n".join([*shown, convert or "Mend or remove them."]))
+    return UserError(problem, "\n".join([*shown, convert or "Fix or remove them."]))

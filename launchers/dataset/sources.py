@@ -1,7 +1,7 @@
-"""Where a dataset comes from: the package itself, a local file or folder, S3, the Hugging Face Hub.
+"""Sources of datasets: built-in, a local file or folder, S3, the Hugging Face Hub.
 
-All end as a file, or as a folder that ``save_to_disk`` has made. ``NAME#SPLIT`` names a split of a folder, or
-of a dataset of the Hub; without it the split is ``train``.
+All are fetched as a file, or as a folder written by ``save_to_disk``. ``NAME#SPLIT`` selects a split of a
+folder or of a Hub dataset; the default split is ``train``.
 """
 
 from __future__ import annotations
@@ -22,44 +22,45 @@ _log = logging.getLogger(__name__)
 TICKETS = support_tickets.NAME
 PYTHON_DOCS = "python-docs"
 IMAGES_BUILT_IN = drawn_shapes.BUILT_IN
-BUILT_IN_SPLITS: dict[str, tuple[str, ...]] = {  # names that need no file and no download
+BUILT_IN_SPLITS: dict[str, tuple[str, ...]] = {  # by name; need no file and no download
     TICKETS: support_tickets.SPLITS,
     PYTHON_DOCS: ("train",),
     IMAGES_BUILT_IN: ("train",),
 }
 DEFAULT = TICKETS
 Kind = Literal["built-in", "path", "s3", "hub"]
-SUFFIXES = (*files.SUFFIXES, ".txt")  # of names that are paths, there or not
+SUFFIXES = (*files.SUFFIXES, ".txt")  # names with these suffixes are paths, even if the file does not exist
 SPLIT = "train"
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tar")
-_SPLITS = "dataset_dict.json"  # in a folder of save_to_disk, of several splits
+_SPLITS = "dataset_dict.json"  # file in a save_to_disk folder with several splits
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(:[\w.-]+)?")  # org/name, or org/name:configuration
 
 
 def kind_of(dataset: str) -> Kind:
-    """Which source the setting ``dataset`` names. A file that exists is a path, whatever it looks like."""
+    """Return the source that the setting ``dataset`` refers to. An existing file is always a path."""
     if dataset.partition("#")[0] in BUILT_IN_SPLITS:
         return "built-in"
     if dataset.startswith("s3://"):
         return "s3"
     name, _ = split_of(dataset)
     path = Path(name).expanduser()
-    named = path.is_absolute() or dataset.startswith(".") or path.suffix.lower() in SUFFIXES
-    if named or path.exists():
+    looks_local = path.is_absolute() or dataset.startswith(".") or path.suffix.lower() in SUFFIXES
+    if looks_local or path.exists():
         return "path"
     return "hub" if _HUB_ID.fullmatch(name) else "path"
 
 
 def split_of(dataset: str) -> tuple[str, str | None]:
-    """A dataset's name and the split that is asked for; a file that exists has its name whole."""
+    """Return a dataset's name and the requested split; the name of an existing file is not split."""
     name, _, split = dataset.rpartition("#")
     return (name, split) if name and not Path(dataset).expanduser().exists() else (dataset, None)
 
 
 def fetch(dataset: str, folder: Path) -> Path:
-    """The dataset as a local file or folder: a local one in place, others in ``folder``; of the Hub as JSONL.
+    """Return the dataset as a local file or folder, fetched into ``folder`` if it is not local.
 
-    Raises UserError that says why it can't be had. The rows are not looked at: see rows.read.
+    Hub datasets are converted to JSONL. Raises UserError with the reason if the dataset is unavailable. The
+    rows are not checked, see rows.read.
     """
     kind = kind_of(dataset)
     _log.info("Dataset %s: %s", dataset, kind)
@@ -77,7 +78,7 @@ def _generated(dataset: str, folder: Path) -> Path:
     if split and split not in splits:
         raise UserError(
             f"Dataset {name} has no split {split}.",
-            f"Give {', or '.join(f'{name}#{each}' for each in splits)}.",
+            f"Use {', or '.join(f'{name}#{each}' for each in splits)}.",
         )
     if name == IMAGES_BUILT_IN:
         return drawn_shapes.write(folder / name)
@@ -89,52 +90,52 @@ def _generated(dataset: str, folder: Path) -> Path:
 
 
 def local(dataset: str) -> Path:
-    """The file of a local dataset, or the folder of its split; UserError where there is none."""
+    """Return the file of a local dataset, or the folder of its split; UserError if it does not exist."""
     name, split = split_of(dataset)
     path = Path(name).expanduser()
     if not path.exists():
         raise UserError(
             f"There is no dataset {path}.",
-            f"Give {files.FORMS}; s3://bucket/key, a Hugging Face id (org/name), or {DEFAULT}.",
+            f"Use {files.FORMS}; s3://bucket/key, a Hugging Face id (org/name), or {DEFAULT}.",
         )
     if path.is_dir():
         return _in_folder(path, split)
     if split is not None:
-        raise UserError(f"Dataset {path} is a file: it has no split {split}.", f"Give {path}")
+        raise UserError(f"Dataset {path} is a file: it has no split {split}.", f"Use {path}")
     return path
 
 
 def _in_folder(folder: Path, split: str | None) -> Path:
-    """A split's folder or file: of what save_to_disk has made, or of files that are named after splits."""
+    """Return a split's folder or file: from save_to_disk, or from files named after splits."""
     if files.is_saved(folder):
         if split is not None:
-            raise UserError(f"Dataset {folder} is one split: there is no {split} in it.", f"Give {folder}")
+            raise UserError(f"Dataset {folder} is one split: there is no {split} in it.", f"Use {folder}")
         return folder
     if split is None and holds_images(folder):
         return folder
     if (folder / _SPLITS).is_file():
-        found = {name: folder / name for name in _splits(folder)}
+        splits = {name: folder / name for name in _splits(folder)}
     else:
-        found = {
+        splits = {
             path.stem: path
             for path in sorted(folder.iterdir())
             if path.is_file() and path.suffix.lower() in SUFFIXES
         }
-    if split is None and len(found) == 1:
-        return next(iter(found.values()))
-    chosen = found.get(split or SPLIT)
+    if split is None and len(splits) == 1:
+        return next(iter(splits.values()))
+    chosen = splits.get(split or SPLIT)
     if chosen is None:
-        there = f"has {', '.join(found)}" if found else "holds no rows"
-        example = f"{folder}#{next(iter(found), SPLIT)}"
+        content = f"has {', '.join(splits)}" if splits else "holds no rows"
+        example = f"{folder}#{next(iter(splits), SPLIT)}"
         raise UserError(
-            f"Dataset {folder} {there}, but no split {split or SPLIT}.",
-            f"Give one of them, as {example}" if found else f"Give {files.FORMS}.",
+            f"Dataset {folder} {content}, but no split {split or SPLIT}.",
+            f"Use one of them, e.g. {example}" if splits else f"Use {files.FORMS}.",
         )
     return chosen
 
 
 def holds_images(folder: Path) -> bool:
-    """Whether a folder is a dataset of images: their files lie in it, or tars of them."""
+    """Whether a folder is an image dataset: it contains image files, or tars."""
     return any(path.suffix.lower() in IMAGE_SUFFIXES for path in folder.iterdir())
 
 
@@ -143,7 +144,7 @@ def _splits(folder: Path) -> list[str]:
         names = json.loads((folder / _SPLITS).read_text())["splits"]
         return [str(name) for name in names]
     except (OSError, ValueError, KeyError, TypeError):
-        raise UserError(f"Dataset {folder}: {_SPLITS} can't be read.", "Save the dataset anew.") from None
+        raise UserError(f"Dataset {folder}: {_SPLITS} can't be read.", "Save the dataset again.") from None
 
 
 def _from_s3(url: str, folder: Path) -> Path:
@@ -156,8 +157,8 @@ def _from_s3(url: str, folder: Path) -> Path:
 
 
 def _from_hub(dataset: str, folder: Path) -> Path:
-    whole, split = split_of(dataset)
-    name, _, configuration = whole.partition(":")
+    full_name, split = split_of(dataset)
+    name, _, configuration = full_name.partition(":")
     rows = _load_from_hub(name, configuration or None, split or SPLIT)
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / (re.sub(r"[/:#]", "--", dataset) + ".jsonl")
@@ -188,7 +189,7 @@ def _load_from_hub(name: str, configuration: str | None, split: str) -> Any:
         try:
             return datasets.load_dataset(name, configuration, split=split, token=remote.hub_token())
         except DatasetsError as error:
-            if isinstance(error, FileNotFoundError):  # not there, gated, or offline
+            if isinstance(error, FileNotFoundError):  # missing, gated, or offline
                 raise
             raise UserError(f"Dataset {name} can't be read: {_first_line(error)}") from None
         except ValueError as error:  # no such configuration or split

@@ -1,11 +1,11 @@
-"""Checked rows on disk: written one after the other, read by their place, never all in memory.
+"""Validated rows on disk: written one by one, read by index, never all in memory.
 
-A folder with::
+Contents of the folder::
 
-    rows.jsonl      a row a line, in our own short form (:func:`encode`)
-    offsets.npy     int64 [rows + 1], where each line begins
-    sources.npy     int32 [rows], which dataset of the run a row is of
-    characters.npy  int64 [rows], the length of a plain text (0 of a chat)
+    rows.jsonl      one row per line, in a short form (:func:`encode`)
+    offsets.npy     int64 [rows + 1], start of each line
+    sources.npy     int32 [rows], index of the row's dataset in the run
+    characters.npy  int64 [rows], length of a plain text (0 for a chat)
     info.json       {"fingerprint": sha256 of rows.jsonl}
 """
 
@@ -26,7 +26,7 @@ from launchers.dataset.preferences import Judged, Pair, Sample
 from launchers.dataset.rows import Conversation
 from launchers.dataset.turns import Message
 
-if TYPE_CHECKING:  # a tenth of a second to import; the flow's processes need the names only
+if TYPE_CHECKING:  # takes a tenth of a second to import; the flow's processes need only the names
     import numpy as np
     from numpy.typing import NDArray
 
@@ -35,7 +35,7 @@ _BUFFER = 1 << 20
 
 
 class Writer:
-    """Writes a folder of rows; info.json comes last, so a folder without it is not complete."""
+    """Writer of a folder of rows; info.json is written last, so a folder without it is incomplete."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -75,7 +75,7 @@ class Writer:
 
 
 class StoredRows(Sequence[Sample]):
-    """The rows of a folder that :class:`Writer` has made."""
+    """Rows of a folder written by :class:`Writer`."""
 
     def __init__(self, folder: Path) -> None:
         import numpy as np
@@ -108,9 +108,9 @@ class StoredRows(Sequence[Sample]):
 
 
 class Selected(Sequence[Sample]):
-    """Rows out of others, in an order of their own; each is read when it is asked for.
+    """Selection of rows in any order; each row is read when it is accessed.
 
-    ``places``: which ones. ``replaced``: what stands for some of them, by their place in ``rows``.
+    ``places``: indices of the rows. ``replaced``: replacements by index in ``rows``.
     """
 
     def __init__(
@@ -137,12 +137,12 @@ class Selected(Sequence[Sample]):
     def __getitem__(self, place: int | slice) -> Sample | Sequence[Sample]:
         if isinstance(place, slice):
             return Selected(self.rows, self.places[place], self.replaced)
-        there = int(self.places[place])
-        return self.replaced[there] if there in self.replaced else self.rows[there]
+        index = int(self.places[place])
+        return self.replaced[index] if index in self.replaced else self.rows[index]
 
 
 def sources_of(rows: Sequence[Sample]) -> NDArray[np.int32]:
-    """[rows]: which dataset of the run each row is of."""
+    """Return [rows]: index of each row's dataset in the run."""
     import numpy as np
 
     if isinstance(rows, StoredRows):
@@ -154,7 +154,7 @@ def sources_of(rows: Sequence[Sample]) -> NDArray[np.int32]:
 
 
 def characters_of(rows: Sequence[Sample]) -> NDArray[np.int64]:
-    """[rows]: the length of each row's plain text."""
+    """Return [rows]: length of each row's plain text."""
     import numpy as np
 
     if isinstance(rows, StoredRows):
@@ -166,7 +166,7 @@ def characters_of(rows: Sequence[Sample]) -> NDArray[np.int64]:
 
 
 def joined(parts: Sequence[Selected]) -> Selected:
-    """Rows selected out of the same ones, part after part. No row is replaced otherwise in two of them."""
+    """Concatenate selections of the same rows. Replacements of the same row must be equal."""
     import numpy as np
 
     replaced = {place: row for part in parts for place, row in part.replaced.items()}
@@ -177,11 +177,11 @@ def _characters(row: Sample) -> int:
     return len(row.text) if isinstance(row, Conversation) and row.text is not None else 0
 
 
-# One row as JSON: lists where the order says what is meant, and nothing that is empty.
+# One row as JSON, with lists for values identified by order, and without empty values
 
 
 def encode(row: Sample) -> bytes:
-    """A row as one line of JSON, without its end."""
+    """Encode a row as one line of JSON, without the line break."""
     if isinstance(row, Pair):
         value: Any = {"chosen": _values(row.chosen), "rejected": _values(row.rejected)}
     elif isinstance(row, Judged):
@@ -200,7 +200,7 @@ def encode(row: Sample) -> bytes:
 
 
 def decode(line: bytes) -> Sample:
-    """The row that :func:`encode` has made a line of."""
+    """Decode a line written by :func:`encode`."""
     value = json.loads(line)
     if "chosen" in value:
         return Pair(chosen=_conversation(value["chosen"]), rejected=_conversation(value["rejected"]))
@@ -232,7 +232,7 @@ def _values(conversation: Conversation) -> dict[str, Any]:
 
 
 def _turn(message: Message) -> list[Any]:
-    """Role and content, and the rest of a turn that has more."""
+    """Encode a turn as role and content, with further fields if it has any."""
     more: dict[str, Any] = {} if message.trained else {"trained": False}
     for name in ("tool_calls", "name", "tool_call_id"):
         if value := getattr(message, name):
@@ -259,7 +259,7 @@ def _conversation(value: dict[str, Any]) -> Conversation:
 
 
 def copied(rows: Sequence[Sample], folder: Path) -> StoredRows:
-    """Rows of whatever kind as a folder."""
+    """Write rows of any kind to a folder."""
     with Writer(folder) as writer:
         for row in rows:
             writer.add(row)

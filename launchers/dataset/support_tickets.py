@@ -33,7 +33,7 @@ class Area:
     seen: tuple[str, ...]
     """Wordings of both splits."""
     unseen: tuple[str, ...]
-    """Wordings of the test split alone, built from words that occur in ``seen``."""
+    """Wordings used only in the test split, built from words that occur in ``seen``."""
 
 
 AREAS: dict[str, Area] = {
@@ -210,7 +210,7 @@ _Item = TypeVar("_Item")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ticket:
-    """A message and what a help desk records of it."""
+    """A message, and the record a help desk extracts from it."""
 
     message: str
     area: str
@@ -259,7 +259,7 @@ def write(path: Path, split: Split = "train") -> Path:
 
 
 def _draw(generator: random.Random, *, unseen: bool) -> Ticket:
-    """Draw one ticket, with a wording of the test split alone if ``unseen``."""
+    """Generate one ticket; ``unseen``: with a wording used only in the test split."""
     area = _choose(generator, tuple(AREAS))
     wordings = AREAS[area].unseen if unseen else AREAS[area].seen
     wording, product = _choose(generator, wordings), _choose(generator, PRODUCTS)
@@ -276,7 +276,7 @@ def _draw(generator: random.Random, *, unseen: bool) -> Ticket:
 
 
 def _message(generator: random.Random, problem: str, deadline: str) -> str:
-    """Put the sentences of a message together, in one of four orders."""
+    """Combine the sentences of a message in one of four orders."""
     order = int(generator.random() * 4)
     if order == 0:
         return f"{_choose(generator, GREETINGS)}, {problem} {deadline}"

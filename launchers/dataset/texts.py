@@ -1,11 +1,12 @@
-"""Plain text for continued pre-training (task pretrain): documents out of JSONL, text files and Parquet.
+"""Plain text for continued pre-training (task pretrain), from JSONL, text files and Parquet.
 
-* JSONL, one object a line: its ``text`` is a document; other keys are ignored
+* JSONL, one object per line: its ``text`` is a document; other keys are ignored
 * ``.txt``: the whole file is one document
-* ``.parquet``: column ``text``, a document a row
+* ``.parquet``: column ``text``, one document per row
 
-A document of more than :data:`SECTION` characters is several rows, its sections, so that none is held in
-memory whole: only the first begins with the token that begins a text, only the last ends with its end.
+A document of more than :data:`SECTION` characters is divided into several rows, its sections, so that it is
+never in memory completely: only the first section starts with the token that begins a text, only the last
+ends with its end token.
 """
 
 from __future__ import annotations
@@ -21,25 +22,25 @@ from typing import Any
 from estimator.errors import UserError
 from launchers.dataset.files import BadRow
 from launchers.dataset.preferences import Sample
-from launchers.dataset.readable import check_readable, converted
+from launchers.dataset.readable import check_readable, conversion_advice
 from launchers.dataset.rows import Conversation, read_as
 from launchers.dataset.stored import Selected, characters_of
 from launchers.dataset.turns import Fields, text_of
 
 COLUMN = "text"
-SECTION = 1 << 20  # characters of a document that are one row at the most
-_BLOCK = 1 << 18  # bytes of a text file that are read at a time
-_BREAK = re.compile(r"(?<=\w)\s(?=\w)")  # where tokenizers of words cut anyway
-_LOOKED_AT = 4096  # characters before a section's end in which it may break
+SECTION = 1 << 20  # maximum number of characters of a document in one row
+_BLOCK = 1 << 18  # bytes of a text file read at a time
+_BREAK = re.compile(r"(?<=\w)\s(?=\w)")  # position between words, where tokenizers split anyway
+_BREAK_WINDOW = 4096  # number of characters before a section's end searched for a break
 
 
 def is_text_file(path: Path) -> bool:
-    """Whether a file can hold nothing but plain text, by its name."""
+    """Whether a file can contain only plain text, by its name."""
     return path.suffix.lower() == ".txt"
 
 
 def read(path: Path) -> Iterator[Conversation]:
-    """The documents of a file, every one checked; raises UserError that names what can't be used."""
+    """Read and check the documents of a file; raises UserError that lists unusable rows."""
     if is_text_file(path):
         return _sections(_text_of_file(path))
     documents = read_as(path, parse, [COLUMN])
@@ -47,16 +48,16 @@ def read(path: Path) -> Iterator[Conversation]:
 
 
 def parse(row: Any, line: int = 0) -> Conversation:
-    """One decoded row of JSONL as a document; raises BadRow."""
+    """Parse one decoded JSONL row as a document; raises BadRow."""
     row = Fields.of(row)
     if COLUMN not in row:
         keys = ", ".join(f"`{key}`" for key in list(row)[:6]) or "nothing"
-        raise BadRow(f"{keys}, but task pretrain learns plain text (`{COLUMN}`)")
+        raise BadRow(f"{keys}, but task pretrain needs plain text (`{COLUMN}`)")
     return _document(row[COLUMN], line)
 
 
 def from_conversations(conversations: Iterable[Conversation]) -> Iterator[Conversation]:
-    """Plain text out of chats: the turns below each other."""
+    """Convert chats to plain text: the turns, separated by blank lines."""
     for row in conversations:
         text = "\n\n".join(message.content for message in row.messages) if row.text is None else row.text
         yield Conversation(text=text, line=row.line)
@@ -65,39 +66,39 @@ def from_conversations(conversations: Iterable[Conversation]) -> Iterator[Conver
 def hold_out(
     documents: Sequence[Sample], characters: int, drawn: Sequence[int], most: int
 ) -> tuple[Selected, Selected]:
-    """The documents to train on, and held-out ones of about so many characters.
+    """Return the documents to train on, and held-out documents with about this many characters.
 
-    Whole documents, at most ``most``, are held out in the order ``drawn`` (indices) as far as they fit; where
-    that is less than half of what is wanted, the end of the longest of the others too.
+    Complete documents, at most ``most``, are held out in the order ``drawn`` (indices) as far as they fit; if
+    these are less than half of the target, the end of the longest remaining document is held out too.
     """
     import numpy as np
 
     lengths = characters_of(documents)
-    taken: list[int] = []
-    left = characters
+    selected: list[int] = []
+    missing = characters
     for index in drawn:
-        if left <= 0 or len(taken) == most:
+        if missing <= 0 or len(selected) == most:
             break
-        if lengths[index] <= left:
-            taken.append(index)
-            left -= int(lengths[index])
-    others = np.delete(np.arange(len(documents)), taken)
+        if lengths[index] <= missing:
+            selected.append(index)
+            missing -= int(lengths[index])
+    remaining = np.delete(np.arange(len(documents)), selected)
     train: dict[int, Sample] = {}
     end: dict[int, Sample] = {}
-    if left > characters / 2 and len(taken) < most:
-        longest = int(others[np.argmax(lengths[others])])
+    if missing > characters / 2 and len(selected) < most:
+        longest = int(remaining[np.argmax(lengths[remaining])])
         document = documents[longest]
-        cut = _cut(document, left) if isinstance(document, Conversation) else None
+        cut = _cut(document, missing) if isinstance(document, Conversation) else None
         if cut is not None:
             train[longest], end[longest] = cut
-            taken.append(longest)
-    return Selected(documents, others, train), Selected(documents, np.array(taken, dtype=np.int64), end)
+            selected.append(longest)
+    return Selected(documents, remaining, train), Selected(documents, np.array(selected, dtype=np.int64), end)
 
 
 def _cut(document: Conversation, characters: int) -> tuple[Conversation, Conversation] | None:
-    """A document without its end, and that end: so many characters, at most half of it.
+    """Split off the end of a document: this many characters, at most half of it.
 
-    It is cut at white space where there is some behind that place. None: one of both would be empty.
+    Splits at the next white space, if there is any. Returns None if a part would be empty.
     """
     text = document.text or ""
     place = len(text) - min(characters, len(text) // 2)
@@ -109,14 +110,14 @@ def _cut(document: Conversation, characters: int) -> tuple[Conversation, Convers
 
 
 def piece_lengths(length: int, longest: int) -> list[int]:
-    """Tokens of the consecutive pieces of a document of ``length`` tokens, each at most ``longest``.
+    """Return the lengths of a document's consecutive pieces, in tokens, each at most ``longest``.
 
-    A last piece of one token would teach nothing, for nothing predicts it: it gets another one from the piece
-    before.
+    A last piece of one token would have no label, because nothing predicts it; it takes another token from
+    the piece before.
     """
-    whole, rest = divmod(length, longest)
-    sizes = [longest] * whole + [rest] * (rest > 0)
-    if rest == 1 and whole and longest > 2:
+    full_pieces, rest = divmod(length, longest)
+    sizes = [longest] * full_pieces + [rest] * (rest > 0)
+    if rest == 1 and full_pieces and longest > 2:
         sizes[-2:] = [longest - 1, 2]
     return sizes
 
@@ -126,22 +127,22 @@ def _document(value: Any, number: int) -> Conversation:
 
 
 def _sections(pieces: Iterable[str], line: int = 0) -> Iterator[Conversation]:
-    """A document that comes in pieces, as rows of at most :data:`SECTION` characters."""
-    held, begins = "", True
+    """Convert a document that is read in pieces to rows of at most :data:`SECTION` characters."""
+    buffer, begins = "", True
     for piece in pieces:
-        text, first = held + piece, 0
+        text, first = buffer + piece, 0
         while len(text) - first > SECTION:
             last = first + SECTION
-            breaks = [found.start() for found in _BREAK.finditer(text, last - _LOOKED_AT, last)]
+            breaks = [found.start() for found in _BREAK.finditer(text, last - _BREAK_WINDOW, last)]
             cut = breaks[-1] if breaks else last
             yield Conversation(text=text[first:cut], begins=begins, ends=False, line=line)
             first, begins = cut, False
-        held = text[first:]
-    yield Conversation(text=held, begins=begins, line=line)
+        buffer = text[first:]
+    yield Conversation(text=buffer, begins=begins, line=line)
 
 
 def _text_of_file(path: Path) -> Iterator[str]:
-    """The text of a file, piece by piece; UserError where it is not UTF-8, or blank."""
+    """Iterate over the text of a file in pieces; UserError if it is not UTF-8, or blank."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     read, blank, first = 0, True, True
     try:
@@ -150,7 +151,7 @@ def _text_of_file(path: Path) -> Iterator[str]:
                 block = file.read(_BLOCK)
                 if not read:
                     check_readable(path, block)
-                begun = len(decoder.getstate()[0])  # bytes of a character that goes on in this block
+                partial_bytes = len(decoder.getstate()[0])  # bytes of an incomplete character
                 text = decoder.decode(block, final=not block)
                 if first:
                     text = text.removeprefix("\ufeff")
@@ -162,7 +163,7 @@ def _text_of_file(path: Path) -> Iterator[str]:
     except OSError as error:
         raise UserError(f"Dataset {path} can't be read: {error.strerror}.") from None
     except UnicodeDecodeError as error:
-        place = read - begun + error.start + 1
-        raise UserError(f"Dataset {path} is not UTF-8 (byte {place:,}).", converted(path)) from None
+        place = read - partial_bytes + error.start + 1
+        raise UserError(f"Dataset {path} is not UTF-8 (byte {place:,}).", conversion_advice(path)) from None
     if blank:
-        raise UserError(f"Dataset {path} is empty.", "Give a text file that holds a document.")
+        raise UserError(f"Dataset {path} is empty.", "Use a text file that is not blank.")

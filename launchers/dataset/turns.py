@@ -1,4 +1,4 @@
-"""The turns of a chat: what is taken of OpenAI's and ShareGPT's messages, and what is wrong with others."""
+"""Turns of a chat: supported messages in OpenAI's and ShareGPT's form, and errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ _EMPTY: tuple[Any, ...] = (None, "", [], {})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Message:
-    """One turn. A tool's calls are JSON, as chat templates take them: a list of functions with arguments."""
+    """One turn. Tool calls are JSON in the form of chat templates: a list of functions with arguments."""
 
     role: Role
     content: str
-    trained: bool = True  # of an assistant's turn: whether it is learnt (OpenAI's ``weight``)
+    trained: bool = True  # for assistant turns: whether the turn counts in the loss (OpenAI's ``weight``)
     tool_calls: str = ""
-    name: str = ""  # of the tool that answers
+    name: str = ""  # name of the responding tool
     tool_call_id: str = ""
 
     def as_template(self) -> dict[str, Any]:
-        """What a chat template is given."""
+        """Convert to the form that chat templates expect."""
         values: dict[str, Any] = {"role": self.role, "content": self.content}
         if self.tool_calls:
             values["tool_calls"] = json.loads(self.tool_calls)
@@ -54,7 +54,7 @@ class Message:
 
 
 class Fields(dict[str, Any]):
-    """A decoded row, which knows what of it nobody has asked for."""
+    """A decoded row that records which of its keys were read."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         super().__init__(values)
@@ -63,7 +63,7 @@ class Fields(dict[str, Any]):
 
     @classmethod
     def of(cls, row: Any) -> Fields:
-        """A decoded row as the object that it has to be; raises BadRow."""
+        """Convert a decoded row, which must be an object; raises BadRow."""
         if isinstance(row, Fields):
             return row
         if isinstance(row, list):
@@ -77,31 +77,31 @@ class Fields(dict[str, Any]):
         return super().__getitem__(name)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """As of any dict."""
+        """Return a value like ``dict.get``."""
         self._used.add(name)
         return super().get(name, default)
 
     def has(self, name: str) -> bool:
-        """Whether there is such a value, which does not count as asking for it."""
+        """Whether the key has a value, without recording it as read."""
         return super().get(name) is not None
 
     def first(self, names: Sequence[str]) -> str | None:
-        """The first of the names that has a value."""
+        """Return the first of the names that has a value."""
         return next((name for name in names if self.has(name)), None)
 
-    def leave_out(self, name: str) -> None:
-        """Note a key, of whatever depth, that is not used."""
+    def mark_unused(self, name: str) -> None:
+        """Record a key, of any depth, as unused."""
         self._unused.add(name)
 
     @property
     def unused(self) -> set[str]:
-        """The keys with a value that nobody has asked for."""
+        """Keys with a value that were not read."""
         top = {name for name, value in self.items() if name not in self._used and value not in _EMPTY}
         return top | self._unused
 
 
 def chat(values: Any, name: str, row: Fields, *, ends_with: Role = "assistant") -> tuple[Message, ...]:
-    """The turns of a list of objects, in order; raises BadRow. ``name``: what the row calls the list."""
+    """Parse a list of objects to turns, in order; raises BadRow. ``name``: the list's key in the row."""
     values = decoded(values)
     if not isinstance(values, list):
         raise BadRow(f"`{name}` is not a list")
@@ -116,13 +116,13 @@ def chat(values: Any, name: str, row: Fields, *, ends_with: Role = "assistant") 
 
 
 def keys_of(messages: list[Any]) -> tuple[str, str]:
-    """What a list of turns calls role and content: OpenAI's names, or ShareGPT's."""
+    """Return the keys of role and content in a list of turns: OpenAI's names, or ShareGPT's."""
     first = messages[0] if messages else None
     return ("from", "value") if isinstance(first, dict) and "role" not in first else ("role", "content")
 
 
 def ends_with_question(values: Any) -> bool:
-    """Whether the last turn of a list is one that the assistant is to answer."""
+    """Whether the assistant must answer the last turn of a list."""
     values = decoded(values)
     last = values[-1] if isinstance(values, list) and values else None
     role = last.get(keys_of(values)[0]) if isinstance(last, dict) else None
@@ -130,14 +130,14 @@ def ends_with_question(values: Any) -> bool:
 
 
 def system_of(row: Fields) -> tuple[Message, ...]:
-    """The turn that a row's ``system`` is."""
+    """Return the turn for a row's ``system``, if it has one."""
     if not row.get("system"):
         return ()
     return (Message(role="system", content=text_of(row["system"], "`system`")),)
 
 
 def decoded(value: Any) -> Any:
-    """A list or an object that is written as JSON in a text, as in a column of a table; else as it is."""
+    """Decode a list or object stored as JSON text, as in a table's column; return other values unchanged."""
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         try:
             return json.loads(value)
@@ -155,45 +155,45 @@ def _turn(value: Any, where: str, keys: tuple[str, str], row: Fields) -> Message
         if key not in value and not (key == content_key and calls):
             near = close_matches(key, [other for other in value if other not in _USED])
             raise BadRow(f"{where} has no `{key}`" + (f"; `{near[0]}` should be `{key}`?" if near else ""))
-    said = value[role_key]
-    role = _ROLES.get(said) if isinstance(said, str) else None
+    role_name = value[role_key]
+    role = _ROLES.get(role_name) if isinstance(role_name, str) else None
     if role is None:
-        raise BadRow(f"{where} has the unknown role {said!r}; use system, user, assistant or tool")
+        raise BadRow(f"{where} has the unknown role {role_name!r}; use system, user, assistant or tool")
     for key in value.keys() - _USED:
         if value[key] not in _EMPTY:
-            row.leave_out(f"{where.partition('[')[0]}[].{key}")
+            row.mark_unused(f"{where.partition('[')[0]}[].{key}")
     content = joined_parts(value.get(content_key), where)
-    if said == "function_call":
+    if role_name == "function_call":
         return Message(role=role, content="", tool_calls=_calls([decoded(content)], where))
     if calls and role != "assistant":
         raise BadRow(f"{where} has `{calls}`, but is no turn of the assistant")
     if calls:
-        found = decoded(value[calls])
+        raw_calls = decoded(value[calls])
         return Message(
             role=role,
             content="" if content in _EMPTY else text_of(content, where),
             trained=_trained(value, where),
-            tool_calls=_calls(found if calls == "tool_calls" else [found], where),
+            tool_calls=_calls(raw_calls if calls == "tool_calls" else [raw_calls], where),
         )
     if role != "tool":
         return Message(role=role, content=text_of(content, where), trained=_trained(value, where))
     answer = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
     name, call = (str(value.get(key) or "") for key in ("name", "tool_call_id"))
-    return Message(role=role, content=answer, name=name, tool_call_id=call)  # its answer may be empty
+    return Message(role=role, content=answer, name=name, tool_call_id=call)  # a tool's response may be empty
 
 
 def _trained(value: dict[str, Any], where: str) -> bool:
     weight = value.get("weight")
     if weight is not None and (isinstance(weight, str) or weight not in (0, 1)):
-        raise BadRow(f"{where} has the weight {json.dumps(weight)[:20]}; a turn's is 0 (not learnt) or 1")
+        raise BadRow(f"{where} has the weight {json.dumps(weight)[:20]}; a turn's is 0 (not trained) or 1")
     return weight is None or bool(weight)
 
 
 def _calls(calls: Any, where: str) -> str:
-    """Calls of tools as chat templates take them, as JSON; raises BadRow."""
+    """Convert tool calls to the form of chat templates, as JSON; raises BadRow."""
     if not isinstance(calls, list):
         raise BadRow(f"{where}: `tool_calls` is not a list")
-    found = []
+    converted = []
     for call in calls:
         function = call.get("function", call) if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
@@ -205,29 +205,29 @@ def _calls(calls: Any, where: str) -> str:
         if call.get("id"):
             values["id"] = call["id"]
         values["function"] = {"name": function["name"], "arguments": without_nulls(arguments)}
-        found.append(values)
-    return json.dumps(found, ensure_ascii=False)
+        converted.append(values)
+    return json.dumps(converted, ensure_ascii=False)
 
 
 def tools_of(row: Fields) -> str:
-    """The tools that a chat may call, as JSON of the list that chat templates take; empty: none."""
+    """Convert the tools available in a chat to the form of chat templates, as a JSON list; empty: none."""
     name = row.first(("tools", "functions"))
     tools = decoded(row[name]) if name else None
     if tools in _EMPTY:
         return ""
     if not isinstance(tools, list):
         raise BadRow(f"`{name}` is not a list")
-    found = []
+    converted = []
     for place, tool in enumerate(tools):
         function = tool.get("function", tool) if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise BadRow(f"{name}[{place}] has no function's name")
-        found.append({"type": "function", "function": without_nulls(function)})
-    return json.dumps(found, ensure_ascii=False)
+        converted.append({"type": "function", "function": without_nulls(function)})
+    return json.dumps(converted, ensure_ascii=False)
 
 
 def without_nulls(value: Any) -> Any:
-    """A value without keys that have none: tables give every object the keys of all others."""
+    """Remove keys without a value: tables give every object the keys of all others."""
     if isinstance(value, dict):
         return {key: without_nulls(item) for key, item in value.items() if item is not None}
     return [without_nulls(item) for item in value] if isinstance(value, list) else value
@@ -258,7 +258,7 @@ def _article(role: Role) -> str:
 
 
 def joined_parts(content: Any, where: str) -> Any:
-    """OpenAI's list of content parts as one text; anything else as it is."""
+    """Join OpenAI's list of content parts to one text; return other values unchanged."""
     if not isinstance(content, list):
         return content
     texts = []
@@ -271,7 +271,7 @@ def joined_parts(content: Any, where: str) -> Any:
 
 
 def text_of(value: Any, where: str) -> str:
-    """A text that is not empty; raises BadRow. ``where``: what the row calls it."""
+    """Return a non-empty text; raises BadRow. ``where``: its location in the row."""
     if not isinstance(value, str):
         empty = value is None
         raise BadRow(f"{where} is empty" if empty else f"{where} is not text but {type(value).__name__}")

@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 
 from launchers.cluster.processes import PARENT, die_with_parent
+from launchers.gang.departure import IGNORED_VARIABLE
 from launchers.imports import collector_paused
 
 _AGENT_LOGGER = "torch.distributed.elastic.agent.server.api"
+_BY_TORCHRUN = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 _EXIT_BARRIER_ERROR = "Error waiting on exit barrier"
 
 
@@ -22,16 +25,27 @@ def is_relevant(record: logging.LogRecord) -> bool:
     return not record.getMessage().startswith(_EXIT_BARRIER_ERROR)
 
 
+def ignore_signals(names: str) -> list[str]:
+    """Ignore signals, named with commas between, here and in the ranks, which inherit that.
+
+    Returns torchrun's arguments: it would handle SIGTERM itself, and end its ranks.
+    """
+    ignored = [name for name in names.split(",") if name]
+    for name in ignored:
+        signal.signal(signal.Signals[name], signal.SIG_IGN)
+    return [f"--signals-to-handle={','.join(name for name in _BY_TORCHRUN if name not in ignored)}"]
+
+
 def main() -> None:
     """Entry point of the agent process."""
     die_with_parent(int(os.environ[PARENT]))
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # sent to all processes; the node's task handles it
+    arguments = ignore_signals(os.environ.get(IGNORED_VARIABLE, ""))
     os.environ[PARENT] = str(os.getpid())  # for the ranks
     with collector_paused():
         from torch.distributed.run import main as torchrun
 
     logging.getLogger(_AGENT_LOGGER).addFilter(is_relevant)
-    torchrun()
+    torchrun([*arguments, *sys.argv[1:]])
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from estimator import hardware
-from launchers.gang.job import TrainJob
+from launchers.gang.script_job import GangJob
 
 NAME = "PYTORCH_CUDA_ALLOC_CONF"
 GENERAL_NAME = "PYTORCH_ALLOC_CONF"
@@ -18,13 +18,13 @@ _OPTION = "expandable_segments"
 _OTHER_ALLOCATOR = "cudaMallocAsync"  # CUDA's allocator, which has no segments
 
 
-def allocator_environment(job: TrainJob, environ: Mapping[str, str]) -> dict[str, str]:
+def allocator_environment(job: GangJob, environ: Mapping[str, str]) -> dict[str, str]:
     """Return variables to set in the ranks' environment; empty if nothing changes.
 
     Expandable segments need CUDA: CPUs have no such allocator, and ROCm hangs with them (pytorch/pytorch,
     issue 192259). A choice about them, or another allocator, in ``environ`` is respected.
     """
-    if not (job.settings.expandable_segments and _on_nvidia(job)):
+    if not (job.expandable_segments and _on_nvidia(job)):
         return {}
     user = {name: environ[name].strip() for name in (NAME, GENERAL_NAME) if environ.get(name, "").strip()}
     if any(_OPTION in value or _OTHER_ALLOCATOR in value for value in user.values()):
@@ -34,8 +34,8 @@ def allocator_environment(job: TrainJob, environ: Mapping[str, str]) -> dict[str
     return {name: ",".join(filter(None, [value, f"{_OPTION}:True"])) for name, value in user.items()}
 
 
-def _on_nvidia(job: TrainJob) -> bool:
+def _on_nvidia(job: GangJob) -> bool:
     """Whether the ranks have NVIDIA GPUs; a GPU missing from the table was detected by NVIDIA's library."""
-    name = job.plan.request.gpu_type
+    name = job.gpu_type
     gpu = hardware.find_gpu_by_nvml_name(name) if name else None
-    return job.plan.layout.device == "cuda" and (gpu is None or gpu.vendor == "nvidia")
+    return job.layout.device == "cuda" and (gpu is None or gpu.vendor == "nvidia")

@@ -15,10 +15,11 @@ from dataclasses import dataclass, replace
 from launchers.cluster.processes import WaitingSignals
 from launchers.gang.control import Control, Drain, Failed, Stopped
 from launchers.gang.failures import Failure
-from launchers.gang.job import TrainJob
 from launchers.gang.leaving import folder_of, read_number, write_atomically
+from launchers.gang.script_job import GangJob
 from launchers.gang.uploads import Uploads
 
+IGNORED_VARIABLE = "FINETUNE_IGNORED_SIGNALS"  # comma-separated names, for launchers.gang.agent
 ENDING_S = 10.0  # part of the grace period reserved to end the processes and store the logs
 
 
@@ -28,11 +29,18 @@ class Grace:
 
     seconds: float = 0.0
     signals: tuple[int, ...] = ()
+    sent_to_all: bool = False
+    """Whether whoever sends them sends them to all processes of the node, as Slurm does."""
 
     @property
     def storing_s(self) -> float:
         """Part of the grace period that a checkpoint may take."""
         return max(self.seconds - ENDING_S, self.seconds / 2)
+
+    def environment(self) -> dict[str, str]:
+        """Variables by which the agent and the ranks leave the signals to the node's task."""
+        names = ",".join(signal.Signals(number).name for number in self.signals)
+        return {IGNORED_VARIABLE: names} if self.sent_to_all else {}
 
 
 NO_GRACE = Grace()
@@ -42,7 +50,7 @@ class Departure:
     """Graceful departure as seen by one node. ``ranks``: the ranks of this node."""
 
     def __init__(
-        self, job: TrainJob, node: int, ranks: range, control: Control, uploads: Uploads, grace: Grace
+        self, job: GangJob, node: int, ranks: range, control: Control, uploads: Uploads, grace: Grace
     ) -> None:
         self._node, self._ranks = node, ranks
         self._folder = folder_of(job.work_dir)

@@ -76,8 +76,8 @@ class Hub(Control):
         with self._changed:
             while (missing := self._missing()) and not self._failures:
                 now, joined = time.monotonic(), len(self._hosts)
-                if now - self._last_joined >= address.patience_s:
-                    self._note(absent(missing, address.patience_s, joined=joined, of=address.nodes))
+                if now - self._last_joined >= address.join_timeout_s:
+                    self._note(absent(missing, address.join_timeout_s, joined=joined, of=address.nodes))
                 elif now - logged >= _LOG_INTERVAL_S:
                     logged = now
                     _log.warning(
@@ -87,7 +87,7 @@ class Hub(Control):
                         joined,
                         address.nodes,
                         round((now - begin) / 60),
-                        address.patience_s / 60,
+                        address.join_timeout_s / 60,
                     )
                 self._changed.wait(0.2)
             failure = root_cause(self._failures) if self._failures else None

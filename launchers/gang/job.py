@@ -1,4 +1,4 @@
-"""TrainJob: the complete input of one node's processes, as one file in the node's work folder.
+"""TrainJob: the complete input of one node's training processes, as one file in the node's work folder.
 
 Contents of a node's work folder::
 
@@ -19,15 +19,41 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from estimator.models import ModelRef
-from estimator.plan import Plan
+from estimator.plan import Layout, Plan
 from launchers.report.evaluations import HeldOutLoss
 from launchers.run_config import RunConfig
 
 
+class WorkFolder:
+    """Subfolders of a node's work folder that the gang reads."""
+
+    work_dir: Path
+
+    @property
+    def telemetry_dir(self) -> Path:
+        return self.work_dir / "telemetry"
+
+    @property
+    def checkpoints_dir(self) -> Path:
+        return self.work_dir / "checkpoints"
+
+    @property
+    def logs_dir(self) -> Path:
+        return self.work_dir / "logs"
+
+    def write(self, values: dict[str, Any]) -> Path:
+        """Write job.json into the work folder and return its path."""
+        self.work_dir.mkdir(parents=True, exist_ok=True)
+        path = self.work_dir / "job.json"
+        path.write_text(json.dumps(values, indent=1, default=str))
+        return path
+
+
 @dataclass(frozen=True, kw_only=True)
-class TrainJob:
+class TrainJob(WorkFolder):
     """Job of one node: plan, settings, model, data and the checkpoint to resume from."""
 
     plan: Plan
@@ -57,10 +83,7 @@ class TrainJob:
         values["evaluations"] = [each.to_dict() for each in self.evaluations]
         values |= {"plan": self.plan.to_dict(), "settings": self.settings.model_dump(mode="json")}
         values["model"] = self.model.to_dict()
-        self.work_dir.mkdir(parents=True, exist_ok=True)
-        path = self.work_dir / "job.json"
-        path.write_text(json.dumps(values, indent=1))
-        return path
+        return self.write(values)
 
     @classmethod
     def load(cls, path: Path) -> TrainJob:
@@ -102,16 +125,43 @@ class TrainJob:
         return self.model.hub_id or str(self.model_dir)
 
     @property
-    def telemetry_dir(self) -> Path:
-        return self.work_dir / "telemetry"
+    def layout(self) -> Layout:
+        return self.plan.layout
 
     @property
-    def checkpoints_dir(self) -> Path:
-        return self.work_dir / "checkpoints"
+    def cores(self) -> int:
+        """CPU cores of one node."""
+        return self.plan.request.cpu
 
     @property
-    def logs_dir(self) -> Path:
-        return self.work_dir / "logs"
+    def hang_timeout_s(self) -> float:
+        """Seconds without a report after which a rank counts as hung."""
+        return float(self.settings.resources.hang_timeout_s)
+
+    @property
+    def reports_from_start(self) -> bool:
+        """Whether a rank that never reports counts as hung."""
+        return True
+
+    @property
+    def checkpoint_notes(self) -> dict[str, Any]:
+        """What a stored checkpoint says about its run."""
+        return {"engine": self.plan.engine, "method": self.plan.method, "total_steps": self.total_steps}
+
+    @property
+    def expandable_segments(self) -> bool:
+        """Whether CUDA's caching allocator uses expandable segments."""
+        return self.settings.expandable_segments
+
+    @property
+    def gpu_type(self) -> str | None:
+        """GPU of the nodes, by its name in the GPU table."""
+        return self.plan.request.gpu_type
+
+    @property
+    def keep_checkpoints(self) -> int:
+        """Number of newest checkpoints that are kept."""
+        return self.settings.keep_checkpoints
 
     @property
     def profile_dir(self) -> Path:

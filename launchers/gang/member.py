@@ -49,12 +49,12 @@ class Member(Control):
             node=address.node, nodes=address.nodes, host=socket.gethostname(), start_step=self._start_step
         )
         connection = call_node_0(
-            address, request, MESSAGES, limit_s=address.patience_s, silence_s=self._timeouts.lost_after
+            address, request, MESSAGES, limit_s=address.join_timeout_s, silence_s=self._timeouts.lost_after
         )
         _log.info("Rendezvous: connected to node 0 at %s", self._address.main_host)
         self._client = Client(connection, received=self._note_message, ended=self._note_end)
         # Node 0 ends the wait for all; this limit covers a node 0 that sends only heartbeats
-        deadline = time.monotonic() + self._address.nodes * self._address.patience_s
+        deadline = time.monotonic() + self._address.nodes * self._address.join_timeout_s
         while not self._go.wait(0.1):
             verdict = self.verdict()
             if verdict is not None and verdict.failure is not None:

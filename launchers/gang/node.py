@@ -33,8 +33,8 @@ from launchers.gang.control import Control, Done, Failed, StepTimings, Timeouts,
 from launchers.gang.departure import NO_GRACE, Departure, Grace
 from launchers.gang.failures import Failure, GangFailed, NodeLeft, NodeLost, RankFailed, RankHung
 from launchers.gang.hub import Hub
-from launchers.gang.job import TrainJob
 from launchers.gang.member import Member
+from launchers.gang.script_job import GangJob
 from launchers.gang.uploads import Uploads
 from launchers.gang.watch import LocalRanks
 from launchers.report.telemetry import Event, Follower, Pace, Step
@@ -68,7 +68,7 @@ class NodeResult:
 
 
 def run_node(
-    job: TrainJob,
+    job: GangJob,
     address: NodeAddress,
     *,
     on_event: Callable[[Event], None],
@@ -103,7 +103,7 @@ def run_node(
     SystemExit
         After SIGTERM, or when the process that started this one (Metaflow's scheduler) has ended.
     """
-    layout = job.plan.layout
+    layout = job.layout
     if layout.nodes != address.nodes:
         raise ValueError(f"the plan is for {layout.nodes} nodes, the address for {address.nodes}")
     timeouts = timeouts or Timeouts()
@@ -115,7 +115,7 @@ def run_node(
 class _Node:
     def __init__(
         self,
-        job: TrainJob,
+        job: GangJob,
         address: NodeAddress,
         on_event: Callable[[Event], None],
         store: CheckpointStore | None,
@@ -219,7 +219,7 @@ class _Node:
 
     def _report_paces(self, events: Sequence[Event]) -> None:
         """Send this node's step timings to node 0; on node 0, emit the timings of all nodes as events."""
-        layout = self._job.plan.layout
+        layout = self._job.layout
         paces = tuple(
             Pace(
                 rank=event.rank,
@@ -239,7 +239,7 @@ class _Node:
             self._on_event(pace)
 
     def _start_agent(self, job_file: Path, port: int) -> subprocess.Popen[bytes]:
-        layout, address = self._job.plan.layout, self._address
+        layout, address = self._job.layout, self._address
         return processes.start_agent(
             marker=self._marker,
             job_file=job_file,
@@ -254,12 +254,13 @@ class _Node:
             environment={
                 **processes.rank_environment(
                     processes=layout.processes_per_node,
-                    cores=self._job.plan.request.cpu,
+                    cores=self._job.cores,
                     main_host=address.main_host,
                     node=address.node,
                     on_gpus=layout.device == "cuda",
                 ),
                 **allocator_environment(self._job, os.environ),
+                **self._grace.environment(),
             },
         )
 
@@ -325,7 +326,7 @@ class _Node:
         return dataclasses.replace(failure, advice=f"{checkpoint} {failure.advice}".strip())
 
 
-def _clear(job: TrainJob) -> None:
+def _clear(job: GangJob) -> None:
     """Remove an earlier attempt's files from the work folder, except its logs."""
     for name in ("errors", "ranks", "leave", *(() if job.exports_only else ("profile",))):
         shutil.rmtree(job.work_dir / name, ignore_errors=True)

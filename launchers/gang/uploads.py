@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 from launchers.gang.control import Control, PartStored
-from launchers.gang.job import TrainJob
+from launchers.gang.script_job import GangJob
 from launchers.store.checkpoints import CheckpointStore
 
 
@@ -18,12 +18,12 @@ class Uploads:
     Without a store, the newest ``settings.keep_checkpoints`` stay in the work folder.
     """
 
-    def __init__(self, job: TrainJob, node: int, store: CheckpointStore | None, control: Control) -> None:
+    def __init__(self, job: GangJob, node: int, store: CheckpointStore | None, control: Control) -> None:
         self._job = job
         self._node = node
         self._store = store
         self._control = control
-        layout = job.plan.layout
+        layout = job.layout
         first = node * layout.processes_per_node
         self._ranks = range(first, first + layout.processes_per_node)
         self._queued: set[Path] = set()
@@ -89,15 +89,14 @@ class Uploads:
             self._control.report(PartStored(step=step))
             shutil.rmtree(folder, ignore_errors=True)
             return
-        plan = self._job.plan
         store.commit(
             step,
-            nodes=plan.layout.nodes,
-            world_size=plan.layout.world_size,
-            extra={"engine": plan.engine, "method": plan.method, "total_steps": self._job.total_steps},
+            nodes=self._job.layout.nodes,
+            world_size=self._job.layout.world_size,
+            extra=self._job.checkpoint_notes,
         )
         self.committed.append(step)
 
     def _remove_old(self) -> None:
-        for _, folder in self._finished()[: -self._job.settings.keep_checkpoints]:
+        for _, folder in self._finished()[: -self._job.keep_checkpoints]:
             shutil.rmtree(folder, ignore_errors=True)

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from launchers.cluster.processes import is_running, tail, telling_tail
+from launchers.cluster.processes import is_running, relevant_tail, tail
 from launchers.gang.control import Timeouts
 from launchers.gang.failures import Failure
-from launchers.gang.job import TrainJob
+from launchers.gang.script_job import GangJob
 from launchers.report.telemetry import Drawn, Evaluated, Event, Memory, Phase, Profiled, Step
 
 # torchrun logs "failed (exitcode: -9) local_rank: 0 (pid: 12)", and at its end "exitcode  : -9 (pid: 12)".
@@ -44,9 +44,9 @@ class LocalRanks:
     """Ranks of one node. Yields each failure once, and detects when all have finished."""
 
     def __init__(
-        self, job: TrainJob, node: int, marker: str, agent: subprocess.Popen[bytes], timeouts: Timeouts
+        self, job: GangJob, node: int, marker: str, agent: subprocess.Popen[bytes], timeouts: Timeouts
     ) -> None:
-        layout = job.plan.layout
+        layout = job.layout
         self._per_node = layout.processes_per_node
         self.ranks = range(node * self._per_node, (node + 1) * self._per_node)
         self._job = job
@@ -55,7 +55,7 @@ class LocalRanks:
         self._marker = marker
         self._agent = agent
         self._timeouts = timeouts
-        self._hang_s = float(job.settings.resources.hang_timeout_s)
+        self._hang_s = job.hang_timeout_s
         self._started = time.monotonic()
         self._oom_kills = oom_kills()
         self._signs: dict[int, _Sign] = {}  # by rank, from its start
@@ -218,7 +218,8 @@ class LocalRanks:
                 if path.exists():
                     values = json.loads(path.read_text())
                     self._pids[rank] = int(values["pid"])
-                    self._signs.setdefault(rank, _Sign(time.monotonic(), values["at"]))
+                    if self._job.reports_from_start:
+                        self._signs.setdefault(rank, _Sign(time.monotonic(), values["at"]))
         return self._pids
 
     def _exit_codes(self) -> dict[int, int]:
@@ -230,7 +231,7 @@ class LocalRanks:
     def _stderr_tail(self, rank: int) -> str:
         local = rank - self.ranks[0]
         folders = (self._job.work_dir / "logs" / self._marker).glob(f"gang_*/attempt_0/{local}")
-        return "\n".join(filter(None, (telling_tail(Path(folder) / "stderr.log") for folder in folders)))
+        return "\n".join(filter(None, (relevant_tail(Path(folder) / "stderr.log") for folder in folders)))
 
 
 def signal_name(number: int) -> str:

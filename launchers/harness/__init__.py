@@ -1,4 +1,4 @@
-"""Task metrics of base and result, by lm-evaluation-harness: which tasks there are, and their scores.
+"""Task metrics of base and finished model by lm-evaluation-harness: task selection, runs and scores.
 
-It is an extra (``eval``), imported only in the process that runs it.
+The harness is an optional dependency (extra ``eval``), imported only in the process that runs it.
 """

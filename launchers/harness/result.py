@@ -1,4 +1,4 @@
-"""What lm-evaluation-harness has found of both models, task by task."""
+"""Results of lm-evaluation-harness for both models, by task and metric."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskScore:
-    """One metric of one task, of one model."""
+    """One metric of one model on one task."""
 
     task: str
-    metric: str  # with its filter where that isn't the usual one: "exact_match,strict-match"
+    metric: str  # with its filter unless that is "none": "exact_match,strict-match"
     value: float
-    stderr: float | None  # None: the harness knows none for this metric
-    rows: int | None  # scored; None for a group, which has its tasks' rows
+    stderr: float | None  # None: not provided for this metric
+    rows: int | None  # number of scored rows; None for a group of tasks
     higher_is_better: bool | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskMetric:
-    """One metric of one task, before and after."""
+    """One metric of one task, before and after training."""
 
     task: str
     metric: str
@@ -34,7 +34,7 @@ class TaskMetric:
     higher_is_better: bool | None
 
     def cells(self) -> tuple[str, ...]:
-        """The row of a table, under :data:`HEADERS`."""
+        """Return the table row for :data:`HEADERS`."""
         sign = {True: " (higher is better)", False: " (lower is better)", None: ""}[self.higher_is_better]
         return (
             self.task,
@@ -50,7 +50,7 @@ HEADERS = ("task", "metric", "before", "after", "rows")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HarnessResult:
-    """All metrics of all tasks, in the order that the tasks were asked for, and how they were asked."""
+    """All metrics of all tasks, in the order of the settings, with the evaluation options."""
 
     rows: tuple[TaskMetric, ...]
     limit: int | None
@@ -64,18 +64,18 @@ class HarnessResult:
 
     @property
     def how(self) -> str:
-        """What the figures depend on beside the models, in a line."""
-        asked = [f"lm-evaluation-harness {self.version}"]
+        """Evaluation options that the scores depend on, in one line."""
+        options = [f"lm-evaluation-harness {self.version}"]
         if self.num_fewshot is not None:
-            asked.append(f"{self.num_fewshot} examples before each question")
+            options.append(f"{self.num_fewshot} examples before each question")
         if self.limit is not None:
-            asked.append(f"at most {self.limit:,} rows of a task")
+            options.append(f"at most {self.limit:,} rows of a task")
         if self.chat:
-            asked.append("through the chat template")
-        return ", ".join(asked) + "; \N{PLUS-MINUS SIGN} standard error"
+            options.append("through the chat template")
+        return ", ".join(options) + "; \N{PLUS-MINUS SIGN} standard error"
 
     def facts(self) -> list[tuple[str, str]]:
-        """Rows of (what, value) for the end of a run and the model's page."""
+        """Return rows of (label, value) for the closing report and the model's README."""
         return [
             (
                 f"{row.task}, {row.metric}",
@@ -86,7 +86,7 @@ class HarnessResult:
         ]
 
     def text(self) -> str:
-        """The table for a terminal."""
+        """Format the table for a terminal."""
         table = [HEADERS, *(row.cells() for row in self.rows)]
         widths = [max(len(row[column]) for row in table) for column in range(len(HEADERS))]
         lines = [
@@ -100,30 +100,30 @@ def _figure(value: float, stderr: float | None) -> str:
 
 
 def scores_of(results: dict[str, Any]) -> list[TaskScore]:
-    """The scores in what ``lm_eval.simple_evaluate`` returns, whose keys are ``METRIC,FILTER``."""
-    found = []
+    """Extract the scores from the result of ``lm_eval.simple_evaluate``, whose keys are ``METRIC,FILTER``."""
+    scores = []
     for task, values in results["results"].items():
-        counted = results.get("n-samples", {}).get(task)
+        row_counts = results.get("n-samples", {}).get(task)
         for key, value in values.items():
-            metric, _, chosen = key.partition(",")
-            if not chosen or metric.endswith("_stderr") or not isinstance(value, int | float):
+            metric, _, filter_name = key.partition(",")
+            if not filter_name or metric.endswith("_stderr") or not isinstance(value, int | float):
                 continue
-            stderr = values.get(f"{metric}_stderr,{chosen}")
-            found.append(
+            stderr = values.get(f"{metric}_stderr,{filter_name}")
+            scores.append(
                 TaskScore(
                     task=task,
-                    metric=metric if chosen == "none" else key,
+                    metric=metric if filter_name == "none" else key,
                     value=float(value),
                     stderr=float(stderr) if isinstance(stderr, int | float) else None,
-                    rows=counted["effective"] if counted else None,
+                    rows=row_counts["effective"] if row_counts else None,
                     higher_is_better=results.get("higher_is_better", {}).get(task, {}).get(metric),
                 )
             )
-    return found
+    return scores
 
 
 def merged(base: Sequence[TaskScore], finetuned: Sequence[TaskScore]) -> tuple[TaskMetric, ...]:
-    """Both models' scores beside each other: the same tasks and metrics in the same order."""
+    """Combine both models' scores, which have the same tasks and metrics in the same order."""
     return tuple(
         TaskMetric(
             task=before.task,

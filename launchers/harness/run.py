@@ -1,6 +1,6 @@
-"""Running the tasks, in a process of its own: ``python -m launchers.harness.run request.json``.
+"""Execution of the tasks in a separate process: ``python -m launchers.harness.run request.json``.
 
-Each model's scores are a file as soon as they are there, so that another try goes on with the other model.
+Each model's scores are written to a file when complete, so a retry continues with the other model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from estimator.errors import UserError
-from launchers.cluster.processes import started, telling_tail
+from launchers.cluster.processes import relevant_tail, started
 from launchers.evaluate import load_model, precision_on
 from launchers.harness import tasks
 from launchers.harness.result import HarnessResult, TaskScore, merged, scores_of
@@ -26,18 +26,18 @@ from launchers.imports import collector_paused
 from launchers.request_process import PROBLEM, serve
 from launchers.settings import Settings
 
-SIGN_S = 10.0  # from one line of progress to the next
-MODELS = ("base", "finetuned")  # an adapter is put onto the base
-_LARGEST_BATCH = 64  # of batch_size auto: lm-evaluation-harness's own default
+PROGRESS_INTERVAL_S = 10.0
+MODELS = ("base", "finetuned")  # an adapter is applied to the base
+_MAX_BATCH_SIZE = 64  # for batch_size auto; default of lm-evaluation-harness
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HarnessRequest:
-    """What is to be scored; files and folders are on this machine."""
+    """Input of a harness run; files and folders are on this machine."""
 
-    settings: Settings  # whose harness.tasks are names, and local files and folders
-    work_dir: Path  # gets request.json, request.log, and for each model NAME.json
-    models: dict[str, Path] = field(default_factory=dict)  # by MODELS; empty: the tasks are only tried
+    settings: Settings  # its harness.tasks are names, and local files and folders
+    work_dir: Path  # receives request.json, request.log, and NAME.json for each model
+    models: dict[str, Path] = field(default_factory=dict)  # by MODELS; empty: only load and try the tasks
     device: Literal["cuda", "cpu"] = "cpu"
 
     def save(self) -> Path:
@@ -51,6 +51,7 @@ class HarnessRequest:
 
     @classmethod
     def load(cls, path: Path) -> HarnessRequest:
+        """Read a saved request."""
         values = json.loads(path.read_text())
         return cls(
             settings=Settings.model_validate(values["settings"]),
@@ -60,12 +61,12 @@ class HarnessRequest:
         )
 
     def file_of(self, name: str) -> Path:
-        """Where a model's scores are, once they are whole."""
+        """Return the file of a model's scores, which exists once they are complete."""
         return self.work_dir / f"{name}.json"
 
 
 def try_tasks(settings: Settings, work: Path) -> None:
-    """Load the tasks and their data, and make each one's first question: what fails later fails here.
+    """Load the tasks with their data, and build each task's first question, so that errors occur early.
 
     Raises UserError.
     """
@@ -76,21 +77,21 @@ def try_tasks(settings: Settings, work: Path) -> None:
 
 
 def run_tasks(request: HarnessRequest, on_model: Callable[[Path], None] = lambda _: None) -> HarnessResult:
-    """Score both models; a model whose file is in the work folder already isn't scored again.
+    """Score both models; models with a score file in the work folder are not scored again.
 
-    ``on_model`` is called with each file as soon as it is whole. Raises UserError for what the user can mend
-    and where the time is over, RuntimeError where the process has ended otherwise.
+    ``on_model`` is called with each complete file. Raises UserError for user errors and an exceeded time
+    limit, RuntimeError if the process failed otherwise.
     """
     _run(request, on_model)
-    read = [json.loads(request.file_of(name).read_text()) for name in MODELS]
-    base, finetuned = ([TaskScore(**row) for row in values["scores"]] for values in read)
+    results = [json.loads(request.file_of(name).read_text()) for name in MODELS]
+    base, finetuned = ([TaskScore(**row) for row in values["scores"]] for values in results)
     settings = request.settings.harness
     return HarnessResult(
         rows=merged(base, finetuned),
         limit=settings.limit,
         num_fewshot=settings.num_fewshot,
         chat=settings.chat,
-        version=read[-1]["version"],
+        version=results[-1]["version"],
     )
 
 
@@ -98,11 +99,11 @@ def _run(request: HarnessRequest, on_model: Callable[[Path], None]) -> None:
     path, log = request.save(), request.work_dir / "request.log"
     problem = path.with_name(PROBLEM)
     problem.unlink(missing_ok=True)
-    waited = [file for name in request.models if not (file := request.file_of(name)).is_file()]
-    if request.models and not waited:
+    missing = [file for name in request.models if not (file := request.file_of(name)).is_file()]
+    if request.models and not missing:
         return
     limit_s = 60.0 * request.settings.harness.timeout_minutes
-    began = said = time.monotonic()
+    started_at = reported_at = time.monotonic()
     status = None
     with started(
         "launchers.harness.run", path, log, on_cpu=request.device == "cpu", offline=False
@@ -110,14 +111,14 @@ def _run(request: HarnessRequest, on_model: Callable[[Path], None]) -> None:
         while status is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 status = process.wait(timeout=0.5)
-            for file in [file for file in waited if file.is_file()]:
+            for file in [file for file in missing if file.is_file()]:
                 on_model(file)
-                waited.remove(file)
+                missing.remove(file)
             now = time.monotonic()
-            if status is None and now - said >= SIGN_S:
-                print(f"harness: {now - began:.0f} s, {_doing(log)}", flush=True)
-                said = now
-            if status is None and now - began > limit_s:
+            if status is None and now - reported_at >= PROGRESS_INTERVAL_S:
+                print(f"harness: {now - started_at:.0f} s, {_last_progress(log)}", flush=True)
+                reported_at = now
+            if status is None and now - started_at > limit_s:
                 raise UserError(
                     f"lm-evaluation-harness did not end within {request.settings.harness.timeout_minutes} "
                     "minutes.",
@@ -125,21 +126,21 @@ def _run(request: HarnessRequest, on_model: Callable[[Path], None]) -> None:
                 )
     if problem.is_file():
         raise UserError(**json.loads(problem.read_text()))
-    if status != 0 or waited:
-        raise RuntimeError(f"lm-evaluation-harness has failed (status {status}). {telling_tail(log, 30)}")
+    if status != 0 or missing:
+        raise RuntimeError(f"lm-evaluation-harness failed (status {status}). {relevant_tail(log, 30)}")
 
 
-def _doing(log: Path) -> str:
-    """The last line of the log that says what is under way: one of ours, or a progress bar."""
-    lines = reversed(telling_tail(log, 10).split("\n"))
+def _last_progress(log: Path) -> str:
+    """Return the log's last progress line: one of ours, or a progress bar."""
+    lines = reversed(relevant_tail(log, 10).split("\n"))
     return next((line.strip() for line in lines if "%|" in line or line.startswith("loading")), "starting")
 
 
 def main(path: Path) -> None:
-    """Score the models that are not scored yet, in this process."""
+    """Score the models without a score file, in this process."""
     request = HarnessRequest.load(path)
     if all(tasks.is_file(task) for task in request.settings.harness.tasks):
-        # What datasets makes of the user's own files is of no use afterwards
+        # The cache of datasets for the user's local files is useless afterwards
         os.environ["HF_DATASETS_CACHE"] = str(request.work_dir / "datasets")
     print("loading the tasks", flush=True)
     loaded = _load(request.settings.harness.tasks)
@@ -154,26 +155,26 @@ def main(path: Path) -> None:
 
 
 def _load(names: tuple[str, ...]) -> list[Any]:
-    """The harness's tasks and groups, with their data, in the order that they are asked for."""
+    """Load the harness's tasks and groups with their data, in the order of the settings."""
     with collector_paused():
         from lm_eval.tasks import TaskManager
 
-    own, known = TaskManager(include_defaults=False), None
-    found: list[Any] = []
+    user_manager, default_manager = TaskManager(include_defaults=False), None
+    loaded: list[Any] = []
     for name in names:
         if tasks.is_file(name):
             for file in tasks.yaml_files(Path(name).expanduser().resolve()):
                 with _in_folder(file.parent), _explained(str(file)):
-                    found += _tried(own.load([file.name]))
+                    loaded += _try_first_rows(user_manager.load([file.name]))
         else:
-            known = known or TaskManager()
+            default_manager = default_manager or TaskManager()
             with _explained(name):
-                found += _tried(known.load([name]))
-    return found
+                loaded += _try_first_rows(default_manager.load([name]))
+    return loaded
 
 
-def _tried(loaded: Any) -> list[Any]:
-    """The groups that TaskManager.load has made, and the tasks beside them; each makes its first question."""
+def _try_first_rows(loaded: Any) -> list[Any]:
+    """Build each task's first question; return the loaded groups, and the tasks outside of groups."""
     for task in loaded["tasks"].values():
         row = next(iter(task.eval_docs))
         task.doc_to_text(row)
@@ -197,23 +198,23 @@ def _in_folder(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _explained(task: str) -> Iterator[None]:
-    """What a task's code raises while it is loaded, in two lines."""
+    """Translate exceptions of a task's code to UserError."""
     try:
         yield
     except UserError:
         raise
-    except Exception as error:  # noqa: BLE001 - of a task's code, whatever it is
+    except Exception as error:  # noqa: BLE001 - a task's code may raise anything
         traceback.print_exc()  # into the log
         what = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
-        offline = isinstance(error, OSError)  # ConnectionError and what the hub's client raises are
-        advice = "Its data comes from the Hugging Face Hub: is that reached from here?" if offline else ""
+        offline = isinstance(error, OSError)  # includes ConnectionError and errors of the Hub's client
+        advice = "Check that the Hugging Face Hub, which has its data, is reachable." if offline else ""
         raise UserError(
-            f"Task {task} can't be loaded: {what}", advice or "Mend it, or leave it out of harness.tasks."
+            f"Task {task} can't be loaded: {what}", advice or "Fix it, or remove it from harness.tasks."
         ) from None
 
 
 def _score(request: HarnessRequest, name: str, loaded: list[Any]) -> tuple[list[TaskScore], str]:
-    """A model's scores, and the harness's version."""
+    """Return a model's scores, and the harness's version."""
     with collector_paused():
         import lm_eval
         import torch
@@ -227,11 +228,11 @@ def _score(request: HarnessRequest, name: str, loaded: list[Any]) -> tuple[list[
         pretrained=load_model(
             request.models[name], request.models["base"], request.device, precision, settings
         ),
-        # The finished model's for both, as in launchers.evaluate
+        # both models use the finished model's tokenizer, as in launchers.evaluate
         tokenizer=AutoTokenizer.from_pretrained(request.models["finetuned"]),
         backend="causal",
         batch_size=harness.batch_size,
-        max_batch_size=_LARGEST_BATCH,
+        max_batch_size=_MAX_BATCH_SIZE,
     )
     results = lm_eval.simple_evaluate(
         model=model,

@@ -1,7 +1,7 @@
-"""The tasks of ``harness.tasks``: names that lm-evaluation-harness knows, and YAML files of the user's own.
+"""Tasks of ``harness.tasks``: names known to lm-evaluation-harness, and the user's YAML files.
 
-A file of the user's names its data relative to its own folder, and has all that it needs there: data files,
-what it includes, Python files of its functions. So it can travel with a run.
+A user's file refers to data relative to its own folder, which contains everything it needs: data files,
+included files, Python files with functions. So it can be sent along with a run.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ SUFFIXES = (".yaml", ".yml")
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML of the harness, whose ``!function module.name`` is left a :class:`_Function`."""
+    """Loader for the harness's YAML, which keeps ``!function module.name`` as a :class:`_Function`."""
 
 
 class _Function(str):
-    """``module.name`` of a function beside the file."""
+    """``module.name`` of a function in the YAML file's folder."""
 
     __slots__ = ()
 
@@ -36,22 +36,22 @@ _Loader.add_constructor("!function", lambda _, node: _Function(node.value))
 
 
 def is_file(task: str) -> bool:
-    """Whether a task is a file or folder of the user's, not a name that the harness knows."""
+    """Whether a task is a user's file or folder instead of a name."""
     return task.endswith(SUFFIXES) or "/" in task or Path(task).is_dir()
 
 
 def check(settings: Settings) -> None:
-    """Raise UserError for tasks that can't be run, by what is here: settings, files, names.
+    """Raise UserError for invalid tasks: settings, files, names.
 
-    Names are looked up where the harness is installed, which takes some ten seconds.
+    Names are looked up only if the harness is installed; this takes about ten seconds.
     """
     tasks = settings.harness.tasks
     if not tasks:
         return
     if settings.task == "reward":
         raise UserError(
-            ("harness.tasks: a model of ", Change("task", "reward"), " answers nothing: it gives numbers."),
-            "Leave harness.tasks out.",
+            ("harness.tasks: a model of ", Change("task", "reward"), " generates no answers."),
+            "Remove harness.tasks.",
         )
     for task in tasks:
         if is_file(task):
@@ -62,7 +62,7 @@ def check(settings: Settings) -> None:
 
 
 def check_installed(settings: Settings) -> None:
-    """Raise UserError where tasks are asked for and the harness is not here."""
+    """Raise UserError if tasks are configured but the harness is not installed."""
     if settings.harness.tasks and importlib.util.find_spec(PACKAGE) is None:
         raise UserError("harness.tasks: lm-evaluation-harness is not installed.", "pip install -e '.[eval]'")
 
@@ -79,39 +79,39 @@ def _check_names(names: Sequence[str]) -> None:
             suggestion = did_you_mean(name, known) or "`lm-eval ls tasks` lists them."
             raise UserError(
                 f"harness.tasks: lm-evaluation-harness has no task {name}.",
-                f"{suggestion} A task of your own is a YAML file: {_EXAMPLES}.",
+                f"{suggestion} Custom tasks are YAML files: {_EXAMPLES}.",
             )
 
 
 def yaml_files(path: Path) -> list[Path]:
-    """The tasks' files of a YAML file or a folder; what is only included by others is none."""
+    """List the task files of a YAML file or a folder, without files that are only included by others."""
     if not path.exists():
         raise UserError(
             f"harness.tasks: there is no file or folder {path}.", f"How to write one: {_EXAMPLES}."
         )
     if path.is_file():
         if not isinstance(_read(path).get("task"), str):
-            raise _wrong(path, "it has no `task: NAME`; of a group, give the folder of its tasks")
+            raise _invalid(path, "it has no `task: NAME`; for a group, use the folder of its tasks")
         return [path]
     candidates = sorted(each for each in path.rglob("*") if each.suffix in SUFFIXES)
-    found = [each for each in candidates if isinstance(_read(each).get("task"), str)]
-    if not found:
+    files = [each for each in candidates if isinstance(_read(each).get("task"), str)]
+    if not files:
         raise UserError(
             f"harness.tasks: no YAML file in {path} has a `task: NAME`.", f"How to write one: {_EXAMPLES}."
         )
-    return found
+    return files
 
 
 def files_of(file: Path) -> list[Path]:
-    """A task's file and all that it needs beside it: what it includes, its data, its functions' modules.
+    """List a task's file and all files it needs: included files, data, modules of functions.
 
-    Raises UserError for one that is not there.
+    Raises UserError for a missing file.
     """
-    needed, values = _included(file)
+    needed, values = _resolve_includes(file)
     if not isinstance(values.get("dataset_path"), str) and not isinstance(
         values.get("custom_dataset"), _Function
     ):
-        raise _wrong(file, "it has no `dataset_path`, such as json")
+        raise _invalid(file, "it has no `dataset_path`, such as json")
     needed += _data(file, values)
     for function in _functions(values):
         module = file.parent / f"{function.rpartition('.')[0].replace('.', '/')}.py"
@@ -120,25 +120,25 @@ def files_of(file: Path) -> list[Path]:
     return list(dict.fromkeys(needed))
 
 
-def _included(file: Path, above: tuple[Path, ...] = ()) -> tuple[list[Path], dict[str, Any]]:
-    """The file and those that it includes, and their values, its own laid over the others'."""
-    values, above = _read(file), (*above, file.resolve())
+def _resolve_includes(file: Path, ancestors: tuple[Path, ...] = ()) -> tuple[list[Path], dict[str, Any]]:
+    """Return the file with all included files, and their values; those of the file take precedence."""
+    values, ancestors = _read(file), (*ancestors, file.resolve())
     files: list[Path] = [file]
     merged: dict[str, Any] = {}
     for name in _texts(values.pop("include", None)):
         other = file.parent / name
         if not other.is_file():
-            raise _wrong(file, f"there is no {name} beside it, which it includes")
-        if other.resolve() in above:
-            raise _wrong(file, f"it includes {name}, which includes it")
-        more, below = _included(other, above)
-        files += more
-        merged |= below
+            raise _invalid(file, f"it includes {name}, which is not in its folder")
+        if other.resolve() in ancestors:
+            raise _invalid(file, f"it includes {name}, which includes it")
+        other_files, other_values = _resolve_includes(other, ancestors)
+        files += other_files
+        merged |= other_values
     return files, merged | values
 
 
 def _data(file: Path, values: Mapping[str, Any]) -> Iterator[Path]:
-    """Local data that a task names."""
+    """Iterate over the local data files of a task."""
     folder = file.parent / str(values.get("dataset_path", ""))
     if values.get("dataset_path") and folder.is_dir():
         yield from (each for each in sorted(folder.rglob("*")) if each.is_file())
@@ -147,10 +147,10 @@ def _data(file: Path, values: Mapping[str, Any]) -> Iterator[Path]:
     for name in _texts(named):
         if "://" in name:
             continue
-        found = [file.parent / name] if (file.parent / name).is_file() else _matching(file.parent, name)
-        if not found:
-            raise _wrong(file, f"there is no {name}; relative names begin at the folder of this file")
-        yield from found
+        paths = [file.parent / name] if (file.parent / name).is_file() else _matching(file.parent, name)
+        if not paths:
+            raise _invalid(file, f"there is no {name}; relative names start at the folder of this file")
+        yield from paths
 
 
 def _matching(folder: Path, pattern: str) -> list[Path]:
@@ -179,31 +179,31 @@ def _read(file: Path) -> dict[str, Any]:
     try:
         values = yaml.load(file.read_text(), Loader=_Loader)  # noqa: S506 - a SafeLoader
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise _wrong(file, " ".join(str(error).split())) from None
+        raise _invalid(file, " ".join(str(error).split())) from None
     if not isinstance(values, dict):
-        raise _wrong(file, "it holds no `key: value` lines")
+        raise _invalid(file, "it has no `key: value` lines")
     return values
 
 
-def _wrong(file: Path, what: str) -> UserError:
+def _invalid(file: Path, what: str) -> UserError:
     return UserError(f"Task {file} can't be used: {what}.", f"How to write one: {_EXAMPLES}.")
 
 
 def portable(task: str) -> dict[str, Path]:
-    """All files that a task of the user's needs, by their names below its own folder.
+    """Return all files that a user's task needs, by name relative to its folder.
 
-    Raises UserError for one that lies elsewhere.
+    Raises UserError for a file outside of that folder.
     """
     path = Path(task).expanduser().resolve()
     root = path if path.is_dir() else path.parent
     files: dict[str, Path] = {}
     for file in yaml_files(path):
         for needed in files_of(file):
-            whole = needed.resolve()
-            if not whole.is_relative_to(root):
+            absolute = needed.resolve()
+            if not absolute.is_relative_to(root):
                 raise UserError(
-                    f"Task {file} needs {needed}, which is outside of {root} and can't travel with the run.",
-                    "Put it beside the task's file, and name it from there.",
+                    f"Task {file} needs {needed}, which is outside of {root} and can't be sent with the run.",
+                    "Move it into the folder of the task's file, and use a relative name.",
                 )
-            files[str(whole.relative_to(root))] = whole
+            files[str(absolute.relative_to(root))] = absolute
     return files

@@ -1,1 +1,1 @@
-"""Images with captions: read and checked, in buckets of one aspect ratio, laid out for training."""
+"""Images with captions: reading and checks, aspect ratio buckets, and preparation for training."""

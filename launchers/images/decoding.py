@@ -1,4 +1,4 @@
-"""One encoded image: is it whole, and what has to be changed so that its pixels are RGB and upright?"""
+"""Decoding of an image file: validation, and conversion to upright RGB pixels."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from launchers.dataset.files import BadRow
 if TYPE_CHECKING:
     from PIL import Image
 
-_KEPT = ("PNG", "JPEG", "WEBP")
-_PHOTO = "MPO"  # what Pillow calls a JPEG file with more images behind it, as some cameras write
+_ACCEPTED = ("PNG", "JPEG", "WEBP")
+_PHOTO = "MPO"  # Pillow's name of a JPEG file with additional images, written by some cameras
 _CONVERTED = ("BMP", "GIF", "TIFF")
-_ORIENTATION = 0x0112  # of EXIF; 1 is upright
+_ORIENTATION = 0x0112  # EXIF tag; 1 is upright
 _MODES = {"CMYK": "from CMYK", "P": "from a palette", "L": "from grey", "1": "from black and white"}
-# What Pillow's decoders raise for broken files
+# Exceptions of Pillow's decoders for broken files
 _BROKEN = (
     *(OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, OverflowError),
     *(struct.error, zlib.error),
@@ -30,20 +30,20 @@ _BROKEN = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checked:
-    """A PNG, JPEG or WebP file whose pixels are RGB and upright."""
+    """A valid PNG, JPEG or WebP file with upright RGB pixels."""
 
     image: bytes
     width: int
     height: int
-    changes: tuple[str, ...] = ()  # in words; of an image without any, the file is the one that was given
+    changes: tuple[str, ...] = ()  # descriptions; if empty, the file is the original
 
 
 def checked(data: bytes, *, min_side: int) -> Checked:
-    """The image of a file's bytes, encoded anew (as PNG) only where it had to be changed.
+    """Validate an image file, and convert it (to PNG) only if necessary.
 
-    Palettes, grey and CMYK become RGB, what is transparent is put on white, EXIF's orientation is applied.
-    Raises BadRow for what is no image, is broken, animated, too large to be decoded, or has a side of fewer
-    than ``min_side`` pixels.
+    Palettes, grayscale and CMYK become RGB, transparency is replaced by white, EXIF's orientation is applied.
+    Raises BadRow for files that are not an image, broken, animated, too large to decode, or have a side of
+    fewer than ``min_side`` pixels.
     """
     try:
         with warnings.catch_warnings():
@@ -71,10 +71,10 @@ def _pillow() -> ModuleType:
 
 
 def _checked(data: bytes, min_side: int) -> Checked:
-    with _pillow().open(io.BytesIO(data), formats=(*_KEPT, *_CONVERTED)) as image:
+    with _pillow().open(io.BytesIO(data), formats=(*_ACCEPTED, *_CONVERTED)) as image:
         width, height = image.size
         if min(width, height) < min_side:
-            raise BadRow(f"{width} x {height} pixels, but the shorter side has to have {min_side} at least")
+            raise BadRow(f"{width} x {height} pixels, but the shorter side must have at least {min_side}")
         if image.format != _PHOTO and getattr(image, "is_animated", False):
             raise BadRow(f"{image.n_frames} images in one file")
         image.load()
@@ -91,20 +91,20 @@ def _upright(image: Image.Image, changes: list[str]) -> Image.Image:
 
     if image.getexif().get(_ORIENTATION, 1) not in range(2, 9):
         return image
-    changes.append("turned as EXIF says")
+    changes.append("rotated by EXIF")
     return ImageOps.exif_transpose(image)
 
 
 def _rgb(image: Image.Image, changes: list[str]) -> Image.Image:
     if image.mode == "F":
-        raise BadRow("floating-point pixels, whose white nobody knows")
+        raise BadRow("floating-point pixels, whose range is unknown")
     if image.has_transparency_data:
-        changes.append("transparency put on white")
+        changes.append("transparency replaced by white")
         alpha = image.convert("RGBA")
         white: Image.Image = _pillow().new("RGBA", alpha.size, "white")
         white.alpha_composite(alpha)
         return white.convert("RGB")
-    if image.mode.startswith("I"):  # 16 bits, which Pillow's conversion would cut off at 255
+    if image.mode.startswith("I"):  # 16 bits, which Pillow's conversion would clip at 255
         changes.append("from 16 bits")
         return image.convert("I").point(lambda value: value / 256).convert("L").convert("RGB")
     if image.mode != "RGB":
@@ -114,7 +114,7 @@ def _rgb(image: Image.Image, changes: list[str]) -> Image.Image:
 
 
 def _png(image: Image.Image) -> bytes:
-    image.info = {}  # a colour profile, say, which is one of the pixels before
+    image.info = {}  # e.g. a color profile of the original pixels
     file = io.BytesIO()
     image.save(file, "PNG")
     return file.getvalue()

@@ -1,14 +1,14 @@
-"""Datasets of images with captions: which forms are taken, and what is wrong with rows that are not.
+"""Datasets of images with captions: supported forms, and error messages for invalid rows.
 
-* a folder as ``datasets`` reads one (imagefolder): metadata.jsonl, metadata.csv or metadata.parquet, whose
+* a folder in the form of ``datasets`` (imagefolder): metadata.jsonl, metadata.csv or metadata.parquet, whose
   rows name a file (``file_name``) and its caption (``text``, ``caption`` or ``prompt``)
-* a folder of images with NAME.txt beside each
-* JSONL, JSON, CSV or Parquet of such rows (``image`` or ``file_name``, a path from where the file is); in
-  Parquet ``image`` may be the file itself, as ``datasets`` keeps it
+* a folder of images with NAME.txt next to each
+* JSONL, JSON, CSV or Parquet of such rows (``image`` or ``file_name``, a path relative to the file); in
+  Parquet ``image`` may be the encoded image, as stored by ``datasets``
 * webdataset: a .tar, or a folder of them, of KEY.jpg (.png, .webp) and KEY.txt or KEY.json
 
-Images outside of the dataset's folder are refused, also those that a link leads to. Nothing is left out: an
-image that comes twice is two rows.
+Images outside of the dataset's folder are refused, also if a symbolic link leads there. Duplicate images are
+kept as separate rows.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from launchers.dataset.picture import Picture
 from launchers.dataset.rows import read_rows
 from launchers.dataset.turns import Fields
 from launchers.images.decoding import checked
-from launchers.images.shards import CAPTIONS, MEMBER, Beside, Tars, inside
+from launchers.images.shards import CAPTIONS, MEMBER, CaptionFiles, Tars, inside
 
 __all__ = ["Picture", "read"]
 
 FORMS = (
-    "a folder with metadata.jsonl (.csv, .parquet), one of images with NAME.txt beside each, JSONL, CSV or "
+    "a folder with metadata.jsonl (.csv, .parquet), a folder of images with NAME.txt files, JSONL, CSV or "
     "Parquet that names images and captions, or webdataset's .tar"
 )
 _METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
@@ -37,11 +37,10 @@ _FILES = ("file_name", "image")
 
 
 def read(path: Path, *, min_side: int) -> Iterator[Picture]:
-    """Read and check the images of a dataset, one after the other.
+    """Read and check the images of a dataset one by one.
 
-    ``min_side``: pixels that the shorter side of each has at least. After the last raises UserError that
-    lists the bad rows (:func:`launchers.dataset.rows.read_rows`); what had to be changed is said on standard
-    error.
+    ``min_side``: minimum pixels of the shorter side. After the last row raises UserError that lists the bad
+    rows (:func:`launchers.dataset.rows.read_rows`); changes to images are reported on standard error.
     """
     rows, folder = _rows(path)
     parser = _Parser(folder, min_side)
@@ -52,23 +51,23 @@ def read(path: Path, *, min_side: int) -> Iterator[Picture]:
 
 
 def named_files(path: Path) -> dict[str, Path]:
-    """The images that the rows of a file name, by the names they have there; a tar's are in itself.
+    """Return the image files that the rows of a file refer to, by their names there; empty for tars.
 
-    Of rows that can't be read there are none: see :func:`read`, which says what is wrong with them.
+    Unreadable rows have none; :func:`read` reports their errors.
     """
     rows, folder = _rows(path)
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for _, row in rows:
         fields = row if isinstance(row, dict) else {}
         for value in (fields.get(key) for key in _FILES):
             name = value.get("path") if isinstance(value, dict) and not value.get("bytes") else value
             if isinstance(name, str) and (folder / name).is_file():
-                found[Path(name).as_posix()] = inside(folder, name)
-    return found
+                files[Path(name).as_posix()] = inside(folder, name)
+    return files
 
 
 def _rows(path: Path) -> tuple[Rows, Path]:
-    """The rows of a dataset, and the folder that its images lie in."""
+    """Return the rows of a dataset, and the folder of its images."""
     if path.suffix.lower() == ".tar" and path.is_file():
         return Tars(path, [path]), path.parent
     if not path.is_dir():
@@ -77,19 +76,19 @@ def _rows(path: Path) -> tuple[Rows, Path]:
     if metadata is not None:
         return open_rows(metadata), path
     tars = sorted(path.glob("*.tar"))
-    return (Tars(path, tars) if tars else Beside(path)), path
+    return (Tars(path, tars) if tars else CaptionFiles(path)), path
 
 
 class _Parser:
-    """Rows to pictures; counts what had to be changed."""
+    """Converts rows to pictures, and counts the changes."""
 
     def __init__(self, folder: Path, min_side: int) -> None:
         self._folder, self._min_side = folder, min_side
-        self.changed = 0  # images
-        self.changes: Counter[str] = Counter()  # an image may have several
+        self.changed = 0  # number of changed images
+        self.changes: Counter[str] = Counter()  # by kind; an image may have several
 
     def parse(self, row: Fields, line: int) -> Picture:
-        """One decoded row as a Picture; raises BadRow that begins with the image's name, where it has one."""
+        """Convert one decoded row; raises BadRow with the image's name, if it has one."""
         name = row.get(MEMBER)
         key = row.first(_FILES)
         if key is None:
@@ -103,14 +102,14 @@ class _Parser:
 
     def _picture(self, row: Fields, value: Any, key: str, line: int) -> Picture:
         caption = _caption(row)
-        found = checked(self._data(value, key), min_side=self._min_side)
-        if found.changes:
+        image = checked(self._data(value, key), min_side=self._min_side)
+        if image.changes:
             self.changed += 1
-            self.changes.update(found.changes)
-        return Picture(caption=caption, image=found.image, width=found.width, height=found.height, line=line)
+            self.changes.update(image.changes)
+        return Picture(caption=caption, image=image.image, width=image.width, height=image.height, line=line)
 
     def _data(self, value: Any, key: str) -> bytes:
-        """The bytes of an image: of a path, or as they stand in the row."""
+        """Return the bytes of an image, from its file or from the row."""
         if isinstance(value, dict):  # datasets' feature Image
             value = value.get("bytes") or value.get("path")
         if isinstance(value, bytes):
@@ -131,7 +130,7 @@ def _caption(row: Fields) -> str:
         raise BadRow(f"no caption: {', '.join(f'`{each}`' for each in CAPTIONS)} are missing or empty")
     value = row[name]
     if not isinstance(value, str):
-        raise BadRow(f"the caption `{name}` is not a text")
+        raise BadRow(f"the caption `{name}` is not text")
     if not value.strip():
         raise BadRow(f"the caption `{name}` is empty")
     return value.strip()

@@ -1,4 +1,4 @@
-"""Lay images out for training once: fit each into a bucket, fix the order of the run, write it all down."""
+"""Preparation of images for training: bucket assignment, the order of the run, and files."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def prepare(
     resolution: int,
     held_out: Sequence[Picture] = (),
 ) -> PreparedInfo:
-    """Write ``folder`` (see prepared.py) and, if there are held-out images, ``folder``/heldout like it, whose
-    steps are one image each, in the order that they have.
+    """Write ``folder`` (see prepared.py), and ``folder``/heldout for held-out images, if there are any.
 
-    Raises UserError where no bucket has images enough for a batch.
+    The held-out folder has one image per step, in the given order. Raises UserError if no bucket has enough
+    images for a batch.
     """
     shutil.rmtree(folder / "heldout", ignore_errors=True)
     with Writer(folder) as writer:
@@ -44,24 +44,26 @@ def prepare(
         info = _info(writer.geometry, order, content, model_name_or_fingerprint, settings, resolution)
         writer.finish(order, info)
     if held_out:
-        alone = settings.model_copy(update={"global_batch_size": 1})
+        single_image = settings.model_copy(update={"global_batch_size": 1})
         with Writer(folder / "heldout") as writer:
             content = _add(held_out, writer, resolution)
             order = np.arange(len(held_out), dtype=np.int32)
-            of_all = _info(writer.geometry, order, content, model_name_or_fingerprint, alone, resolution)
-            writer.finish(order, of_all)
+            eval_info = _info(
+                writer.geometry, order, content, model_name_or_fingerprint, single_image, resolution
+            )
+            writer.finish(order, eval_info)
     return info
 
 
 def count_steps(sizes: Sequence[tuple[int, int]], settings: Settings, resolution: int) -> int:
-    """Steps of a run over images of these widths and heights; UserError as of :func:`prepare`."""
-    found = [buckets.bucket_of(width, height, resolution) for width, height in sizes]
-    geometry = np.array([(0, 0, 0, 0, height, width, 0, 0) for width, height in found], dtype=np.int32)
+    """Count the steps of a run over images of these widths and heights; UserError as in :func:`prepare`."""
+    targets = [buckets.bucket_of(width, height, resolution) for width, height in sizes]
+    geometry = np.array([(0, 0, 0, 0, height, width, 0, 0) for width, height in targets], dtype=np.int32)
     return _steps(_numbers(geometry.reshape(-1, 8)), settings)
 
 
 def summary(info: PreparedInfo, folder: Path, name: str) -> str:
-    """What the dataset came to, in a line: its buckets, those with most images first."""
+    """Summarize the dataset's buckets in one line, most frequent first."""
     sizes, counts = np.unique(PreparedImages(folder).geometry[:, 4:6], axis=0, return_counts=True)
     most = np.argsort(-counts, kind="stable")
     shown = ", ".join(f"{sizes[place, 1]}x{sizes[place, 0]}: {counts[place]:,}" for place in most)
@@ -70,7 +72,7 @@ def summary(info: PreparedInfo, folder: Path, name: str) -> str:
 
 
 def _add(pictures: Sequence[Picture], writer: Writer, resolution: int) -> str:
-    """Append all images; sha256 over them, their captions and what they are cut to."""
+    """Append all images; return a SHA-256 over images, captions and crops."""
     digest = hashlib.sha256(TASK.encode())
     progress = Progress("writing", len(pictures), "images")
     for number, picture in enumerate(pictures):
@@ -83,7 +85,7 @@ def _add(pictures: Sequence[Picture], writer: Writer, resolution: int) -> str:
 
 
 def _numbers(geometry: NDArray[np.int32]) -> NDArray[np.int64]:
-    """[rows]: the number of the bucket that each is in."""
+    """Return [rows]: each row's bucket number."""
     return np.unique(geometry[:, 4:6], axis=0, return_inverse=True)[1].reshape(-1)
 
 
@@ -98,9 +100,9 @@ def _steps(numbers: NDArray[np.int64], settings: Settings) -> int:
     if not steps:
         largest = int(np.bincount(numbers).max()) if len(numbers) else 0
         raise UserError(
-            f"global_batch_size {settings.batch_size}: no batch of one aspect ratio can be made of "
+            f"global_batch_size {settings.batch_size}: no aspect ratio has a full batch among "
             f"{len(numbers):,} images in {epochs} epoch(s); the largest bucket has {largest:,}.",
-            ("Give ", Change("global_batch_size", max(1, largest)), " or less, or more data."),
+            ("Use ", Change("global_batch_size", max(1, largest)), " or less, or more data."),
         )
     return min(steps, settings.max_steps or steps)
 

@@ -1,17 +1,16 @@
-"""Prepared images: laid out once, read by every process in the same order.
+"""Prepared images: written once, read by every process in the same order.
 
-A folder that :class:`launchers.dataset.prepared.Prepared` opens too, with::
+The folder can also be opened by :class:`launchers.dataset.prepared.Prepared`, and contains::
 
-    info.json            PreparedInfo, whose tokens are positions of latents, and seq_len those of a square
-    order.npy            int32 [total_steps * global_batch_size], rows in training order, a step's of one
-                         bucket
-    offsets.npy          int64 [rows + 1], positions of latents before each row
-    images.bin           the rows' files (PNG, JPEG, WebP), one after the other
-    image_offsets.npy    int64 [rows + 1], where each begins
-    captions.jsonl       a JSON text a line
-    caption_offsets.npy  int64 [rows + 1], where each line begins
+    info.json            PreparedInfo; its tokens are latent positions, seq_len those of a square
+    order.npy            int32 [total_steps * global_batch_size], rows in training order, one bucket per step
+    offsets.npy          int64 [rows + 1], latent positions before each row
+    images.bin           the rows' files (PNG, JPEG, WebP), concatenated
+    image_offsets.npy    int64 [rows + 1], start of each file
+    captions.jsonl       one JSON string per line
+    caption_offsets.npy  int64 [rows + 1], start of each line
     geometry.npy         int32 [rows, 8]: original height and width, top and left of the crop, target height
-                         and width (in this order Stable Diffusion XL's time ids), height and width resized to
+                         and width (in this order Stable Diffusion XL's time ids), resized height and width
 """
 
 from __future__ import annotations
@@ -29,20 +28,20 @@ from launchers.dataset.picture import Picture
 from launchers.dataset.prepared import Prepared, PreparedInfo
 from launchers.images.buckets import LATENT_PIXELS, Geometry
 
-if TYPE_CHECKING:  # a tenth of a second to import; the flow's processes need the names only
+if TYPE_CHECKING:  # takes a tenth of a second to import; the flow's processes need only the names
     import numpy as np
     from numpy.typing import NDArray
 
 _INFO = "info.json"
-_TIME_IDS = 6  # of the columns of geometry
+_TIME_IDS = 6  # number of geometry's first columns
 
 
 class PreparedImages(Prepared):
-    """Reads a folder of prepared images; arrays and files are memory-mapped, so many ranks share one copy."""
+    """Reader of a folder of prepared images; arrays and files are memory-mapped, so ranks share one copy."""
 
     @cached_property
     def geometry(self) -> NDArray[np.int32]:
-        """[rows, 8], as the module's text has it."""
+        """[rows, 8], see the module's docstring."""
         return self._array("geometry")
 
     @cached_property
@@ -54,29 +53,29 @@ class PreparedImages(Prepared):
         return _Records(self.folder / "captions.jsonl", self._array("caption_offsets"))
 
     def image(self, index: int) -> bytes:
-        """The encoded file of a row."""
+        """Return the encoded file of a row."""
         return self._images[index]
 
     def caption(self, index: int) -> str:
-        """What the image of a row shows."""
+        """Return the caption of a row."""
         return str(json.loads(self._captions[index]))
 
     def time_ids(self, index: int) -> NDArray[np.int32]:
-        """[6]: original height and width, crop's top and left, target height and width."""
+        """Return [6]: original height and width, crop's top and left, target height and width."""
         return self.geometry[index, :_TIME_IDS]
 
     def target(self, index: int) -> tuple[int, int]:
-        """Height and width in pixels that a row is trained in: its bucket."""
+        """Return height and width of the row's bucket in pixels."""
         height, width = self.geometry[index, 4:6].tolist()
         return height, width
 
     def resized(self, index: int) -> tuple[int, int]:
-        """Height and width that the image is resized to before it is cut to its bucket's."""
+        """Return height and width that the image is resized to before the crop."""
         height, width = self.geometry[index, 6:8].tolist()
         return height, width
 
     def pixels(self, index: int) -> NDArray[np.float32]:
-        """[3, height, width] of the target, between -1 and 1: decoded, resized (Lanczos) and cut."""
+        """Return [3, height, width] in -1 to 1, the decoded image after resize (Lanczos) and crop."""
         import numpy as np
         from PIL import Image
 
@@ -84,7 +83,7 @@ class PreparedImages(Prepared):
         (height, width), (resized_height, resized_width) = self.target(index), self.resized(index)
         with Image.open(io.BytesIO(self.image(index))) as image:
             across, down = image.width / resized_width, image.height / resized_height
-            # Only what is kept is resized: a narrow strip would become an image of gigabytes before the cut.
+            # Only the crop is resized: a narrow strip would become an image of gigabytes before the crop
             box = (left * across, top * down, (left + width) * across, (top + height) * down)
             fitted = image.convert("RGB").resize((width, height), Image.Resampling.LANCZOS, box=box)
         values = np.asarray(fitted, dtype=np.float32) / 127.5 - 1
@@ -92,7 +91,7 @@ class PreparedImages(Prepared):
 
 
 class _Records:
-    """Pieces of a file, which is mapped into memory."""
+    """Records of a memory-mapped file."""
 
     def __init__(self, path: Path, offsets: NDArray[np.int32]) -> None:
         import numpy as np
@@ -105,11 +104,11 @@ class _Records:
 
 
 class Writer:
-    """Writes a folder image by image; info.json comes last, so a folder without it is not complete."""
+    """Writer of a folder, image by image; info.json is written last, so a folder without it is incomplete."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / _INFO).unlink(missing_ok=True)  # of an earlier run
+        (folder / _INFO).unlink(missing_ok=True)  # may be left by an earlier run
         self._folder = folder
         self._images = (folder / "images.bin").open("wb", buffering=1 << 20)
         self._captions = (folder / "captions.jsonl").open("wb", buffering=1 << 20)
@@ -135,13 +134,13 @@ class Writer:
 
     @property
     def geometry(self) -> NDArray[np.int32]:
-        """[rows, 8] of what was added."""
+        """[rows, 8] of the added rows."""
         import numpy as np
 
         return np.array(self._geometry, dtype=np.int32).reshape(-1, 8)
 
     def finish(self, order: NDArray[np.int32], info: PreparedInfo) -> None:
-        """Write what is known only with the last row."""
+        """Write the files that require all rows."""
         import numpy as np
 
         geometry = self.geometry
@@ -155,7 +154,7 @@ class Writer:
 
 
 def positions_of(geometry: NDArray[np.int32]) -> NDArray[np.int64]:
-    """[rows]: positions that each row's latents have."""
+    """Return [rows]: number of latent positions of each row."""
     import numpy as np
 
     sides = geometry[:, 4:6].astype(np.int64) // LATENT_PIXELS

@@ -1,4 +1,4 @@
-"""Images that lie in files of their own, or in tars, with a caption beside each: as rows, one by one."""
+"""Rows of images with captions, from separate files or from tars."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 from launchers.dataset.files import BadRow, Rows
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
-CAPTIONS = ("text", "caption", "prompt")  # what a caption is called
-MEMBER = "member"  # the key of a row under which the name of a tar's member is
+CAPTIONS = ("text", "caption", "prompt")  # accepted names of a caption
+MEMBER = "member"  # key of a row with the name of a tar's member
 
 
-class Beside(Rows):
-    """The images of a folder and the folders in it, each with NAME.txt beside it."""
+class CaptionFiles(Rows):
+    """Images in a folder and its subfolders, each with a caption in NAME.txt."""
 
     unit = "image"
 
@@ -32,15 +32,15 @@ class Beside(Rows):
             yield self._done, self._row(file.relative_to(self.path))
 
     def _row(self, name: Path) -> Any:
-        beside = name.with_suffix(".txt")
+        caption_file = name.with_suffix(".txt")
         try:
-            caption = _text(inside(self.path, str(beside)).read_bytes())
+            caption = _text(inside(self.path, str(caption_file)).read_bytes())
         except FileNotFoundError:
-            return BadRow(f"{name}: no caption: there is no {beside.name} beside it")
+            return BadRow(f"{name}: no caption: {caption_file.name} does not exist")
         except BadRow as reason:
-            return BadRow(f"{beside}: {reason}")
+            return BadRow(f"{caption_file}: {reason}")
         except (OSError, UnicodeDecodeError) as error:
-            return BadRow(f"{beside}: can't be read ({error})")
+            return BadRow(f"{caption_file}: can't be read ({error})")
         return {"file_name": str(name), "text": caption}
 
     def share(self) -> float:
@@ -48,7 +48,7 @@ class Beside(Rows):
 
 
 class Tars(Rows):
-    """webdataset's tars: members with one name up to their first dot, one after the other, are a row."""
+    """webdataset's tars: consecutive members with the same name up to their first dot form a row."""
 
     unit = "image"
 
@@ -69,18 +69,18 @@ class Tars(Rows):
 
 
 def inside(folder: Path, name: str) -> Path:
-    """The path of an image of that name; raises BadRow where it is, or leads, outside of the folder."""
+    """Resolve an image's path; raises BadRow if it is, or leads, outside of the folder."""
     path = Path(name)
     if path.is_absolute() or ".." in path.parts:
         raise BadRow("a path that leads outside of the dataset's folder")
-    whole = (folder / path).resolve()
-    if not whole.is_relative_to(folder.resolve()):
+    resolved = (folder / path).resolve()
+    if not resolved.is_relative_to(folder.resolve()):
         raise BadRow("a link that leads outside of the dataset's folder")
-    return whole
+    return resolved
 
 
 def _rows(tar: Path) -> Iterator[Any]:
-    sample: dict[str, bytes] = {}  # by the end of their names
+    sample: dict[str, bytes] = {}  # by suffix
     last = ""
     try:
         with tarfile.open(tar, "r:") as archive:
@@ -104,10 +104,10 @@ def _rows(tar: Path) -> Iterator[Any]:
 
 
 def _parts(name: str) -> tuple[str, str]:
-    """A member's name up to the first dot of its last part, and the rest of it, as webdataset divides it."""
+    """Split a member's name at the first dot of its last part, as webdataset does."""
     path = PurePosixPath(name)
-    stem, dot, end = path.name.partition(".")
-    return str(path.with_name(stem)) if stem else name, f"{dot}{end}".lower()
+    stem, dot, suffix = path.name.partition(".")
+    return str(path.with_name(stem)) if stem else name, f"{dot}{suffix}".lower()
 
 
 def _row(tar: Path, key: str, sample: dict[str, bytes]) -> Any:
@@ -121,8 +121,8 @@ def _row(tar: Path, key: str, sample: dict[str, bytes]) -> Any:
             return row | {"text": _text(sample[".txt"])}
         if ".json" in sample:
             values = json.loads(sample[".json"])
-            found = {name: values.get(name) for name in CAPTIONS} if isinstance(values, dict) else {}
-            return row | found
+            captions = {name: values.get(name) for name in CAPTIONS} if isinstance(values, dict) else {}
+            return row | captions
     except (ValueError, RecursionError) as error:
         return BadRow(f"{where}: its caption can't be read ({error})")
     return BadRow(f"{where}: no caption (.txt or .json)")

@@ -1,4 +1,4 @@
-"""What a pipeline's text encoders make of captions."""
+"""Caption embeddings by a pipeline's text encoders."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def encode(tokens: tuple[torch.Tensor, ...], encoders: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both encoders' last hidden layer but one, side by side, and the last one's summary.
+    """Return both encoders' penultimate hidden layers, concatenated, and the last encoder's pooled output.
 
     ``tokens``: int64 [captions, 77] for each encoder.
     """

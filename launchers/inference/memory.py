@@ -10,8 +10,11 @@ from estimator.errors import UserError
 from estimator.formatting import format_bytes
 from estimator.memory.generation import WEIGHTS, Batch, generation_bytes
 from estimator.models import ModelSpec
+from launchers.inference.finished import FinishedModel
 
 Device = Literal["cuda", "cpu"]
+CONTEXT = 4096  # tokens of a conversation that memory is checked for
+NEW_TOKENS = 512  # of an answer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,3 +97,22 @@ def check_memory(
             f"Use {', or '.join(advice)}." if advice else "",
         )
     return needed
+
+
+def check_conversation(
+    finished: FinishedModel, device: Device, *, new_tokens: int = NEW_TOKENS, with_base: bool = False
+) -> int:
+    """Check that a conversation of ``CONTEXT`` tokens fits into the free memory: :func:`check_memory`."""
+    spec = finished.spec()
+    second = with_base and not finished.is_adapter  # an adapter can be switched off
+    return check_memory(
+        finished.name,
+        spec,
+        conversation_batch(spec, CONTEXT, new_tokens),
+        free_memory(device),
+        copies=1 + second,
+        advice=[
+            *(["no --with-base"] if second else []),
+            *(["--device cpu"] if device == "cuda" else ["a machine with more memory"]),
+        ],
+    )

@@ -21,7 +21,7 @@ from typing import Literal
 
 from estimator.errors import UserError
 from estimator.planning.serving import Serving
-from launchers.cluster.processes import is_loopback, started, telling_tail
+from launchers.cluster.processes import is_loopback, relevant_tail, started
 from launchers.inference.finished import ADAPTER_CONFIG, FinishedModel
 
 ServerName = Literal["vllm", "transformers"]
@@ -192,7 +192,7 @@ def running(
 def wait(process: subprocess.Popen[bytes], log: Path) -> None:
     """Wait until the server ends by itself, which is an error."""
     status = process.wait()
-    raise UserError(f"The server ended with status {status}: {telling_tail(log, 1)}", f"Its log: {log}")
+    raise UserError(f"The server ended with status {status}: {relevant_tail(log, 1)}", f"Its log: {log}")
 
 
 def _wait_until_healthy(

@@ -1,1 +1,1 @@
-"""Model folders: where weights come from, whether they are whole, and the tiny model made on the spot."""
+"""Model folders: fetching and verification of weights, and generated tiny models."""

@@ -1,6 +1,6 @@
-"""Models as transformers builds them: one way in, for training, its checks and the evaluation.
+"""Loading of transformers models for training, checks and evaluation.
 
-Language models, and those with one number for a whole text (reward models): config.json says which.
+Supports causal language models and reward models, distinguished by config.json.
 """
 
 from __future__ import annotations
@@ -12,33 +12,33 @@ from launchers.imports import collector_paused
 
 
 def configuration(folder: Path) -> Any:
-    """The model's configuration, with the attention that computes what it says."""
+    """Return the model's configuration, with an attention implementation that supports all its options."""
     with collector_paused():
         from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(folder)
     if getattr(config.get_text_config(), "attn_logit_softcapping", None):
-        # Gemma 2: torch's own attention has no cap, and transformers 5.4 drops it there without a word
+        # Gemma 2: torch's attention has no soft cap, and transformers 5.4 silently ignores it there
         config._attn_implementation = "eager"
     return config
 
 
 def load(folder: Path, **options: Any) -> Any:
-    """The model with its weights; ``options`` are from_pretrained's."""
+    """Load the model with its weights; ``options`` are passed to from_pretrained."""
     config = configuration(folder)
     with collector_paused():
         return _class_of(config).from_pretrained(folder, config=config, **options)  # imports its code
 
 
 def build(folder: Path, **options: Any) -> Any:
-    """The model without its weights; ``options`` are from_config's."""
+    """Build the model without its weights; ``options`` are passed to from_config."""
     config = configuration(folder)
     with collector_paused():
         return _class_of(config).from_config(config, **options)
 
 
 def gives_rewards(config: Any) -> bool:
-    """Whether a model has one number for a whole text, and none for a next token."""
+    """Whether the model outputs one score per text instead of next tokens."""
     return any(name.endswith("ForSequenceClassification") for name in config.architectures or ())
 
 

@@ -1,4 +1,4 @@
-"""A model's folder in Hugging Face's layout: what belongs to it, and whether it is whole."""
+"""Files of a model folder in Hugging Face's layout, and verification of their completeness."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from typing import Any
 
 from estimator.errors import Change, UserError
 
-# Configuration, tokenizer, safetensors. Not other formats of the same weights, not folders.
+# Configuration, tokenizer, safetensors; no other formats of the same weights, no folders
 PATTERNS = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
 NOT_PATTERNS = ("*/*", "consolidated*", "adapter_*")
-# PyTorch's own files of the same weights, for models that have no safetensors; not variants in another type.
+# PyTorch files, for models without safetensors; no variants in another type
 PICKLED_PATTERNS = ("pytorch_model.bin", "pytorch_model-*-of-*.bin")
 _INDEX = "model.safetensors.index.json"
 PICKLED_INDEX = "pytorch_model.bin.index.json"
 _PART = re.compile(r"-\d+-of-\d+\.")
-_TRAINABLE = ("F64", "F32", "F16", "BF16")  # of safetensors' types
-_MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
+_TRAINABLE = ("F64", "F32", "F16", "BF16")  # safetensors types
+_MAX_HEADER_BYTES = 100_000_000  # limit of safetensors
 _LFS_POINTER = b"version https://git-lfs"
 
 
 def check_complete(folder: Path) -> None:
-    """Raise UserError unless config.json, a tokenizer and all weights are there, whole.
+    """Raise UserError unless config.json, a tokenizer and all weights are present and intact.
 
-    Reads the headers of safetensors files, not the weights; their embedding must be that of config.json. Of
-    ``pytorch_model*.bin`` (:func:`pickled_files`) only the frame is looked at.
+    Reads the headers of safetensors files, not the weights; their embedding must match config.json. Of
+    ``pytorch_model*.bin`` (:func:`pickled_files`) only the container format is checked.
     """
     if not folder.is_dir():
         raise UserError(f"There is no model directory {folder}.")
@@ -37,7 +37,7 @@ def check_complete(folder: Path) -> None:
     tokenizers = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
     if not any(all((folder / name).is_file() for name in names) for names in tokenizers):
         raise UserError(f"{folder} has no tokenizer.", "tokenizer.json (or tokenizer.model) belongs there.")
-    for name in ("tokenizer_config.json", "generation_config.json"):  # the export writes them on
+    for name in ("tokenizer_config.json", "generation_config.json"):  # the export copies them
         if (folder / name).exists():
             _read_object(folder / name)
     pickled = pickled_files(folder)
@@ -51,7 +51,7 @@ def check_complete(folder: Path) -> None:
 
 
 def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of all tensors in a folder's safetensors, by their headers; UserError for broken ones."""
+    """Return name -> shape of all tensors, from the headers of safetensors; UserError for broken files."""
     shapes: dict[str, tuple[int, ...]] = {}
     for path in weight_files(folder):
         shapes |= read_header(path)
@@ -59,11 +59,11 @@ def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def pickled_files(folder: Path) -> list[Path]:
-    """PyTorch's own files of the model; none where there are safetensors, which are taken instead.
+    """Return the model's PyTorch files; none if there are safetensors, which take precedence.
 
-    Raises UserError where some that the index lists are missing.
+    Raises UserError if files listed in the index are missing.
     """
-    if (folder / _INDEX).exists() or any(is_wanted(path.name) for path in folder.glob("*.safetensors")):
+    if (folder / _INDEX).exists() or any(is_model_file(path.name) for path in folder.glob("*.safetensors")):
         return []
     listed = sorted(set(_weight_map(folder, PICKLED_INDEX).values()))
     if listed:
@@ -72,9 +72,9 @@ def pickled_files(folder: Path) -> list[Path]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json; raises UserError where there is none or it can't be read."""
+    """Read config.json; raises UserError if it is missing or unreadable."""
     if not (folder / "config.json").exists():
-        raise UserError(f"{folder} has no config.json.", "Give a folder in Hugging Face's layout.")
+        raise UserError(f"{folder} has no config.json.", "Use a folder in Hugging Face's layout.")
     return _read_object(folder / "config.json")
 
 
@@ -89,7 +89,7 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def _weight_map(folder: Path, index: str = _INDEX) -> dict[str, str]:
-    """Tensor name -> file name by the index; empty where there is no index."""
+    """Read tensor name -> file name from the index; empty without an index."""
     path = folder / index
     if not path.exists():
         return {}
@@ -100,12 +100,12 @@ def _weight_map(folder: Path, index: str = _INDEX) -> dict[str, str]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """A folder's safetensors, by their index where there is one; UserError where some or all are missing."""
+    """List a folder's safetensors, by their index if it exists; UserError if some or all are missing."""
     listed = sorted(set(_weight_map(folder).values()))
     if listed:
         return _present(folder, listed, _INDEX)
-    found = sorted(path for path in folder.glob("*.safetensors") if is_wanted(path.name))
-    if not found:
+    files = sorted(path for path in folder.glob("*.safetensors") if is_model_file(path.name))
+    if not files:
         other = sorted(
             [
                 *folder.glob("adapter_model.*"),
@@ -118,13 +118,13 @@ def weight_files(folder: Path) -> list[Path]:
         if other:
             advice = f"It has {other[0].name}, but *.safetensors or pytorch_model*.bin are needed."
         raise UserError(f"No weights in {folder}.", advice)
-    part = next((path.name for path in found if _PART.search(path.name)), None)
-    if part:  # as a download leaves it that was cut before the index came
+    part = next((path.name for path in files if _PART.search(path.name)), None)
+    if part:  # left by a download interrupted before the index
         raise UserError(
             f"{folder} has {part}, one part of the weights, and no {_INDEX}.",
-            "Fetch it again: the index says which parts belong to the model.",
+            "Fetch it again: the index lists the parts of the model.",
         )
-    return found
+    return files
 
 
 def _present(folder: Path, listed: list[str], index: str) -> list[Path]:
@@ -138,7 +138,7 @@ def _present(folder: Path, listed: list[str], index: str) -> list[Path]:
 
 
 def _check_pickled(path: Path) -> None:
-    """Raise UserError unless torch.save may have written this: a whole zip, or (before 1.6) a pickle."""
+    """Raise UserError unless torch.save may have written the file: a zip, or (before 1.6) a pickle."""
     with path.open("rb") as file:
         head = file.read(len(_LFS_POINTER))
     if head == _LFS_POINTER:
@@ -146,13 +146,13 @@ def _check_pickled(path: Path) -> None:
     if head.startswith(b"PK") and not zipfile.is_zipfile(path):
         raise UserError(f"{path} is truncated.", "Delete it and fetch or copy it again.")
     if not head.startswith((b"PK", b"\x80")):
-        raise UserError(f"{path} is not a file of PyTorch's.", "Delete it and fetch it again.")
+        raise UserError(f"{path} is not a PyTorch file.", "Delete it and fetch it again.")
 
 
 def read_header(path: Path) -> dict[str, tuple[int, ...]]:
-    """Shapes of a safetensors file; raises UserError unless the file is as long as its header says.
+    """Read the shapes in a safetensors file; raises UserError unless its length matches the header.
 
-    The format: 8 bytes of header length, a JSON header, the data
+    Format: 8 bytes of header length, a JSON header, the data
     (https://github.com/huggingface/safetensors#format).
     """
     size = path.stat().st_size
@@ -214,7 +214,7 @@ def _check_embedding(folder: Path, config: dict[str, Any], shapes: dict[str, tup
     if embedding is None:
         raise UserError(
             f"{folder}: the weights have no token embedding (embed_tokens.weight).",
-            "Give a whole model in Hugging Face's layout.",
+            "Use a complete model in Hugging Face's layout.",
         )
     text = config.get("text_config") or config
     expected = (text.get("vocab_size"), text.get("hidden_size"))
@@ -226,14 +226,16 @@ def _check_embedding(folder: Path, config: dict[str, Any], shapes: dict[str, tup
         )
 
 
-def is_wanted(name: str, patterns: Iterable[str] = PATTERNS, but_for: Iterable[str] = NOT_PATTERNS) -> bool:
-    """Whether a file of this name, as a path in the folder, is one of the model's."""
+def is_model_file(
+    name: str, patterns: Iterable[str] = PATTERNS, excluded: Iterable[str] = NOT_PATTERNS
+) -> bool:
+    """Whether a file with this relative path belongs to the model."""
     return any(fnmatch.fnmatch(name, p) for p in patterns) and not any(
-        fnmatch.fnmatch(name, p) for p in but_for
+        fnmatch.fnmatch(name, p) for p in excluded
     )
 
 
 def patterns_for(names: Iterable[str]) -> tuple[str, ...]:
-    """What to take of a model that has files of these names: its safetensors, else PyTorch's own files."""
-    safetensors = any(name.endswith(".safetensors") and is_wanted(name) for name in names)
+    """Return the patterns of files to fetch: safetensors if the model has them, else PyTorch files too."""
+    safetensors = any(name.endswith(".safetensors") and is_model_file(name) for name in names)
     return PATTERNS if safetensors else PATTERNS + PICKLED_PATTERNS

@@ -1,4 +1,4 @@
-"""Whether a model's files hold just the tensors that config.json describes, as transformers loads them."""
+"""Check that a model's files contain exactly the tensors that config.json describes."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from launchers.imports import collector_paused
 from launchers.models import causal
 from launchers.models.files import tensor_shapes, weight_files
 
-_NAMED = 3  # tensors that a message names
-_ADVICE = "Weights and config.json are of different models, or not all of one: fetch or export both anew."
+_NAMED = 3  # tensors listed in a message
+_ADVICE = "Weights and config.json belong to different models, or are incomplete: fetch or export both again."
 
 
 def check_fits(folder: Path, *, rewards: bool = False) -> None:
-    """Raise UserError where tensors of the model are missing, have another shape, or would not be used.
+    """Raise UserError if tensors of the model are missing, have another shape, or would not be used.
 
-    The model is built without memory (torch's meta device) and loaded with the shapes from the files'
-    headers by transformers itself, so its renamed, tied and ignored names are its own. A layer that the files
-    lack would be trained from random numbers, and one that config.json lacks would be left out. ``rewards``:
-    it is to have one number for a whole text, and no next token.
+    The model is built without memory (torch's meta device) and loaded by transformers with the shapes in the
+    files' headers, which handles renamed, tied and ignored tensors. A layer missing in the files would be
+    trained from random values, and one missing in config.json would be dropped. ``rewards``: the model must
+    output one score per text instead of next tokens.
     """
     with _quietly():
         _check(folder, tensor_shapes(folder), rewards)
@@ -31,7 +31,7 @@ def check_fits(folder: Path, *, rewards: bool = False) -> None:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Without transformers' progress bar and table of differences, and torchao's words on its import."""
+    """Suppress transformers' progress bar and table of differences, and torchao's messages on import."""
     with collector_paused():
         from transformers.utils import logging as transformers_logging
 
@@ -64,9 +64,9 @@ def _check(folder: Path, shapes: Mapping[str, tuple[int, ...]], rewards: bool) -
         reason = " ".join(str(error).split())
         raise UserError(
             f"{folder / 'config.json'}: transformers can't build a model of it: {reason}",
-            "Take config.json as it was published with the weights.",
+            "Use the config.json that was published with the weights.",
         ) from None
-    # Of tied weights of which the files have both, transformers compares the values; headers have none.
+    # If the files contain both of two tied weights, transformers compares values, which headers lack
     doubled = {name: of for name, of in empty.all_tied_weights_keys.items() if {name, of} <= shapes.keys()}
     for name, of in doubled.items():
         _check_same(folder, name, of)
@@ -76,7 +76,7 @@ def _check(folder: Path, shapes: Mapping[str, tuple[int, ...]], rewards: bool) -
         if name not in doubled
     }
     try:
-        _, found = type(empty).from_pretrained(
+        _, differences = type(empty).from_pretrained(
             None,
             config=config,
             state_dict=tensors,
@@ -85,22 +85,22 @@ def _check(folder: Path, shapes: Mapping[str, tuple[int, ...]], rewards: bool) -
             output_loading_info=True,
             ignore_mismatched_sizes=True,
         )
-    except RuntimeError:  # tensors that it joins into one, such as a layer's experts, don't go together
-        found = _unlike_saved(empty, shapes)
+    except RuntimeError:  # tensors to be merged, such as a layer's experts, have incompatible shapes
+        differences = _differences(empty, shapes)
     problem = _problem(
-        missing=sorted(found["missing_keys"]),
+        missing=sorted(differences["missing_keys"]),
         mismatched=[
-            f"{name} is {list(there)} instead of {list(expected)}"
-            for name, there, expected in sorted(found["mismatched_keys"])
+            f"{name} is {list(actual)} instead of {list(expected)}"
+            for name, actual, expected in sorted(differences["mismatched_keys"])
         ],
-        unused=sorted(found["unexpected_keys"]),
+        unused=sorted(differences["unexpected_keys"]),
     )
     if problem:
         raise UserError(f"{folder}: the weights don't fit config.json: {problem}.", _ADVICE)
 
 
 def _check_same(folder: Path, name: str, of: str) -> None:
-    """Raise UserError where two tensors differ that are one in the model: torchtune would drop the first."""
+    """Raise UserError if two tied tensors differ, of which torchtune would drop the first."""
     import torch
     from safetensors import safe_open
 
@@ -112,12 +112,12 @@ def _check_same(folder: Path, name: str, of: str) -> None:
         raise UserError(
             f"{folder}: config.json has tie_word_embeddings, and the weights have a {name} that differs from "
             f"{of}.",
-            "Where the model has a head of its own, set tie_word_embeddings to false in config.json.",
+            "If the model has a separate head, set tie_word_embeddings to false in config.json.",
         )
 
 
-def _unlike_saved(empty: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-    """How files differ from those that transformers would write, named as from_pretrained names it."""
+def _differences(empty: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """Compare the files with those that transformers would write, in the format of from_pretrained."""
     from transformers.core_model_loading import revert_weight_conversion
 
     saved = {

@@ -1,4 +1,4 @@
-"""``pytorch_model*.bin``, PyTorch's pickles: read as tensors alone, and written once as safetensors."""
+"""PyTorch's pickled weights (``pytorch_model*.bin``): safe reading, and conversion to safetensors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from launchers.models.files import (
     PICKLED_INDEX,
     PICKLED_PATTERNS,
     check_complete,
-    is_wanted,
+    is_model_file,
     pickled_files,
 )
 from launchers.workdir import is_caused_by_full_disk
@@ -29,16 +29,16 @@ from launchers.workdir import is_caused_by_full_disk
 if TYPE_CHECKING:
     import torch
 
-_RECORD = ".converted_from.json"  # in a converted folder: the files that it was made of, and their sizes
-# What torch.load raises for bytes that are no pickle, or a part of one
+_RECORD = ".converted_from.json"  # in a converted folder: names and sizes of the source files
+# Exceptions of torch.load for bytes that are not a complete pickle
 _BROKEN = (RuntimeError, EOFError, ValueError, LookupError, TypeError, AttributeError, AssertionError)
-# How torch names what a pickle would call: "Unsupported global: GLOBAL os.system was not an allowed global",
+# torch's messages for a pickle's calls: "Unsupported global: GLOBAL os.system was not an allowed global",
 # "Trying to load unsupported GLOBAL posix.system whose module posix is blocked"
 _CALLED = re.compile(r"GLOBAL ([\w.]+)")
 
 
 def has_record_of(sizes: Mapping[str, int], folder: Path) -> bool:
-    """Whether ``folder`` was made of files of these names and sizes."""
+    """Whether ``folder`` was converted from files of these names and sizes."""
     try:
         record = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -46,20 +46,20 @@ def has_record_of(sizes: Mapping[str, int], folder: Path) -> bool:
     return bool(record == dict(sizes))
 
 
-def is_made_of(source: Path, folder: Path) -> bool:
-    """Whether ``folder`` was made of ``source``, whose files have not changed since."""
+def is_converted_from(source: Path, folder: Path) -> bool:
+    """Whether ``folder`` was converted from ``source``, whose files have not changed since."""
     paths = _sources(source)
     if not has_record_of(_sizes(paths), folder):
         return False
-    made = (folder / _RECORD).stat().st_mtime_ns
-    return all(path.stat().st_mtime_ns <= made for path in paths)
+    converted_ns = (folder / _RECORD).stat().st_mtime_ns
+    return all(path.stat().st_mtime_ns <= converted_ns for path in paths)
 
 
 def convert(source: Path, folder: Path) -> None:
-    """Make ``folder`` the same model with safetensors, in one step, whole; what was there is replaced.
+    """Convert a model to safetensors in ``folder`` atomically, replacing its content.
 
-    One file at a time is read, and of it no code is run. ``source`` is left as it is. Raises UserError for a
-    pickle that holds anything but tensors, or that can't be read.
+    One file is read at a time, and none of its code is executed. ``source`` is not changed. Raises UserError
+    for a pickle that contains anything but tensors, or is unreadable.
     """
     temporary = folder.with_name(f".{folder.name}-{uuid.uuid4().hex[:8]}")
     temporary.mkdir(parents=True)
@@ -67,7 +67,7 @@ def convert(source: Path, folder: Path) -> None:
         paths = _sources(source)
         (temporary / _RECORD).write_text(json.dumps(_sizes(paths), indent=2) + "\n", encoding="utf-8")
         for path in paths:
-            if is_wanted(path.name, PATTERNS) and path.name != PICKLED_INDEX:
+            if is_model_file(path.name, PATTERNS) and path.name != PICKLED_INDEX:
                 shutil.copyfile(path, temporary / path.name)
         _write_safetensors(pickled_files(source), temporary)
         check_complete(temporary)
@@ -79,7 +79,9 @@ def convert(source: Path, folder: Path) -> None:
 
 def _sources(folder: Path) -> list[Path]:
     patterns = PATTERNS + PICKLED_PATTERNS
-    return [path for path in sorted(folder.iterdir()) if path.is_file() and is_wanted(path.name, patterns)]
+    return [
+        path for path in sorted(folder.iterdir()) if path.is_file() and is_model_file(path.name, patterns)
+    ]
 
 
 def _sizes(paths: list[Path]) -> dict[str, int]:
@@ -91,7 +93,7 @@ def _write_safetensors(paths: list[Path], folder: Path) -> None:
     total_bytes = 0
     for path in paths:
         name = path.name.removeprefix("pytorch_").removesuffix(".bin") + ".safetensors"
-        tensors = _without_copies(read(path))
+        tensors = _deduplicated(read(path))
         _save(tensors, folder / name)
         weight_map |= dict.fromkeys(tensors, name)
         total_bytes += sum(tensor.nbytes for tensor in tensors.values())
@@ -107,26 +109,26 @@ def _save(tensors: dict[str, torch.Tensor], path: Path) -> None:
 
     try:
         save_file(tensors, path, metadata={"format": "pt"})
-    except SafetensorError as error:  # which a full disk is, too
+    except SafetensorError as error:  # also raised for a full disk
         if is_caused_by_full_disk(error, path.parent):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
         raise
 
 
 def read(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of one file, mapped into memory where its format allows; UserError for any other file."""
+    """Read the tensors of one file, memory-mapped if its format allows; UserError for any other file."""
     torch = _torch(path)
-    mapped = zipfile.is_zipfile(path)  # files of torch before 1.6 are not
+    mapped = zipfile.is_zipfile(path)  # False for files of torch before 1.6
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:
         called = _CALLED.search(str(error))
         if called is None:
-            raise _unreadable(path, "its pickle has operations that tensors don't need") from None
+            raise _unreadable(path, "its pickle has operations that tensors do not need") from None
         raise UserError(
-            f"{path} holds more than tensors: it would call {called[1].rstrip('.')}. It is not read, as that "
-            "would run code of the file's.",
-            "Take the model's *.safetensors, or save its weights alone: torch.save(model.state_dict(), ...).",
+            f"{path} holds more than tensors: it would call {called[1].rstrip('.')}. It is not read, because "
+            "that would execute code in the file.",
+            "Use the model's *.safetensors, or save only its weights: torch.save(model.state_dict(), ...).",
         ) from None
     except _BROKEN as error:
         raise _unreadable(path, str(error).partition("\n")[0] or type(error).__name__) from None
@@ -141,7 +143,7 @@ def read(path: Path) -> dict[str, torch.Tensor]:
 def _unreadable(path: Path, reason: str) -> UserError:
     return UserError(
         f"{path} can't be read as a model's weights: {reason}.",
-        "Delete it and fetch it again, or take the model's *.safetensors.",
+        "Delete it and fetch it again, or use the model's *.safetensors.",
     )
 
 
@@ -158,25 +160,25 @@ def _torch(path: Path) -> Any:
 
 def _no_weights(path: Path, found: str) -> UserError:
     return UserError(
-        f"{path} holds {found}, where names and tensors of a model are needed.",
-        "Save the model's weights alone: torch.save(model.state_dict(), ...).",
+        f"{path} holds {found} instead of names and tensors of a model.",
+        "Save only the model's weights: torch.save(model.state_dict(), ...).",
     )
 
 
-def _without_copies(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Each tensor in memory of its own; of names for the very same one (tied weights) the first is kept.
+def _deduplicated(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Give each tensor separate memory; of several names for one tensor (tied weights) keep the first.
 
-    The first is the embedding, not the head that is tied to it: models save their parts in the order in
-    which tokens pass through them.
+    The first is the embedding, not the tied head, because models save their parts in the order of the forward
+    pass.
     """
-    kept: dict[str, torch.Tensor] = {}
-    seen: dict[int, set[object]] = {}  # where a tensor begins -> the forms in which it was written
+    tensors_by_name: dict[str, torch.Tensor] = {}
+    forms_by_address: dict[int, set[object]] = {}  # data pointer -> types, shapes and strides
     for name, tensor in tensors.items():
-        forms = seen.setdefault(tensor.data_ptr(), set())
+        forms = forms_by_address.setdefault(tensor.data_ptr(), set())
         form = (tensor.dtype, tensor.shape, tensor.stride())
         if tensor.numel() and form in forms:
             continue
         shares = bool(forms) or tensor.untyped_storage().nbytes() != tensor.nbytes
-        kept[name] = (tensor.detach().clone() if shares else tensor.detach()).contiguous()
+        tensors_by_name[name] = (tensor.detach().clone() if shares else tensor.detach()).contiguous()
         forms.add(form)
-    return kept
+    return tensors_by_name

@@ -1,4 +1,4 @@
-"""A pipeline's folder in diffusers' layout: what belongs to it, and whether it is whole."""
+"""Files of a pipeline folder in diffusers' layout, and verification of their completeness."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from estimator.errors import UserError
-from launchers.models.files import is_wanted, read_header
+from launchers.models.files import is_model_file, read_header
 
 INDEX = "model_index.json"
 NETWORKS = ("unet", "vae", "text_encoder", "text_encoder_2")
@@ -15,8 +15,8 @@ _OTHERS = {
     "tokenizer_2": "tokenizer_config.json",
     "scheduler": "scheduler_config.json",
 }
-# Each network's weights once, in safetensors: not their copies in half precision or other formats, and not
-# the whole pipeline as one file
+# Each network's weights once, as safetensors: no copies in half precision or other formats, and no pipelines
+# in a single file
 PATTERNS = (
     INDEX,
     *(f"{name}/{files}" for name in NETWORKS for files in ("*.json", "*.safetensors")),
@@ -26,19 +26,19 @@ NOT_PATTERNS = ("*.fp16.*", "*.non_ema.*", "*/flax_*", "*.onnx", "*.onnx_data", 
 
 
 def is_pipeline(names: Iterable[str]) -> bool:
-    """Whether files of these names, as paths in a folder, are a pipeline's."""
+    """Whether these file names, relative to a folder, are of a pipeline."""
     return INDEX in names
 
 
 def check_whole(folder: Path) -> None:
-    """Raise UserError unless every network has its configuration and whole weights, and the rest is there."""
+    """Raise UserError unless all networks have a configuration and intact weights, and no file is missing."""
     for name in NETWORKS:
         if not (folder / name / "config.json").is_file():
             raise UserError(f"{folder} has no {name}/config.json.", "Fetch or export the pipeline again.")
         weights = [
             path
             for path in sorted((folder / name).glob("*.safetensors"))
-            if is_wanted(f"{name}/{path.name}", PATTERNS, NOT_PATTERNS)
+            if is_model_file(f"{name}/{path.name}", PATTERNS, NOT_PATTERNS)
         ]
         if not weights:
             raise UserError(f"{folder} has no weights in {name}.", "*.safetensors belong there.")

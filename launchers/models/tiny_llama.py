@@ -1,10 +1,10 @@
-"""tiny-llama: a Llama-3-shaped checkpoint of 5.2 million random parameters, made on the spot.
+"""tiny-llama: a generated Llama-3-shaped checkpoint of 5.2 million random parameters.
 
-Everything that handles a real checkpoint handles it: Hugging Face layout, safetensors, a real BPE
-tokenizer, a chat template. Needs numpy, safetensors and tokenizers, not torch.
+It can be used like any real checkpoint: Hugging Face layout, safetensors, a real BPE tokenizer, a chat
+template. Needs numpy, safetensors and tokenizers, not torch.
 
-Given the configuration of a larger Llama (:func:`config_of`), the same code makes a checkpoint of that shape,
-with nothing downloaded: memory and speed of training don't depend on what the weights are.
+With the configuration of a larger Llama (:func:`config_of`), the same code generates a checkpoint of that
+shape without a download: memory and speed of training do not depend on the weights' values.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer  # type: ignore[import-untyped,unused-ignore]
 
 VOCAB_SIZE = 4096  # of the tokenizer, and of tiny-llama
-# The size of every matrix is a multiple of 64 * 256 (NF4's block times the block of its scales), as QLoRA
-# needs.
+# QLoRA needs matrix sizes that are multiples of 64 * 256 (NF4's block times the block of its scales)
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -51,17 +50,17 @@ CONFIG: dict[str, Any] = {
     "pretraining_tp": 1,
     "rms_norm_eps": 1e-05,
     "rope_parameters": {"rope_theta": 500000.0, "rope_type": "default"},
-    "rope_theta": 500000.0,  # where transformers before 5 and torchtune look for it
+    "rope_theta": 500000.0,  # read by transformers before 5 and by torchtune
     "tie_word_embeddings": False,
     "use_cache": True,
     "vocab_size": VOCAB_SIZE,
 }
 
-# The largest matrix whose values are all drawn; larger ones, which tiny-llama hasn't, repeat so many of them
-_DRAWN = 2**22
-_FILE_BYTES = 2**30  # a file of weights is ended by the matrix that makes it so large
+# Number of distinct random values; larger matrices, which tiny-llama does not have, repeat them
+_RANDOM_VALUES = 2**22
+_FILE_BYTES = 2**30  # minimum size of a file of weights before the next one is started
 
-# Llama 3's names; the vocabulary is filled up with <|reserved_special_token_N|>.
+# Llama 3's names; the rest of the vocabulary is <|reserved_special_token_N|>
 BOS, EOS, EOT = "<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"
 PAD = "<|finetune_right_pad_id|>"
 _SPECIAL = (BOS, EOS, PAD, "<|start_header_id|>", "<|end_header_id|>", "<|eom_id|>", EOT, "<|python_tag|>")
@@ -82,14 +81,14 @@ CHAT_TEMPLATE = (
 
 
 def config_of(spec: ModelSpec, dtype: str = "bfloat16") -> dict[str, Any]:
-    """config.json of a checkpoint of that shape, whose weights are of type ``dtype``: float32 or bfloat16.
+    """Build config.json for a checkpoint of that shape, with weights of type ``dtype``: float32 or bfloat16.
 
-    Raises UserError for a model that isn't a plain Llama.
+    Raises UserError for a model that is not a plain Llama.
     """
     if spec.family != "llama" or spec.experts or spec.qkv_bias or spec.o_bias or spec.mlp_bias:
         raise UserError(
-            f"{spec.name} ({spec.family}) can't be made of random weights: only plain Llamas can.",
-            "Choose a Llama of the table, such as llama-3.2-1b or llama-3.1-8b.",
+            f"{spec.name} ({spec.family}) can't be generated with random weights: only plain Llamas can.",
+            "Choose a Llama from the table, such as llama-3.2-1b or llama-3.1-8b.",
         )
     rope: dict[str, Any] = {"rope_theta": spec.rope_theta, "rope_type": spec.rope_scaling_type or "default"}
     if spec.rope_scaling_type is not None:
@@ -117,11 +116,11 @@ def config_of(spec: ModelSpec, dtype: str = "bfloat16") -> dict[str, Any]:
 
 
 def make(folder: Path, seed: int = 0, config: Mapping[str, Any] = CONFIG) -> Path:
-    """Write a checkpoint into ``folder`` and return it; a folder that is there already is left alone.
+    """Write a checkpoint into ``folder`` atomically and return it; an existing one is not changed.
 
-    The same Python version, seed and configuration give the same bytes. Takes a second or two for tiny-llama,
-    and for larger shapes as long as the disk takes to write them. The folder appears in one step, whole. The
-    tokenizer is tiny-llama's for any shape, so that text uses the first 4096 tokens of a larger vocabulary.
+    The same Python version, seed and configuration give the same bytes. Takes a second or two for tiny-llama;
+    for larger shapes, the time to write them to disk. The tokenizer is tiny-llama's for any shape, so text
+    uses the first 4096 tokens of a larger vocabulary.
     """
     folder = Path(folder)
     if (folder / "config.json").exists():
@@ -172,7 +171,7 @@ def _write_json(path: Path, values: dict[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Weight:
-    """One tensor: its values, which are repeated where the shape has more of them."""
+    """One tensor; its values are repeated if the shape has more elements."""
 
     name: str
     shape: tuple[int, ...]
@@ -180,15 +179,15 @@ class _Weight:
 
 
 def _write_weights(folder: Path, seed: int, config: Mapping[str, Any]) -> None:
-    """model.safetensors; where that would be large, several files and their index, as the Hub has them."""
+    """Write model.safetensors; if it would be large, several files and their index, as on the Hub."""
     files: list[list[_Weight]] = [[]]
-    held, size = 0, 4 if config["dtype"] == "float32" else 2
+    file_bytes, size = 0, 4 if config["dtype"] == "float32" else 2
     for weight in _weights(seed, config):
-        if held >= _FILE_BYTES:
+        if file_bytes >= _FILE_BYTES:
             files.append([])
-            held = 0
+            file_bytes = 0
         files[-1].append(weight)
-        held += math.prod(weight.shape) * size
+        file_bytes += math.prod(weight.shape) * size
     if len(files) == 1:
         _save(files[0], folder / "model.safetensors", config["dtype"])
         return
@@ -224,16 +223,16 @@ def _weights(seed: int, config: Mapping[str, Any]) -> Iterator[_Weight]:
     hidden, ffn, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
     vocabulary = config["vocab_size"]
-    shared: list[NDArray[np.float32]] = []  # what all large matrices repeat, once it is drawn
+    shared: list[NDArray[np.float32]] = []  # values repeated in all large matrices
 
     def drawn(count: int) -> NDArray[np.float32]:
         return random.standard_normal(count, dtype=np.float32) * np.float32(config["initializer_range"])
 
     def matrix(name: str, rows: int, columns: int) -> _Weight:
-        if rows * columns <= _DRAWN:
+        if rows * columns <= _RANDOM_VALUES:
             return _Weight(name, (rows, columns), drawn(rows * columns))
         if not shared:
-            shared.append(drawn(_DRAWN))
+            shared.append(drawn(_RANDOM_VALUES))
         return _Weight(name, (rows, columns), shared[0])
 
     def norm(name: str) -> _Weight:
@@ -257,7 +256,7 @@ def _weights(seed: int, config: Mapping[str, Any]) -> Iterator[_Weight]:
 
 
 def _tokenizer() -> Tokenizer:
-    """Llama 3's byte-level BPE, trained on the text of the built-in datasets."""
+    """Train Llama 3's byte-level BPE on the text of the built-in datasets."""
     from tokenizers import (
         AddedToken,
         Regex,

@@ -1,8 +1,8 @@
-"""tiny-sdxl: a pipeline like Stable Diffusion XL's with 1.4 million random parameters, made on the spot.
+"""tiny-sdxl: a generated pipeline like Stable Diffusion XL's, with 1.4 million random parameters.
 
-All that handles the real one handles it: diffusers' folder, two text encoders, safetensors, latents of an
-eighth of the image's size, time ids. Its tokenizer knows the words of the drawn shapes whole, and any other
-text by its bytes.
+It can be used like the real one: diffusers' folder, two text encoders, safetensors, latents of an eighth of
+the image's size, time ids. Its tokenizer has whole tokens for the words of the drawn-shapes dataset, and
+bytes for any other text.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     import torch
 
 NAME = "tiny-sdxl"
-SCALING_FACTOR = 0.13025  # of Stable Diffusion XL's latents: its vae/config.json
-_HIDDEN = 32  # of each text encoder
-_TIME_DIM = 8  # of each of the six time ids
+SCALING_FACTOR = 0.13025  # in Stable Diffusion XL's vae/config.json
+_HIDDEN = 32  # width of each text encoder
+_TIME_DIM = 8  # width of each of the six time ids
 
 CONFIG: dict[str, Any] = {  # of the UNet
     "act_fn": "silu",
     "addition_embed_type": "text_time",
     "addition_time_embed_dim": _TIME_DIM,
-    "attention_head_dim": [2, 4],  # heads of each block, as diffusers means it
+    "attention_head_dim": [2, 4],  # diffusers uses this name for the number of heads
     "block_out_channels": [32, 64],
     "center_input_sample": False,
     "cross_attention_dim": 2 * _HIDDEN,
@@ -71,7 +71,7 @@ _TEXT: dict[str, Any] = {
     "num_hidden_layers": 3,
     "projection_dim": _HIDDEN,
 }
-# Of Stable Diffusion XL's scheduler/scheduler_config.json
+# From Stable Diffusion XL's scheduler/scheduler_config.json
 _SCHEDULER: dict[str, Any] = {
     "beta_end": 0.012,
     "beta_schedule": "scaled_linear",
@@ -82,16 +82,16 @@ _SCHEDULER: dict[str, Any] = {
     "timestep_spacing": "leading",
 }
 _BEGINS, _ENDS = "<|startoftext|>", "<|endoftext|>"
-_MEASURED = 96  # drawn shapes by which the latents are scaled
-_WORDS = 50.0  # times the deviation of 0.02 that CLIP begins with
-_LOG_VARIANCE = -12.0  # of latents that are scaled to a deviation of 1 / SCALING_FACTOR: next to nothing
+_MEASURED = 96  # images used to scale the latents
+_WORDS = 50.0  # factor on CLIP's initial standard deviation of 0.02
+_LOG_VARIANCE = -12.0  # negligible for latents with a standard deviation of 1 / SCALING_FACTOR
 
 
 def make(folder: Path, seed: int = 0) -> Path:
-    """Write the pipeline into ``folder`` and return it; one that is there already is left alone.
+    """Write the pipeline into ``folder`` atomically and return it; an existing one is not changed.
 
-    The same seed and the same packages give the same bytes on one machine. Takes a few seconds. The folder
-    appears in one step, whole. Raises UserError where diffusers isn't installed.
+    The same seed and packages give the same bytes on one machine. Takes a few seconds. Raises UserError if
+    diffusers is not installed.
     """
     folder = Path(folder)
     if (folder / "model_index.json").exists():
@@ -145,7 +145,7 @@ def _write(folder: Path, seed: int) -> None:
 
 @contextmanager
 def _drawn_by(seed: int) -> Iterator[None]:
-    """Weights that are made in here are drawn by the seed; what is drawn elsewhere stays as it would be."""
+    """Seed the random weights created in this context, without affecting other random numbers."""
     import torch
 
     with torch.random.fork_rng(devices=[]):
@@ -155,7 +155,7 @@ def _drawn_by(seed: int) -> Iterator[None]:
 
 @contextmanager
 def _without_bars() -> Iterator[None]:
-    """transformers shows a progress bar for each model that it writes; these are done at once."""
+    """Disable transformers' progress bars while models are written."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()
@@ -168,7 +168,7 @@ def _without_bars() -> Iterator[None]:
 
 
 def _scale_words(encoder: Any) -> None:
-    """Make prompts differ: random layers let little of CLIP's small initial embeddings through."""
+    """Scale the embeddings so that prompts differ: random layers pass little of small values."""
     import torch
 
     with torch.no_grad():
@@ -176,9 +176,9 @@ def _scale_words(encoder: Any) -> None:
 
 
 def _scale_latents(vae: Any) -> None:
-    """Make the latents of drawn shapes, times the scaling factor, have mean 0 and deviation 1 by channel.
+    """Scale the VAE so that latents of drawn shapes, times the scaling factor, are standardized by channel.
 
-    Random layers let little of an image through, and that with another scale in each channel.
+    Random layers pass little of an image, with another scale in each channel.
     """
     import torch
 
@@ -193,7 +193,7 @@ def _scale_latents(vae: Any) -> None:
 
 
 def _images() -> torch.Tensor:
-    """Drawn shapes of 64 x 64 pixels, between -1 and 1: [images, 3, 64, 64]."""
+    """Return drawn shapes of 64 x 64 pixels, between -1 and 1: [images, 3, 64, 64]."""
     import torch
     from PIL import Image
 
@@ -203,7 +203,7 @@ def _images() -> torch.Tensor:
 
 
 def _tokenizer() -> Any:
-    """CLIP's tokenizer with a vocabulary of its own: every byte, and what the captions' words are made of."""
+    """Build CLIP's tokenizer with a small vocabulary: every byte, and parts of the captions' words."""
     from tokenizers import (  # type: ignore[import-untyped,unused-ignore]
         Tokenizer,
         models,

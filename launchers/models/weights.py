@@ -1,4 +1,4 @@
-"""A model's files: made here, or fetched once from the Hugging Face Hub or S3, and checked before use."""
+"""Model files: generated, or fetched once from the Hugging Face Hub or S3, and verified before use."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from launchers.models.files import (
     PATTERNS,
     PICKLED_PATTERNS,
     check_complete,
-    is_wanted,
+    is_model_file,
     patterns_for,
     pickled_files,
 )
@@ -32,24 +32,24 @@ from launchers.workdir import full_disk_explained
 _log = logging.getLogger(__name__)
 
 TINY = "tiny-llama"
-GENERATED_VERSION = 2  # raised whenever tiny-llama or tiny-sdxl of the same seed gets other bytes
-GO_ON = "Free some space and run again: what is whole is not fetched again."
-FETCH_LIMIT_S = 4 * 3600.0  # that another process may take which fetches the same model
+GENERATED_VERSION = 2  # increased when the bytes of tiny-llama or tiny-sdxl with the same seed change
+RETRY_ADVICE = "Free some space and run again: complete files are not fetched again."
+FETCH_LIMIT_S = 4 * 3600.0  # maximum wait for another process that fetches the same model
 
 
 def fetch(model: ModelSource, folder: Path) -> Path:
-    """The model's files, whole, as safetensors: a local directory in place, any other in ``folder`` (or the
-    hub's cache).
+    """Fetch the model's complete files as safetensors into ``folder``, and return their folder.
 
-    Files that are there already are not fetched again, so a download that was cut goes on with the file at
-    which it stopped. A model that only has ``pytorch_model*.bin`` is converted once, into ``folder`` or a
-    folder beside it: a user's directory and the hub's cache are never written to. Of several processes that
-    fetch into one folder, one works and the others wait. Raises UserError where the model can't be had, where
-    the disk is too small (before anything is downloaded), or where files are broken.
+    A local directory is used in place, and a model in the Hub's cache from there. Existing files are not
+    fetched again, so an interrupted download continues with the file at which it stopped. A model that only
+    has ``pytorch_model*.bin`` is converted once, into ``folder`` or a folder next to it; a user's directory
+    and the Hub's cache are never written to. If several processes fetch into one folder, one works and the
+    others wait. Raises UserError if the model is unavailable, if the disk is too small (before any download),
+    or if files are broken.
     """
     if model.kind == "made":
         _log.debug("Weights of %s are generated in %s", model.name, folder)
-        from launchers.models import tiny_llama, tiny_sdxl  # need numpy, which planning does without
+        from launchers.models import tiny_llama, tiny_sdxl  # need numpy, which planning does not require
 
         return tiny_sdxl.make(folder) if model.name == tiny_sdxl.NAME else tiny_llama.make(folder)
     if model.kind == "folder":
@@ -60,53 +60,53 @@ def fetch(model: ModelSource, folder: Path) -> Path:
             return path
         name = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]
         folder = folder.with_name(f"{folder.name}-{name}")  # another directory may have the same name
-        with _alone(folder):
-            return _converted(path, folder)
-    with _alone(folder):
+        with _exclusive(folder):
+            return _convert(path, folder)
+    with _exclusive(folder):
         _log.info("Fetching weights of %s from %s %s", model.name, model.kind, model.location)
         path = (_fetch_s3 if model.kind == "s3" else _fetch_hub)(model.location, folder)
         _log.info("Weights of %s are in %s", model.name, path)
         check_whole(path)
         if (path / pipelines.INDEX).is_file() or not pickled_files(path):
             return path
-        return _converted(path, folder)
+        return _convert(path, folder)
 
 
 def check_whole(path: Path) -> None:
-    """Raise UserError unless a model's folder, or a pipeline's, has all that belongs to it."""
+    """Raise UserError unless the folder of a model or pipeline is complete."""
     if (path / pipelines.INDEX).is_file():
         pipelines.check_whole(path)
     else:
         check_complete(path)
 
 
-def _wanted(names: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Of a model that has files of these names: which to take, and which of those not."""
+def _patterns(names: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the patterns of files to fetch, and of exceptions, for a model with these file names."""
     if pipelines.is_pipeline(names):
         return pipelines.PATTERNS, pipelines.NOT_PATTERNS
     return patterns_for(names), NOT_PATTERNS
 
 
-def _converted(path: Path, folder: Path) -> Path:
-    """``folder`` with the safetensors of a model that has PyTorch's own files; a download of them goes."""
-    if not pickled.is_made_of(path, folder):
+def _convert(path: Path, folder: Path) -> Path:
+    """Convert a model's PyTorch files to safetensors in ``folder``; downloaded originals are deleted."""
+    if not pickled.is_converted_from(path, folder):
         needed = sum(file.stat().st_size for file in pickled_files(path))
         _check_space(folder, needed, f"{path} as safetensors")
-        with full_disk_explained(folder, GO_ON):
+        with full_disk_explained(folder, RETRY_ADVICE):
             pickled.convert(path, folder)
-    if path == _unconverted(folder):
+    if path == _pickled_folder(folder):
         shutil.rmtree(path, ignore_errors=True)
     return folder
 
 
-def _unconverted(folder: Path) -> Path:
-    """Where PyTorch's own files are fetched to, when ``folder`` is to have the model."""
+def _pickled_folder(folder: Path) -> Path:
+    """Return the folder to which PyTorch files are fetched before conversion into ``folder``."""
     return folder.with_name(f"{folder.name}-bin")
 
 
 def _check_space(folder: Path, needed_bytes: int, name: str) -> None:
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    free = shutil.disk_usage(there).free
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(existing).free
     if needed_bytes > free:
         raise UserError(
             f"{name} needs {format_bytes(needed_bytes)}, {folder} has {format_bytes(free)} free.",
@@ -128,32 +128,32 @@ def _fetch_hub(repo_id: str, folder: Path) -> Path:
     with remote.hub_errors("model", repo_id):
         info = huggingface_hub.model_info(repo_id, files_metadata=True, token=remote.hub_token())
         files = {s.rfilename: s.size or 0 for s in info.siblings or []}
-        patterns, but_for = _wanted(files)
-        sizes = {name: size for name, size in files.items() if is_wanted(name, patterns, but_for)}
+        patterns, excluded = _patterns(files)
+        sizes = {name: size for name, size in files.items() if is_model_file(name, patterns, excluded)}
         if not any(name.endswith((".safetensors", ".bin")) for name in sizes):
             raise UserError(
                 f"Model {repo_id} has neither *.safetensors nor pytorch_model*.bin on the Hugging Face Hub.",
                 f"See https://huggingface.co/{repo_id}/tree/main",
             )
         if patterns == PATTERNS + PICKLED_PATTERNS:
-            folder = _unconverted(folder)
+            folder = _pickled_folder(folder)
         _remove_unfinished(folder)
         missing = sum(size for file, size in sizes.items() if not _has_size(folder / file, size))
         _check_space(folder, missing, f"Model {repo_id}")
-        with full_disk_explained(folder, GO_ON):
+        with full_disk_explained(folder, RETRY_ADVICE):
             path = huggingface_hub.snapshot_download(
                 repo_id,
                 revision=info.sha,
                 local_dir=folder,
                 token=remote.hub_token(),
                 allow_patterns=list(patterns),
-                ignore_patterns=list(but_for),
+                ignore_patterns=list(excluded),
             )
     return Path(path)
 
 
 def _cached(repo_id: str) -> Path | None:
-    """The model in the hub's own cache, where all of it is there."""
+    """Return the model's folder in the Hub's cache, if it is complete there."""
     huggingface_hub = remote.hub()
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -177,7 +177,7 @@ def _is_complete(folder: Path) -> bool:
 
 
 def _remove_unfinished(folder: Path) -> None:
-    """Remove what a killed download has left: huggingface_hub (1.33) never uses it again nor removes it."""
+    """Remove partial files of a killed download, which huggingface_hub (1.33) neither reuses nor removes."""
     for path in (folder / ".cache" / "huggingface" / "download").glob("*.incomplete"):
         path.unlink(missing_ok=True)
 
@@ -187,8 +187,8 @@ def _has_size(path: Path, size: int) -> bool:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Hold a lock beside ``folder``; the kernel lets go of it when this process ends, however it ends."""
+def _exclusive(folder: Path) -> Iterator[None]:
+    """Hold a lock next to ``folder``; the kernel releases it when this process ends in any way."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_name(f".{folder.name}.lock").open("w") as lock:
         _wait_for(lock, folder)
@@ -205,9 +205,9 @@ def _wait_for(lock: IO[str], folder: Path) -> None:
             if time.monotonic() > deadline:
                 raise UserError(
                     f"Another process has been fetching into {folder} for {format_duration(FETCH_LIMIT_S)}.",
-                    "End it and run again: it goes on where that one stopped.",
+                    "End it and run again: the download continues where that process stopped.",
                 ) from None
-        except OSError:  # a file system without locks: nobody can be waited for
+        except OSError:  # a file system without locks
             return
         else:
             return
@@ -225,18 +225,18 @@ def _fetch_s3(url: str, folder: Path) -> Path:
     client = remote.s3_client()
     with remote.s3_errors(url):
         root = prefix.rstrip("/") + "/"
-        found = {key[len(root) :]: size for key, size in _s3_list(client, bucket, root)}
-        patterns, but_for = _wanted(found)
-        sizes = {name: size for name, size in found.items() if is_wanted(name, patterns, but_for)}
+        remote_sizes = {key[len(root) :]: size for key, size in _s3_list(client, bucket, root)}
+        patterns, excluded = _patterns(remote_sizes)
+        sizes = {name: size for name, size in remote_sizes.items() if is_model_file(name, patterns, excluded)}
         if not sizes:
-            raise UserError(f"{url}: there is no model.", "Look with: aws s3 ls")
+            raise UserError(f"{url}: there is no model.", "Check with: aws s3 ls")
         if patterns == PATTERNS + PICKLED_PATTERNS:
             if pickled.has_record_of(sizes, folder):
                 return folder
-            folder = _unconverted(folder)
+            folder = _pickled_folder(folder)
         missing = {name: size for name, size in sizes.items() if not _has_size(folder / name, size)}
         _check_space(folder, sum(missing.values()), url)
-        with full_disk_explained(folder, GO_ON):
+        with full_disk_explained(folder, RETRY_ADVICE):
             for name in missing:
                 remote.s3_download(client, bucket, root + name, folder / name)
     return folder

@@ -1,5 +1,5 @@
-"""Rejection sampling: several answers of a model to each prompt, a score for each, and the best to train on.
+"""Rejection sampling: sample several answers per prompt, score them, and train on the best.
 
-Generation and scoring are processes of their own that write shard after shard of rows; a shard that is there
-is never made again.
+Generation and scoring run in separate processes that write shards of rows; an existing shard is not computed
+again.
 """

@@ -1,7 +1,7 @@
-"""Several answers to each prompt, drawn from a model.
+"""Generation of several answers per prompt.
 
-``python -m launchers.rejection.generation request.json`` makes the shards of answers that are missing.
-What a shard holds does not depend on the shards that were made before it in the same process.
+``python -m launchers.rejection.generation request.json`` computes the missing shards of answers. The content
+of a shard does not depend on shards computed before it in the same process.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ from launchers.rejection.shards import make_shards
 from launchers.request_process import serve
 from launchers.settings import Settings
 
-FIND_S = 120  # that a Python may take to look for a package
+FIND_S = 120  # time limit for an interpreter to search a package
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerationRequest:
-    """What is to be generated, and with what."""
+    """Input of the generation process."""
 
     base_dir: Path
     model_dir: Path  # the model, or an adapter of the base
     prompts: Path  # rows of Prompt
-    work_dir: Path  # gets request.json and request.log
-    shards_dir: Path  # gets the shards of Answers
-    settings: Settings  # its rejection section and its seed
+    work_dir: Path  # receives request.json and request.log
+    shards_dir: Path  # receives the shards of Answers
+    settings: Settings  # uses its rejection section and its seed
     device: Literal["cuda", "cpu"]
     limit: BatchLimit
-    gpus: int = 1  # that hold one copy of the model together
-    memory_bytes: int | None = None  # that the process may have of each of them; None: not known
+    gpus: int = 1  # GPUs that share one copy of the model
+    memory_bytes: int | None = None  # memory limit on each of them; None: unknown
     node: int = 0
-    nodes: int = 1  # of which this one makes every shard whose number leaves ``node`` as the remainder
+    nodes: int = 1  # this node computes the shards with number % nodes == node
 
     def shards(self) -> dict[int, list[Prompt]]:
-        """This node's shards, by their number among all."""
+        """Return this node's shards, by their number among all."""
         shards = self._all_shards()
         return {shard: shards[shard] for shard in range(self.node, len(shards), self.nodes)}
 
     def count(self) -> int:
-        """How many shards all nodes have."""
+        """Count the shards of all nodes."""
         return len(self._all_shards())
 
     def _all_shards(self) -> list[list[Prompt]]:
@@ -76,50 +76,51 @@ class GenerationRequest:
 
     @classmethod
     def load(cls, path: Path) -> GenerationRequest:
+        """Read a saved request."""
         values = json.loads(path.read_text())
         names = ("base_dir", "model_dir", "prompts", "work_dir", "shards_dir")
         folders = {name: Path(values[name]) for name in names}
-        made = {
+        objects = {
             "settings": Settings.model_validate(values["settings"]),
             "limit": BatchLimit(**values["limit"]),
         }
-        return cls(**(values | folders | made))
+        return cls(**(values | folders | objects))
 
 
 def check_vllm(python: str | None) -> str:
-    """The program that draws with vLLM, of a Python that a user has named (None: this one).
+    """Return the interpreter that runs vLLM, for a Python that a user has named (None: this one).
 
-    Raises UserError where there is no such program on this machine, or no vLLM in it.
+    Raises UserError if there is no such program on this machine, or no vLLM in it.
     """
     shown = python or sys.executable
-    found = shutil.which(str(Path(shown).expanduser()))
-    if found is None:
+    path = shutil.which(str(Path(shown).expanduser()))
+    if path is None:
         raise UserError(
             f"rejection.generator_python {shown}: there is no such program here.",
-            "Give the Python of an environment that has vLLM, such as /srv/vllm/bin/python.",
+            "Use the Python of an environment with vLLM, such as /srv/vllm/bin/python.",
         )
-    look = "import importlib.util as u; raise SystemExit(u.find_spec('vllm') is None)"
+    code = "import importlib.util as u; raise SystemExit(u.find_spec('vllm') is None)"
     try:
-        done = subprocess.run([found, "-c", look], check=False, timeout=FIND_S, cwd="/", capture_output=True)
+        done = subprocess.run([path, "-c", code], check=False, timeout=FIND_S, cwd="/", capture_output=True)
     except subprocess.TimeoutExpired:
-        raise UserError(f"rejection.generator_python {shown}: no answer within {FIND_S} s.") from None
+        raise UserError(f"rejection.generator_python {shown}: no response within {FIND_S} s.") from None
     if done.returncode:
         raise UserError(
             (Change("rejection.generator", "vllm"), f": there is no vLLM in {shown}."),
             (
-                "Install it (docs/rejection.md#vllm), or name the Python of an environment that has it: ",
+                "Install it (docs/rejection.md#vllm), or set the Python of an environment that has it: ",
                 Change("rejection.generator_python", "/srv/vllm/bin/python"),
                 ".",
             ),
         )
-    return found
+    return path
 
 
 def generate(request: GenerationRequest, on_shard: Callable[[int, Path], None]) -> int:
-    """Make the node's shards of answers that are not there yet, and return how many it has.
+    """Compute this node's missing shards of answers, and return the number of its shards.
 
-    Raises UserError for what the user can mend, RuntimeError where the process was ended: the same call goes
-    on with the shards that are missing.
+    Raises UserError for user errors, RuntimeError if the process was ended; calling it again continues with
+    the missing shards.
     """
     path, shards = request.save(), request.shards()
     rejection = request.settings.rejection
@@ -139,20 +140,20 @@ def generate(request: GenerationRequest, on_shard: Callable[[int, Path], None]) 
 
 
 class Sampler(Protocol):
-    """What draws answers."""
+    """Interface of a sampler of answers."""
 
-    def answers(self, asked: Sequence[Prompt]) -> list[Answers]:
-        """The answers to each prompt, in the order of the prompts."""
+    def answers(self, prompts: Sequence[Prompt]) -> list[Answers]:
+        """Sample answers to each prompt, in the order of the prompts."""
 
 
 def main(path: Path) -> None:
-    """Make the shards that are missing, in this process."""
+    """Compute the missing shards in this process."""
     request = GenerationRequest.load(path)
     sampler = _sampler(request)
-    for shard, of_shard in request.shards().items():
+    for shard, shard_prompts in request.shards().items():
         file = request.shards_dir / rows.shard_name(shard)
         if not file.is_file():
-            rows.write_rows(file, sampler.answers(of_shard))
+            rows.write_rows(file, sampler.answers(shard_prompts))
 
 
 def _sampler(request: GenerationRequest) -> Sampler:
@@ -178,6 +179,6 @@ def _sampler(request: GenerationRequest) -> Sampler:
 
 if __name__ == "__main__":
     with collector_paused():
-        import torch  # noqa: F401 - in less time
+        import torch  # noqa: F401 - imported here to save time
 
     serve(main)

@@ -1,4 +1,4 @@
-"""A score for each answer: by a function of the user's, or by a reward model.
+"""Scoring of answers by a user's function or a reward model.
 
 ``python -m launchers.rejection.scoring request.json`` scores shards of answers.
 """
@@ -26,16 +26,16 @@ from launchers.settings import Settings
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoringRequest:
-    """What is to be scored, and by what. One of ``function`` and ``model_dir`` is there."""
+    """Input of the scoring process. Either ``function`` or ``model_dir`` is set."""
 
-    score: str  # as the user has named it, for errors
+    score: str  # the user's setting, for error messages
     function: str | None = None  # file.py:name or module:name, on this machine
-    model_dir: Path | None = None  # of a reward model
+    model_dir: Path | None = None  # folder of a reward model
     prompts: Path  # rows of Prompt
     answers_dir: Path  # shards of Answers
-    shards_dir: Path  # gets the shards of Scores
+    shards_dir: Path  # receives the shards of Scores
     shards: int
-    work_dir: Path  # gets request.json and request.log
+    work_dir: Path  # receives request.json and request.log
     settings: Settings
     device: Literal["cuda", "cpu"]
 
@@ -50,6 +50,7 @@ class ScoringRequest:
 
     @classmethod
     def load(cls, path: Path) -> ScoringRequest:
+        """Read a saved request."""
         values = json.loads(path.read_text())
         names = ("model_dir", "prompts", "answers_dir", "shards_dir", "work_dir")
         folders = {name: Path(values[name]) for name in names if values[name] is not None}
@@ -57,10 +58,10 @@ class ScoringRequest:
 
 
 def score(request: ScoringRequest, on_shard: Callable[[int, Path], None]) -> None:
-    """Make all shards of scores that are not there yet.
+    """Compute all missing shards of scores.
 
-    Raises UserError for what the user can mend, RuntimeError where the process was ended: the same call goes
-    on with the shards that are missing.
+    Raises UserError for user errors, RuntimeError if the process was ended; calling it again continues with
+    the missing shards.
     """
     make_shards(
         "launchers.rejection.scoring",
@@ -75,15 +76,15 @@ def score(request: ScoringRequest, on_shard: Callable[[int, Path], None]) -> Non
 
 
 def main(path: Path) -> None:
-    """Score the shards that are missing, in this process."""
+    """Score the missing shards in this process."""
     request = ScoringRequest.load(path)
-    asked = {prompt.index: prompt for prompt in prompts.read_written(request.prompts)}
+    prompt_by_index = {prompt.index: prompt for prompt in prompts.read_written(request.prompts)}
     scorer = _function_scorer(request) if request.function else _model_scorer(request)
     for shard in range(request.shards):
         file = request.shards_dir / rows.shard_name(shard)
         if not file.is_file():
             answers = rows.read_answers(request.answers_dir / rows.shard_name(shard))
-            rows.write_rows(file, scorer([(asked[each.index], each) for each in answers]))
+            rows.write_rows(file, scorer([(prompt_by_index[each.index], each) for each in answers]))
 
 
 def _function_scorer(request: ScoringRequest) -> Callable[[Sequence[tuple[Prompt, Answers]]], list[Scores]]:

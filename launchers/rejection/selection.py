@@ -1,4 +1,4 @@
-"""Which answers are kept, and what their scores are like: pure functions of scores."""
+"""Selection of answers by score, and statistics of the scores; pure functions."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from launchers.dataset.rows import Conversation
 from launchers.rejection.answers import Answers, Scores
 from launchers.sections import Rejection
 
-SHOWN = 5  # best answers, and as many of the worst, that a selection shows
-MOST_BINS = 30
+SHOWN = 5  # number of best and of worst answers shown
+MAX_BINS = 30
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Example:
-    """One answer to be shown."""
+    """One answer to display."""
 
     prompt: str
     answer: str
@@ -29,7 +29,7 @@ class Example:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bin:
-    """How many scores are from ``low`` to below ``high``; the last bin's ``high`` is in it."""
+    """Number of scores from ``low`` to below ``high``; the last bin includes its ``high``."""
 
     low: float
     high: float
@@ -38,7 +38,7 @@ class Bin:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Distribution:
-    """The scores of some answers."""
+    """Statistics of some answers' scores."""
 
     answers: int
     mean: float
@@ -47,13 +47,13 @@ class Distribution:
     bins: tuple[Bin, ...]
 
     def text(self) -> str:
-        """In a line."""
+        """Format in one line."""
         return f"mean {self.mean:.4g}, from {self.low:.4g} to {self.high:.4g}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Overview:
-    """All answers by their scores."""
+    """Statistics of all answers, with the best and worst examples."""
 
     drawn: Distribution
     best: tuple[Example, ...]  # the best first
@@ -62,26 +62,26 @@ class Overview:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kept:
-    """The answer to one prompt that is trained on."""
+    """Selected answer to one prompt, used for training."""
 
-    index: int  # the prompt's
+    index: int  # index of the prompt
     conversation: Conversation
     score: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Selection:
-    """What was chosen from, and what was kept."""
+    """Statistics of all answers and of the selected ones."""
 
     prompts: int
     overview: Overview  # of all answers
-    kept: Distribution  # of those that are trained on
-    empty: int  # answers without any text, which are never kept
-    cut: int  # kept answers that end where the longest length was reached
+    kept: Distribution  # of the selected answers
+    empty: int  # answers without text, which are never selected
+    cut: int  # selected answers that were truncated at the maximum length
     below: int  # prompts whose best answer is below min_score
 
     def text(self) -> str:
-        """In two lines."""
+        """Format in two lines."""
         drawn = self.overview.drawn
         return (
             f"answers drawn: {drawn.answers:,} to {self.prompts:,} prompts; scores: {drawn.text()}\n"
@@ -91,14 +91,14 @@ class Selection:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """Mean scores of the answers to held-out prompts, as many to each before training as after."""
+    """Mean scores on held-out prompts before and after training, with equally many answers per prompt."""
 
     prompts: int
     before: float | None  # None: nothing was held out
     after: float | None
 
     def text(self) -> str:
-        """In a line."""
+        """Format in one line."""
         if self.before is None or self.after is None:
             reason = "the comparison failed" if self.prompts else "no prompts were held out"
             return f"mean score: not compared, {reason}"
@@ -109,10 +109,10 @@ class Comparison:
 
 
 def distribution(scores: Sequence[float], like: Distribution | None = None) -> Distribution:
-    """Mean, range and histogram of at least one score.
+    """Compute mean, range and histogram of at least one score.
 
-    ``like``: of scores that these are some of, whose bins are taken. Otherwise there are as many bins as the
-    square root of the number of scores, from 5 to ``MOST_BINS``; one where all scores are the same.
+    ``like``: distribution whose bins are used, for a subset of its scores. Otherwise the number of bins is
+    the square root of the number of scores, from 5 to ``MAX_BINS``; 1 if all scores are equal.
     """
     low, high = min(scores), max(scores)
     if like is not None:
@@ -120,7 +120,7 @@ def distribution(scores: Sequence[float], like: Distribution | None = None) -> D
     elif high == low:
         bins = [(low, high)]
     else:
-        count = min(MOST_BINS, max(5, math.ceil(math.sqrt(len(scores)))))
+        count = min(MAX_BINS, max(5, math.ceil(math.sqrt(len(scores)))))
         edges = [low + place * (high - low) / count for place in range(count)] + [high]
         bins = list(itertools.pairwise(edges))
     counts = [0] * len(bins)
@@ -141,55 +141,55 @@ def distribution(scores: Sequence[float], like: Distribution | None = None) -> D
 def select(
     prompts: Sequence[Prompt], answers: Sequence[Answers], scores: Sequence[Scores], settings: Rejection
 ) -> tuple[list[Kept], Selection]:
-    """The best answer to each prompt, in the order of the prompts, and what became of the others.
+    """Select the best answer to each prompt, in the order of the prompts, and compute statistics.
 
-    Of answers with the same score the first one is the best. Raises UserError where nothing is left.
+    Of equal scores the first is the best. Raises UserError if nothing is left.
     """
     answers_of = {each.index: each.answers for each in answers}
     scores_of = {each.index: each.scores for each in scores}
     best = []
     for prompt in prompts:
-        own = zip(scores_of[prompt.index], answers_of[prompt.index], strict=True)
-        usable = [(score, answer) for score, answer in own if answer.text.strip()]
+        pairs = zip(scores_of[prompt.index], answers_of[prompt.index], strict=True)
+        usable = [(score, answer) for score, answer in pairs if answer.text.strip()]
         if usable:
             score, answer = max(usable, key=lambda pair: pair[0])
             best.append((score, prompt, answer))
-    least = -math.inf if settings.min_score is None else settings.min_score
-    enough = [each for each in best if each[0] >= least]
-    count = math.ceil(settings.top_share * len(enough))
-    taken = sorted(enough, key=lambda each: -each[0])[:count]
-    taken.sort(key=lambda each: each[1].index)
-    if not taken:
-        found = f"; the best of all has {max(score for score, _, _ in best):g}" if best else ""
+    min_score = -math.inf if settings.min_score is None else settings.min_score
+    eligible = [each for each in best if each[0] >= min_score]
+    count = math.ceil(settings.top_share * len(eligible))
+    selected = sorted(eligible, key=lambda each: -each[0])[:count]
+    selected.sort(key=lambda each: each[1].index)
+    if not selected:
+        best_score = f"; the best of all has {max(score for score, _, _ in best):g}" if best else ""
         raise UserError(
             f"No answer is left to train on: of {len(prompts):,} prompts {len(prompts) - len(best):,} have "
-            f"no answer with any text, and {len(best) - len(enough):,} none with a score of "
-            f"{least:g} or more{found}.",
+            f"no answer with any text, and {len(best) - len(eligible):,} none with a score of "
+            f"{min_score:g} or more{best_score}.",
             (
                 "Lower ",
                 Change("rejection.min_score"),
-                ", or draw more answers: ",
+                ", or sample more answers: ",
                 Change("rejection.answers"),
                 ".",
             ),
         )
     kept = [
         Kept(index=prompt.index, conversation=prompt.with_answer(answer.text), score=score)
-        for score, prompt, answer in taken
+        for score, prompt, answer in selected
     ]
-    seen = overview(prompts, answers, scores)
+    statistics = overview(prompts, answers, scores)
     return kept, Selection(
         prompts=len(prompts),
-        overview=seen,
-        kept=distribution([each.score for each in kept], seen.drawn),
+        overview=statistics,
+        kept=distribution([each.score for each in kept], statistics.drawn),
         empty=sum(not answer.text.strip() for each in answers for answer in each.answers),
-        cut=sum(not answer.ended for _, _, answer in taken),
-        below=len(best) - len(enough),
+        cut=sum(not answer.ended for _, _, answer in selected),
+        below=len(best) - len(eligible),
     )
 
 
 def overview(prompts: Sequence[Prompt], answers: Sequence[Answers], scores: Sequence[Scores]) -> Overview:
-    """How all answers to these prompts were scored."""
+    """Compute statistics of all answers to these prompts."""
     answers_of = {each.index: each.answers for each in answers}
     scores_of = {each.index: each.scores for each in scores}
     examples = [
@@ -206,7 +206,7 @@ def overview(prompts: Sequence[Prompt], answers: Sequence[Answers], scores: Sequ
 
 
 def mean_of(scores: Sequence[Scores], indices: Collection[int]) -> float | None:
-    """The mean score of all answers to these prompts; None where there are none."""
-    wanted = set(indices)
-    values = [score for each in scores if each.index in wanted for score in each.scores]
+    """Return the mean score of all answers to these prompts; None if there are none."""
+    index_set = set(indices)
+    values = [score for each in scores if each.index in index_set for score in each.scores]
     return math.fsum(values) / len(values) if values else None

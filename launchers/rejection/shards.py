@@ -1,7 +1,7 @@
-"""A process that makes shards, and its parent that takes each as soon as it is there.
+"""Execution of a process that computes shards, and collection of each finished shard.
 
-``python -m MODULE request.json`` in a process of its own: its memory is given back when it ends, and code of
-the user's in it can harm nothing else. What the process has finished before it is killed stays.
+``python -m MODULE request.json`` runs in a separate process: its memory is freed when it ends, and user code
+in it cannot damage this process. Shards finished before the process is killed are kept.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from launchers.cluster.processes import started, tail
 from launchers.rejection.answers import shard_name
 from launchers.request_process import PROBLEM
 
-POLL_S = 0.2  # between two looks for finished shards
-SIGN_S = 10.0  # from one line that says how far it is to the next, while no shard is finished
+POLL_S = 0.2  # interval of the search for finished shards
+PROGRESS_INTERVAL_S = 10.0  # time between two progress lines while no shard is finished
 
 
 def make_shards(
@@ -36,29 +36,29 @@ def make_shards(
     on_shard: Callable[[int, Path], None],
     python: str | None = None,
 ) -> None:
-    """Run ``module`` until these shards are in ``folder``; those that are there are kept.
+    """Run ``module`` until these shards are in ``folder``; existing ones are kept.
 
     Parameters
     ----------
     request:
-        What the process is told; its log and its problem lie beside this file.
+        Input file of the process; its log and its error file are in the same folder.
     what:
-        Is done, in words, for whoever waits: "drawing answers".
+        Description for progress lines: "drawing answers".
     device:
-        "cpu": the process is to see no GPU.
+        "cpu" hides all GPUs from the process.
     limit_s:
-        Seconds after which a process that has finished no shard counts as hung.
+        Seconds without a finished shard after which the process counts as hung.
     on_shard:
-        Called with the number and the file of each shard that was not there before.
+        Called with number and file of each new shard.
     python:
-        That runs the module; None: this one.
+        Interpreter of the module; None: this one.
 
     Raises
     ------
     UserError
-        Where the process has said what the user can mend, or hangs.
+        If the process reported a user error, or hangs.
     RuntimeError
-        Where it has ended otherwise: the same call goes on with the shards that are missing.
+        If it ended otherwise; calling it again continues with the missing shards.
     """
     missing = [shard for shard in shards if not (folder / shard_name(shard)).is_file()]
     if not missing:
@@ -66,7 +66,7 @@ def make_shards(
     log, problem = request.with_suffix(".log"), request.with_name(PROBLEM)
     problem.unlink(missing_ok=True)
     status = None
-    began = heard = told = time.monotonic()
+    started_at = last_shard_at = reported_at = time.monotonic()
     with started(module, request, log, on_cpu=device == "cpu", python=python) as process:
         while status is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -74,17 +74,17 @@ def make_shards(
             for shard in [shard for shard in missing if (folder / shard_name(shard)).is_file()]:
                 on_shard(shard, folder / shard_name(shard))
                 missing.remove(shard)
-                heard = told = time.monotonic()
+                last_shard_at = reported_at = time.monotonic()
             now = time.monotonic()
-            if status is None and now - told >= SIGN_S:
+            if status is None and now - reported_at >= PROGRESS_INTERVAL_S:
                 done = f"{len(shards) - len(missing)} of {len(shards)} shards"
-                print(f"{what}: {done}, after {format_clock(now - began)}", flush=True)
-                told = now
-            if status is None and now - heard > limit_s:
+                print(f"{what}: {done}, after {format_clock(now - started_at)}", flush=True)
+                reported_at = now
+            if status is None and now - last_shard_at > limit_s:
                 raise UserError(
                     f"{module} has finished no shard for {limit_s:g} s; "
                     f"{len(missing)} of {len(shards)} are left.",
-                    "Raise resources.hang_timeout_s if it is that slow here.",
+                    "Raise resources.hang_timeout_s if it is that slow on this hardware.",
                 )
     if status == 0 and not missing:
         return

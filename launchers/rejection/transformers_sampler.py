@@ -1,4 +1,4 @@
-"""Answers drawn by transformers' ``generate``: the prompts of a batch together, padded on the left."""
+"""Sampler of answers with transformers' ``generate``: prompts in batches, padded on the left."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from launchers.settings import Settings
 
 
 class TransformersSampler:
-    """Draws answers from a model, in batches as large as the limit says and the GPU's memory allows.
+    """Samples answers from a model, in batches as large as the limit and the GPU's memory allow.
 
-    Each batch seeds the random numbers anew, so what a shard holds does not depend on the shards that were
-    made before it in the same process.
+    Each batch sets the random seed, so the content of a shard does not depend on shards computed before it in
+    the same process.
     """
 
     def __init__(
@@ -33,31 +33,31 @@ class TransformersSampler:
             tokenizer.pad_token = tokenizer.convert_ids_to_tokens(render.pad_id_of(tokenizer))
         self._tokenizer = tokenizer
         self._limit, self._settings, self._rejection = limit, settings, settings.rejection
-        self._room = rows.prompt_room(self._model.config, settings)
+        self._max_prompt = rows.max_prompt_tokens(self._model.config, settings)
         self._ends = Ends.of(self._model.generation_config, tokenizer)
-        self._most_prompts = 2**31  # at once; less where memory did not do
+        self._max_prompts = 2**31  # per batch; reduced after running out of memory
 
-    def answers(self, asked: Sequence[Prompt]) -> list[Answers]:
-        """The answers to each prompt, in the order of the prompts."""
-        found: list[Answers] = []
-        left = list(asked)
-        while left:
-            batch = left[: self._fitting(left)]
-            answered = self._try(batch)
-            if answered is None:
-                self._most_prompts = len(batch) // 2
+    def answers(self, prompts: Sequence[Prompt]) -> list[Answers]:
+        """Sample answers to each prompt, in the order of the prompts."""
+        answers: list[Answers] = []
+        remaining = list(prompts)
+        while remaining:
+            batch = remaining[: self._batch_size(remaining)]
+            batch_answers = self._try(batch)
+            if batch_answers is None:
+                self._max_prompts = len(batch) // 2
                 continue
-            found += answered
-            left = left[len(batch) :]
-        return found
+            answers += batch_answers
+            remaining = remaining[len(batch) :]
+        return answers
 
-    def _fitting(self, prompts: Sequence[Prompt]) -> int:
-        """How many of the prompts go into one batch, one at least. The first is the longest of them."""
-        width = min(prompts[0].tokens, self._room) + self._rejection.max_new_tokens
-        return min(self._most_prompts, self._limit.prompts(width, self._rejection.answers))
+    def _batch_size(self, prompts: Sequence[Prompt]) -> int:
+        """Return how many of the prompts fit into one batch, at least 1. The first is the longest of them."""
+        width = min(prompts[0].tokens, self._max_prompt) + self._rejection.max_new_tokens
+        return min(self._max_prompts, self._limit.prompts(width, self._rejection.answers))
 
     def _try(self, prompts: Sequence[Prompt]) -> list[Answers] | None:
-        """The answers; None where the GPU's memory does not do for several prompts at once."""
+        """Sample answers; None if several prompts at once exceed the GPU's memory."""
         try:
             return self._draw(prompts)
         except torch.cuda.OutOfMemoryError:
@@ -66,11 +66,11 @@ class TransformersSampler:
                     f"{self._rejection.answers} answers of {self._rejection.max_new_tokens} tokens to one "
                     "prompt do not fit into the GPU's memory.",
                     (
-                        "Use ",
+                        "Lower ",
                         Change("rejection.answers"),
                         " or ",
                         Change("rejection.max_new_tokens"),
-                        " with less.",
+                        ".",
                     ),
                 ) from None
         torch.cuda.empty_cache()
@@ -84,9 +84,9 @@ class TransformersSampler:
             return_tensors="pt",
             verbose=False,
         )
-        # The end of a prompt that is too long: what it asks for is rather there
-        ids = inputs.input_ids[:, -self._room :].to(self._model.device)
-        mask = inputs.attention_mask[:, -self._room :].to(self._model.device)
+        # Long prompts are truncated at the beginning, as the question is usually at the end
+        ids = inputs.input_ids[:, -self._max_prompt :].to(self._model.device)
+        mask = inputs.attention_mask[:, -self._max_prompt :].to(self._model.device)
         torch.manual_seed(rows.seed_of(self._settings.seed, prompts[0].index, len(prompts)))
         with torch.inference_mode():
             output = self._model.generate(
@@ -96,7 +96,7 @@ class TransformersSampler:
                 num_return_sequences=self._rejection.answers,
                 temperature=self._rejection.temperature,
                 top_p=self._rejection.top_p,
-                top_k=0,  # transformers' own default leaves out all but 50 tokens
+                top_k=0,  # the default of transformers keeps only 50 tokens
                 max_new_tokens=self._rejection.max_new_tokens,
                 pad_token_id=self._tokenizer.pad_token_id,
             )

@@ -1,8 +1,7 @@
-"""Answers drawn by vLLM, in this process: all prompts of a shard at once, as its scheduler batches them.
+"""Sampler of answers with vLLM, in this process: all prompts of a shard at once, batched by its scheduler.
 
-vLLM's offline interface (``vllm.LLM``) alone is used. Each prompt has a seed of its own, and each of its
-answers one that follows from that, so what is drawn depends on the order of the prompts only as far as sums
-in another order give other logits.
+Uses only vLLM's offline interface (``vllm.LLM``). Each prompt has its own seed, from which those of its
+answers follow, so results depend on the order of the prompts only through the rounding of sums.
 """
 
 from __future__ import annotations
@@ -21,23 +20,23 @@ from launchers.rejection import answers as rows
 from launchers.rejection.answers import Answers, BatchLimit, Ends
 from launchers.settings import Settings
 
-# Before vLLM is imported: the engine in this process draws the same again, and ends with it; nobody is told
+# Set before the import of vLLM: reproducible sampling in this process, and no usage statistics
 _ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-CPU_BLOCK = 128  # tokens whose keys and values are kept together (vLLM 0.32, platforms/cpu.py)
-_WITHOUT = ("Leave ", Change("rejection.generator"), " out: transformers draws the answers then.")
+CPU_BLOCK = 128  # tokens per block of the KV cache (vLLM 0.32, platforms/cpu.py)
+_WITHOUT = ("Remove ", Change("rejection.generator"), " to sample with transformers.")
 
 
 class VllmSampler:
-    """Draws answers from a whole model.
+    """Samples answers from a complete model.
 
     Parameters
     ----------
     device:
-        cuda or cpu, which vLLM's build has to be made for.
+        cuda or cpu; must match vLLM's build.
     gpus:
-        That share one copy of the model (tensor parallelism).
+        GPUs that share one copy of the model (tensor parallelism).
     memory_bytes:
-        What the plan lets this process have of each GPU; None: vLLM's own share.
+        Memory that the plan grants this process on each GPU; None: vLLM's default share.
     longest:
         Tokens of the longest prompt.
     """
@@ -59,7 +58,7 @@ class VllmSampler:
         config = AutoConfig.from_pretrained(model_dir)
         tokenizer = render.load_tokenizer(model_dir, settings)
         self._settings, self._tokenizer = settings, tokenizer
-        self._room = rows.prompt_room(config, settings)
+        self._max_prompt = rows.max_prompt_tokens(config, settings)
         generation = _generation_config(model_dir, config)
         self._ends = Ends.of(generation, tokenizer)
         self._sampling_params = vllm.SamplingParams
@@ -71,28 +70,28 @@ class VllmSampler:
             device=device,
             gpus=gpus,
             share=None if memory_bytes is None else memory_bytes / _bytes_of_a_gpu(device, memory_bytes),
-            longest=min(longest, self._room),
+            longest=min(longest, self._max_prompt),
         )
         try:
             self._engine = vllm.LLM(model=str(model_dir), **options)
-        except ValueError as error:  # of its own checks: a model it doesn't have, memory that doesn't do
-            said = " ".join(str(error).split())
-            raise UserError(f"vLLM does not take {settings.model}: {said}", _WITHOUT) from None
+        except ValueError as error:  # vLLM's checks: unsupported model, insufficient memory
+            reason = " ".join(str(error).split())
+            raise UserError(f"vLLM does not support {settings.model}: {reason}", _WITHOUT) from None
 
-    def answers(self, asked: Sequence[Prompt]) -> list[Answers]:
-        """The answers to each prompt, in the order of the prompts."""
-        texts = [prompt.text for prompt in asked]
+    def answers(self, prompts: Sequence[Prompt]) -> list[Answers]:
+        """Sample answers to each prompt, in the order of the prompts."""
+        texts = [prompt.text for prompt in prompts]
         ids_of = self._tokenizer(texts, add_special_tokens=False, verbose=False).input_ids
-        # The end of a prompt that is too long: what it asks for is rather there
-        inputs = [{"prompt_token_ids": ids[-self._room :]} for ids in ids_of]
-        sampling = [self._sampling_params(**self._sampling(prompt)) for prompt in asked]
+        # Long prompts are truncated at the beginning, as the question is usually at the end
+        inputs = [{"prompt_token_ids": ids[-self._max_prompt :]} for ids in ids_of]
+        sampling = [self._sampling_params(**self._sampling(prompt)) for prompt in prompts]
         outputs = self._engine.generate(inputs, sampling, use_tqdm=False)
         return [
             Answers(
                 index=prompt.index,
                 answers=tuple(self._ends.answer(list(drawn.token_ids)) for drawn in output.outputs),
             )
-            for prompt, output in zip(asked, outputs, strict=True)
+            for prompt, output in zip(prompts, outputs, strict=True)
         ]
 
     def _sampling(self, prompt: Prompt) -> dict[str, Any]:
@@ -109,22 +108,22 @@ def engine_options(
     share: float | None,
     longest: int,
 ) -> dict[str, Any]:
-    """What ``vllm.LLM`` is made with; ``share``: of a GPU's memory, ``longest``: tokens of a prompt."""
+    """Build the options of ``vllm.LLM``; ``share``: of a GPU's memory, ``longest``: prompt tokens."""
     row = longest + settings.rejection.max_new_tokens
     options: dict[str, Any] = {
         "dtype": "bfloat16" if device == "cuda" else "float32",
         "seed": settings.seed,
         "max_model_len": row,
         "max_num_seqs": max(limit.sequences, settings.rejection.answers),
-        "generation_config": "vllm",  # what is drawn is said with each prompt
-        "skip_tokenizer_init": True,  # it gets tokens and gives tokens
+        "generation_config": "vllm",  # sampling options are passed with each prompt
+        "skip_tokenizer_init": True,  # input and output are tokens
         "enable_prefix_caching": True,  # the answers to one prompt share its keys and values
     }
     if device == "cpu":
-        # Else it takes 92 % of the machine's memory: what the plan's batch needs, in whole blocks
+        # Limited to the plan's batch, in full blocks; the default is 92 % of the machine's memory
         tokens = max(limit.tokens, row) + limit.sequences * CPU_BLOCK
         options["kv_cache_memory_bytes"] = tokens * kv_cache_bytes(spec, 1, 1, bytes_each=4)
-        options["enforce_eager"] = True  # else a compiler is needed at run time
+        options["enforce_eager"] = True  # otherwise a compiler is needed at run time
         return options
     options["tensor_parallel_size"] = max(gpus, 1)
     if share is not None:
@@ -133,7 +132,7 @@ def engine_options(
 
 
 def sampling_options(settings: Settings, prompt: Prompt, ends: Ends) -> dict[str, Any]:
-    """What ``vllm.SamplingParams`` is made with for one prompt."""
+    """Build the options of ``vllm.SamplingParams`` for one prompt."""
     rejection = settings.rejection
     return {
         "n": rejection.answers,
@@ -147,13 +146,13 @@ def sampling_options(settings: Settings, prompt: Prompt, ends: Ends) -> dict[str
 
 
 def penalties_of(generation_config: Any) -> dict[str, float]:
-    """What a model's generation config says beside, and transformers' ``generate`` heeds too."""
-    found = {name: getattr(generation_config, name, None) for name in ("repetition_penalty", "min_p")}
-    return {name: value for name, value in found.items() if value is not None}
+    """Return the generation config's options that transformers' ``generate`` applies as well."""
+    options = {name: getattr(generation_config, name, None) for name in ("repetition_penalty", "min_p")}
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _import(device: str) -> Any:
-    """vLLM; UserError where it is missing, or made for other devices."""
+    """Import vLLM; UserError if it is missing, or built for other devices."""
     os.environ.update(_ENVIRONMENT)
     try:
         import vllm
@@ -161,19 +160,19 @@ def _import(device: str) -> Any:
     except ImportError as error:
         raise UserError(
             f"rejection.generator vllm: it can't be imported here: {error}.",
-            "Install it anew (docs/rejection.md#vllm).",
+            "Reinstall it (docs/rejection.md#vllm).",
         ) from None
-    made_for = current_platform.device_type or "no device that is here"
+    made_for = current_platform.device_type or "no device of this machine"
     if made_for != device:
         raise UserError(
-            f"rejection.generator vllm: the vLLM here is made for {made_for}, and this runs on {device}.",
+            f"rejection.generator vllm: vLLM is built for {made_for}, and this runs on {device}.",
             _WITHOUT,
         )
     return vllm
 
 
 def _bytes_of_a_gpu(device: str, otherwise: int) -> int:
-    """Memory of the first GPU."""
+    """Return the memory of the first GPU in bytes."""
     if device != "cuda":
         return otherwise
     import torch

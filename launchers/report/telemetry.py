@@ -183,6 +183,9 @@ def memory_now(rank: int, step: int) -> Memory:
     )
 
 
+TELEMETRY_VARIABLE = "FINETUNE_TELEMETRY"  # in a rank of a user's own script: the folder for its events
+
+
 def path_of(telemetry_dir: Path, rank: int) -> Path:
     """Return the path of a rank's file."""
     return telemetry_dir / f"rank-{rank:05d}.jsonl"

@@ -1,1 +1,1 @@
-"""A run on a scheduler's nodes, without Metaflow: ``python -m launchers``."""
+"""Runs on a scheduler's nodes, without Metaflow: ``python -m launchers``."""

@@ -1,4 +1,4 @@
-"""What node 0 of a scheduler's job does before all train: plan, weights and data, once for all."""
+"""Preparation by node 0 of a scheduler's job for all nodes: plan, weights and data."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ from launchers.scoring.reward_model import check_reward_model
 from launchers.settings import Settings
 from launchers.spelling import SET
 
-# Settings that a run can be gone on from with other values; the data's own are in its fingerprint.
+# Settings that may change when a run is resumed; those of the data are part of its fingerprint
 _FREE = {"resources", "evaluation", "tracker", "output_dir", "keep_checkpoints", "checkpoint_every"}
 _FREE |= {"harness", "export", "dataset", "micro_batch_size", "activation_checkpointing"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Start:
-    """One attempt, as node 0 has prepared it for all nodes."""
+    """One attempt, as prepared by node 0 for all nodes."""
 
-    secret: str  # what the nodes prove to each other that they have read
+    secret: str  # shared secret with which the nodes authenticate
     attempt: int
-    key: str  # of the run: with other settings, its checkpoints are not gone on from
+    key: str  # hash of the settings: checkpoints are reused only with the same key
     plan: Plan
     settings: RunConfig
     model: ModelRef
     model_dir: Path
     data_dir: Path
-    reward: str | None = None  # what scores the answers of task grpo, as TrainJob has it
+    reward: str | None = None  # reward of task grpo, see TrainJob.reward
 
     def to_json(self) -> str:
-        """As JSON text, for a file that node 0 writes and the other nodes read once."""
+        """Convert to JSON text, for a file that node 0 writes and the other nodes read once."""
         values: dict[str, Any] = {
             name: getattr(self, name) for name in ("secret", "attempt", "key", "reward")
         }
@@ -63,6 +63,7 @@ class Start:
 
     @classmethod
     def from_json(cls, text: str) -> Start:
+        """Restore a start from :meth:`to_json`."""
         values = json.loads(text)
         return cls(
             **{name: values[name] for name in ("secret", "attempt", "key", "reward")},
@@ -76,35 +77,36 @@ class Start:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Host:
-    """A node, as it describes itself."""
+    """Hardware of a node, reported by the node."""
 
     name: str
     machine: Machine
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Host:
+        """Restore a host from :meth:`to_dict`, after a round trip through JSON."""
         machine = dict(values["machine"])
         gpus = tuple((str(name), int(size)) for name, size in machine.pop("gpus"))
         return cls(name=str(values["name"]), machine=Machine(gpus=gpus, **machine))
 
     def to_dict(self) -> dict[str, Any]:
-        """For :meth:`from_dict`, through JSON."""
+        """Convert to JSON-compatible values."""
         return dataclasses.asdict(self)
 
 
 def plan_for_hosts(settings: Settings, hosts: Sequence[Host], *, calibrated: bool = True) -> PlannedRun:
-    """Plan for these nodes, which all get the same part of the work.
+    """Plan for these nodes, which all get the same share of the work.
 
-    Raises UserError (CannotFit is one) in the words of ``python -m launchers``.
+    Raises UserError (or its subclass CannotFit) with options in the notation of ``python -m launchers``.
     """
     with spelled_as(SET):
         nodes = settings.resources.nodes
         if nodes is not None and nodes != len(hosts):
             raise UserError(
-                f"The settings ask for {nodes} node(s) (resources.nodes), this job has {len(hosts)}.",
-                "Leave resources.nodes empty, or give the scheduler that number.",
+                f"The settings request {nodes} node(s) (resources.nodes), this job has {len(hosts)}.",
+                "Leave resources.nodes empty, or request that number from the scheduler.",
             )
-        machine = least([host.machine for host in hosts])
+        machine = smallest([host.machine for host in hosts])
         target = Target(kind="allocation", machine=machine, nodes=len(hosts))
         planned = pipeline.plan_run(settings, target, calibrated=calibrated)
         chosen = planned.settings
@@ -116,8 +118,8 @@ def plan_for_hosts(settings: Settings, hosts: Sequence[Host], *, calibrated: boo
         return planned
 
 
-def least(machines: Sequence[Machine]) -> Machine:
-    """What all of these have: the fewest GPUs, the smallest memory of each."""
+def smallest(machines: Sequence[Machine]) -> Machine:
+    """Return the common minimum of these machines: fewest GPUs, smallest memory of each kind."""
     fewest = min(
         machines, key=lambda machine: (len(machine.gpus), min((m for _, m in machine.gpus), default=0))
     )
@@ -132,19 +134,19 @@ def least(machines: Sequence[Machine]) -> Machine:
 def prepare_start(
     settings: Settings, hosts: Sequence[Host], folder: Path, *, cache: Path | None, calibrated: bool
 ) -> Start:
-    """Plan, fetch the weights, tokenise the data: all that the nodes need, in the shared ``folder``.
+    """Plan, fetch the weights and tokenize the data into the shared ``folder``, for all nodes.
 
-    Raises UserError in the words of ``python -m launchers``.
+    Raises UserError with options in the notation of ``python -m launchers``.
     """
     planned = plan_for_hosts(settings, hosts, calibrated=calibrated)
     model, settings = planned.model, planned.settings
     print(render(planned.plan), flush=True)
     with spelled_as(SET):
-        with tempfile.TemporaryDirectory(prefix="harness-", dir=folder) as tried:
-            try_tasks(settings, Path(tried))
+        with tempfile.TemporaryDirectory(prefix="harness-", dir=folder) as trial_dir:
+            try_tasks(settings, Path(trial_dir))
         rows, held_out = pipeline.read_data(settings, folder)
-        kept = (cache or folder / "weights") / slug(model.location or model.name)
-        model_dir = pipeline.fetch_weights(model, kept)
+        weights_dir = (cache or folder / "weights") / slug(model.location or model.name)
+        model_dir = pipeline.fetch_weights(model, weights_dir)
         attempt = _next_attempt(folder)
         data_dir = folder / f"data-{attempt}"
         shutil.rmtree(data_dir, ignore_errors=True)
@@ -165,33 +167,33 @@ def prepare_start(
 
 
 def _fetch_reward(settings: RunConfig, folder: Path, *, cache: Path | None) -> str | None:
-    """What scores answers, where all nodes find it: a copy of a function's file, a reward model's folder."""
-    shown = settings.rl.reward
-    if not TASKS[settings.task].draws_answers or shown is None:
+    """Make the reward available to all nodes: copy a function's file, or fetch a reward model."""
+    reward = settings.rl.reward
+    if not TASKS[settings.task].draws_answers or reward is None:
         return None
-    scorer = scorer_of(shown)
+    scorer = scorer_of(reward)
     if scorer.file is not None:
         copied = folder / "reward" / Path(scorer.file).name
         copied.parent.mkdir(exist_ok=True)
         shutil.copyfile(Path(scorer.file).expanduser(), copied)
         return f"{copied.resolve()}:{scorer.function}"
     if scorer.function is not None:
-        return shown
-    source = models.locate(shown)
-    kept = (cache or folder / "weights") / slug(source.location or source.name)
-    fetched = pipeline.fetch_weights(source, kept, rewards=True).resolve()
-    check_reward_model(fetched, "rl.reward", shown)
+        return reward
+    source = models.locate(reward)
+    weights_dir = (cache or folder / "weights") / slug(source.location or source.name)
+    fetched = pipeline.fetch_weights(source, weights_dir, rewards=True).resolve()
+    check_reward_model(fetched, "rl.reward", reward)
     return str(fetched)
 
 
 def _key(settings: Settings) -> str:
-    """A hash of the settings that decide what is trained; equal for runs that may share checkpoints."""
+    """Hash the settings that determine what is trained; equal for runs that may share checkpoints."""
     values = {name: value for name, value in settings.model_dump(mode="json").items() if name not in _FREE}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _next_attempt(folder: Path) -> int:
-    """How many attempts there have been in this folder; notes this one."""
+    """Return the number of earlier attempts in this folder, and record this one."""
     notes = folder / "attempts"
     notes.mkdir(exist_ok=True)
     number = len(list(notes.iterdir()))

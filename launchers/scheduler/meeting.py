@@ -1,7 +1,7 @@
-"""Where the nodes of a job meet before they train: each says what it has, node 0 says what is to be done.
+"""Rendezvous before training: every node reports its hardware, node 0 broadcasts the run configuration.
 
-Over a channel of their own (launchers.cluster.rendezvous). Both ends are used alike: what one sends the other
-receives; what has failed on one node is raised on all.
+It uses a separate channel (launchers.cluster.rendezvous). Both ends have the same interface: what one sends,
+the other receives, and an error on one node is raised on all.
 """
 
 from __future__ import annotations
@@ -30,54 +30,56 @@ from launchers.cluster.rendezvous import Beat, Client, NodeRequest, Peer, Server
 from launchers.gang.control import absent, call_node_0, lost, unexpected, why_lost
 from launchers.gang.failures import Failure, GangFailed
 
-COME_S = 300.0  # for all nodes to be there
-LOST_AFTER_S = 60.0  # of silence; node 0 may be busy with tokenising
+JOIN_TIMEOUT_S = 300.0  # time limit for all nodes to join
+LOST_AFTER_S = 60.0  # silence after which a node counts as lost; node 0 may be busy tokenizing
 
 
 Values = dict[str, Any]
 
 
-class Said(Message):
-    """Values that one end exchanges with the other."""
+class Exchange(Message):
+    """Values sent from one end to the other."""
 
     kind: Literal["said"] = "said"
     values: Values
 
 
-class Mistake(Message):
-    """A user's mistake that one node has found, which ends the run on all."""
+class UserErrorMessage(Message):
+    """User error found by one node, which ends the run on all."""
 
     kind: Literal["mistake"] = "mistake"
     problem: str
     advice: str
 
 
-class Lost(Message):
-    """A node that the others can't go on without."""
+class NodeLostMessage(Message):
+    """Loss of a node without which the others cannot continue."""
 
     kind: Literal["lost"] = "lost"
     failure: Failure
 
 
-MESSAGES: TypeAdapter[Any] = TypeAdapter(Annotated[Beat | Said | Mistake | Lost, Field(discriminator="kind")])
+MESSAGES: TypeAdapter[Any] = TypeAdapter(
+    Annotated[Beat | Exchange | UserErrorMessage | NodeLostMessage, Field(discriminator="kind")]
+)
 
 
 class _Inbox:
-    """Messages of one node that wait to be read."""
+    """Queue of messages received from one node."""
 
     def __init__(self, node: int, host: str) -> None:
         self._node, self._host = node, host
-        self._received: queue.Queue[Said | Mistake | Lost | Exception] = queue.Queue()
+        self._received: queue.Queue[Exchange | UserErrorMessage | NodeLostMessage | Exception] = queue.Queue()
         self._parent = os.getppid()
         self.put = self._received.put
 
     def lose(self, error: Exception | None) -> None:
-        """End the messages with the loss of the node."""
+        """End the queue with the loss of the node."""
         why = why_lost(error or ConnectionError(), LOST_AFTER_S)
         self._received.put(lost(self._node, self._host, why).error())
 
     def receive(self, limit_s: float) -> Values:
-        """Return the next values. Raises what has failed on that node, NodeLost if it is gone or silent."""
+        """Return the next values. Raises errors reported by that node, NodeLost if it is gone or silent."""
         deadline = time.monotonic() + limit_s
         while True:
             try:
@@ -85,22 +87,22 @@ class _Inbox:
             except queue.Empty:
                 _exit_with_parent(self._parent)
                 if time.monotonic() > deadline:
-                    why = f"it did not answer within {limit_s:g} s"
+                    why = f"it did not respond within {limit_s:g} s"
                     raise lost(self._node, self._host, why).error() from None
                 continue
             if isinstance(message, Exception):
                 raise message
-            if isinstance(message, Mistake):
+            if isinstance(message, UserErrorMessage):
                 raise ElsewhereError(message.problem, message.advice)
-            if isinstance(message, Lost):
+            if isinstance(message, NodeLostMessage):
                 raise message.failure.error()
             return message.values
 
 
 class SecretFile:
-    """The secret of a meeting, as a file of node 0's in the folder that all nodes share.
+    """Secret of a rendezvous, as a file that node 0 writes into the folder shared by all nodes.
 
-    Other users can't read it, as far as the file system keeps permissions.
+    Other users cannot read it, as far as the file system enforces permissions.
     """
 
     def __init__(self, folder: Path, place: Allocation) -> None:
@@ -108,7 +110,7 @@ class SecretFile:
         self.path = folder / name
 
     def write(self) -> Secret:
-        """Write a new secret, readable by this user alone; node 0 does so."""
+        """Write a new secret that only this user can read; called on node 0."""
         secret = Secret.make()
         new = self.path.with_name(f"{self.path.name}.{secrets.token_hex(8)}.tmp")
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
@@ -118,49 +120,49 @@ class SecretFile:
         return secret
 
     def read(self) -> Secret | None:
-        """What node 0 has made; None where it is not to be seen yet. UserError where it is another user's."""
+        """Read node 0's secret; None if not visible yet. UserError if it belongs to another user."""
         with contextlib.suppress(OSError):
-            list(self.path.parent.iterdir())  # makes NFS look anew
+            list(self.path.parent.iterdir())  # makes NFS refresh its cache
         try:
             descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW)
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise self._suspect(error.strerror or str(error)) from None
+            raise self._unusable(error.strerror or str(error)) from None
         with os.fdopen(descriptor) as file:
             owner = os.fstat(descriptor).st_uid
-            # Of this user, or of whom a file server makes of it, as of the folder
+            # The owner is this user, or the user a file server maps it to, as for the folder
             if owner not in (os.getuid(), self.path.parent.stat().st_uid):
-                raise self._suspect(f"it belongs to user {owner}")
+                raise self._unusable(f"it belongs to user {owner}")
             return Secret(file.read(256)) or None
 
     def wait(self, limit_s: float) -> Secret:
-        """:meth:`read`, once it is there. UserError where it is not to be seen within the limit."""
+        """Wait for the secret and return it. UserError if it is not visible within the limit."""
         deadline = time.monotonic() + limit_s
         parent = os.getppid()
         while (secret := self.read()) is None:
             _exit_with_parent(parent)
             if time.monotonic() > deadline:
                 raise UserError(
-                    f"{socket.gethostname()} does not see {self.path}, which node 0 of the job has.",
-                    "Give --output on a file system that all nodes share; node 0's log says whether it ran.",
+                    f"{self.path}, written by node 0 of the job, is not visible on {socket.gethostname()}.",
+                    "Use --output on a file system that all nodes share, and check that node 0 has started.",
                 )
             time.sleep(0.5)
         return secret
 
     def remove(self) -> None:
-        """Remove the secret's file, once the meeting is over."""
+        """Remove the secret's file after the rendezvous."""
         self.path.unlink(missing_ok=True)
 
-    def _suspect(self, why: str) -> UserError:
-        return UserError(f"{self.path} can't be used: {why}.", "Remove it, or give another --output.")
+    def _unusable(self, why: str) -> UserError:
+        return UserError(f"{self.path} is unusable: {why}.", "Remove it, or use another --output.")
 
 
 @contextlib.contextmanager
-def meet(place: Allocation, folder: Path, come_s: float = COME_S) -> Iterator[Meeting]:
-    """The meeting of a job's nodes; ``folder`` is one that all of them see.
+def meet(place: Allocation, folder: Path, join_timeout_s: float = JOIN_TIMEOUT_S) -> Iterator[Meeting]:
+    """Join the rendezvous of a job's nodes; ``folder`` is shared by all of them.
 
-    Raises UserError where this node does not see what node 0 has put there, NodeLost as :class:`Meeting`.
+    Raises UserError if node 0's secret is not visible here, NodeLost as :class:`Meeting` does.
     """
     if place.nodes == 1:
         with Meeting(place.address(Secret(""), "meeting")) as meeting:
@@ -168,54 +170,59 @@ def meet(place: Allocation, folder: Path, come_s: float = COME_S) -> Iterator[Me
         return
     file = SecretFile(folder, place)
     if place.node > 0:
-        with Meeting(place.address(file.wait(come_s), "meeting"), come_s, file.read) as meeting:
+        with Meeting(
+            place.address(file.wait(join_timeout_s), "meeting"), join_timeout_s, file.read
+        ) as meeting:
             yield meeting
         return
     try:
-        with Meeting(place.address(file.write(), "meeting"), come_s) as meeting:
+        with Meeting(place.address(file.write(), "meeting"), join_timeout_s) as meeting:
             yield meeting
     finally:
         file.remove()
 
 
 class ElsewhereError(UserError):
-    """A user's mistake that another node has found, and shows."""
+    """User error that another node has found and reports."""
 
 
 class Meeting:
-    """The nodes of one job. On node 0 all others are peers; on the others node 0 is the only one.
+    """Exchange between the nodes of one job: node 0 is connected to all others, each of them to node 0.
 
-    Raises NodeLost where not all nodes are there within ``come_s``. With one node there is nobody to meet.
-    ``renew`` gives the secret anew, which an earlier start of the job may have left.
+    Raises NodeLost if not all nodes join within ``join_timeout_s``. With one node there are no peers.
+    ``renew`` reads the secret again, in case the first one is from an earlier start of the job.
     """
 
     def __init__(
-        self, address: NodeAddress, come_s: float = COME_S, renew: Callable[[], Secret | None] = lambda: None
+        self,
+        address: NodeAddress,
+        join_timeout_s: float = JOIN_TIMEOUT_S,
+        renew: Callable[[], Secret | None] = lambda: None,
     ) -> None:
         self._inboxes: dict[int, _Inbox] = {}
         self._link: Server[NodeRequest] | Client
         if address.node == 0:
-            self._link = self._lead(address, come_s)
+            self._link = self._lead(address, join_timeout_s)
         else:
             inbox = self._inboxes[0] = _Inbox(0, address.main_host)
             request = NodeRequest(node=address.node, nodes=address.nodes, host=socket.gethostname())
             connection = call_node_0(
-                address, request, MESSAGES, limit_s=come_s, silence_s=LOST_AFTER_S, renew=renew
+                address, request, MESSAGES, limit_s=join_timeout_s, silence_s=LOST_AFTER_S, renew=renew
             )
             self._link = Client(connection, received=inbox.put, ended=inbox.lose)
 
     def gather(self, own: Values, limit_s: float) -> list[Values]:
-        """On node 0: what each node says, by node; ``own`` is node 0's."""
+        """On node 0: receive the values of every node, ordered by node; ``own`` is node 0's."""
         deadline = time.monotonic() + limit_s
         inboxes = [inbox for _, inbox in sorted(self._inboxes.items())]
         return [own, *(inbox.receive(max(1.0, deadline - time.monotonic())) for inbox in inboxes)]
 
     def send(self, values: Values) -> None:
-        """From node 0 to all; from another to node 0."""
-        self._link.send(Said(values=values))
+        """Send values, from node 0 to all other nodes, or from another node to node 0."""
+        self._link.send(Exchange(values=values))
 
     def receive(self, limit_s: float) -> Values:
-        """On other nodes: what node 0 says next."""
+        """On other nodes: receive node 0's next values."""
         return self._inboxes[0].receive(limit_s)
 
     def __enter__(self) -> Meeting:
@@ -268,13 +275,15 @@ class Meeting:
         return server
 
 
-def _reason(error: BaseException | None) -> Mistake | Lost | None:
-    """Message that makes the other nodes raise this error, too."""
+def _reason(error: BaseException | None) -> UserErrorMessage | NodeLostMessage | None:
+    """Return the message that makes the other nodes raise this error, too."""
     if isinstance(error, GangFailed):
-        return Lost(failure=error.failure)
-    return Mistake(problem=error.problem, advice=error.advice) if isinstance(error, UserError) else None
+        return NodeLostMessage(failure=error.failure)
+    return (
+        UserErrorMessage(problem=error.problem, advice=error.advice) if isinstance(error, UserError) else None
+    )
 
 
 def _exit_with_parent(parent: int) -> None:
     if lost_parent(parent):
-        raise SystemExit("the end of the process that had started it")
+        raise SystemExit("the end of the process that started it")

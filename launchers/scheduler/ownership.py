@@ -1,4 +1,4 @@
-"""Ownership: one job at a time writes into an output folder."""
+"""Lock that lets only one job at a time write into an output folder."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from types import TracebackType
 from estimator.errors import UserError
 
 BEAT_S = 10.0
-STALE_S = 90.0  # without a beat; more than the 60 s for which NFS may show an old time
+STALE_S = 90.0  # age of an abandoned lock; more than the 60 s for which NFS may show an old time
 
 
 class Ownership:
-    """While it lasts, ``folder/owner.json`` says which job is at work, renewed every ``BEAT_S``.
+    """Context in which ``folder/owner.json`` names the job that writes there, renewed every ``BEAT_S``.
 
-    A job that is requeued takes over from itself. Raises UserError where another one is at work.
+    A requeued job takes over its own lock. Raises UserError if another job is active.
     """
 
     def __init__(self, folder: Path, job: str) -> None:
@@ -33,8 +33,8 @@ class Ownership:
         other = None if self._claim() else self._other()
         if other is not None:
             raise UserError(
-                f"Job {other} is writing into {self._path.parent.parent} at this moment.",
-                f"Give another --output; or end that job, and wait {STALE_S:g} s.",
+                f"Job {other} is writing into {self._path.parent.parent}.",
+                f"Use another --output; or end that job, and wait {STALE_S:g} s.",
             )
         self._write()
         self._thread.start()
@@ -48,7 +48,7 @@ class Ownership:
         self._path.unlink(missing_ok=True)
 
     def _other(self) -> str | None:
-        """The other job that has shown signs of life lately."""
+        """Return another job that was active recently; None if there is none."""
         try:
             age = time.time() - self._path.stat().st_mtime
             job = str(json.loads(self._path.read_text())["job"])
@@ -57,26 +57,26 @@ class Ownership:
         return job if job != self._job and age < STALE_S else None
 
     def _claim(self) -> bool:
-        """Make the file where there is none. Of two jobs that begin at once, one does."""
-        temporary = self._write_beside()
+        """Create the file if it does not exist. Of two jobs that start at once, only one succeeds."""
+        temporary = self._write_temporary()
         try:
             self._path.hardlink_to(temporary)
-        except OSError:  # it is there; or the file system has no links, then looking at it must do
+        except OSError:  # exists already; or no hard links here, then reading the file must suffice
             return False
         finally:
             temporary.unlink()
         return True
 
     def _write(self) -> None:
-        self._write_beside().replace(self._path)
+        self._write_temporary().replace(self._path)
 
-    def _write_beside(self) -> Path:
-        """A new file with what the claim says, in the claim's folder."""
+    def _write_temporary(self) -> Path:
+        """Write the claim to a temporary file in the same folder."""
         temporary = self._path.with_name(f"owner.{uuid.uuid4().hex[:8]}.tmp")
         temporary.write_text(json.dumps({"job": self._job, "host": socket.gethostname()}))
         return temporary
 
     def _beat(self) -> None:
         while not self._stop.wait(BEAT_S):
-            with contextlib.suppress(OSError):  # a full or absent file system: the training itself says so
+            with contextlib.suppress(OSError):  # a full or missing file system is reported by the training
                 self._write()

@@ -1,10 +1,10 @@
-"""A whole run without Metaflow, as one node of a scheduler's job goes through it.
+"""Complete run without Metaflow, on one node of a scheduler's job.
 
 All nodes share the output folder::
 
-    OUTPUT/model, adapter                               the finished model; of a LLaMA-Adapter, it alone
-    OUTPUT/plan.json, settings.yaml, metrics.json       what made it, and what was measured
-    OUTPUT/run/                                         weights, data, checkpoints, the ranks' logs
+    OUTPUT/model, adapter                               the finished model; only adapter for LLaMA-Adapters
+    OUTPUT/plan.json, settings.yaml, metrics.json       inputs and measurements
+    OUTPUT/run/                                         weights, data, checkpoints, logs of the ranks
 """
 
 from __future__ import annotations
@@ -46,24 +46,25 @@ from launchers.store.bundles import LocalStorage
 from launchers.training import Attempt, Trained, train
 from launchers.workdir import full_disk_explained
 
-SEEN_S = 90.0  # for another node's file to show up: NFS looks anew after 60 s at most (nfs(5), acdirmax)
-GO_ON = "Free some space there; the same command then goes on."
+# Time for another node's files to become visible: NFS caches directories up to 60 s (nfs(5), acdirmax)
+VISIBLE_S = 90.0
+RESUME_ADVICE = "Free some space there, then run the same command to resume."
 AGAIN = "python -m launchers --settings settings.yaml --output FOLDER"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SchedulerRun:
-    """What is to be done; the same on every node."""
+    """Input of a run, the same on every node."""
 
     settings: Settings
     output: Path  # on a file system that all nodes share
-    cache: Path | None = None  # where fetched models are kept, shared too; None: below the output
-    prepare_limit_s: float = 7200.0  # how long the others wait for node 0's plan, weights and data
-    calibrated: bool = True  # whether what finished runs have measured corrects the plan
+    cache: Path | None = None  # shared folder of fetched models; None: below the output
+    prepare_limit_s: float = 7200.0  # how long other nodes wait for plan, weights and data of node 0
+    calibrated: bool = True  # whether to correct the plan with measurements of finished runs
 
     @property
     def folder(self) -> Path:
-        """For all but the result."""
+        """Folder of everything except the result."""
         return self.output / "run"
 
     def log_file(self, place: Allocation) -> Path:
@@ -72,21 +73,21 @@ class SchedulerRun:
 
 
 def run(request: SchedulerRun, place: Allocation, work: Path) -> None:
-    """This node's part; returns when the run has ended well on all nodes.
+    """Run this node's part; returns when the run has succeeded on all nodes.
 
     Parameters
     ----------
     work:
-        An empty folder on a disk of this node's own.
+        An empty folder on a local disk of this node.
 
     Raises
     ------
     UserError
-        What the user can mend: nothing fits, bad data, a folder that the nodes don't share; on all nodes.
+        For anything the user can correct (nothing fits, bad data, a folder not shared by all); on all nodes.
     GangFailed
-        A rank or a node has failed; another attempt goes on from the newest checkpoint.
+        If a rank or a node has failed; another attempt resumes from the newest checkpoint.
     SystemExit
-        Stopped by a signal.
+        If stopped by a signal.
     """
     if place.node > 0:
         start = _follow(request, place, work)
@@ -97,20 +98,20 @@ def run(request: SchedulerRun, place: Allocation, work: Path) -> None:
         start = _lead(request, place, work, owned)
         if start is not None:
             trained = _train(request, place, start, work)
-            with full_disk_explained(request.folder, GO_ON):
-                _hand_over(request, place, start, trained, work)
+            with full_disk_explained(request.folder, RESUME_ADVICE):
+                _export(request, place, start, trained, work)
 
 
 def _lead(request: SchedulerRun, place: Allocation, work: Path, owned: contextlib.ExitStack) -> Start | None:
-    """Node 0: hear what all have, plan, prepare, tell all; None where the model is finished already.
+    """On node 0: collect all hosts, plan, prepare, notify all; None if the model is finished already.
 
-    From here until ``owned`` is closed, the output folder is this job's.
+    From here until ``owned`` is closed, this job owns the output folder.
     """
-    _make(request.folder, "--output")
-    with full_disk_explained(request.folder, GO_ON), meet(place, request.folder) as meeting:
+    _create_shared_folder(request.folder, "--output")
+    with full_disk_explained(request.folder, RESUME_ADVICE), meet(place, request.folder) as meeting:
         if request.cache is not None:
-            _make(request.cache, "--cache")
-        facts = meeting.gather(_host(place, work).to_dict(), SEEN_S)
+            _create_shared_folder(request.cache, "--cache")
+        facts = meeting.gather(_host(place, work).to_dict(), VISIBLE_S)
         owned.enter_context(Ownership(request.folder, place.job))
         if _is_finished(request, place):
             meeting.send({"start": ""})
@@ -124,7 +125,7 @@ def _lead(request: SchedulerRun, place: Allocation, work: Path, owned: contextli
         (request.folder / name).write_text(start.to_json())
         meeting.send({"start": name})
         try:
-            meeting.gather({}, SEEN_S + 60)
+            meeting.gather({}, VISIBLE_S + 60)
         finally:
             (request.folder / name).unlink()
         meeting.send({"go": True})
@@ -132,21 +133,21 @@ def _lead(request: SchedulerRun, place: Allocation, work: Path, owned: contextli
 
 
 def _follow(request: SchedulerRun, place: Allocation, work: Path) -> Start | None:
-    """Another node: say what there is, wait for node 0, and look whether its files are to be seen here."""
-    _make(request.folder, "--output")
+    """On other nodes: report the hardware, wait for node 0, and verify that its files are visible here."""
+    _create_shared_folder(request.folder, "--output")
     with meet(place, request.folder) as meeting:
         meeting.send(_host(place, work).to_dict())
         name = str(meeting.receive(request.prepare_limit_s)["start"])
         if not name:
             return None
         file = request.folder / Path(name).name
-        _see(file)
+        _wait_visible(file)
         start = Start.from_json(file.read_text())
-        _see(start.model_dir / "config.json")
-        _see(start.data_dir / "info.json")
+        _wait_visible(start.model_dir / "config.json")
+        _wait_visible(start.data_dir / "info.json")
         checks.check_installed(start.plan.engine, start.plan.method)
         meeting.send({"ready": True})
-        meeting.receive(SEEN_S + 60)
+        meeting.receive(VISIBLE_S + 60)
     return start
 
 
@@ -169,16 +170,17 @@ def _train(request: SchedulerRun, place: Allocation, start: Start, work: Path) -
         logs=f"logs/attempt-{start.attempt}/node-{place.node}",
         profile=f"profile/attempt-{start.attempt}/node-{place.node}",
     )
-    # SIGTERM is sent to all processes of a job; of SIGUSR1 launchers.gang.agent keeps the ranks
-    grace = Grace(seconds=start.settings.resources.termination_grace_s, signals=(signal.SIGUSR1,))
+    # SIGUSR1 before the time limit (--signal), SIGTERM at pre-emption, and once more at the end of its grace
+    seconds, signals = start.settings.resources.termination_grace_s, (signal.SIGUSR1, signal.SIGTERM)
+    grace = Grace(seconds=seconds, signals=signals, sent_to_all=True)
     address, store = place.address(Secret(start.secret), "gang"), LocalStorage(request.folder)
     return train(job, attempt, address, store, work, grace=grace)
 
 
-def _hand_over(request: SchedulerRun, place: Allocation, start: Start, trained: Trained, work: Path) -> None:
-    """Node 0: collect and test the model, put it beside what made it; the model itself goes last.
+def _export(request: SchedulerRun, place: Allocation, start: Start, trained: Trained, work: Path) -> None:
+    """On node 0: collect and evaluate the model, and move it to the output with its records, the model last.
 
-    A model that could not be tested is handed over too, and metrics.json says why.
+    A model whose evaluation failed is exported too; metrics.json contains the reason.
     """
     plan, settings = trained.job.plan, trained.job.settings
     finished = request.folder / "finished"
@@ -189,9 +191,9 @@ def _hand_over(request: SchedulerRun, place: Allocation, start: Start, trained: 
     summary = summarise(trained.metrics)
     facts = closing_facts(plan, summary, trained.memory_peak, evaluated.value, trained.exported)
     facts += scored.value.facts() if scored.value else []
-    # As the user gave them, but decided: a relative output would be another folder elsewhere
-    kept = settings.model_copy(update={"output_dir": request.settings.output_dir})
-    write_records(finished, plan, kept, facts, model=start.model, again=AGAIN)
+    # The user's output_dir is recorded, as this node's absolute path would not repeat the run elsewhere
+    recorded = settings.model_copy(update={"output_dir": request.settings.output_dir})
+    write_records(finished, plan, recorded, facts, model=start.model, again=AGAIN)
     memory_predicted, memory_measured = _memory(plan, trained.memory_peak)
     values = {
         "job": place.job,
@@ -217,13 +219,13 @@ def _hand_over(request: SchedulerRun, place: Allocation, start: Start, trained: 
         "steps": [metrics.to_dict() for metrics in trained.metrics],
     }
     (finished / "metrics.json").write_text(json.dumps(values, indent=1) + "\n")
-    _put_in_place(finished, request.output)
+    _publish(finished, request.output)
     for name in (f"data-{start.attempt}", "checkpoints", "plans"):
         shutil.rmtree(request.folder / name, ignore_errors=True)
     result = engines.result_of(request.output)
     pushed: StageResult[str] = StageResult()
     if settings.export.push:
-        page = hub_page(request.output, plan, kept, facts, model=start.model)
+        page = hub_page(request.output, plan, recorded, facts, model=start.model)
         pushed = stages.attempt(
             stages.PUSH, lambda: stages.push(request.output, page, settings, model_dir=result)
         )
@@ -233,7 +235,7 @@ def _hand_over(request: SchedulerRun, place: Allocation, start: Start, trained: 
 
 
 def _memory(plan: Plan, peak: MemoryPeak | None) -> tuple[dict[str, object], dict[str, object]]:
-    """The memory of a process for metrics.json: predicted and measured, of the same counter."""
+    """Return predicted and measured memory of a process for metrics.json, by the same counter."""
     counter: Counter = "resident" if plan.layout.device == "cpu" else "reserved"
     counter = peak.counter if peak else counter
     predicted = plan.prediction.memory.counted(counter)
@@ -245,6 +247,7 @@ def _memory(plan: Plan, peak: MemoryPeak | None) -> tuple[dict[str, object], dic
 
 
 def _score_tasks(start: Start, plan: Plan, model_dir: Path, work: Path) -> StageResult[HarnessResult]:
+    """Score the models on harness tasks, if any are configured."""
     if not start.settings.harness.tasks:
         return StageResult()
     models = {"base": start.model_dir, "finetuned": model_dir}
@@ -253,7 +256,7 @@ def _score_tasks(start: Start, plan: Plan, model_dir: Path, work: Path) -> Stage
 
 
 def _evaluate(start: Start, plan: Plan, model_dir: Path, work: Path) -> StageResult[EvaluationResult]:
-    """Do nothing where nothing was held out and no answer is requested."""
+    """Evaluate the models, unless nothing was held out and no answers are requested."""
     if not (start.data_dir / "heldout").exists() and not start.settings.evaluation.answers:
         return StageResult()
     return stages.attempt(
@@ -270,8 +273,8 @@ def _evaluate(start: Start, plan: Plan, model_dir: Path, work: Path) -> StageRes
     )
 
 
-def _put_in_place(finished: Path, output: Path) -> None:
-    """Move the result beside ``run``. What is used is last: a folder that has it is finished."""
+def _publish(finished: Path, output: Path) -> None:
+    """Move the result next to ``run``, the model last: a folder that contains it is finished."""
     last = engines.result_of(finished)
     for path in sorted(finished.iterdir(), key=lambda path: path == last):
         destination = output / path.name
@@ -282,7 +285,7 @@ def _put_in_place(finished: Path, output: Path) -> None:
 
 
 def _is_finished(request: SchedulerRun, place: Allocation) -> bool:
-    """Whether this job has done its work before; UserError where another one has."""
+    """Whether this job has finished before; UserError if another job has."""
     try:
         job = str(json.loads((request.output / "metrics.json").read_text())["job"])
     except (OSError, ValueError, KeyError):
@@ -290,36 +293,37 @@ def _is_finished(request: SchedulerRun, place: Allocation) -> bool:
     if not engines.result_of(request.output).exists():
         return False
     if job == place.job:
-        print(f"{request.output} has this job's finished model already: nothing is left to do.", flush=True)
+        print(f"{request.output} already contains this job's finished model: nothing to do.", flush=True)
         return True
     raise UserError(
-        f"{request.output} holds a finished model already{f', of job {job}' if job else ''}.",
-        "Give another --output, or move that one away.",
+        f"{request.output} already contains a finished model{f' of job {job}' if job else ''}.",
+        "Use another --output, or move that model away.",
     )
 
 
 def _host(place: Allocation, work: Path) -> Host:
     machine = local_machine.here(work)
-    if place.memory_bytes is not None:  # a control group of the job's own, which the machine doesn't show
+    if place.memory_bytes is not None:  # limit of the job's control group, which local_machine does not see
         machine = replace(machine, ram_bytes=min(machine.ram_bytes, place.memory_bytes))
     return Host(name=socket.gethostname(), machine=machine)
 
 
-def _see(path: Path) -> None:
-    """Wait until a file that node 0 has written is to be seen on this node."""
-    deadline = time.monotonic() + SEEN_S
+def _wait_visible(path: Path) -> None:
+    """Wait until a file that node 0 has written is visible on this node."""
+    deadline = time.monotonic() + VISIBLE_S
     while not path.exists():
         if time.monotonic() > deadline:
             raise UserError(
-                f"{socket.gethostname()} does not see {path}, which node 0 of the job has.",
-                "Give --output (and --cache, and a local model) on a file system that all nodes share.",
+                f"{path}, written by node 0 of the job, is not visible on {socket.gethostname()}.",
+                "Use --output (and --cache, and a local model) on a file system that all nodes share.",
             )
         with contextlib.suppress(OSError):
-            list(path.parent.iterdir())  # makes NFS look anew
+            list(path.parent.iterdir())  # makes NFS refresh its cache
         time.sleep(0.5)
 
 
-def _make(folder: Path, option: str) -> None:
+def _create_shared_folder(folder: Path, option: str) -> None:
+    """Create a folder and verify that it is writable."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".probe-{socket.gethostname()}-{os.getpid()}"
@@ -328,5 +332,5 @@ def _make(folder: Path, option: str) -> None:
     except OSError as error:
         raise UserError(
             f"{folder} can't be written on {socket.gethostname()}: {error.strerror}.",
-            f"Give {option} a folder on a file system that all nodes share.",
+            f"Set {option} to a folder on a file system that all nodes share.",
         ) from None

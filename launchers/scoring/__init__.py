@@ -1,1 +1,1 @@
-"""Scores for answers of a model, by a function of the user's or by a reward model."""
+"""Scoring of a model's answers by a user's function or a reward model."""

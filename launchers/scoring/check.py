@@ -1,6 +1,6 @@
-"""Whether a scoring function has a number for a sample, before a run has asked for anything.
+"""Check that a scoring function returns a number for a sample, before a run requests resources.
 
-``python -m launchers.scoring.check request.json`` calls it, in a process of its own.
+``python -m launchers.scoring.check request.json`` calls it in a separate process.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from launchers.request_process import PROBLEM, serve
 from launchers.scoring.functions import load_function, score_by
 
 SAMPLE = ("What is Python's `abc` module for?", "Abstract base classes.")  # a prompt and an answer
-CHECK_S = 120.0  # that a function may take for the sample, its imports included
+CHECK_S = 120.0  # time limit of a function for the sample, including imports
 
 
 def check_function(function: str) -> None:
-    """Raise UserError where a function is not there, or has no finite number for a sample.
+    """Raise UserError if a function does not exist, or returns no finite number for a sample.
 
-    It is called in a process of its own, which prints nothing here.
+    It is called in a separate process whose output is discarded.
     """
     with tempfile.TemporaryDirectory() as folder:
         request = Path(folder) / "check.json"
@@ -43,7 +43,7 @@ def check_function(function: str) -> None:
         except subprocess.TimeoutExpired:
             raise UserError(
                 f"Scoring function {function}: no score for a sample within {CHECK_S:g} s.",
-                "Score with a faster function.",
+                "Use a faster function.",
             ) from None
         problem = request.with_name(PROBLEM)
         if problem.is_file():
@@ -54,7 +54,7 @@ def check_function(function: str) -> None:
 
 
 def main(path: Path) -> None:
-    """Try the function that the request names, in this process."""
+    """Try the request's function in this process."""
     function = json.loads(path.read_text())["function"]
     score_by(load_function(function, function), function, *SAMPLE)
 

@@ -1,4 +1,4 @@
-"""A reward model: one number for a whole conversation, as its own training has tokenised it."""
+"""Reward model: one score per conversation, tokenized as in the reward model's training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from estimator.errors import Change, UserError
 from launchers.dataset.rows import Conversation
 from launchers.settings import Settings
 
-MAX_BATCH_TOKENS = {"cuda": 65536, "cpu": 8192}  # padding included, through a reward model at once
+MAX_BATCH_TOKENS = {"cuda": 65536, "cpu": 8192}  # tokens per batch, padding included
 
 
 class RewardModel:
@@ -21,11 +21,11 @@ class RewardModel:
     Parameters
     ----------
     folder:
-        Of the model: its own chat template and tokens are used, not those of the model that has answered.
+        The model's folder; its chat template and tokens are used, not those of the answering model.
     model:
-        The same, loaded.
+        The loaded model.
     shown:
-        What errors call it.
+        Name of the model in error messages.
     """
 
     def __init__(self, folder: Path, model: Any, shown: str) -> None:
@@ -38,21 +38,23 @@ class RewardModel:
         self._name = shown
 
     def rewards(self, conversations: Sequence[Conversation]) -> list[float]:
-        """The reward of each conversation. Raises UserError where one is no finite number."""
+        """Return the reward of each conversation. Raises UserError if one is not finite."""
         from launchers.dataset import render
 
         tokens = [ids[-self._longest :] for ids, _ in render.tokenise(conversations, self._tokenizer)]
-        order = sorted(range(len(tokens)), key=lambda place: -len(tokens[place]))
+        order = sorted(range(len(tokens)), key=lambda index: -len(tokens[index]))
         rewards = [0.0] * len(tokens)
-        most = MAX_BATCH_TOKENS[self._model.device.type]
+        max_tokens = MAX_BATCH_TOKENS[self._model.device.type]
         while order:
-            count = max(1, most // len(tokens[order[0]]))
+            count = max(1, max_tokens // len(tokens[order[0]]))
             batch, order = order[:count], order[count:]
-            for place, reward in zip(batch, self._rewards([tokens[place] for place in batch]), strict=True):
-                rewards[place] = reward
+            for index, reward in zip(batch, self._rewards([tokens[index] for index in batch]), strict=True):
+                rewards[index] = reward
         wrong = next((reward for reward in rewards if not math.isfinite(reward)), None)
         if wrong is not None:
-            raise UserError(f"Reward model {self._name} gave the score {wrong}.", "Score with another one.")
+            raise UserError(
+                f"Reward model {self._name} returned the score {wrong}.", "Use another reward model."
+            )
         return rewards
 
     def _rewards(self, rows_of_tokens: Sequence[Any]) -> list[float]:
@@ -67,28 +69,28 @@ class RewardModel:
         device = self._model.device
         with torch.inference_mode():
             logits = self._model(ids.to(device), attention_mask=mask.to(device), use_cache=False).logits
-        found: list[float] = logits.squeeze(-1).float().tolist()
-        return found
+        rewards: list[float] = logits.squeeze(-1).float().tolist()
+        return rewards
 
 
 def check_reward_model(folder: Path, setting: str, shown: str) -> None:
-    """Raise UserError where a model folder's config.json is of no reward model: one number for a text.
+    """Raise UserError if a model folder's config.json is not of a reward model, with one score per text.
 
-    ``setting``: the name of the one that has named it.
+    ``setting``: name of the setting that refers to it.
     """
     try:
         config = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError):
         raise UserError(
             f"{setting} {shown}: neither a function nor a model folder with a config.json.",
-            ("Give ", Change(setting, "file.py:function"), ", or what task reward exports."),
+            ("Use ", Change(setting, "file.py:function"), ", or a model exported by task reward."),
         ) from None
     labels = config.get("num_labels", len(config.get("id2label") or ()) or 2)
     architectures = config.get("architectures") or ()
     if labels == 1 and any(name.endswith("ForSequenceClassification") for name in architectures):
         return
     raise UserError(
-        f"{setting} {shown} is no reward model: its config.json says "
-        f"{', '.join(architectures) or 'nothing'}, {labels} label{'s' * (labels != 1)}.",
-        "Give a model with one number for a text, as task reward exports, or a function: file.py:function.",
+        f"{setting} {shown} is not a reward model: its config.json has architecture "
+        f"{', '.join(architectures) or 'unknown'}, {labels} label{'s' * (labels != 1)}.",
+        "Use a model with one score per text, as exported by task reward, or a function: file.py:function.",
     )

@@ -1,4 +1,4 @@
-"""Rewards of drawn answers, by a function of the user's or a reward model, as a job names them."""
+"""Rewards of sampled answers, by a user's function or a reward model."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ Rewards = Callable[[Sequence[Prompt], Sequence[str]], list[float]]
 
 
 def rewards_of(reward: str, shown: str, device: str, *, bf16: bool) -> Rewards:
-    """What gives each prompt's answer a finite number; UserError where it does not.
+    """Build the function that returns a finite reward for each prompt's answer, or raises UserError.
 
     Parameters
     ----------
     reward:
         ``file.py:function``, ``module:function`` or a reward model's folder, on this machine.
     shown:
-        What the user calls it, for errors.
+        The user's setting, for error messages.
     device:
-        Where a reward model is put, a copy for each process; in 16 bits where ``bf16`` says so.
+        Device of a reward model, which every process loads; ``bf16``: in 16 bits.
     """
     if scorer_of(reward).function is not None:
         function = load_function(reward, shown)

@@ -1,12 +1,12 @@
-"""Checkpoints of a run in a store: each one unit, made of one part for each node.
+"""Checkpoints of a run in a store: each is one unit that consists of one part per node.
 
-In the store::
+Keys in the store::
 
     PREFIX/step-00000010.0/node-00000/   the part of node 0, a bundle       (".0": attempt 0 of the run)
     PREFIX/step-00000010.0/node-00001/
-    PREFIX/step-00000010.0/checkpoint.json    last: all parts are there
+    PREFIX/step-00000010.0/checkpoint.json    written last, when all parts are stored
 
-A new attempt writes beside what an earlier one has left, never over it.
+A new attempt writes under new keys, and never overwrites an earlier attempt's.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ class Checkpoint:
 
 
 class CheckpointStore:
-    """The checkpoints of one run, and for a resumed run those of its origins.
+    """Checkpoints of one run, and of the runs it may resume from.
 
     Parameters
     ----------
     prefix:
-        Where this run writes, and looks first.
+        Key prefix under which this run writes, and searches first.
     attempt:
         Number of this attempt (Metaflow's retry count); the same on all nodes.
     origins:
-        Prefixes of the runs that this one may go on from, nearest first. Only read.
+        Prefixes of the runs that this one may resume from, nearest first. Only read.
     keep:
-        How many of the newest committed checkpoints of this run stay.
+        Number of this run's newest committed checkpoints to keep.
     notes:
-        ``notes(step)`` gives what else is to be kept in a checkpoint's ``extra``, as JSON values; asked for
-        at the commit, in the committing thread. Its ``"best_step"`` names a step whose checkpoint stays too.
+        ``notes(step)`` returns JSON values to add to a checkpoint's ``extra``; called at the commit, in the
+        committing thread. Its ``"best_step"`` names a step whose checkpoint is kept too.
     """
 
     def __init__(
@@ -78,15 +78,15 @@ class CheckpointStore:
         self._notes = notes
 
     def put_part(self, step: int, node: int, folder: Path) -> Manifest:
-        """Store one node's files. Raises UserError when the store is full."""
+        """Store one node's files. Raises UserError if the store is full."""
         return put_bundle(self._storage, _part(self._key(step), node), folder)
 
     def commit(self, step: int, *, nodes: int, world_size: int, extra: Mapping[str, Any]) -> Checkpoint:
-        """Make a checkpoint count, on node 0 after every node has stored its part; then prune."""
+        """Commit a checkpoint on node 0 after every node has stored its part; then prune."""
         key = self._key(step)
         missing = [node for node in range(nodes) if not has_bundle(self._storage, _part(key, node))]
         if missing:
-            raise RuntimeError(f"{self._storage.describe(key)}: the parts of nodes {missing} are not there")
+            raise RuntimeError(f"{self._storage.describe(key)}: the parts of nodes {missing} are missing")
         values: dict[str, Any] = {
             "step": step,
             "nodes": nodes,
@@ -108,14 +108,14 @@ class CheckpointStore:
                     yield checkpoint
 
     def latest(self) -> Checkpoint | None:
-        """The newest one to go on from."""
+        """Return the newest checkpoint to resume from."""
         return next(self.candidates(), None)
 
     def restore(self, checkpoint: Checkpoint, folder: Path) -> None:
-        """Put the files of all nodes together in ``folder`` (replaced), each verified.
+        """Combine the files of all nodes in ``folder`` (replaced), each verified.
 
-        Nothing is left there when that fails. Raises DamagedError naming the file, or UserError
-        when the disk is too small. Ranks name their files by rank, so that the parts don't overlap.
+        On failure nothing is left there. Raises DamagedError naming the file, or UserError if the disk is too
+        small. Ranks name their files by rank, so the parts do not overlap.
         """
         temporary = folder.with_name(f"{folder.name}.{uuid.uuid4().hex[:8]}.tmp")
         try:
@@ -127,20 +127,20 @@ class CheckpointStore:
             shutil.rmtree(temporary, ignore_errors=True)
 
     def prune(self) -> None:
-        """Remove all but the newest committed ones and the best, and what was begun before and not committed.
+        """Delete committed checkpoints except the newest and the best, and older uncommitted ones.
 
-        The best is the one that the newest one's notes name.
+        The best is named by the newest checkpoint's notes.
         """
         committed = list(self._committed(self._prefix))
         best = committed[0].extra.get("best_step") if committed else None
-        of_best = [checkpoint for checkpoint in committed if checkpoint.step == best]
-        stay = {checkpoint.key for checkpoint in (*committed[: self._keep], *of_best[:1])}
+        best_checkpoints = [checkpoint for checkpoint in committed if checkpoint.step == best]
+        kept_keys = {checkpoint.key for checkpoint in (*committed[: self._keep], *best_checkpoints[:1])}
         newest = max(((c.attempt, c.step) for c in committed), default=(self._attempt, -1))
         for key, keys in self._folders(self._prefix).items():
             attempt, step = _order(key)
-            if key in stay or (attempt, step) > newest:
+            if key in kept_keys or (attempt, step) > newest:
                 continue
-            # The commit goes first: a half-removed checkpoint must not look whole.
+            # The commit is deleted first, so that a partly deleted checkpoint does not count as complete
             self._storage.delete([f"{key}/{_COMMIT}"])
             self._storage.delete(keys)
 
@@ -148,7 +148,7 @@ class CheckpointStore:
         return f"{self._prefix}/step-{step:08d}.{self._attempt}"
 
     def _folders(self, prefix: str) -> dict[str, list[str]]:
-        """Keys of each checkpoint folder, newest attempt and step first."""
+        """Return the keys of each checkpoint folder, newest attempt and step first."""
         folders: dict[str, list[str]] = {}
         for key in self._storage.keys(prefix):
             name = key.removeprefix(f"{prefix}/").partition("/")[0]
@@ -169,9 +169,9 @@ class CheckpointStore:
 def restore_newest(
     store: CheckpointStore, folder: Path, *, step: int | None = None
 ) -> tuple[Checkpoint | None, tuple[str, ...]]:
-    """Restore the newest checkpoint that proves whole; the second value names the damaged ones skipped.
+    """Restore the newest intact checkpoint; the second value describes the damaged ones that were skipped.
 
-    ``step``: the newest one of that step.
+    ``step``: only consider checkpoints of that step.
     """
     skipped: list[str] = []
     for checkpoint in store.candidates():
@@ -191,7 +191,7 @@ def _part(key: str, node: int) -> str:
 
 
 def _order(key: str) -> tuple[int, int]:
-    """(attempt, step): a later attempt has gone on from what it found whole."""
+    """Return (attempt, step); a later attempt resumed from an earlier one's complete checkpoints."""
     match = _FOLDER.fullmatch(key.rpartition("/")[2])
     if match is None:
         raise ValueError(key)

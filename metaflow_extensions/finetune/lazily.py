@@ -7,7 +7,7 @@ and a stranger's package of the same name breaks nothing until a flow uses one o
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from metaflow_extensions.finetune.own_packages import end_where_foreign
 
@@ -48,6 +48,14 @@ def current_profile() -> Profile:
     import decorators
 
     return decorators.current_profile()
+
+
+def load_model(run: Any = None, *, device: Literal["auto", "cuda", "cpu"] = "auto") -> tuple[Any, Any]:
+    """Load (model, tokenizer) of a run, ready to generate: see ``decorators/finished_models.py``."""
+    end_where_foreign(NEEDED)
+    from decorators import finished_models
+
+    return finished_models.load_model(run, device=device)
 
 
 # Metaflow looks for what stands behind --with among the classes of decorators that have been imported, by the

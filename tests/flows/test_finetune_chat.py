@@ -118,3 +118,25 @@ def test_a_run_whose_folder_is_gone_answers_from_the_datastore(
         hidden.rename(home)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "cache" / "metaflow-finetune" / "runs" / f"FinetuneFlow-{run.run_id}").is_dir()
+
+
+@pytest.mark.slow
+def test_load_model_in_python_takes_a_run_and_restores_the_namespace(run: FlowRun) -> None:
+    code = """
+from metaflow import Run, get_namespace, load_model, namespace
+namespace(None)
+run = Run("FinetuneFlow/{run}")
+namespace("user:jane")
+model, tokenizer = load_model(run)
+print(type(model).__name__, bool(tokenizer.chat_template), get_namespace())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code.replace("{run}", run.run_id)],
+        cwd=run.home,
+        env=run.environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.stdout == "LlamaForCausalLM True user:jane\n", done.stderr

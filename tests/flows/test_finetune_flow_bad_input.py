@@ -67,7 +67,7 @@ def check_refused(run: FlowRun, *words: str) -> None:
         ),
         (
             ["--task", "dpo", "--method", "lora", "--set", "preference.margin=2"],
-            ["preference.margin", "no part"],
+            ["preference.margin", "does not apply"],
         ),
         (["--task", "orpo", "--packing", "true"], ["packing", "pair of answers"]),
         (["--task", "reward", "--method", "adapter-v1"], ["task reward with method adapter-v1"]),
@@ -155,7 +155,7 @@ def test_judged_answers_that_are_all_good_are_refused_before_the_run(
 ) -> None:
     dataset.write_text((json.dumps({"prompt": "1 + 1?", "completion": "2", "label": True}) + "\n") * 9)
     run = launch("run", "--task", "kto", "--method", "lora", "--dataset", str(dataset))
-    check_refused(run, "every `label` is true", "bad ones")
+    check_refused(run, "every `label` is true", "bad answers")
 
 
 @pytest.mark.parametrize(

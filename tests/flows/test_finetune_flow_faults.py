@@ -222,7 +222,7 @@ def test_a_disk_that_fills_up_is_one_line_and_resume_goes_on_when_there_is_room_
     text = " ".join(run.log.split())
     assert "No space left" in text
     assert str(run.home / what) in text
-    assert f"The last whole checkpoint is that of step {run.committed()}." in text
+    assert f"The last complete checkpoint is of step {run.committed()}." in text
     assert "Traceback" not in text
     assert "Internal error" not in text
     assert "(retry)" not in text, "what a user has to mend is not retried"

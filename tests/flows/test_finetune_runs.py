@@ -113,3 +113,29 @@ def test_an_hour_of_a_node_costs_its_share_of_the_plans_price() -> None:
         assert (span.hours, span.failed) == (2.0, True)
         assert span.usd_per_hour == pytest.approx(hourly / 4 * gpus / 8)
     assert finetune_past._span(Attempt(seconds=None, succeeded=False), None, "train").usd_per_hour is None
+
+
+def test_answers_of_a_run_and_its_base_stand_below_the_table_and_blind_columns_have_no_names(
+    run: FlowRun, of_run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    prompts, key, scores = tmp_path / "prompts.txt", tmp_path / "key.json", tmp_path / "scores.py"
+    prompts.write_text("What is 1 plus 2?\nWhat is 3 plus 4?\n")
+    scores.write_text("def longer(prompt, answer):\n    return len(answer)\n")
+    words = ("runs", run.run_id, f"--prompts={prompts}", "--max-new-tokens=4", f"--score={scores}:longer")
+    done = of_run(*words, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [record["run"] for record in found["runs"]] == [run.run_id]
+    assert found["answers"]["columns"] == [run.run_id, "base"]
+    for row in found["answers"]["rows"]:
+        assert row["scores"] == [len(answer) for answer in row["answers"]]
+    blind = of_run(*words, f"--blind={key}")
+    assert blind.returncode == 0, blind.stderr
+    table = blind.stdout.partition("What is 1 plus 2?")
+    assert table[1]
+    assert "held-out loss" in table[0]
+    assert "base" not in table[2]
+    assert {*json.loads(key.read_text())["prompts"][0].values()} == {"What is 1 plus 2?", run.run_id, "base"}
+    alone = of_run("runs", "--blind", str(key))
+    assert alone.returncode == 2
+    assert "--prompts" in alone.stderr

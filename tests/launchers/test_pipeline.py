@@ -314,7 +314,7 @@ def test_plain_text_is_read_for_pretraining_alone(dataset: Path, tmp_path: Path)
         with pytest.raises(UserError, match=f"plain text, which task {task} ") as refused:
             pipeline.read_samples(settings.build({"task": task}), book)
         assert refused.value.advice == "Use --task pretrain, or a JSONL dataset."
-    with pytest.raises(UserError, match=r"task pretrain learns plain text \(`text`\)"):
+    with pytest.raises(UserError, match=r"task pretrain needs plain text \(`text`\)"):
         list(pipeline.read_samples(chosen, dataset))
 
 
@@ -336,7 +336,7 @@ def test_less_data_than_one_batch_is_refused_before_anything_is_planned(dataset:
     chosen = settings.build({"dataset": str(dataset), "global_batch_size": 64})
     with pytest.raises(UserError, match="global_batch_size 64 is more than the 57 rows") as refused:
         pipeline.plan_run(chosen, HERE, choose=_never)  # type: ignore[arg-type]
-    assert refused.value.advice == "Give --global-batch-size 57 or less, or more data."
+    assert refused.value.advice == "Use --global-batch-size 57 or less, or more data."
 
 
 REWARDS = """
@@ -353,7 +353,7 @@ def raising(prompt, answer): raise KeyError("no such thing")
         ({"reward": "rewards.py:nan"}, "rewards.py:nan returned nan"),
         (
             {"reward": "./model"},
-            "rl.reward ./model is no reward model: its config.json says LlamaForCausalLM",
+            "rl.reward ./model is not a reward model",
         ),
         ({"reward": "rewards.py:length", "max_completion_length": 256}, "leaves no tokens of seq_len 256"),
     ],
@@ -391,5 +391,5 @@ def test_a_plan_of_grpo_counts_prompts_by_groups_and_draws_with_trl(tmp_path: Pa
     assert counted(run.settings) == 20 // (32 // 8)
     assert any(line.startswith("grpo: a process draws") for line in run.plan.why)
     few = settings.build(values | {"global_batch_size": 256})
-    with pytest.raises(UserError, match="takes 32 prompts, and there are 20"):
+    with pytest.raises(UserError, match="takes 32 prompts, but there are only 20"):
         pipeline.plan_run(few, HERE, calibrated=False)

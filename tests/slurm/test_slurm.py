@@ -98,8 +98,15 @@ def test_a_stopped_job_and_one_that_lost_a_node_go_on_from_their_checkpoints(
     assert "ended with status 75" in slurm.output(job)
 
     wait_for_checkpoint(slurm, job, output, attempt=1)
+    slurm.command("scancel", "--signal=TERM", str(job))  # what a job gets first that is pre-empted
+    slurm.wait_until(
+        lambda: "restart 2 of 5" in slurm.output(job), 90, "it is requeued", lambda: slurm.output(job)
+    )
+    assert "has to leave (SIGTERM); all have stopped, and the checkpoint of step" in slurm.output(job)
+
+    wait_for_checkpoint(slurm, job, output, attempt=2)
     assert "from the checkpoint of step" in slurm.output(job)
-    assert slurm.job(job)["Restarts"] == "1"
+    assert slurm.job(job)["Restarts"] == "2"
     before = len(slurm.output(job))
     lost = time.monotonic()
     slurm.lose_node(2)
@@ -117,7 +124,7 @@ def test_a_stopped_job_and_one_that_lost_a_node_go_on_from_their_checkpoints(
     assert slurm.wait_for(job, LIMIT_S) == ("COMPLETED", 0), slurm.output(job)
     found = json.loads((output / "metrics.json").read_text())
     assert ended < 120
-    assert found["attempts"] == 3
+    assert found["attempts"] == 4
     assert found["resumed_from"] > 0
     assert [step["step"] for step in found["steps"]] == list(range(1, 61)), "no step is missing or double"
     assert (output / "model" / "model.safetensors").exists()

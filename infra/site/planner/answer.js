@@ -106,9 +106,10 @@ function bars(plan, longest) {
     title: `${part.name}: ${gib(part.bytes, 2)} GiB`,
   }));
   const capacity = plan.capacity_bytes;
-  const words = `of one GPU: needs ${gib(plan.needs_bytes)} GiB, at most ${gib(plan.needs_upper_bytes)}; ` +
-    `shows ${gib(plan.shows_bytes)}, at most ${gib(plan.shows_upper_bytes)}` +
-    (capacity == null ? "" : `; has ${gib(capacity)}`);
+  const spare = capacity == null ? 0 : Math.round((100 * plan.headroom_bytes) / capacity);
+  const words = capacity == null
+    ? `One GPU: ${gib(plan.needs_bytes)} GiB`
+    : `One GPU: ${gib(plan.needs_bytes)} of ${gib(capacity)} GiB: ${plan.verdict}, ${spare} % to spare`;
   return element("figure", { className: "planner-bars" },
     element("div", { className: "planner-tracks", ariaHidden: "true" },
       element("div", { className: "planner-track" }, ...parts, upper(plan.needs_upper_bytes, share)),

@@ -140,6 +140,9 @@ def _load(job: TrainJob, env: RankEnv, device: torch.device) -> Any:
     whole = _made_trainable(_pretrained(job, device), job) if env.rank == 0 else None
     network = _without_weights(job)
     kernels.set_up(network, job)
+    if whole is not None:
+        # transformers looks up by the class, which fully_shard replaces, how the files name the tensors
+        network._weight_conversions = getattr(whole, "_weight_conversions", None)
     _divide(network, job, device)
     _hand_out(whole, network, job, device)
     return network

@@ -2,7 +2,7 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
-from metaflow_extensions.finetune.lazily import current_profile, gpu_profile
+from metaflow_extensions.finetune.lazily import current_profile, gpu_profile, load_model
 
 __mf_extensions__ = "finetune"  # with __version__ a part of the version that runs are tagged with
 try:
@@ -10,4 +10,4 @@ try:
 except PackageNotFoundError:  # a task's code package
     __version__ = "packaged"
 del PackageNotFoundError, version
-__all__ = ["current_profile", "gpu_profile"]
+__all__ = ["current_profile", "gpu_profile", "load_model"]

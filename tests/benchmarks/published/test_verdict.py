@@ -4,8 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.published import rows, scoring
-from benchmarks.published.verdict import Judged, Verdict, verdict
+from benchmarks.published.held_out import compare_held_out
+from benchmarks.published.verdict import Judged, Verdict, calibration, verdict
 from estimator import memory
+from estimator.risk import verdict_of
 from tests.benchmarks.published.measured_tables import read
 
 CARRIED = rows.TABLE
@@ -23,13 +25,23 @@ def test_a_run_is_judged_by_what_it_needs_and_not_by_what_it_shows() -> None:
 
 def test_a_verdict_counts_what_ran_and_what_ran_out_of_memory_apart() -> None:
     row = rows.read(CARRIED)[0]
-    ran = Judged(row=row, needs_gib=30, capacity_gib=24)
-    oom = Judged(row=replace(row, oom=True), needs_gib=20, capacity_gib=24)
+    ran = Judged(row=row, needs_gib=30, capacity_gib=24, risk=0.99)
+    oom = Judged(row=replace(row, oom=True), needs_gib=23, capacity_gib=24, risk=0.1)
     assert ran.wrong
     assert oom.wrong
-    assert verdict([ran, oom, replace(ran, needs_gib=20)]) == Verdict(
-        ran=2, refused_of_ran=1, oom=1, accepted_of_oom=1
-    )
+    right = replace(ran, needs_gib=20, risk=0.0)
+    assert verdict([ran, oom, right]) == Verdict(ran=2, refused_of_ran=1, oom=1, accepted_of_oom=1)
+    assert [(record["runs"], record["oom"]) for record in calibration([ran, oom, right])] == [
+        (1, 0),
+        (1, 1),
+        (1, 0),
+    ]
+
+
+def test_of_runs_of_new_sources_that_fit_less_than_2_percent_run_out_of_memory() -> None:
+    judged = [item for item in compare_held_out(CARRIED).judged if verdict_of(item.risk) == "fits"]
+    assert len(judged) > 700
+    assert sum(item.row.oom for item in judged) <= 0.02 * len(judged)
 
 
 def test_a_run_that_ran_out_of_memory_is_judged_though_nothing_was_measured(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checklist.analysis.diagnosis import MOST_RERUNS, PASSES, Diagnosis, diagnose
+from checklist.analysis.diagnosis import PASSES, Diagnosis, diagnose
+from checklist.analysis.second_pass import MOST_RERUNS
 from tests.checklist.clusters import Cluster
 
 

@@ -23,12 +23,12 @@ from checklist.analysis.baseline import (
 )
 from checklist.analysis.busbw import LARGE_BYTES, SMALL_BYTES, fit
 from checklist.analysis.ceilings import Ceilings
-from checklist.analysis.diagnosis import MOST_RERUNS, diagnose, without_lost
+from checklist.analysis.diagnosis import diagnose, without_lost
 from checklist.analysis.packet_loss import Loss
 from checklist.analysis.paths import Paths
 from checklist.analysis.recurrence import WITHIN_DAYS, Look
 from checklist.analysis.screening import slow_pairs
-from checklist.analysis.second_pass import RERUNS, RERUNS_ABOVE, Alone, best_of
+from checklist.analysis.second_pass import MOST_RERUNS, RERUNS, RERUNS_ABOVE, Alone, best_of
 from checklist.analysis.soundness import wrong
 from checklist.measurements import Pair
 from checklist.round_robin import ALL_PAIRS_UP_TO

@@ -80,3 +80,8 @@ def test_two_hosts_of_one_name_are_a_warning_whoever_gave_it() -> None:
     assert [one.code for one in judge(named).findings] == ["hostname-duplicate"]
     one_host = spoil(gpu_run(3, 1), 2, hostname="host-1", boot_id="boot-1")
     assert [one.code for one in judge(one_host).findings] == ["nodes-share-host"]
+
+
+@pytest.mark.parametrize(("seconds", "found"), [(1.0, {}), (1.1, {"hostname-slow": "WARN"})])
+def test_slow_name_resolution_warns(seconds: float, found: dict[str, str]) -> None:
+    assert codes(spoil(gpu_run(), 8, hostname_seconds=seconds)) == found

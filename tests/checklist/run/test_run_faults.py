@@ -194,7 +194,7 @@ def test_a_pair_that_is_only_late_is_tried_again_and_not_named(tmp_path: Path) -
     result = measured(tmp_path, 4, lambda made: made.cut_at_first(1, 3), "--only", "mesh")
 
     assert result.verdict == "PASS", result.headline
-    assert "Connections that did not come about in time beside others, but did alone: 1." in result.notes
+    assert "Connections that succeeded only on the second try: 1." in result.notes
 
 
 @pytest.mark.slow

@@ -290,7 +290,7 @@ def test_a_run_with_a_rank_that_never_comes_ends_and_says_so(monkeypatch: pytest
 
     assert isinstance(measured, Measurements)
     assert [fact.rank for fact in measured.facts] == [0]
-    assert any("Rank 1 did not come within" in note for note in measured.notes)
+    assert any("Rank 1 did not join within" in note for note in measured.notes)
     world = measured.phase("world")
     assert (world.status, world.reason) == ("skipped", "1 of 2 ranks are not there")
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from decorators._metaflow import WaitedJob
+from decorators.backends import pending
 from decorators.backends.interface import STARTED, WaitState
 from decorators.backends.kubernetes.waiting import HOPELESS
 from decorators.backends.pending import Watch
@@ -108,3 +111,19 @@ def test_a_name_that_can_be_no_image_ends_at_once() -> None:
     with pytest.raises(UserError, match="InvalidImageName"):
         bed.run(10)
     assert bed.now == 0
+
+
+def test_why_a_wait_was_given_up_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    watchers: list[Any] = []
+    reasons: list[str] = []
+    backend = SimpleNamespace(wait_state=lambda _: _waits("no H100 left"), remove=lambda _: None)
+    monkeypatch.setattr(pending, "_installed", False)
+    monkeypatch.setattr(pending, "BACKENDS", {"kubernetes": backend})
+    monkeypatch.setattr(pending.waiting_datastore, "watch", lambda _: None)
+    monkeypatch.setattr(pending._metaflow, "watch_waiting", watchers.append)
+    monkeypatch.setenv(pending.TIMEOUT_VARIABLE, "0")
+    pending.install(reasons.append)
+    with pytest.raises(UserError, match="no H100 left"):
+        watchers[0](WaitedJob(backend="kubernetes", kind="job", name="t-1"))
+    assert len(reasons) == 1
+    assert "no H100 left" in reasons[0]

@@ -32,7 +32,7 @@ def test_the_answer_is_the_estimators_own() -> None:
     assert found["memory"]["categories"] == dict(own.categories)
     assert found["memory"]["needs_bytes"] == own.needs_bytes
     assert found["memory"]["shows_range"] == list(own.shows_range)
-    assert found["memory"]["fits"] is True
+    assert found["memory"]["verdict"] == "fits"
     assert found["speed"]["tokens_per_second"] > 0
 
 
@@ -74,7 +74,7 @@ def test_what_is_not_known_is_said_to_be_unknown() -> None:
     text = run("--model", "llama-8b").output
     assert "unknown" in text
     found = answer("--model", "llama-8b")
-    assert found["memory"]["capacity_bytes"] is found["memory"]["fits"] is None
+    assert found["memory"]["capacity_bytes"] is found["memory"]["verdict"] is None
     assert found["price"]["usd_per_hour"] is found["speed"]["tokens_per_second"] is None
 
 

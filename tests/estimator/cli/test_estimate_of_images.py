@@ -10,7 +10,7 @@ from tests.estimator.cli.estimates import answer, run
 def test_the_unet_alone_is_trained_and_its_speed_is_unknown() -> None:
     found = answer("--model", "stable-diffusion-xl", "--gpu", "L4", "--precision", "bf16", "--method", "full")
     assert found["memory"]["categories"]["weights"] == 2 * found["model"]["parameters"]
-    assert found["memory"]["fits"] is False
+    assert found["memory"]["verdict"] == "does not fit"
     assert found["setup"]["engine"] == "fsdp2"
     assert found["speed"]["tokens_per_second"] is None
     assert "no run of stable-diffusion-xl was published" in found["speed"]["basis"]
@@ -18,7 +18,7 @@ def test_the_unet_alone_is_trained_and_its_speed_is_unknown() -> None:
 
 def test_lora_with_checkpointing_fits_on_a_small_card() -> None:
     found = answer("--model", "sdxl", "--method", "lora", "--activation-checkpointing", "--gpu", "L4")
-    assert found["memory"]["fits"] is True
+    assert found["memory"]["verdict"] == "fits"
 
 
 def test_smaller_images_keep_less() -> None:

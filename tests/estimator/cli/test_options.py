@@ -18,6 +18,8 @@ CHANGES: dict[str, list[str]] = {
     "method": ["--method", "lora"],
     "task": ["--task", "dpo"],
     "answer_len": ["--task", "grpo"],
+    "reference_copy": ["--task", "dpo", "--engine", "deepspeed", "--reference-copy"],
+    "flash_version": ["--flash-version", "3"],
     "reward_parameters": ["--task", "grpo", "--reward-parameters", "1000000"],
     "compares": ["--task", "grpo", "--method", "lora"],
     "lora_rank": ["--lora-rank", "64"],

@@ -259,7 +259,8 @@ def test_a_tasks_time_and_price_stand_beside_those_of_sft() -> None:
         for task in ("dpo", "kto", "orpo", "reward")
     }
     times = {task: float(line.split(": ")[1].split()[0]) for task, line in lines.items()}
-    assert times["dpo"] > times["orpo"] >= times["reward"] > 1.3
+    assert times["dpo"] > times["orpo"] > 1.3
+    assert times["reward"] > 1.3
     assert times["kto"] > 1.5
     assert "two answers a row, and the reference's forward pass" in lines["dpo"]
     assert not any("times the time" in line for line in plan(LORA, ANY).why)

@@ -13,8 +13,10 @@ LAPTOP = Machine(cpu_cores=4, ram_bytes=16 * GIB, disk_free_bytes=100 * GIB)
 @pytest.mark.parametrize("width", [60, 100])
 def test_a_plan_shows_request_memory_price_and_reasons_within_the_width(width: int) -> None:
     made = plan(Job(model=find("llama-70b"), global_batch_size=64, steps=100), Target(kind="kubernetes"))
-    text = render(made, width)
+    text = render(made, width, verbose=True)
     assert max(len(line) for line in text.splitlines()) <= width
+    assert made.prediction.memory.describe() in " ".join(render(made, width).split())
+    assert "will show" not in render(made, width)
     flat = " ".join(text.split())
     for word in (
         "llama-70b",

@@ -43,6 +43,7 @@ TABLE = Efficiency(
             "launch of tensor": 0.04,
             "optimizer": 2.0,
             "overlap": 1.0,
+            "hop": 0.0,
             "exposed tensor": 0.5,
             "exposed expert": 0.25,
         }.items()

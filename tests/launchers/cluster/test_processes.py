@@ -90,13 +90,13 @@ def test_the_end_of_a_log_is_without_what_says_nothing(tmp_path: Path) -> None:
         "  an indented line that is none of a warning's\n"
         "RuntimeError: the cause\n"
     )
-    assert processes.telling_tail(log).splitlines() == [
+    assert processes.relevant_tail(log).splitlines() == [
         "100%|###| 3/3",
         "  an indented line that is none of a warning's",
         "RuntimeError: the cause",
     ]
-    assert processes.telling_tail(log, lines=1) == "RuntimeError: the cause"
-    assert processes.telling_tail(tmp_path / "none") == ""
+    assert processes.relevant_tail(log, lines=1) == "RuntimeError: the cause"
+    assert processes.relevant_tail(tmp_path / "none") == ""
 
 
 def test_what_a_process_has_started_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -180,8 +180,8 @@ def test_a_closed_door_keeps_those_inside(recorder: Recorder) -> None:
 @pytest.mark.parametrize(
     ("error", "text"),
     [
-        (TimeoutError(), "it has said nothing for 4 s"),
-        (BadMessage("nonsense"), "what it sends is nonsense"),
+        (TimeoutError(), "it has sent nothing for 4 s"),
+        (BadMessage("nonsense"), "it sent an invalid message: nonsense"),
         (ConnectionResetError(), "gone"),
     ],
 )

@@ -112,7 +112,7 @@ def test_a_process_that_is_killed_is_said_in_a_line(model: Path, tmp_path: Path,
     base = stored(tmp_path / "rows", chats(60))
     killer = threading.Thread(target=kill_one)
     killer.start()
-    with pytest.raises(UserError, match="A process that tokenises was ended by SIGKILL") as error:
+    with pytest.raises(UserError, match="A process that tokenizes was ended by SIGKILL") as error:
         tokenise(base, model, None, Settings(), 64, tmp_path / "a")
     killer.join()
     assert "memory" in error.value.advice

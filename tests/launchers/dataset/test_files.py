@@ -104,7 +104,7 @@ def test_rows_of_a_printed_list_are_named_by_their_line(tmp_path: Path) -> None:
     [
         ("d.json", '[{"text": "a"}, {"text": "b"]', "row 2: not JSON (Expecting ',' delimiter, line 1)"),
         ("d.json", '[{"text": "a"}', "row 2: not JSON (Expecting ']'"),
-        ("d.json", '[{"text": "a"}] more', "there is more behind the list"),
+        ("d.json", '[{"text": "a"}] more', "more text after the list"),
         ("d.json", '[\n{"text": "a"},\n{"text": "b",}]', "line 3: not JSON ("),
         ("d.json", "[1]", "row 1: not a JSON object but 1"),
         ("d.json", "[" * 100_000, "nested too deeply"),
@@ -123,8 +123,8 @@ def test_rows_of_a_printed_list_are_named_by_their_line(tmp_path: Path) -> None:
         ("d.parquet", b"version https://git-lfs.github.com/spec/v1\n", "is a Git LFS pointer, not the data"),
         ("d.jsonl", '{"text": "a", "text": "b"}', "line 1: the key `text` is there twice"),
         ("d.jsonl", '{"text": ' + "9" * 5000 + "}", "line 1: a number of 5,000 digits"),
-        ("d.md", "# Words", "d.md is of no form that is known"),
-        ("d.jsonl", b'{"text": "\0"}\n', "d.jsonl is of no form that is known"),
+        ("d.md", "# Words", "d.md has an unknown form"),
+        ("d.jsonl", b'{"text": "\0"}\n', "d.jsonl has an unknown form"),
     ],
 )  # fmt: skip
 def test_what_can_not_be_read_is_one_line(name: str, content: str | bytes, said: str, tmp_path: Path) -> None:
@@ -134,8 +134,8 @@ def test_what_can_not_be_read_is_one_line(name: str, content: str | bytes, said:
         list(read(path))
     assert said in error.value.problem
     assert "\n" not in error.value.problem
-    if "no form" in said:
-        assert error.value.advice == f"Give {files.FORMS}."
+    if "unknown form" in said:
+        assert error.value.advice == f"Use {files.FORMS}."
 
 
 def test_a_folder_without_rows_and_one_that_is_broken_are_one_line(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ class TestPrepare:
         assert (info.rows, info.truncated_rows, info.dropped_rows, info.longest_row) == (5, 2, 1, 40)
         assert info.longest > 100
         text = summary(info, "mine.jsonl")
-        for words in ("mine.jsonl: 5 rows", "cut at 40 tokens: 2 rows (33.3%)", "left out: 1 rows"):
+        for words in ("mine.jsonl: 5 rows", "truncated at 40 tokens: 2 rows (33.3%)", "dropped: 1 rows"):
             assert words in text
 
     def test_nothing_left_is_refused(self, model: Path, tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_the_splits_of_a_built_in_dataset_are_those_that_it_has(tmp_path: Path) 
     assert fetch("support-tickets", tmp_path).read_bytes() == train != test
     with pytest.raises(UserError, match="Dataset support-tickets has no split dev") as refused:
         fetch("support-tickets#dev", tmp_path)
-    assert refused.value.advice == "Give support-tickets#train, or support-tickets#test."
+    assert refused.value.advice == "Use support-tickets#train, or support-tickets#test."
 
 
 @pytest.mark.parametrize("dataset", ["nowhere.jsonl", "/no/such/file", "nonsense", "a/b/c"])
@@ -222,7 +222,7 @@ class TestHub:
         [
             (GatedRepoError, 403, "HF_TOKEN: this token may not read dataset o/n"),
             (RepositoryNotFoundError, 404, "is not on the Hugging Face Hub"),
-            (RepositoryNotFoundError, 401, "HF_TOKEN: the Hugging Face Hub rejects this token"),
+            (RepositoryNotFoundError, 401, "HF_TOKEN: the Hugging Face Hub refuses this token"),
         ],
     )
     def test_answers_of_the_hub_are_explained_without_the_token(

@@ -54,7 +54,7 @@ class TestRead:
     ) -> None:
         """They break between words, and are stored and tokenised as what they are."""
         monkeypatch.setattr(texts, "SECTION", 1000)
-        monkeypatch.setattr(texts, "_LOOKED_AT", 100)
+        monkeypatch.setattr(texts, "_BREAK_WINDOW", 100)
         monkeypatch.setattr(texts, "_BLOCK", 7)  # characters of several bytes are cut by it
         book = "\n\n".join(f"Chapter {number}: the cat's 1st naïve “word”: ünd…" for number in range(100))
         if name == "book.txt":
@@ -100,7 +100,7 @@ class TestRead:
             (
                 "d.jsonl",
                 json.dumps(CHAT).encode(),
-                "line 1: `messages`, but task pretrain learns plain text (`text`)",
+                "line 1: `messages`, but task pretrain needs plain text (`text`)",
             ),
             ("d.jsonl", b'{"text": 7}', "line 1: `text` is not text but int"),
             ("d.jsonl", b"{}", "line 1: nothing, but task pretrain"),
@@ -120,7 +120,7 @@ class TestRead:
     @pytest.mark.parametrize(
         ("columns", "said"),
         [
-            ({"body": ["a"]}, "`body`, but task pretrain learns plain text (`text`)"),
+            ({"body": ["a"]}, "`body`, but task pretrain needs plain text (`text`)"),
             ({"text": ["a", None]}, "row 2: `text` is empty"),
             ({"text": [1]}, "row 1: `text` is not text but int"),
             ({"text": []}, "is empty"),

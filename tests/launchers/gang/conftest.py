@@ -114,7 +114,7 @@ class Gang:
     timeouts: dict[str, float] = field(default_factory=dict)
     engine: str = "Stepper"
     store: bool = False
-    patience_s: float = 60.0
+    join_timeout_s: float = 60.0
     grace_s: float = 0.0
     start_steps: dict[int, int] = field(default_factory=dict)
     main_host: str = "127.0.0.1"
@@ -139,7 +139,7 @@ class Gang:
                         "ports": self.ports,
                         "secret": SECRET,
                         "run": run,
-                        "patience_s": self.patience_s,
+                        "join_timeout_s": self.join_timeout_s,
                     },
                     "job": str(job.save()),
                     "engine": f"{ENGINES}:{self.engine}",

@@ -117,7 +117,7 @@ def test_a_stopped_task_is_found_by_its_silence_and_ends_when_it_goes_on(gang: N
     end = two.end(0, within=END_S)
     assert end["error"] == "NodeLost"
     assert end["failure"]["node"] == 1
-    assert "said nothing for 4 s" in end["message"]
+    assert "sent nothing for 4 s" in end["message"]
     os.kill(two.tasks[1].pid, signal.SIGCONT)
     (end,) = ends(two, 1)
     assert end["error"] in ("NodeLost", "RankFailed")
@@ -244,7 +244,7 @@ def test_two_gangs_on_the_same_ports_do_not_mix(gang: NewGang) -> None:
 
 
 def test_a_node_of_another_attempt_is_not_taken_in(gang: NewGang) -> None:
-    two = gang(nodes=2, patience_s=5.0)
+    two = gang(nodes=2, join_timeout_s=5.0)
     two.start(0, run="run 1")
     two.start(1, run="run 2")
     main, other = ends(two, 0, 1)

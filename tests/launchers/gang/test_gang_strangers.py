@@ -63,7 +63,7 @@ def test_a_member_that_is_cut_off_is_lost_and_one_that_comes_again_is_refused_in
                 ports=tuple(ports),
                 secret=Secret(SECRET),
                 run=RUN,
-                patience_s=10.0,
+                join_timeout_s=10.0,
             ),
             Timeouts(),
         )

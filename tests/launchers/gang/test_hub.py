@@ -18,7 +18,7 @@ from launchers.gang.hub import Hub
 from launchers.gang.member import Member
 
 
-def _address(port: int, node: int = 0, nodes: int = 2, patience_s: float = 300.0) -> NodeAddress:
+def _address(port: int, node: int = 0, nodes: int = 2, join_timeout_s: float = 300.0) -> NodeAddress:
     return NodeAddress(
         node=node,
         nodes=nodes,
@@ -26,7 +26,7 @@ def _address(port: int, node: int = 0, nodes: int = 2, patience_s: float = 300.0
         ports=(port,),
         secret=Secret("s"),
         run="r",
-        patience_s=patience_s,
+        join_timeout_s=join_timeout_s,
     )
 
 
@@ -46,17 +46,17 @@ def test_a_node_that_comes_gives_the_others_time_anew_and_who_is_missing_is_told
     port: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(hub, "_LOG_INTERVAL_S", 0.5)
-    patience_s, late_s = 1.5, 1.0
+    join_timeout_s, late_s = 1.5, 1.0
 
     def come_late() -> None:
         time.sleep(late_s)
-        member = Member(_address(port, 1, 3, patience_s), Timeouts())
-        with pytest.raises(GangFailed, match="node 2 did not come"):
+        member = Member(_address(port, 1, 3, join_timeout_s), Timeouts())
+        with pytest.raises(GangFailed, match="node 2 did not join"):
             member.join()
         member.close()
 
     late = threading.Thread(target=come_late)
-    main = Hub(_address(port, 0, 3, patience_s), Timeouts())
+    main = Hub(_address(port, 0, 3, join_timeout_s), Timeouts())
     begin = time.monotonic()
     late.start()
     try:
@@ -65,7 +65,7 @@ def test_a_node_that_comes_gives_the_others_time_anew_and_who_is_missing_is_told
             pytest.raises(GangFailed, match=re.escape("node 2 did not join within 1.5 s (2 of 3 joined)")),
         ):
             main.join()
-        assert time.monotonic() - begin >= late_s + patience_s
+        assert time.monotonic() - begin >= late_s + join_timeout_s
         assert "waiting for node 1, 2: 1 of 3 have joined after 0 min" in caplog.messages[0]
         assert "waiting for node 2: 2 of 3 have joined" in caplog.messages[-1]
     finally:

@@ -21,7 +21,7 @@ from tests.launchers.harness.files import SUMS, write_task
         ("group: all\ntask: [a, b]\n", "no `task: NAME`"),
         ("task: sums\n", "no `dataset_path`"),
         (SUMS.replace("sums.jsonl", "none.jsonl"), "there is no none.jsonl"),
-        ("include: none.yaml\ntask: sums\n", "there is no none.yaml"),
+        ("include: none.yaml\ntask: sums\n", "it includes none.yaml"),
         ("include: sums.yaml\ntask: sums\n", "which includes it"),
     ],
 )
@@ -43,7 +43,7 @@ def test_a_folder_without_tasks_and_a_reward_model_are_refused(tmp_path: Path) -
     (tmp_path / "part.yaml").write_text("dataset_path: json\n")
     with pytest.raises(UserError, match="has a `task: NAME`"):
         tasks.check(build({"harness": {"tasks": [str(tmp_path)]}}))
-    with pytest.raises(UserError, match="gives numbers"):
+    with pytest.raises(UserError, match="generates no answers"):
         tasks.check(build({"task": "reward", "harness": {"tasks": [str(tmp_path)]}}))
 
 
@@ -65,7 +65,7 @@ def test_what_lies_elsewhere_does_not_travel(tmp_path: Path) -> None:
     data = write_sums(tmp_path / "sums.jsonl")
     file = write_task(tmp_path / "tasks", SUMS.replace("sums.jsonl", str(data)))
     tasks.check(build({"harness": {"tasks": [str(file)]}}))
-    with pytest.raises(UserError, match="can't travel"):
+    with pytest.raises(UserError, match="can't be sent"):
         tasks.portable(str(file))
 
 

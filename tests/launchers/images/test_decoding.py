@@ -29,7 +29,7 @@ def test_a_file_that_is_right_keeps_its_bytes(kind: str) -> None:
     ("mode", "kind", "change", "colour"),
     [
         ("CMYK", "JPEG", "from CMYK", (254, 0, 0)),
-        ("RGBA", "PNG", "transparency put on white", (255, 255, 255)),
+        ("RGBA", "PNG", "transparency replaced by white", (255, 255, 255)),
         ("L", "JPEG", "from grey", (1, 1, 1)),
         ("P", "PNG", "from a palette", (1, 1, 1)),
         ("RGB", "BMP", "from BMP", (200, 30, 40)),
@@ -47,7 +47,7 @@ def test_a_transparent_colour_of_a_palette_is_put_on_white() -> None:
     image.putpalette([0, 0, 0, 9, 9, 9])
     image.save(file, "PNG", transparency=1)
     found = checked(file.getvalue(), min_side=1)
-    assert found.changes == ("transparency put on white",)
+    assert found.changes == ("transparency replaced by white",)
     assert pixel(found.image) == (255, 255, 255)
 
 
@@ -67,7 +67,7 @@ def test_orientation_is_applied() -> None:
     file = io.BytesIO()
     image.save(file, "PNG", exif=exif)
     found = checked(file.getvalue(), min_side=1)
-    assert (found.width, found.height, found.changes) == (8, 16, ("turned as EXIF says",))
+    assert (found.width, found.height, found.changes) == (8, 16, ("rotated by EXIF",))
     assert (pixel(found.image, (4, 2)), pixel(found.image, (4, 14))) == ((255, 255, 255), (0, 0, 0))
     assert checked(found.image, min_side=1).changes == ()
 
@@ -85,7 +85,7 @@ def animated(kind: str) -> bytes:
         (b"", "not an image"),
         (encoded(kind="JPEG", size=(64, 64))[:-20], "(?i)broken image .*truncated"),
         (encoded(kind="WEBP", size=(64, 64))[:-20], "not an image|broken image"),
-        (encoded(size=(1, 1)), "1 x 1 pixels, but the shorter side has to have 8"),
+        (encoded(size=(1, 1)), "1 x 1 pixels, but the shorter side must have at least 8"),
         (animated("GIF"), "3 images in one file"),
     ],
 )

@@ -127,7 +127,7 @@ def test_every_bad_row_is_named_with_its_line_and_reason(tmp_path: Path) -> None
     assert "10 of 11 rows can't be used" in said[0]
     reasons = [
         "line 2: cut.png: a broken image",
-        "line 3: tiny.png: 1 x 1 pixels, but the shorter side has to have 8 at least",
+        "line 3: tiny.png: 1 x 1 pixels, but the shorter side must have at least 8",
         "line 4: text.png: not an image",
         "line 5: good.png: the caption `text` is empty",
         "line 6: good.png: no caption",
@@ -152,7 +152,7 @@ def test_captions_beside_images_are_missing_or_lead_outside(tmp_path: Path) -> N
     data = folder(tmp_path / "data", {"a.png": PNG, "b.png": PNG, "c.png": PNG, "c.txt": b"\xff\xfe"})
     (data / "b.txt").symlink_to(secret)
     said = problem(data)
-    assert "image 1: a.png: no caption: there is no a.txt beside it" in said
+    assert "image 1: a.png: no caption: a.txt does not exist" in said
     assert "image 2: b.txt: a link that leads outside" in said
     assert "image 3: c.txt: can't be read" in said
     assert "a password" not in said
@@ -187,7 +187,9 @@ def test_what_was_changed_is_said_in_one_line(tmp_path: Path, capsys: pytest.Cap
     pictures = list(read(tmp_path, min_side=8))
     assert [picture.image == PNG for picture in pictures] == [False, False, True]
     said = capsys.readouterr().err.splitlines()
-    assert said == [f"Dataset {tmp_path}: 2 images were changed: 1 from CMYK, 1 transparency put on white"]
+    assert said == [
+        f"Dataset {tmp_path}: 2 images were changed: 1 from CMYK, 1 transparency replaced by white"
+    ]
 
 
 def test_nothing_is_said_of_images_that_are_right(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

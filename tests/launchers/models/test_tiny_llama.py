@@ -84,7 +84,7 @@ def test_a_checkpoint_of_another_shape_is_whole_and_has_its_parameters(
     from transformers import AutoModelForCausalLM
 
     monkeypatch.setattr(tiny_llama, "_FILE_BYTES", 2**20)
-    monkeypatch.setattr(tiny_llama, "_DRAWN", 2**16)
+    monkeypatch.setattr(tiny_llama, "_RANDOM_VALUES", 2**16)
     spec = replace(
         models.find("llama-3.2-1b"), layers=2, hidden=256, heads=4, kv_heads=2, ffn=512, vocab=8192
     )

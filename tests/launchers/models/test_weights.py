@@ -397,9 +397,9 @@ def test_waiting_for_another_process_is_said_and_has_a_limit(
 ) -> None:
     monkeypatch.setattr(weights, "FETCH_LIMIT_S", 0.5)
     with (
-        weights._alone(tmp_path / "model"),
+        weights._exclusive(tmp_path / "model"),
         pytest.raises(UserError, match="Another process has been fetching into"),
-        weights._alone(tmp_path / "model"),
+        weights._exclusive(tmp_path / "model"),
     ):
         pass
     assert f"waiting for another process that fetches into {tmp_path / 'model'}" in capsys.readouterr().err
@@ -410,7 +410,7 @@ def test_a_file_system_without_locks_stops_nobody(tmp_path: Path, monkeypatch: p
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with weights._alone(tmp_path / "model"):
+    with weights._exclusive(tmp_path / "model"):
         pass
 
 

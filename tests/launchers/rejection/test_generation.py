@@ -98,7 +98,7 @@ def test_a_killed_process_leaves_what_it_has_finished(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(shards, "POLL_S", 0.01)
-    monkeypatch.setattr(shards, "SIGN_S", 0.3)
+    monkeypatch.setattr(shards, "PROGRESS_INTERVAL_S", 0.3)
     asked = request(model, tmp_path / "run")
     asked.shards_dir.mkdir()
     second = asked.shards_dir / f"{rows.shard_name(1)}.tmp"

@@ -84,7 +84,7 @@ def test_where_vllm_is_missing_that_is_said_before_anything_is_asked_for(tmp_pat
         check_vllm(None)
     with pytest.raises(UserError, match="there is no such program here"):
         check_vllm(str(tmp_path / "python"))
-    with pytest.raises(UserError, match=r"is for rejection\.generator=vllm alone"):
+    with pytest.raises(UserError, match=r"only to rejection\.generator=vllm"):
         build({"rejection": {"generator_python": sys.executable}})
 
 

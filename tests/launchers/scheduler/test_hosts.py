@@ -22,7 +22,7 @@ from estimator.job import Machine
 from estimator.plan import GIB
 from launchers import settings
 from launchers.__main__ import app
-from launchers.scheduler.hosts import Host, Start, least, plan_for_hosts, prepare_start
+from launchers.scheduler.hosts import Host, Start, plan_for_hosts, prepare_start, smallest
 from launchers.scheduler.ownership import Ownership
 
 SMALL = Machine(cpu_cores=4, ram_bytes=16 * GIB, disk_free_bytes=100 * GIB)
@@ -41,7 +41,7 @@ def test_a_host_goes_through_json_without_loss() -> None:
 
 def test_nodes_that_differ_are_planned_for_what_all_have() -> None:
     fewer = replace(LARGE, gpus=(H100,) * 4, ram_bytes=1000 * GIB)
-    assert least([LARGE, fewer]) == replace(LARGE, gpus=(H100,) * 4)
+    assert smallest([LARGE, fewer]) == replace(LARGE, gpus=(H100,) * 4)
 
 
 def test_the_plan_takes_the_jobs_nodes_as_they_are() -> None:
@@ -132,7 +132,7 @@ def test_what_only_the_tokenised_data_shows_is_refused_in_the_launchers_words(
     values = {"dataset": str(dataset), "packing": True, "seq_len": 128}
     with pytest.raises(UserError, match=r"16 is more than the \d+ sequences after packing") as refused:
         prepare_start(settings.build(values), hosts(SMALL), tmp_path, cache=None, calibrated=False)
-    assert re.fullmatch(r"Give --set global_batch_size=\d+ or less, or more data\.", refused.value.advice), (
+    assert re.fullmatch(r"Use --set global_batch_size=\d+ or less, or more data\.", refused.value.advice), (
         refused.value.advice
     )
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from estimator import models
@@ -103,7 +104,7 @@ def test_a_folder_that_cannot_be_written_is_a_mistake(
 ) -> None:
     (tmp_path / "file").write_text("a file")
     said = refused(tmp_path, option, str(tmp_path / "file"))
-    assert all(words in said for words in (f"{tmp_path / 'file'}", "can't be written", f"Give {option} a"))
+    assert all(words in said for words in (f"{tmp_path / 'file'}", "can't be written", f"Set {option} to a"))
 
 
 @pytest.mark.parametrize("result", ["model", "adapter"])
@@ -139,7 +140,7 @@ def test_a_result_whose_evaluation_fails_is_handed_over_and_the_failure_is_noted
         total_steps=1,
     )
     trained = Trained(job=job, metrics=(metrics(1),), memory_peak=None, exported_step=1)
-    run._hand_over(asked, node_address({}), start, trained, tmp_path / "work")
+    run._export(asked, node_address({}), start, trained, tmp_path / "work")
     assert (tmp_path / "out" / result / "README.md").exists()
     assert run._is_finished(asked, node_address({}))
     said = capsys.readouterr()
@@ -165,10 +166,13 @@ def test_what_torch_reserved_is_kept_beside_what_it_was_to_reserve() -> None:
 
 
 def test_a_full_disk_is_said_in_two_lines(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="No space left") as caught, full_disk_explained(tmp_path, run.GO_ON):
+    with (
+        pytest.raises(UserError, match="No space left") as caught,
+        full_disk_explained(tmp_path, run.RESUME_ADVICE),
+    ):
         Path("/dev/full").write_text("anything")
     assert "Free some space" in caught.value.advice
-    with pytest.raises(FileNotFoundError), full_disk_explained(tmp_path, run.GO_ON):
+    with pytest.raises(FileNotFoundError), full_disk_explained(tmp_path, run.RESUME_ADVICE):
         (tmp_path / "none").read_text()
 
 
@@ -184,13 +188,14 @@ def test_a_run_that_a_signal_stopped_goes_on_and_is_finished_once(tmp_path: Path
             assert process.poll() is None, (tmp_path / "log").read_text()
             assert time.monotonic() < deadline, (tmp_path / "log").read_text()
             time.sleep(0.05)
-        process.send_signal(signal.SIGUSR1)
+        for each in [*psutil.Process(process.pid).children(recursive=True), process]:  # as Slurm pre-empts
+            each.send_signal(signal.SIGTERM)
         assert process.wait(120) == 75, (tmp_path / "log").read_text()
     finally:
         process.kill()
         process.wait()
     said = (tmp_path / "log").read_text()
-    assert "has to leave (SIGUSR1); all have stopped, and the checkpoint of step" in said
+    assert "has to leave (SIGTERM); all have stopped, and the checkpoint of step" in said
     assert "resume from the newest checkpoint" in said
     assert not list((tmp_path / "work").glob("*/*")), "nothing is left in the work folder"
 
@@ -202,7 +207,7 @@ def test_a_run_that_a_signal_stopped_goes_on_and_is_finished_once(tmp_path: Path
     assert [step["step"] for step in found["steps"]] == list(range(1, 31))
 
     assert status(tmp_path, *words) == 2
-    assert "holds a finished model already" in (tmp_path / "log").read_text()
+    assert "already contains a finished model" in (tmp_path / "log").read_text()
 
 
 @pytest.mark.slow

@@ -41,7 +41,7 @@ def test_a_function_with_a_number_is_taken(functions: Path, name: str) -> None:
     [
         ("nan", "returned nan"),
         ("raising", "raised KeyError: 'no such\\nthing'"),
-        ("words", "returned 'good', which is no number"),
+        ("words", "returned 'good', which is not a number"),
         ("one", "raised TypeError"),
         ("ending", "has ended its process"),
         ("constant", "there is no function constant"),

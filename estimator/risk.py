@@ -1,0 +1,49 @@
+"""Probability that a run exceeds the memory of its GPU, and the verdict that follows from it.
+
+What a run really needs is taken as normally distributed around the predicted need, apart on both sides: 95 %
+of runs of sources that the fit never saw lie within the range of the need (``data/residuals.csv``).
+``python -m benchmarks.published.refit`` compares the probabilities with published runs that ran or failed.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+Verdict = Literal["fits", "tight", "does not fit"]
+
+FITS_BELOW = 0.02  # risk up to which a plan fits, and may come first
+TIGHT_BELOW = 0.20  # risk up to which a plan is tight; above, it does not fit
+DEVIATIONS_AT_TIGHT = 0.8417  # of the normal distribution, that 20 % lie beyond
+WITHIN = 1.96  # standard deviations on either side that hold 95 %
+# Standard deviation over the need, of what no class of runs tells: what the allocator loses. The smallest
+# fraction of an H200 on which six runs passed was 1.1 to 7.5 % above the predicted need, in the median 1.7 %
+# (benchmarks/results/on_gpu_1x_nvidia_h200.md).
+LEAST_SPREAD = 0.02
+
+
+def out_of_memory_risk(needs: int, limits: tuple[int, int], capacity: int) -> float:
+    """Probability that a run needs more than ``capacity`` bytes.
+
+    ``needs`` is the predicted need and ``limits`` are the ends of its range, in bytes.
+    """
+    end = limits[1] if capacity >= needs else limits[0]
+    spread = _deviation(needs, end)
+    return 0.5 * math.erfc((capacity - needs) / spread / math.sqrt(2)) if spread else float(needs > capacity)
+
+
+def least_capacity(needs: int, limits: tuple[int, int]) -> int:
+    """Bytes of memory with which a run is just tight and no longer too large."""
+    return math.ceil(needs + DEVIATIONS_AT_TIGHT * _deviation(needs, limits[1]))
+
+
+def _deviation(needs: int, end: int) -> float:
+    """Standard deviation of the need on the side of that end of its range."""
+    return math.hypot((end - needs) / WITHIN, LEAST_SPREAD * needs)
+
+
+def verdict_of(risk: float) -> Verdict:
+    """Whether a run of that risk fits, is tight, or does not fit."""
+    if risk < FITS_BELOW:
+        return "fits"
+    return "tight" if risk < TIGHT_BELOW else "does not fit"

@@ -1,0 +1,12 @@
+"""Pods of a workflow on Argo: camel case for names of fields, not for names of resources."""
+
+from __future__ import annotations
+
+from decorators._metaflow.pods import _with_camel_case
+
+
+def test_resources_keep_their_names() -> None:
+    limits = {"rdma/hca_shared_devices_a": "1", "cpu": "4"}
+    container = {"volume_mounts": [{"mount_path": "/dev/shm"}], "resources": {"limits": limits}}
+    made = {"volumeMounts": [{"mountPath": "/dev/shm"}], "resources": {"limits": limits}}
+    assert _with_camel_case(container) == made

@@ -1,0 +1,43 @@
+"""The user's own scripts, run in all processes of a step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from decorators.own_script import _importable
+from estimator.errors import UserError
+from tests.decorators.conftest import FLOWS, Home
+
+SCRIPTED = str(FLOWS / "scripted.py")  # nodes are started by the flow's file: no warm Python
+
+
+def test_only_functions_that_other_processes_can_import_are_run() -> None:
+    file, name = _importable(test_only_functions_that_other_processes_can_import_are_run)
+    assert (file, name) == (
+        Path(__file__).resolve(),
+        "test_only_functions_that_other_processes_can_import_are_run",
+    )
+    for function in (lambda: None, len):
+        with pytest.raises(UserError, match="cannot be run by other processes"):
+            _importable(function)
+
+
+@pytest.mark.slow
+def test_a_function_and_a_script_run_in_every_process_and_report_to_their_step(home: Home) -> None:
+    done = home.python(SCRIPTED, "run")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "spamspam" in done.stdout
+    assert "2 ranks made 12" in done.stdout
+    gathered = home.artifacts("ScriptedFlow", "gather", "steps", "ranks")
+    assert gathered == {"steps": [3, 3], "ranks": [[0], [1]]}
+    assert not list((home.path / ".metaflow").rglob("rendezvous-*"))
+
+
+@pytest.mark.slow
+def test_a_rank_that_fails_ends_all_nodes_and_is_named(home: Home) -> None:
+    done = home.python(SCRIPTED, "run", "--fails", "last")
+    assert done.returncode == 1
+    assert "the last rank is broken" in done.stdout + done.stderr
+    assert "rank 1" in done.stdout + done.stderr
