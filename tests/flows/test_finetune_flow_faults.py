@@ -72,7 +72,7 @@ def test_after_a_killed_rank_and_a_killed_node_the_retries_end_with_the_same_los
     assert run.end() == 0, run.log
     assert "rank 1 on" in run.log
     assert "was ended by SIGKILL (9)" in run.log
-    assert "was stopped by the end of the process that had started its task" in run.log
+    assert "was stopped by the end of the process that started its task" in run.log
     _, after_first, after_second = run.went_on_from()
     assert after_first >= first.committed > 0
     assert after_second >= second.committed > after_first

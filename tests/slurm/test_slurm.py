@@ -74,7 +74,7 @@ def test_two_nodes_train_and_hand_over_a_model_with_what_made_it(slurm: Lab, sha
 
     again = submit(slurm, shared, *arguments)
     assert slurm.wait_for(again, LIMIT_S) == ("FAILED", 2)
-    assert f"holds a finished model already, of job {job}" in slurm.output(again)
+    assert f"already contains a finished model of job {job}" in slurm.output(again)
 
 
 @pytest.mark.nightly

@@ -31,8 +31,6 @@ EIGHT = Target(kind="catalogue", nodes=1, gpus=8, gpu="H100 SXM")
         ({"task": "dpo", "method": "lora"}, "dpo needs logits"),
         ({"model": find("gemma-2-9b")}, "not for gemma2"),
         ({"model": find("mixtral-8x7b")}, "not for mixtral"),
-        ({"compile": True}, "liger with compile"),
-        ({"fp8": "tensorwise"}, "liger with fp8 tensorwise"),
         ({"method": "adapter-v1"}, "liger with method adapter-v1"),
         ({"method": "lora", "trained_modules": ("lm_head",)}, "the head's weight"),
     ],
@@ -47,7 +45,8 @@ def test_who_can_not_have_the_kernels_is_told_why(fields: dict[str, Any], words:
 
 def test_they_choose_an_engine_that_has_them_and_are_refused_on_a_cpu() -> None:
     made = plan(replace(JOB, engine="auto"), EIGHT)
-    assert (made.engine, made.planned_only) == ("deepspeed", None)
+    assert made.engine in ("deepspeed", "fsdp2")
+    assert made.planned_only is None
     small = replace(JOB, model=find("tiny-llama"), seq_len=128)
     machine = Machine(ram_bytes=32 * GIB, cpu_cores=8, disk_free_bytes=64 * GIB)
     with pytest.raises(UserError, match="for GPUs, and this would run on CPUs"):

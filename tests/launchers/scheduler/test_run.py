@@ -85,7 +85,7 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., 
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (("--set", "modle=x"), "there is no `modle`"),
+        (("--set", "modle=x"), "unknown setting `modle`"),
         (("--set", "model=llama-70b"), "too many to train on CPUs"),
         (("--engine", "deepspeed"), "Did you mean --set engine=...?"),
         (("--batch-size=8",), "Did you mean --set global_batch_size=...?"),
