@@ -61,15 +61,6 @@ def test_no_engine_that_can_train_the_job_is_clearly_faster_on_the_plans_machine
     assert "runner-up" in line_of(made)
 
 
-def test_an_engine_that_needs_fewer_machines_is_taken_for_its_price() -> None:
-    made = made_for("mixtral-8x7b", Target(kind="catalogue", gpu="RTX PRO 6000 Blackwell", cloud="aws"))
-    alone = plan(
-        Job(model=find("mixtral-8x7b"), engine="fsdp2", global_batch_size=16),
-        Target(kind="catalogue", gpu="RTX PRO 6000 Blackwell", cloud="aws"),
-    )
-    assert (made.engine, made.request.nodes, alone.request.nodes) == ("deepspeed", 1, 2)
-
-
 def test_full_training_keeps_fp32_master_weights_where_they_fit_and_says_so_where_not() -> None:
     roomy = made_for(target=Target(kind="catalogue", gpu="H100 SXM", nodes=1, gpus=8))
     assert roomy.layout.precision == "bf16-mixed"
