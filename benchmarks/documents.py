@@ -19,6 +19,7 @@ from benchmarks import busbw, image_plans, measured_runs, record_reference, supp
 from checklist.checks import CHECKS
 from checklist.measurements import PHASES
 from estimator import models
+from estimator.changes import option_of
 from estimator.models import untried
 from estimator.vocabulary import LAUNCHED_ENGINES
 from flows import finetune_launch
@@ -39,20 +40,19 @@ def planned(parameters: dict[str, Any], backend: str) -> str:
 
 def settings_page() -> str:
     """docs/settings.md."""
-    flags = {name: "--" + flag.replace("_", "-") for flag, name in finetune_launch.FLAGS.items()}
     lines = [
         "# Settings",
         "",
         "Generated from `launchers/settings.py`; `launchers/settings.schema.json` is the same for editors.",
         "",
-        "Every setting can be given in a YAML file, many by a flag, each by `--set`. A flag wins over the",
-        "file, `--set` over both; what was used is the artifact `used_settings` and lies beside the model as",
-        "`settings.yaml`.",
+        "Give a setting in a YAML file, as an option of `finetune run`, or by `--set NAME=VALUE`.",
+        "Options override the file, `--set` overrides both. The artifact `used_settings` has the values that",
+        "were used; `settings.yaml` next to the model has the same.",
         "",
         "A relative path in the file is looked up next to the file first, then in the working folder.",
         "",
         "```bash",
-        "finetune run my.yaml --lr 1e-5 --set lora.rank=16",
+        "finetune run my.yaml --lr 1e-5 --lora-rank 16",
         "```",
         "",
         "```yaml",
@@ -70,13 +70,13 @@ def settings_page() -> str:
         "refused: the accounting of a run depends on them.",
         "",
     ]
-    header = ["| Setting | Flag | Default | Takes | |", "|---|---|---|---|---|"]
+    header = ["| Setting | Option | Default | Takes | |", "|---|---|---|---|---|"]
     schema = settings.json_schema()
     sections: dict[str, list[str]] = {}
     for name in settings.dotted_names():
         section = name.rpartition(".")[0]
         values = _schema_of(schema, name)
-        cells = (f"`{name}`", f"`{flags[name]}`" if name in flags else "", _default(values), _takes(values))
+        cells = (f"`{name}`", f"`{option_of(name)}`", _default(values), _takes(values))
         text = settings.help_of(name).replace("|", "\\|")
         sections.setdefault(section, []).append(f"| {' | '.join(cells)} | {text} |")
     for section, table in sections.items():

@@ -1,4 +1,4 @@
-"""What stands between Metaflow and the rest: plans become requests, steps are measured, cards drawn."""
+"""Integration with Metaflow: plans become resource requests, steps are measured, cards are drawn."""
 
 from decorators._metaflow import FinetuneError, ensure_user, user_errors
 from decorators.gpu_profile import current_plan, current_profile, gpu_profile

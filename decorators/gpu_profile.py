@@ -88,17 +88,17 @@ def current_profile() -> Profile:
 
 
 def _variable_of(step: str) -> str:
-    """Environment variable with the plan of a step that has planning options of its own."""
+    """Return the name of the environment variable that holds the plan of a step with options of its own."""
     return f"{PLAN_VARIABLE}_{step.upper()}"
 
 
 def pack(plan: Plan) -> str:
-    """A plan as one short word of text: AWS Batch allows 8192 characters for all variables together."""
+    """Serialize a plan to one short word: AWS Batch allows 8,192 characters for all variables together."""
     return base64.b64encode(zlib.compress(plan.to_json().encode(), 9)).decode()
 
 
 def unpack(text: str) -> Plan:
-    """The plan that :func:`pack` has made text of."""
+    """Deserialize a plan from the output of :func:`pack`."""
     return Plan.from_json(zlib.decompress(base64.b64decode(text)).decode())
 
 
@@ -132,7 +132,7 @@ class gpu_profile(LaunchMixin, StepMutator, UserStepDecorator):  # type: ignore[
         super().__init__(*args, **kwargs)
 
     def __call__(self, step: Any = None, **kwargs: Any) -> Any:
-        """Called by Python with the step that the decorator stands above."""
+        """Called by Python with the decorated step."""
         _check_above_step(*([] if step is None else [step]))
         return super().__call__(step, **kwargs)
 
@@ -246,7 +246,7 @@ class gpu_profile(LaunchMixin, StepMutator, UserStepDecorator):  # type: ignore[
 
 
 def _keep(profile: Profile) -> None:
-    """What was measured corrects later estimates."""
+    """Store the measurements, which correct later estimates."""
     problem = calibration.keep(
         profile.plan, profile.measured(), run=current.pathspec, in_container=_metaflow.in_container()
     )
@@ -255,7 +255,9 @@ def _keep(profile: Profile) -> None:
 
 
 def _clean(exception: Exception | None) -> Exception | None:
-    """What the terminal shows: no traceback of the flow's where it says nothing about the cause."""
+    """Convert an exception to what the terminal shows: no traceback if the flow's says nothing about the
+    cause.
+    """
     if isinstance(exception, UserError):
         return _metaflow.final(exception)
     if isinstance(exception, GangFailed):
@@ -304,11 +306,11 @@ def _plan_with_given(resolver: Resolver, lead: StepView, options: Options) -> Pl
 
 
 def _minimum(plan: Plan) -> MinimumRequest:
-    """What one node of a plan can't do without: a core for each process, and what they hold in memory."""
+    """Return the minimum request of one training node: one core per process, and the processes' memory."""
     layout = plan.layout
     return MinimumRequest(cpu=layout.processes_per_node, memory_bytes=plan.prediction.memory.host_bytes)
 
 
 def _minimum_beside(request: Request) -> MinimumRequest:
-    """What a step beside training can't do without: a core, and its share of what it asks for."""
+    """Return the minimum request of another step: one core, and the memory that it requests."""
     return MinimumRequest(cpu=1, memory_bytes=request.memory_mib * MIB)

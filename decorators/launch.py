@@ -1,4 +1,4 @@
-"""What the mutators of steps do alike: decide at the launch, and hand that on to the processes after it.
+"""Common parts of step mutators: decide at launch, and pass the decision on to later processes.
 
 Metaflow calls a mutator in every process that loads the flow: where the run is launched, in the process that
 waits for a remote step, in the step's task. Only at the launch is anything decided. From there it travels in
@@ -35,24 +35,24 @@ T = TypeVar("T")
 
 
 class LaunchMixin:
-    """For a ``StepMutator``: its ``mutate`` calls :meth:`launch_or_carry`."""
+    """Mixin for a ``StepMutator`` whose ``mutate`` calls :meth:`launch_or_carry`."""
 
     carried: tuple[str, ...]
     """Environment variables that the step's containers are to have, too."""
 
     def at_launch(self, step: StepView) -> None:
-        """Decide, and write what is decided into the step. Raises FinetuneError."""
+        """Decide, and write the decision into the step. Raises FinetuneError."""
         raise NotImplementedError
 
     def is_launched(self) -> bool:
-        """Whether the launch has left anything to carry on with; asked in the process that waits."""
+        """Whether the launch left a decision to carry on with; called in the process that waits."""
         return True
 
     def keep_endings(self, lines: list[str]) -> None:
-        """Takes a line for each pod of the step that has failed, in the process that waits."""
+        """Receive one line per failed pod of the step, in the process that waits."""
 
     def launch_or_carry(self, step: StepView) -> bool:
-        """Decide at the launch, carry on in the process that waits; False in all other processes."""
+        """Decide at launch, carry the decision on in the process that waits; False in all other processes."""
         kind = _metaflow.command()
         if kind in ("run", "resume", "deploy"):
             _metaflow.ensure_python()
@@ -85,7 +85,7 @@ class LaunchMixin:
 
 @contextmanager
 def refused_in_words() -> Iterator[None]:
-    """At the launch: a UserError as Metaflow shows it."""
+    """At launch: convert a UserError to an error that Metaflow prints."""
     try:
         yield
     except UserError as error:
@@ -94,7 +94,7 @@ def refused_in_words() -> Iterator[None]:
 
 
 def first_step(step: StepView, mutator: type[Any], decides: Callable[[Any], bool]) -> StepView:
-    """The flow's first step whose mutator decides for all of them; this one, where none does."""
+    """Return the flow's first step whose mutator decides for all steps; this step if there is none."""
     for other in step.steps():
         for each in other.mutators(mutator):
             each.external_init()
@@ -104,14 +104,14 @@ def first_step(step: StepView, mutator: type[Any], decides: Callable[[Any], bool
 
 
 def given_values(step: StepView) -> dict[str, Given]:
-    """What the user has written into ``@resources`` and the compute decorator, or behind ``--with``."""
+    """Return the values that the user wrote into ``@resources``, the compute decorator, or ``--with``."""
     backend = step.backend()
     compute = step.given(backend) if backend != "local" else {}
     return merge_given(step.given("resources"), compute, backend)
 
 
 def build_destination(step: StepView, options: Options) -> Destination:
-    """Where a step goes, with its decorators' values as they are now."""
+    """Describe where a step runs, with its decorators' current values."""
     backend = step.backend()
     return Destination(
         backend=backend,
@@ -124,7 +124,7 @@ def build_destination(step: StepView, options: Options) -> Destination:
 def build_step_request(
     step: StepView, request: Request, options: Options, minimum: MinimumRequest | None = None
 ) -> StepRequest:
-    """What a step asks of its backend, with the user's values in its request."""
+    """Build a step's request to its backend, with the user's values in it."""
     going_to = build_destination(step, options)
     return StepRequest(
         step=step.name,
@@ -138,7 +138,7 @@ def build_step_request(
 
 
 class Once:
-    """Calls a function of the flow's parameters once for each process, however many steps ask."""
+    """Call a function of the flow's parameters once per process, however many steps call it."""
 
     def __init__(self) -> None:
         self._answers: dict[tuple[Any, ...], Any] = {}
@@ -154,7 +154,7 @@ class Once:
 
 
 def check_deployable(step: StepView) -> None:
-    """Raise FinetuneError where the flow's scheduler has no ``@parallel``, or AWS is to be asked nowhere."""
+    """Raise FinetuneError if the scheduler does not support ``@parallel``, or no AWS region is configured."""
     if deployer() != "step-functions":
         return
     gangs = [other.name for other in step.steps() if other.has("parallel")]
@@ -172,7 +172,7 @@ def check_deployable(step: StepView) -> None:
 
 
 def check_nodes(step: StepView, request: Request) -> None:
-    """Raise FinetuneError where the plan has more nodes than the flow has a step for."""
+    """Raise FinetuneError if the plan has several nodes and no step of the flow is parallel."""
     if request.nodes > 1 and not any(other.has("parallel") for other in step.steps()):
         raise FinetuneError(
             f"The plan is for {request.nodes} nodes, and no step of this flow is @parallel.",
@@ -197,7 +197,7 @@ def _pending_s() -> float:
 
 
 def _has_region() -> bool:
-    """Whether boto3 finds one; yes where boto3 is missing, which Metaflow names itself."""
+    """Whether boto3 finds a region; True without boto3, which Metaflow reports itself."""
     try:
         import boto3
     except ImportError:

@@ -1,4 +1,4 @@
-"""``@node_request``: ask the cluster for the nodes of a flow that has no plan, such as the checklist's.
+"""``@node_request``: request nodes for a flow that has no plan, such as the checklist.
 
 What is asked for is decided once, where the run is launched, by a function of the flow's parameters, which
 also refuses what can't be. The user's own values, in the flow or behind ``--with``, stand. What tasks must
@@ -43,7 +43,7 @@ Role = Literal["node", "small"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """What a run asks for each of its nodes, decided once where it is launched."""
+    """Request of a run for each of its nodes, decided once at launch."""
 
     request: Request
     """For each of its nodes."""
@@ -62,7 +62,7 @@ _ask_once = Once()
 
 
 class node_request(LaunchMixin, StepMutator):  # type: ignore[misc]  # noqa: N801
-    """Ask for a step's nodes.
+    """Request a step's nodes.
 
     Parameters
     ----------
@@ -82,14 +82,14 @@ class node_request(LaunchMixin, StepMutator):  # type: ignore[misc]  # noqa: N80
         self.asks, self.role = asks, role
 
     def mutate(self, mutable_step: Any) -> None:
-        """Called by Metaflow in every process that loads the flow; asks only where a run is launched."""
+        """Called by Metaflow in every process that loads the flow; requests only where a run is launched."""
         step = StepView(mutable_step)
         launched = self.launch_or_carry(step)
         if launched and self.role == "node" and step.backend() == "kubernetes":
             pod_shape.install()
 
     def at_launch(self, step: StepView) -> None:
-        """Ask the flow, once for all steps, what its nodes are to be, and ask its backend for them."""
+        """Let the flow decide, once for all steps, what its nodes are to be, and request them."""
         lead = first_step(step, node_request, lambda each: each.role == "node")
         backend = lead.backend()
         with refused_in_words():
@@ -109,13 +109,13 @@ class node_request(LaunchMixin, StepMutator):  # type: ignore[misc]  # noqa: N80
                     step.set_values("timeout", {"seconds": math.ceil(asked.longest_s)})
 
     def keep_endings(self, lines: list[str]) -> None:
-        """How the pods of a step have failed, for the flow's later steps."""
+        """Store how the pods of a step failed, for the flow's later steps."""
         if lines:
             keep_endings(_metaflow.waited_attempt()[0], lines)
 
 
 def keep_endings(run: str, lines: list[str]) -> None:
-    """How the pods of a step have failed, for a later step of the run."""
+    """Store how the pods of a step failed, for a later step of the run."""
     try:
         datastore().put_bytes(_endings_key(run), "\n".join(lines).encode())
     except Exception as error:  # noqa: BLE001 - whatever a datastore may answer with; the lines are shown too
@@ -123,7 +123,7 @@ def keep_endings(run: str, lines: list[str]) -> None:
 
 
 def endings(run: str) -> tuple[str, ...]:
-    """What :func:`keep_endings` has kept, of that run's last failed step; none where nobody told."""
+    """Return the lines of :func:`keep_endings` of that run's last failed step; empty if there are none."""
     try:
         return tuple(datastore().get_bytes(_endings_key(run)).decode().splitlines())
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Earlier runs of a flow, through Metaflow's client: the newest first, whoever launched them, in time."""
+"""Earlier runs of a flow, read through Metaflow's client within a time limit: newest first, of all users."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from metaflow.exception import MetaflowNotFound
 
 
 class NeverRunError(Exception):
-    """There has been no run of that flow where Metaflow looks."""
+    """Metaflow knows no run of that flow."""
 
 
 def runs_of(flow: str, *, most: int | None = None) -> Iterator[Any]:
-    """Metaflow's runs of a flow in the current namespace, newest first, at most so many.
+    """Yield a flow's runs in the current namespace, newest first, at most ``most``.
 
     Raises NeverRunError.
     """
@@ -29,7 +29,7 @@ def runs_of(flow: str, *, most: int | None = None) -> Iterator[Any]:
 
 
 def ended_tasks(runs: Iterable[Any], step: str, artifacts: Iterable[str]) -> Iterator[Any]:
-    """The task of that step of each run in which it has ended and left all these artifacts."""
+    """Yield the task of a step of each run in which the step ended and left all these artifacts."""
     names = set(artifacts)
     for run in runs:
         try:
@@ -49,7 +49,7 @@ class Attempt:
 
 
 def attempts_of(task: Any) -> list[Attempt]:
-    """A task's attempts in order, by what Metaflow has noted of each; none where a resumed run took it over.
+    """Return a task's attempts in order, from Metaflow's metadata; empty if a resumed run took the task over.
 
     An attempt that was killed has left no end: it is taken to have lasted until the next one began, and
     nothing is known of the last.
@@ -70,7 +70,7 @@ def attempts_of(task: Any) -> list[Attempt]:
 
 
 def read_for(limit_s: float, read: Callable[[threading.Event], None]) -> bool:
-    """Call ``read`` with the runs of all users in sight; whether it has come to its end within that time.
+    """Call ``read`` with all users' runs visible; return whether it finished within that time.
 
     It reads in a thread of its own, and is to stop once the event that it is given is set, which says that
     nobody waits any longer. What it finds it leaves somewhere; what it raises is lost.

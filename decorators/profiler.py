@@ -1,4 +1,4 @@
-"""Profile: the running record of a step, from samples and telemetry, and its card."""
+"""Profile: record of a running step from samples and telemetry, and its card."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LAST_CARD_SECONDS = 10.0  # that a step's end waits for a page that is on its wa
 
 
 class Profile:
-    """What is known of the step that is running.
+    """Record of the running step.
 
     Parameters
     ----------
@@ -79,13 +79,13 @@ class Profile:
         self._drawer = threading.Thread(target=self._draw_in_turn, name="gpu-profile-card", daemon=True)
 
     def start(self) -> None:
-        """Begin to sample, and to draw the card if there is one."""
+        """Start sampling, and drawing the card if there is one."""
         self._sampler.start()
         if self._card is not None:
             self._drawer.start()
 
     def stop(self, failed: str | None = None) -> None:
-        """End sampling and put the last state on the card; ``failed`` is the error's text."""
+        """Stop sampling and draw the last state of the card; ``failed``: text of the error."""
         self._sampler.stop()
         self._ended, self._failed = time.time(), failed
         self._ending.set()
@@ -103,32 +103,32 @@ class Profile:
         return self._run.plan
 
     def follow(self, run: RunState) -> None:
-        """Measure and draw ``run``, to which its owner adds the events, in place of the own one."""
+        """Measure and draw ``run``, which its owner updates, instead of this profile's own state."""
         self._run = run
 
     def trial(self, result: TrialResult) -> None:
-        """Note one plan's trial. The peaks until now were its own, not those of the run that follows."""
+        """Record one plan's trial. Peaks until now belong to the trial, not to the run that follows."""
         with self._lock, self._sampler.lock:
             self._trials.append(result)
             self._sampler.samples.forget_peaks()
 
     def evaluated(self, result: EvaluationResult) -> None:
-        """Note what an evaluation has found, for the card."""
+        """Record the result of an evaluation for the card."""
         with self._lock:
             self._evaluation = result
 
     def hand_over(self, rows: Sequence[tuple[str, str]]) -> None:
-        """Say which step is the result, and why it ended there, as rows of (what, value) for the card."""
+        """Record which step is the result and why, as rows of (name, value) for the card."""
         with self._lock:
             self._exported = tuple(rows)
 
     def scored(self, result: HarnessResult) -> None:
-        """Note what tasks of lm-evaluation-harness have found, for the card."""
+        """Record the results of lm-evaluation-harness tasks for the card."""
         with self._lock:
             self._task_metrics = result
 
     def expect(self, *, total_steps: int, tokens_of_steps: Sequence[int] | None = None) -> None:
-        """Say how many optimizer steps there will be, for the card's progress and ETA.
+        """Set the total number of optimizer steps, for the card's progress and ETA.
 
         ``tokens_of_steps``: what goes through the model in each of them, over all processes of the run. A
         node sees its own ranks only, and other nodes' rows may be longer.
@@ -136,15 +136,15 @@ class Profile:
         self._run.total_steps, self._run.tokens_of_steps = total_steps, tokens_of_steps
 
     def note(self, text: str) -> None:
-        """A line for the card."""
+        """Add a line to the card."""
         self._sampler.note(text)
 
     def describe(self, settings: Sequence[Setting], log: Callable[[], str]) -> None:
-        """Name the step's hyper-parameters, and what gives the end of its log, for the card."""
+        """Set the step's hyperparameters and a function that returns the end of its log, for the card."""
         self._settings, self._log = tuple(settings), log
 
     def add(self, event: Event) -> None:
-        """Take an event of a rank's telemetry: what ``on_event`` is given."""
+        """Add a telemetry event of a rank."""
         self._run.add(event)
 
     def report(
@@ -259,7 +259,7 @@ class Profile:
             return self._measured(run)
 
     def state(self) -> CardState:
-        """All that a card shows, as of now."""
+        """Return the current state of the card."""
         with contextlib.suppress(OSError):  # its folder goes when the step's work ends
             self._log_tail = self._log() or self._log_tail
         run = self._run.snapshot()
@@ -327,7 +327,7 @@ class Profile:
         )
 
     def _draw_in_turn(self) -> None:
-        """The card's thread: a page as often as making it stays cheap, by the processor time that it took."""
+        """Body of the card's thread: draws as often as the CPU time of drawing allows."""
         pause = FIRST_CARD_SECONDS
         while not self._ending.wait(pause):
             before = time.thread_time()
@@ -349,7 +349,7 @@ class Profile:
 
 
 class _NoProfile(Profile):
-    """Stands where no step is profiled: takes everything, measures nothing."""
+    """Profile outside of a profiled step: accepts every call, measures nothing."""
 
     def __init__(self) -> None:
         super().__init__(plan=None, step="")

@@ -1,4 +1,4 @@
-"""Metaflow's S3 datastore as a Storage of files of any size, patient while S3 is away, but not for ever.
+"""Storage in Metaflow's S3 datastore for files of any size; waits for a limited time while S3 is unavailable.
 
 S3 that doesn't answer, answers 5xx or takes the credentials for expired is asked on for the minutes of
 FINETUNE_DATASTORE_TIMEOUT (docs/backends.md). What is still so then is a UserError, and this process never
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trouble:
-    """Why S3 did not do what it was asked, where a later try may succeed."""
+    """Reason of a failed S3 request that may succeed later."""
 
     expired: bool  # the credentials
     name: str  # of the error
@@ -38,7 +38,7 @@ class Trouble:
         return f"{did} ({self.name})"
 
     def error(self, where: str, waited_s: float) -> UserError:
-        """What it is called once nobody waits any longer."""
+        """Return the error to raise when waiting ends."""
         if self.expired:
             return UserError(
                 f"{where}: the AWS credentials have expired.",
@@ -52,7 +52,7 @@ class Trouble:
 
 
 def trouble_of(error: BaseException) -> Trouble | None:
-    """What a later try may cure; None: nothing, as S3 has answered for good."""
+    """Return the reason if a retry may help; None for a final answer of S3."""
     failure = failure_of(error)
     if failure.kind not in ("expired", "busy", "unreachable"):
         return None
@@ -61,7 +61,9 @@ def trouble_of(error: BaseException) -> Trouble | None:
 
 @dataclass(kw_only=True)
 class Patience:
-    """How long one process waits for a datastore that is away; once it was too long, it waits no more."""
+    """Limit of the time that one process waits for an unavailable datastore; after that it no longer
+    waits.
+    """
 
     away_s: float
     answered: bool = False
@@ -79,7 +81,8 @@ class Patience:
         renew: Callable[[], None] = lambda: None,
         since: float | None = None,
     ) -> T:
-        """What ``operation`` returns; ``renew`` reads the credentials anew. Raises UserError.
+        """Return the result of ``operation``, retried; ``renew`` reads the credentials again. Raises
+        UserError.
 
         ``since``: when the datastore last answered, by the clock; None: it may have done so just now. However
         long ago that is, it is asked for some seconds more.
@@ -129,7 +132,7 @@ _patience: Patience | None = None
 
 
 def patience() -> Patience:
-    """The patience that all storages of this process share.
+    """Return the limit that all storages of this process share.
 
     Raises UserError where FINETUNE_DATASTORE_TIMEOUT is no number of minutes.
     """
@@ -139,7 +142,7 @@ def patience() -> Patience:
 
 
 class S3Storage:
-    """Through boto3, with the client, credentials and endpoint that Metaflow is configured with."""
+    """Storage through boto3, with Metaflow's client, credentials and endpoint."""
 
     def __init__(self, root: str, waits: Patience | None = None) -> None:
         self._said = False

@@ -17,7 +17,7 @@ from launchers.store.bundles import LocalStorage, Storage, get_bundle
 
 
 class MetaflowStorage:
-    """A Storage in Metaflow's datastore: local, S3, Google Cloud Storage or Azure.
+    """Storage in Metaflow's datastore: local, S3, Google Cloud Storage or Azure.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ class MetaflowStorage:
 
     @property
     def is_local(self) -> bool:
-        """Whether it lies on this machine."""
+        """Whether it is on this machine."""
         return self.kind == "local"
 
     def put_file(self, key: str, path: Path) -> None:
@@ -68,18 +68,18 @@ class MetaflowStorage:
 
 
 def datastore(*, shared: bool = False) -> MetaflowStorage:
-    """The storage of the flow that is running here; with ``shared``, one for all flows."""
+    """Return the storage of the running flow; with ``shared``, one for all flows."""
     folder = "finetune-cache" if shared else f"{_metaflow.flow_name()}/finetune"
     return MetaflowStorage(_metaflow.storage(), folder)
 
 
 def datastore_root() -> str:
-    """Where the datastore of the flow that is running here begins: a folder, or s3://bucket/..."""
+    """Return the root of the running flow's datastore: a folder, or s3://bucket/..."""
     return str(_metaflow.storage().datastore_root)
 
 
 def fetch_model(run: str, folder: Path) -> Path:
-    """Bring a finished model (``"FinetuneFlow/123"``) from the configured datastore into a folder.
+    """Fetch a finished model (``"FinetuneFlow/123"``) from the configured datastore into a folder.
 
     Raises UserError when there is none.
     """
@@ -90,7 +90,7 @@ def fetch_model(run: str, folder: Path) -> Path:
 
 
 def origin_run_ids() -> tuple[str, ...]:
-    """The runs that this one was resumed from, the nearest first; empty for a run of its own."""
+    """Return the runs that this one was resumed from, nearest first; empty for a fresh run."""
     store = datastore()
     run_ids: list[str] = []
     run_id = _metaflow.origin_run_id()
@@ -104,7 +104,7 @@ def origin_run_ids() -> tuple[str, ...]:
 
 
 def remember_origin() -> None:
-    """Note which run this one was resumed from, for later resumes of it; for a fresh run, nothing."""
+    """Record which run this one was resumed from, for later resumes of it."""
     origin = _metaflow.origin_run_id()
     if origin is not None:
         datastore().put_bytes(_origin_key(_metaflow.run_id()), origin.encode())
@@ -115,7 +115,7 @@ def _origin_key(run_id: str) -> str:
 
 
 class _OtherStorage:
-    """Through Metaflow's own interface, which can't remove anything and reads values as files."""
+    """Storage through Metaflow's own interface, which cannot delete and reads values as files."""
 
     _said = False
 

@@ -9,7 +9,8 @@ from estimator.job import Job, Machine, Target
 from estimator.models import ModelSpec
 from estimator.plan import Layout, MemoryEstimate, Override, Plan, Prediction, Request
 from estimator.planning.planner import plan
-from estimator.planning.report import render, render_cannot_fit
+from estimator.planning.report import render
+from estimator.planning.summary import render_cannot_fit
 
 METAFLOW_PACKAGE_POLICY = "include"  # a remote task gets this package whole, tables included
 

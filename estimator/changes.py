@@ -39,34 +39,42 @@ class Spelling(Protocol):
         ...
 
 
+SHORT_OPTIONS = {
+    "optimizer.name": "--optimizer",
+    "optimizer.lr": "--lr",
+    "lora.quantization": "--quantization",
+    "lora.modules_to_save": "--modules-to-save",
+    "evaluation.every_steps": "--eval-every",
+    "harness.tasks": "--eval-harness",
+    "images.resolution": "--resolution",
+    "export.adapter_only": "--adapter-only",
+    "export.push": "--push",
+    "rejection.score": "--score",
+    "rejection.answers": "--answers",
+    "tensor_parallel": "--tp",
+    "context_parallel": "--cp",
+    "pipeline_parallel": "--pp",
+    "expert_parallel": "--ep",
+}
+"""Options that are shorter than their setting's name."""
+
+
+def option_of(setting: str) -> str:
+    """The option of a setting on every command line: ``lora.rank`` is ``--lora-rank``."""
+    plain = setting.removeprefix("resources.").replace(".", "-").replace("_", "-")
+    return SHORT_OPTIONS.get(setting, f"--{plain}")
+
+
 class FinetuneOptions:
     """The options of ``finetune``, which are also those of a Job."""
 
     _NAMES: ClassVar = {
-        "zero.offload": "--offload",
-        "fsdp.offload": "--offload",
-        "optimizer.name": "--optimizer",
-        "lora.quantization": "--quantization",
         "resources.from_catalogue": "no --from-cluster",
-        "lora.modules_to_save": "--modules-to-save",
-        "optimizer.lr": "--lr",
-        "evaluation.every_steps": "--eval-every",
-        "harness.tasks": "--eval-harness",
-        "images.resolution": "--resolution",
-        "export.adapter_only": "--adapter-only",
-        "export.push": "--push",
-        "rejection.score": "--score",
-        "rejection.answers": "--answers",
-        "tensor_parallel": "--tp",
-        "context_parallel": "--cp",
-        "pipeline_parallel": "--pp",
-        "expert_parallel": "--ep",
         "with": "--no-here",  # a plan for other machines than this one
     }
 
     def name(self, option: str) -> str:
-        plain = option.removeprefix("resources.").replace(".", "-").replace("_", "-")
-        return self._NAMES.get(option, f"--{plain}")
+        return self._NAMES.get(option, option_of(option))
 
     def words(self, change: Change) -> tuple[str, ...]:
         name = self.name(change.option)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,6 @@ from estimator.changes import (
     Suggestion,
     Text,
     in_words,
-    meant_by,
     suggestion_in_words,
 )
 
@@ -65,20 +64,6 @@ def spelled_as(spelling: Spelling) -> Iterator[None]:
         raise
 
 
-def check_names(words: Iterable[str], spelling: Spelling) -> None:
-    """Raise UserError for an option on a command line that has another name here."""
-    for name in (word.partition("=")[0] for word in words):
-        option = meant_by(name) if name.startswith("--") else None
-        if option is not None:
-            ours = spelling.name(option)
-            if ours == name:
-                continue
-            raise UserError(
-                f"There is no {name}.",
-                f"Did you mean {ours if ours.startswith('--') else f'--set {ours}=...'}?",
-            )
-
-
 class CannotFit(UserError):  # noqa: N818 - it is an answer, with a plan in it, more than an error
     """Nothing that is at hand can run the job.
 
@@ -119,4 +104,4 @@ class CannotFit(UserError):  # noqa: N818 - it is an answer, with a plan in it, 
         return kind, texts, {**state, **more}  # type: ignore[dict-item]
 
 
-__all__ = ["MISTAKE", "CannotFit", "Change", "UserError", "check_names", "spelled_as"]
+__all__ = ["MISTAKE", "CannotFit", "Change", "UserError", "spelled_as"]

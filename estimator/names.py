@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
+from estimator.changes import Spelling, meant_by
 from estimator.errors import UserError
 
 
@@ -16,6 +17,28 @@ def close_matches(name: str, known: Iterable[str], n: int = 3, cutoff: float = 0
 
     names = {spelling.lower(): spelling for spelling in known}
     return [names[key] for key in difflib.get_close_matches(name.lower(), names, n=n, cutoff=cutoff)]
+
+
+def check_options(words: Iterable[str], known: Collection[str], spelling: Spelling) -> None:
+    """Raise UserError for the first option on a command line that is none of ``known``.
+
+    The advice is this project's name of an option that another tool calls so, else names spelled alike.
+    ``known`` may be empty: then only names of other tools are refused.
+    """
+    for word in words:
+        if word == "--":
+            return
+        name = word.partition("=")[0]
+        if not name.startswith("--") or name in known:
+            continue
+        option = meant_by(name)
+        ours = None if option is None else spelling.name(option)
+        if ours is not None and ours != name and (not known or not ours.startswith("--") or ours in known):
+            shown = ours if ours.startswith("--") else f"--set {ours}=..."
+            raise UserError(f"There is no option {name}.", f"Did you mean {shown}?")
+        if known:
+            advice = did_you_mean(name, known) or "`--help` lists the options."
+            raise UserError(f"There is no option {name}.", advice)
 
 
 def unknown_choice(what: str, value: object, choices: Iterable[str]) -> UserError:

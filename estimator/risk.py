@@ -17,7 +17,7 @@ TIGHT_BELOW = 0.20  # risk up to which a plan is tight; above, it does not fit
 DEVIATIONS_AT_TIGHT = 0.8417  # of the normal distribution, that 20 % lie beyond
 WITHIN = 1.96  # standard deviations on either side that hold 95 %
 # Standard deviation over the need, of what no class of runs tells: what the allocator loses. The smallest
-# fraction of an H200 on which six runs passed was 1.1 to 7.5 % above the predicted need, in the median 1.7 %
+# limit at which six runs passed on an H200 was 0.2 to 3.3 % above the predicted need, in the median 1.6 %
 # (benchmarks/results/on_gpu_1x_nvidia_h200.md).
 LEAST_SPREAD = 0.02
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from shlex import join
 from typing import Annotated, Any, NoReturn
@@ -63,7 +63,7 @@ class FlowCommand(TyperCommand):
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
         """The run's options, for ``finetune run`` and ``finetune check``."""
         if self.name in RUNS:
-            names = sorted({*_run_options(RUNS[self.name]), *BEFORE_COMMAND})
+            names = sorted(_completions(RUNS[self.name]))
             self.params = [TyperOption(param_decls=[name]) for name in names]
         return super().shell_complete(ctx, incomplete)
 
@@ -83,6 +83,11 @@ def run(words: Words = None) -> None:
 
     The first word may be a YAML file of settings; options override it: finetune run FILE.yaml --lr 1e-4
     """
+    if {"--help", "-h", "--help-all"} & set(words or ()):
+        from flows.run_help import help_page
+
+        typer.echo(help_page("finetune run", everything="--help-all" in (words or ())))
+        return
     _become(*flow_words("run", words or ()))
 
 
@@ -114,11 +119,11 @@ def _run_words(words: Sequence[str], config: str) -> list[str]:
     """Put the options that Metaflow takes before its command first; a leading YAML file is its ``config``."""
     if words and words[0].endswith((".yaml", ".yml")):
         words = ["--config", config, *words]
-    before, after = _apart(words)
+    before, after = split_words(words)
     return [*before, "run", *after]
 
 
-def _apart(words: Sequence[str]) -> tuple[list[str], list[str]]:
+def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """What Metaflow takes before its command, wherever it stands among these words; and the others."""
     before: list[str] = []
     after: list[str] = []
@@ -155,7 +160,7 @@ def command_line(script: str, words: Sequence[str], program: str = "finetune") -
     name = next((name for name, file in FLOWS.items() if file == Path(script).name), None)
     if name is None:
         return join(["python", script, *words])  # a copy of a flow, under a name of the user's
-    before, rest = _apart(words)
+    before, rest = split_words(words)
     for command, run_flow in RUNS.items():
         if run_flow == name and rest[:1] == ["run"]:
             return join([program, command, *before, *rest[1:]])
@@ -167,8 +172,18 @@ def _become(file: str, words: Sequence[str]) -> NoReturn:
     os.execv(sys.executable, [sys.executable, str(Path(__file__).with_name(file)), *words])  # noqa: S606
 
 
-def _run_options(name: str) -> Iterator[str]:
-    """Names of the options of a flow's ``run``: its parameters', and Metaflow's own."""
+def _completions(name: str) -> set[str]:
+    from decorators._metaflow import run_parameters
+
+    parameters, switches = run_parameters(flow_class(name))
+    from flows.run_options import OF_METAFLOW, all_options
+
+    own = {*parameters, *switches, *OF_METAFLOW, *BEFORE_COMMAND}
+    return own | all_options() if name == DEFAULT else own
+
+
+def flow_class(name: str) -> Any:
+    """The flow of that name in FLOWS, imported."""
     from importlib import import_module
 
     from metaflow import FlowSpec
@@ -176,10 +191,4 @@ def _run_options(name: str) -> Iterator[str]:
     module = import_module(f"flows.{FLOWS[name].removesuffix('.py')}")
     own: list[Any] = [each for each in vars(module).values() if isinstance(each, type)]
     (kind,) = (each for each in own if issubclass(each, FlowSpec) and each.__module__ == module.__name__)
-    for _, parameter in kind._get_parameters():
-        if not parameter.IS_CONFIG_PARAMETER:
-            yield f"--{parameter.name}"
-    from metaflow.cli_components.run_cmds import run as command
-
-    for option in command.params:
-        yield from (text for text in option.opts if text.startswith("--"))
+    return kind

@@ -1,4 +1,4 @@
-"""finetune doctor: what is installed, what would work here, and what mends the rest."""
+"""finetune doctor: check what works on this machine, and show how to fix the rest."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from flows.doctor.line import Line
+    from flows.doctor.probes import Probe
 
 DEFAULT_JOB = "local"  # the line that says whether it can run
 RUN = "finetune run"
@@ -22,29 +23,30 @@ def doctor(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """What is installed, which engines and backends would work here, and why not: a line each, with its fix.
+    """Check packages, GPUs, engines, datastore, backends and tokens; print each finding with its fix.
 
-    Ends with status 0 where the default job can run on this machine, with 1 where it can't. Of tokens it says
-    whether they are set, and nothing else.
+    Exit status 0: the default job can run on this machine; 1: it cannot. Values of tokens are never shown.
     """
     from dataclasses import asdict
 
     from estimator.cli.output import console, print_json
     from flows.doctor.probes import PROBES
-    from flows.doctor.processes import look
+    from flows.doctor.processes import run_probes
 
-    found = look(PROBES, time_limit)
-    obstacles = obstacles_of([line for _, lines in found for line in lines])
+    out = console()
+    found: dict[Probe, list[Line]] = {}
+    for probe, lines in run_probes(PROBES, time_limit):
+        found[probe] = lines
+        if not as_json:
+            out.print(_table(probe.section, lines))
+            out.file.flush()
+    obstacles = obstacles_of([line for lines in found.values() for line in lines])
     if as_json:
-        rows = [{"section": probe.section, **asdict(line)} for probe, lines in found for line in lines]
+        rows = [{"section": probe.section, **asdict(line)} for probe in PROBES for line in found[probe]]
         for row in rows:
             del row["needs"]
         print_json({"default_job": not obstacles, "lines": rows})
     else:
-        out = console()
-        for section in dict.fromkeys(probe.section for probe, _ in found):
-            out.print(f"[bold]{section}[/bold]")
-            out.print(_table([line for probe, lines in found if probe.section == section for line in lines]))
         out.print(_verdict(obstacles), markup=False)
     raise typer.Exit(1 if obstacles else 0)
 
@@ -62,12 +64,13 @@ def _verdict(obstacles: list[Line]) -> str:
     return f"The default job can't run here: {', '.join(line.check for line in obstacles)} (see above)."
 
 
-def _table(lines: list[Line]) -> Table:
+def _table(section: str, lines: list[Line]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(width=4, justify="right")
+    table.add_column(width=9)
     table.add_column(width=17)
     table.add_column(overflow="fold")
     for line in lines:
@@ -75,5 +78,5 @@ def _table(lines: list[Line]) -> Table:
         text = Text(line.found)
         if line.fix and line.state != "ok":
             text.append(f"\nfix: {line.fix}", style="dim")
-        table.add_row(Text(mark, style=style), Text(line.check), text)
+        table.add_row(Text(mark, style=style), Text(section), Text(line.check), text)
     return table

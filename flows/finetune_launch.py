@@ -7,15 +7,16 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from decorators._metaflow import Backend, command, compiles_only, main, resumed_artifact
+from decorators._metaflow import Backend, command, compiles_only, main, resumed_artifact, run_parameters
 from decorators.backends import cluster_name, destination
 from estimator import hardware, logs
 from estimator.calibration import Calibration
-from estimator.errors import MISTAKE, Change, UserError, check_names, spelled_as
+from estimator.changes import option_of
+from estimator.errors import MISTAKE, Change, UserError, spelled_as
 from estimator.hardware import local_machine
 from estimator.job import Job, Target
 from estimator.plan import Plan
@@ -23,15 +24,16 @@ from estimator.planning import obstacles, planner
 from estimator.planning.goals import ATTEMPTS, Goals
 from estimator.planning.places import WAITS
 from estimator.planning.planner import CannotFit
-from estimator.planning.report import render, render_cannot_fit
-from flows import finetune_artifacts, finetune_harness, rejection_launch, scorers
-from flows.commands import command_line
+from estimator.planning.report import render
+from estimator.planning.summary import MORE, render_cannot_fit, render_summary
+from flows import finetune_artifacts, finetune_harness, rejection_launch, run_help, run_options, scorers
+from flows.commands import command_line, split_words
 from flows.run_logs import recorded_launch
 from launchers import checks, hub_push, pipeline, settings, workdir
 from launchers.harness import tasks
 from launchers.sections import Resources
 from launchers.settings import Settings
-from launchers.spelling import SetOptions
+from launchers.spelling import default_of
 
 if TYPE_CHECKING:
     from flows.checklist_gate import Checked
@@ -86,38 +88,57 @@ LISTS = ("tracker", "eval_harness")  # flags that take several words, with comma
 SWITCHES = ("from_catalogue", "spot", "adapter_only")
 
 
-class FlowFlags(SetOptions):
-    """How the flow takes an option: by its flag where it has one, else by ``--set``."""
-
-    _BY_SETTING: ClassVar = {setting: f"--{flag.replace('_', '-')}" for flag, setting in FLAGS.items()}
+class FlowOptions:
+    """Options as advice names them. A setting without a parameter is set to its default, not left out."""
 
     def name(self, option: str) -> str:
-        return self._BY_SETTING.get(option, option)
+        return option_of(option)
 
     def words(self, change: Change) -> tuple[str, ...]:
-        if change.option == "with":
-            return ("--with", str(change.value))
-        flag = self._BY_SETTING.get(change.option)
-        if flag is None:
-            return super().words(change)
-        if flag.removeprefix("--").replace("-", "_") in SWITCHES:
-            return (flag,) if change.value else ()
-        return () if change.value is None else (flag, str(change.value))
+        name, value = option_of(change.option), change.value
+        if value is None and change.option not in (*FLAGS.values(), "with"):
+            value = default_of(change.option)
+        if value is None or (value is False and change.option in FLAGS.values()):
+            return ()
+        if isinstance(value, bool):
+            return (name if value else f"--no-{name[2:]}",)
+        return (name, ",".join(map(str, value)) if isinstance(value, tuple) else str(value))
 
 
-FLOW = FlowFlags()
+FLOW = FlowOptions()
 
 
 def run_flow(flow: type[Any]) -> None:
     """Run a flow's command line; an option that has another name here is answered with that name."""
     try:
-        check_names(sys.argv[1:], FLOW)
+        sys.argv[1:] = _translated(flow, sys.argv[1:])
     except UserError as error:
         logs.show_traceback(error)
         print(error, file=sys.stderr)
         raise SystemExit(MISTAKE) from None
     with recorded_launch():
         main(flow, command_line)
+
+
+def _translated(flow: type[Any], words: Sequence[str]) -> list[str]:
+    """The command line with options of settings as the flow takes them; only ``run`` has such options."""
+    before, rest = split_words(words)
+    if rest[:1] != ["run"]:
+        return list(words)
+    if {"--help", "--help-all"} & set(rest):
+        name = command_line(sys.argv[0], ["run"])
+        sys.stdout.write(run_help.help_page(name, everything="--help-all" in rest) + "\n")
+        raise SystemExit(0)
+    _typed[:] = words
+    parameters, switches = run_parameters(flow)
+    return [
+        *before,
+        "run",
+        *run_options.translate(rest[1:], parameters, {*switches, *run_options.OF_METAFLOW}),
+    ]
+
+
+_typed: list[str] = []  # the words of this process's command line before they were translated
 
 
 def settings_from(config: Mapping[str, Any], params: Mapping[str, Any]) -> Settings:
@@ -166,13 +187,12 @@ def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
             run = replace(run, plan=rejection.planned(run))
         if run.plan.prediction.price_source and run.plan.request.instance_type:
             sys.stderr.write(f"{hardware.old_prices([run.plan.request.instance_type])}\n".lstrip())
-        brief = backend == "local" and not params.get("plan_only")
-        shown = render(run.plan, brief=brief) + (f"\n\n{rejection.text(run.plan)}" if rejection else "")
+        shown = render(run.plan) if params.get("verbose") else render_summary(run.plan)
+        if rejection:
+            shown += f"\n\n{rejection.text(run.plan)}"
         if params.get("plan_only"):
-            sys.stdout.write(shown + "\n")
+            sys.stdout.write(shown + ("\n" if params.get("verbose") else f"\n\n{MORE}\n"))
             raise SystemExit(0)
-        if brief:
-            shown += "\nReasons     on the card, or with --plan-only"
         sys.stderr.write(shown + "\n\n")  # not to standard output: deployments print JSON there
         hub_push.check(run.settings, must_reach=backend == "local")
         if backend == "local":
@@ -192,7 +212,7 @@ def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
 def _command(params: Mapping[str, Any]) -> str:
     """The command that these parameters come from, as the user would give it again."""
     if command() == "run":
-        return command_line(sys.argv[0], sys.argv[1:])
+        return command_line(sys.argv[0], _typed or sys.argv[1:])
     return shlex.join(["finetune", "run", *(["--model", params["model"]] if params.get("model") else [])])
 
 

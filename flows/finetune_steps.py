@@ -18,11 +18,13 @@ from decorators._metaflow import shell_path, user_errors
 from decorators.backends import disruptions
 from decorators.gpu_profile import current_plan, current_profile, gpu_profile
 from decorators.storage import datastore
+from estimator.cli.common import COMMON
 from estimator.errors import spelled_as
 from estimator.vocabulary import TASKS
 from flows import finetune_artifacts, finetune_harness, finetune_launch, scorers
 from flows.commands import command_line, config_file, console_script
 from flows.finetune_node import encode_on_node, join_timeout_s, train_on_node
+from flows.run_help import CHECKS
 from flows.run_logs import recorded_task
 from launchers import engines, hub_push, pipeline, run_config
 from launchers.cluster.endpoint import NodeAddress, Secret
@@ -36,7 +38,7 @@ from launchers.harness.run import try_tasks
 from launchers.model_card import closing_facts, hub_page
 from launchers.report.metrics import summarise
 from launchers.run import stages
-from launchers.settings import choices_of, dotted_names, help_of, parse_yaml
+from launchers.settings import choices_of, help_of, parse_yaml
 from launchers.store.bundles import get_bundle, has_bundle, put_bundle
 from launchers.workdir import work_folder
 
@@ -65,6 +67,11 @@ def switch(name: str) -> Any:
     """A flag without a value; where it isn't given, the settings file's value holds."""
     help_text = help_of(finetune_launch.FLAGS[name])
     return Parameter(name.replace("_", "-"), is_flag=True, default=False, help=help_text)
+
+
+def check_switch(name: str) -> Any:
+    """A flag of the flow that is no setting."""
+    return Parameter(name, is_flag=True, default=False, help=CHECKS[name])
 
 
 def read_settings(text: str) -> dict[str, Any]:
@@ -148,32 +155,12 @@ class FinetuneSteps(FlowSpec):
     pending_timeout = knob("pending_timeout", float)
     max_disruptions = knob("max_disruptions", int)
     fabric = knob("fabric")
-    overrides = Parameter(
-        "set",
-        default="",
-        multiple=True,
-        help="Any setting by its dotted name, as often as needed: --set optimizer.lr=2e-5. Names: "
-        + ", ".join(dotted_names()),
-    )
-    no_calibration = Parameter(
-        "no-calibration",
-        is_flag=True,
-        default=False,
-        help="Plan by the formulas alone, without what finished runs have measured here.",
-    )
-    no_preflight = Parameter(
-        "no-preflight",
-        is_flag=True,
-        default=False,
-        help="Submit to the cluster without asking first whether it could ever run this.",
-    )
-    ignore_checklist = Parameter(
-        "ignore-checklist",
-        is_flag=True,
-        default=False,
-        help="Begin though the newest checklist of this cluster has failed within the last day.",
-    )
-    plan_only = Parameter("plan-only", is_flag=True, default=False, help="Print the plan and end.")
+    overrides = Parameter("set", default="", multiple=True, help=CHECKS["set"])
+    no_calibration = check_switch("no-calibration")
+    no_preflight = check_switch("no-preflight")
+    ignore_checklist = check_switch("ignore-checklist")
+    plan_only = Parameter("plan-only", is_flag=True, default=False, help=COMMON["plan_only"].text)
+    verbose = Parameter("verbose", is_flag=True, default=False, help=COMMON["verbose"].text)
 
     @gpu_profile(plan=finetune_launch.plan_from_parameters, request="none")
     @step

@@ -21,7 +21,8 @@ from typing import Annotated
 import typer
 
 from estimator import logs
-from estimator.errors import MISTAKE, UserError, check_names
+from estimator.errors import MISTAKE, UserError
+from estimator.names import check_options
 from launchers import settings
 from launchers.cluster.allocation import Allocation, node_address
 from launchers.cluster.hangup import outlive_shell
@@ -132,7 +133,7 @@ def _settings(file: Path | None, overrides: Sequence[str]) -> settings.Settings:
 
 def _check_options(arguments: Sequence[str]) -> None:
     """Raise UserError for a setting that is passed as a command-line option."""
-    check_names(arguments, SET)
+    check_options(arguments, (), SET)
     for name in (word.partition("=")[0] for word in arguments):
         plain = name.removeprefix("--").replace("-", "_")
         matches = [setting for setting in settings.dotted_names() if plain in _option_names(setting)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import yaml
 from pydantic import (
@@ -83,8 +83,8 @@ class Settings(Section):
     kto: preferences from single answers marked good or bad. reward: a reward model. grpo: reinforcement
     learning on sampled answers (`rl`). text-to-image: images from captions (`images`)."""
     engine: LaunchedEngine | Auto = "auto"
-    """Training engine. auto: the first of torchtune, deepspeed and fsdp2 that supports the job; trl for
-    task grpo."""
+    """Training engine. auto: of those that support the job the best by predicted price and speed; within 20 %
+    the simpler."""
     dataset: str = Field(default="support-tickets", min_length=1)
     """Dataset: JSONL, JSON, CSV or Parquet with chat messages, instruction/response pairs or text;
     preference pairs for preference tasks; text (also .txt) for pretrain. A local path, a folder of
@@ -496,6 +496,38 @@ def choices_of(name: str) -> tuple[str, ...]:
     """Return the allowed values of a setting with a closed set, by its dotted name; empty for all others."""
     kind = _field(name).annotation
     return tuple(map(str, get_args(kind))) if get_origin(kind) is Literal else ()
+
+
+def annotation_of(name: str) -> Any:
+    """Type of a setting, by its dotted name."""
+    return _field(name).annotation
+
+
+def type_of(name: str) -> str:
+    """Type of a setting in words: its values where they are a closed set."""
+    return _describe_type(annotation_of(name))
+
+
+def _describe_type(kind: Any) -> str:
+    names = {bool: "true or false", int: "integer", float: "number", str: "text", Any: "any"}
+    origin, parts = get_origin(kind), get_args(kind)
+    if kind in names:
+        return names[kind]
+    if origin is Literal:
+        return ", ".join(map(str, parts))
+    if origin is Annotated:
+        return _describe_type(parts[0])
+    if origin is tuple:
+        return f"list of {_describe_type(parts[0])}"
+    if origin is dict:
+        return "mapping"
+    described = dict.fromkeys(_describe_type(part) for part in parts if part is not type(None))
+    return " or ".join(described)
+
+
+def default_of(name: str) -> Any:
+    """Default of a setting, by its dotted name."""
+    return _field(name).get_default(call_default_factory=True)
 
 
 def _field(name: str) -> FieldInfo:

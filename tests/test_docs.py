@@ -44,6 +44,7 @@ from estimator.cli.app import load
 from estimator.errors import UserError
 from flows import finetune_launch
 from flows.commands import RUNS, flow_words
+from flows.run_options import setting_options, translate
 from launchers import settings
 from launchers.dataset import preferences, rows
 from launchers.models import weights
@@ -67,6 +68,7 @@ FLAGS_WITHOUT_VALUE = {
     "--plan-only",
     "--no-preflight",
     "--help",
+    "--help-all",
     "--only-json",
     "--ignore-checklist",
     "--webhook",
@@ -173,7 +175,8 @@ def help_text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HelpText]:
                 earlier = home / f"{name}.py"
                 earlier.write_text(EARLIER.format(name=name, values=json.dumps(settings.parse_yaml(""))))
                 run([str(earlier), "run"])
-            return run([str(flow), *words, "--help"])
+            everything = words == ("run",) and flow.name != "checklist_flow.py"
+            return run([str(flow), *words, "--help-all" if everything else "--help"])
 
         def run(words: list[str]) -> str:
             done = warm.run(words, folder=home, environment=variables)
@@ -265,7 +268,10 @@ def check_run(where: str, options: dict[str, list[str]], place: Path) -> None:
         for name in finetune_launch.FLAGS
         if "--" + name.replace("_", "-") in options
     }
-    parameters["overrides"] = tuple(options.get("--set", ()))
+    flags = {f"--{name.replace('_', '-')}" for name in finetune_launch.FLAGS}
+    given = {option: options[option][-1] for option in setting_options().keys() & options.keys() - flags}
+    others = [translate([option, value], (), ())[1] for option, value in given.items()]
+    parameters["overrides"] = (*others, *options.get("--set", ()))
     if "--config" in options:
         file = place / options["--config"][1]
         parameters["settings"] = settings.parse_yaml(file.read_text(), file.parent)
@@ -273,7 +279,7 @@ def check_run(where: str, options: dict[str, list[str]], place: Path) -> None:
         answer = planned(parameters, backends[0] if backends else "local")
     except UserError as error:
         answer = str(error)
-    assert answer.startswith("Plan: ") or "These would work:" in answer, f"{where}: {answer}"
+    assert answer.startswith("Plan: ") or "Alternatives that fit:" in answer, f"{where}: {answer}"
 
 
 def test_every_command_of_the_estimator_is_one_that_the_command_line_takes(place: Path) -> None:

@@ -5,6 +5,7 @@ What is used, and why no public interface serves:
 
 * ``metaflow.system_context.system_context.phase`` and the click context's ``saved_args``: which command
   this process runs. A mutator runs in all of them, and must plan in some and stay silent in the others.
+* ``FlowSpec._get_parameters``: the options of a flow's ``run``, for its help and for suggestions.
 * ``metaflow._vendor.click.get_current_context``: the parsed flow parameters. A mutator is given the
   parameters' declarations, not the values of this run.
 * ``TaskDataStoreSet``/``FlowDataStore``/``get_latest_run_id``: the parameters and the plan of the run that
@@ -63,6 +64,7 @@ from decorators._metaflow.commands import (
     in_container,
     local_node_command,
     metadata_kind,
+    run_parameters,
     waits_for_other_nodes,
 )
 from decorators._metaflow.configuration import Configuration, configuration
@@ -154,6 +156,7 @@ __all__ = [
     "resumed_artifact",
     "retry_deployed",
     "run_id",
+    "run_parameters",
     "s3_client",
     "say",
     "set_current",

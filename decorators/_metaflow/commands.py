@@ -18,6 +18,13 @@ DEPLOYERS: dict[str, Backend] = {
 }
 
 
+def run_parameters(flow: type[Any]) -> tuple[set[str], set[str]]:
+    """Options of a flow's parameters: those with a value, and switches. Metaflow's command is not loaded."""
+    own = [each for _, each in flow._get_parameters() if not each.IS_CONFIG_PARAMETER]
+    switches = {f"--{each.name}" for each in own if each.kwargs.get("is_flag")}
+    return {f"--{each.name}" for each in own} - switches, switches
+
+
 def command() -> Command:
     """What this process was started for."""
     words = command_words()

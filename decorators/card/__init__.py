@@ -1,1 +1,1 @@
-"""The card of a profiled step: predicted beside measured, live while the step runs."""
+"""Live card of a profiled step: predicted next to measured."""

@@ -1,4 +1,4 @@
-"""The blocks that a card is made of, and how text and sizes are shown in them."""
+"""Blocks of a card, and the formatting of text and sizes in them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Chart:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grid:
-    """A table; cells are text or blocks."""
+    """Table whose cells are text or blocks."""
 
     headers: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
@@ -44,14 +44,14 @@ class Grid:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Log:
-    """Lines that are shown as they are."""
+    """Preformatted lines."""
 
     text: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Picture:
-    """A PNG file in base64, with what is said below it."""
+    """PNG file in base64 with a caption."""
 
     png: str
     label: str
@@ -61,7 +61,7 @@ Block = Text | Chart | Grid | Log | Picture
 
 
 def size(value: float | None) -> str:
-    """Bytes in GiB (or MiB), or "unknown"."""
+    """Format bytes in GiB (or MiB below 1 GiB), or "unknown"."""
     if value is None:
         return UNKNOWN
     if value < GIB:
@@ -70,12 +70,12 @@ def size(value: float | None) -> str:
 
 
 def breaking(text: str) -> str:
-    """A text whose long words may break, in a cell that may be narrow."""
+    """Insert break opportunities into long words, for narrow cells."""
     return _LONG_WORD.sub(lambda word: word[0] + MAY_BREAK, text)
 
 
 def safe(text: str) -> str:
-    """Text that Markdown shows as it is, in one line. (Cells of tables are shown as they are anyway.)
+    """Escape text so that Markdown shows it unchanged, in one line. Cells of tables need no escaping.
 
     Metaflow's cards drop a sign behind a backslash and show entities as they are written, so signs that mean
     something give way to others that look alike.

@@ -1,4 +1,4 @@
-"""Charts as Vega-Lite specifications: plain values in, a plain dict out. They need no network to draw."""
+"""Vega-Lite specifications of charts: plain values in, a plain dict out. Drawing needs no network."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredPart:
-    """A part of the measured bar."""
+    """Part of the measured bar."""
 
     name: str
     size_bytes: int
@@ -38,7 +38,7 @@ class MemoryPoint:
 
 
 def thin(values: Sequence[T], most: int = MOST_POINTS) -> list[T]:
-    """At most ``most`` of the values, evenly taken, the last one always."""
+    """Return at most ``most`` of the values, evenly spaced, always with the last one."""
     if len(values) <= most:
         return list(values)
     stride = (len(values) - 1) / (most - 1)
@@ -52,7 +52,7 @@ def gib(size_bytes: float) -> float:
 def memory_bars(
     predicted: Counted | None, measured: Sequence[MeasuredPart], unit: str, capacity: int | None = None
 ) -> dict[str, Any]:
-    """Predicted memory by category over the measured one, with the upper bound and the capacity.
+    """Stacked bars of predicted memory by category and measured memory, with upper bound and capacity.
 
     ``predicted``: of the same counter as ``measured``.
     """
@@ -137,7 +137,7 @@ def line(
     number_format: str = "~s",
     smooth: bool = False,
 ) -> dict[str, Any]:
-    """A value over the optimizer steps; steps without the value are left out.
+    """Line of a value over the optimizer steps; steps without the value are left out.
 
     ``smooth``: a line smoothed over a twentieth of the steps, before the paler values themselves.
     """
@@ -182,7 +182,7 @@ def line_beside(
     *,
     smooth: bool = False,
 ) -> dict[str, Any]:
-    """A value of the training over its steps (:func:`line`), and the same on held-out rows over it.
+    """Line of a training value (:func:`line`) together with the same value on held-out rows.
 
     ``best``: the step of the lowest held-out loss, which is marked; None: none is known.
     """
@@ -224,7 +224,7 @@ def line_beside(
 
 
 def smoothed_values(points: Sequence[tuple[int, float]]) -> list[float]:
-    """Exponential moving average over about a twentieth of the points; the first ones count in full."""
+    """Exponential moving average over about a twentieth of the points; the first points count in full."""
     keep = 1 - 1 / max(len(points) / 20, 1.0)
     total = weight = 0.0
     smoothed = []
@@ -235,7 +235,7 @@ def smoothed_values(points: Sequence[tuple[int, float]]) -> list[float]:
 
 
 def step_times(rows: Sequence[tuple[int, float | None, float | None, float]]) -> dict[str, Any]:
-    """Where the time of a step goes: (step, forward, backward, whole) in seconds, stacked."""
+    """Stacked step times in seconds. Rows: (step, forward, backward, whole step)."""
     values = []
     for step, forward, backward, whole in thin(rows, MOST_POINTS // 3):
         rest = whole - (forward or 0.0) - (backward or 0.0)
@@ -270,7 +270,7 @@ def step_times(rows: Sequence[tuple[int, float | None, float | None, float]]) ->
 
 
 def side_by_side(views: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Views (of :func:`line`, :func:`step_times`) in rows of two."""
+    """Arrange views (of :func:`line`, :func:`step_times`) in rows of two."""
     return {
         "$schema": SCHEMA,
         "columns": 2,
@@ -284,7 +284,7 @@ def side_by_side(views: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def memory_over_time(
     points: Sequence[MemoryPoint], predicted: Counted | None, capacity: int | None = None
 ) -> dict[str, Any]:
-    """Memory of each process or GPU over the time, before the range predicted for the same counter."""
+    """Memory of each process or GPU over time, behind it the range predicted for the same counter."""
     layers: list[dict[str, Any]] = []
     y = {"type": "quantitative", "title": "GiB", "scale": {"zero": True}}
     if predicted:

@@ -1,4 +1,4 @@
-"""What a card shows of an evaluation: both models' figures, how sure a reward model is, their answers."""
+"""Card blocks of an evaluation: metrics of both models, a reward model's calibration, answers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SPEAKER = re.compile(  # Llama's, ChatML's, Gemma's
 
 
 def evaluation_blocks(result: EvaluationResult) -> list[Block]:
-    """The blocks of an evaluation, from top to bottom."""
+    """Return the blocks of an evaluation, from top to bottom."""
     blocks: list[Block] = [Text(markdown="### Before and after"), _figures(result)]
     if result.calibration:
         blocks.append(Chart(spec=calibration_chart(result.calibration)))
@@ -53,7 +53,9 @@ def evaluation_blocks(result: EvaluationResult) -> list[Block]:
 
 
 def drawn_blocks(drawn: Sequence[Drawn]) -> list[Block]:
-    """What is made of held-out captions while a run trains, each in a row: first by the base."""
+    """Return images drawn of held-out captions during training, one row per caption, first by the base
+    model.
+    """
     names = [f"after step {each.step}" if each.step else "the base" for each in drawn]
     rows: tuple[tuple[Any, ...], ...] = tuple(
         (
@@ -72,7 +74,7 @@ def drawn_blocks(drawn: Sequence[Drawn]) -> list[Block]:
 
 
 def task_blocks(result: HarnessResult) -> list[Block]:
-    """The table of tasks' metrics, and how they were asked."""
+    """Return the table of the tasks' metrics and how the tasks were run."""
     rows = tuple(row.cells() for row in result.rows)
     return [
         Text(markdown=f"### Tasks before and after\n\n{result.how}"),
@@ -81,7 +83,7 @@ def task_blocks(result: HarnessResult) -> list[Block]:
 
 
 def _shown(text: str) -> str:
-    """The begin of a text that may be of one long word, in a cell that may be narrow; no template's signs."""
+    """Shorten and escape a text for a narrow cell, without template markup."""
     text = _SPEAKER.sub(r" \1: ", text)
     text = " ".join(_CHAT_SIGNS.sub(" ", text).split()).removesuffix(" assistant:").removesuffix(" model:")
     cut = text[:_SHOWN_CHARS] + ("..." if len(text) > _SHOWN_CHARS else "")
@@ -121,7 +123,7 @@ def _figure(score: Score | None, name: str) -> str:
 
 
 def calibration_chart(bins: tuple[CalibrationBin, ...]) -> dict[str, Any]:
-    """How often pairs were ranked right, by how sure the model was; the diagonal is where both agree."""
+    """Chart of ranking accuracy over predicted probability; on the diagonal both agree."""
     values = [{"sure": each.sure, "right": each.right, "pairs": each.pairs} for each in bins]
     share = {"type": "quantitative", "axis": {"format": "%"}}
     return {

@@ -1,4 +1,4 @@
-"""The card's memory: each counter's figures beside what was predicted for that counter."""
+"""Memory on the card: each counter next to its prediction."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_LINES = 8  # of the chart; more ranks or GPUs are drawn as their maximum
 def memory_rows(
     memory: MemoryEstimate | None, measured: Measured, *, on_gpu: bool
 ) -> list[tuple[str, str, str]]:
-    """Each counter's figure beside what was predicted for that counter."""
+    """Return one row per memory counter: predicted and measured."""
     peak, ranks = measured.memory_peak, measured.ranks
     if not on_gpu:
         resident = peak.size_bytes if peak and peak.counter == "resident" else None
@@ -44,7 +44,7 @@ def memory_rows(
 
 
 def memory_bars(state: CardState) -> dict[str, Any]:
-    """The predicted bar over the measured one."""
+    """Return the chart of predicted and measured memory."""
     on_gpu = state.plan.layout.device == "cuda" if state.plan else bool(state.measured.gpus)
     estimate, peak = state.plan.prediction.memory if state.plan else None, state.measured.memory_peak
     unit = "GPU" if on_gpu else "process"
@@ -56,7 +56,7 @@ def memory_bars(state: CardState) -> dict[str, Any]:
 
 
 def memory_over_time(state: CardState) -> dict[str, Any] | None:
-    """Memory over time before the predicted range; None where nothing was sampled."""
+    """Return the chart of memory over time with the predicted range; None without samples."""
     points = memory_points(state)
     if not points:
         return None
@@ -66,7 +66,9 @@ def memory_over_time(state: CardState) -> dict[str, Any] | None:
 
 
 def measured_parts(state: CardState) -> list[MeasuredPart]:
-    """The measured bar: the fullest rank's peak by torch, on GPUs with what lies outside; else resident."""
+    """Return the parts of the measured bar: on GPUs the fullest rank's torch peak and the memory outside
+    of torch, else resident memory.
+    """
     ranks, peak = state.measured.ranks, state.measured.memory_peak
     on_gpu = [r for r in ranks if r.reserved_peak_bytes is not None]
     if on_gpu:
@@ -88,8 +90,8 @@ def measured_parts(state: CardState) -> list[MeasuredPart]:
 
 
 def memory_points(state: CardState) -> list[MemoryPoint]:
-    """Memory over time: of each GPU by NVML, less what was in use before the step; else of each rank, by
-    torch or resident; else of the step.
+    """Return memory over time: of each GPU by NVML minus what was in use before the step; else of each
+    rank by torch or resident; else of the step.
     """
     if state.gpu_samples:
         before = [gpu.used_bytes for gpu in state.gpu_samples[0].gpus]
@@ -113,14 +115,14 @@ def memory_points(state: CardState) -> list[MemoryPoint]:
 
 
 def _counter_over_time(state: CardState) -> Counter:
-    """The counter that :func:`memory_points` are of."""
+    """Return the counter of :func:`memory_points`."""
     if state.gpu_samples:
         return "device"
     return "reserved" if any(m.reserved_peak is not None for m in state.run.memory) else "resident"
 
 
 def _counted(memory: MemoryEstimate | None, counter: Counter) -> str:
-    """What was predicted for a counter."""
+    """Return the prediction for a counter."""
     predicted = memory.counted(counter) if memory else None
     if predicted is None:
         return UNKNOWN

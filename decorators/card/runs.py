@@ -1,4 +1,4 @@
-"""Runs beside each other: figures, settings that differ, and curves over each other."""
+"""Comparison of runs: metrics, settings that differ, and curves in one chart."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _APART = ("output_dir",)  # settings that are never the reason of a difference
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRecord:
-    """What is kept of a run; None and empty: it has not come so far."""
+    """Record of one run. None or empty: the run has not come that far."""
 
     run: str
     begun: datetime
@@ -50,7 +50,7 @@ class RunRecord:
 
 
 def figures(records: Sequence[RunRecord]) -> list[tuple[str, tuple[str, ...]]]:
-    """Rows of (what, each run's figure); "predicted -> measured" where there are both."""
+    """Rows of (metric, one value per run); "predicted -> measured" where both exist."""
     rows = [
         ("begun", [f"{r.begun:%Y-%m-%d %H:%M}" for r in records]),
         ("state", [r.state for r in records]),
@@ -70,14 +70,14 @@ def figures(records: Sequence[RunRecord]) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def differing_settings(records: Sequence[RunRecord]) -> list[tuple[str, tuple[str, ...]]]:
-    """Rows of (dotted name, each run's value) for the settings that are not the same in all runs."""
+    """Rows of (dotted name, one value per run) for the settings that differ between runs."""
     names = dict.fromkeys(name for record in records for name in record.settings)
     rows = [(name, tuple(record.settings.get(name, "-") for record in records)) for name in names]
     return [(name, values) for name, values in rows if len(set(values)) > 1 and name not in _APART]
 
 
 def draw_runs(flow: str, records: Sequence[RunRecord]) -> list[Block]:
-    """The blocks of the page that compares runs."""
+    """Return the blocks of the page that compares runs."""
     heads = tuple(record.run for record in records)
     blocks: list[Block] = [
         Text(markdown=f"## {safe(flow)}: {len(records)} run{'s' if len(records) > 1 else ''}"),
@@ -97,7 +97,7 @@ def draw_runs(flow: str, records: Sequence[RunRecord]) -> list[Block]:
 
 
 def curves(records: Sequence[RunRecord], title: str, field: str) -> dict[str, Any]:
-    """One figure of several runs over the steps, smoothed but for the learning rate."""
+    """Chart of one metric of several runs over the steps; all but the learning rate are smoothed."""
     values = []
     for record in records:
         points = [(m.step, value) for m in record.metrics if (value := getattr(m, field)) is not None]

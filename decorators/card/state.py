@@ -1,4 +1,4 @@
-"""What a step's card is drawn from."""
+"""State that a step's card is drawn from."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from launchers.trial import TrialResult
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """One hyper-parameter, in words."""
+    """One hyperparameter as text."""
 
     name: str
     value: str
@@ -24,7 +24,7 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CardState:
-    """A step's record so far. Times are seconds since the epoch."""
+    """Record of a step so far. Times are seconds since the epoch."""
 
     run: RunState  # a snapshot
     measured: Measured

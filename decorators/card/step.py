@@ -1,4 +1,4 @@
-"""What the card shows, as plain blocks made from a CardState; decorators.card.writer puts them on the page.
+"""Content of a step's card, as plain blocks made from a CardState; decorators.card.writer writes them.
 
 First screen: what runs where, its state, predicted beside measured. Below: the curves, the plan with its
 reasons, the ranks. A figure that is not known is shown as "unknown".
@@ -28,7 +28,7 @@ MOST_RANKS = 64  # rows of the rank table
 
 
 def draw(state: CardState) -> list[Block]:
-    """The blocks of a step's card, from top to bottom."""
+    """Return the blocks of a step's card, from top to bottom."""
     blocks: list[Block] = [Text(markdown=f"## {title(state)}\n\n{status(state)}")]
     if state.run.late:
         lines = "\n".join(f"- {safe(line)}" for line in state.run.late)
@@ -81,7 +81,7 @@ def draw(state: CardState) -> list[Block]:
 
 
 def title(state: CardState) -> str:
-    """Model, method, engine and hardware."""
+    """Format model, method, engine and hardware."""
     measured = state.measured
     if state.plan is None and state.about is not None:
         return safe(f"{state.about.model} · {state.about.method} · {state.about.engine} · {measured.step}")
@@ -100,7 +100,7 @@ def title(state: CardState) -> str:
 
 
 def hardware(plan: Plan) -> str:
-    """ "2 nodes x 8 A100-80GB" or "1 node x 2 CPU processes"."""
+    """Format the hardware: "2 nodes x 8 A100-80GB" or "1 node x 2 CPU processes"."""
     layout, request = plan.layout, plan.request
     nodes = f"{layout.nodes} node{'s' if layout.nodes > 1 else ''}"
     if layout.device == "cuda":
@@ -109,7 +109,7 @@ def hardware(plan: Plan) -> str:
 
 
 def status(state: CardState) -> str:
-    """One line: where the step is, or how it ended."""
+    """Format one line: the progress of the step, or how it ended."""
     run, done = state.run, state.measured.steps
     progress = f"step {done}" + (f" of {run.total_steps}" if run.total_steps else "") if done else ""
     newest = run.steps[-1].loss if run.steps else None
@@ -171,7 +171,7 @@ def comparison(state: CardState) -> list[tuple[str, str, str]]:
 
 
 def plan_rows(plan: Plan) -> tuple[tuple[str, str], ...]:
-    """The plan's choices, in words."""
+    """Rows of the plan's choices as text."""
     layout, request = plan.layout, plan.request
     return (
         ("asked for, each node", request_text(request)),
@@ -199,7 +199,7 @@ def plan_rows(plan: Plan) -> tuple[tuple[str, str], ...]:
 
 
 def request_text(request: Request) -> str:
-    """What is asked of the cluster for one node."""
+    """Format the resource request of one node."""
     parts = [
         request.gpus,
         f"{request.cpu} CPU core{'s' if request.cpu > 1 else ''}",
@@ -213,7 +213,7 @@ def request_text(request: Request) -> str:
 
 
 def rank_rows(state: CardState) -> tuple[tuple[str, ...], ...]:
-    """One row of text for each rank."""
+    """One row of text per rank."""
     phases = state.run.phases
     return tuple(
         (
@@ -232,7 +232,7 @@ def rank_rows(state: CardState) -> tuple[tuple[str, ...], ...]:
 
 
 def node_rows(state: CardState) -> tuple[tuple[str, str], ...]:
-    """What the samples say about this node."""
+    """Rows of this node's samples."""
     m = state.measured
     rows = [
         (
@@ -255,7 +255,7 @@ def node_rows(state: CardState) -> tuple[tuple[str, str], ...]:
 
 
 def count(value: float | None) -> str:
-    """A figure of any size, or "unknown"."""
+    """Format a count of any magnitude, or "unknown"."""
     return UNKNOWN if value is None else f"{value:,.0f}"
 
 
@@ -304,7 +304,7 @@ def _plan(plan: Plan) -> list[Block]:
 
 
 def _settings(settings: Sequence[Setting]) -> list[Block]:
-    """All hyper-parameters: those that differ from the defaults first."""
+    """List all hyperparameters, those that differ from the defaults first."""
     blocks: list[Block] = []
     chosen = [each for each in settings if each.value != each.default]
     if chosen:

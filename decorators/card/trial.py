@@ -1,4 +1,4 @@
-"""The card's table of plans that were tried before a run."""
+"""Table of plans that were tried before a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from launchers.trial import TrialResult, describe_layout
 
 
 def trial_rows(trials: Sequence[TrialResult], kept: Plan | None) -> tuple[tuple[str, str, str], ...]:
-    """A row for each plan that was tried: speed and memory of a process, predicted and measured."""
+    """One row per tried plan: speed and memory of a process, predicted and measured."""
     rows = []
     for trial in trials:
         memory, peak = trial.predicted_memory, trial.memory_peak

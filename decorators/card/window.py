@@ -1,4 +1,4 @@
-"""The card's part on a profiled window: where the time and the memory of its steps went."""
+"""Card section of a profiled window: time and memory of its steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ _BREAKS = re.compile(r"(_|::)(?=\w)")
 
 
 def window_blocks(window: Window, plan: Plan | None) -> list[Block]:
-    """The mean step by kind, predicted beside measured; the dearest operators; memory by category."""
+    """Return the mean step by kind of work with its prediction, the most expensive operators, and memory
+    by category.
+    """
     prediction = plan.prediction if plan is not None else None
     rows = tuple(
         (
@@ -70,7 +72,7 @@ def window_blocks(window: Window, plan: Plan | None) -> list[Block]:
 
 
 def _by_kind(last: str, rows: tuple[tuple[str, str, str, str], ...]) -> Grid:
-    """A table of a step's times by kind; without a column where nothing was predicted, as on a CPU."""
+    """Table of a step's times by kind; without the column of predictions if there are none, as on a CPU."""
     if any(row[1] != NOT_PREDICTED for row in rows):
         return Grid(headers=("a step", "predicted", "measured", last), rows=rows)
     measured = tuple((kind, *figures) for kind, _, *figures in rows)

@@ -1,4 +1,4 @@
-"""Writes a drawn card into Metaflow's."""
+"""Conversion of a card's blocks to Metaflow's card components."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def write_blocks(manager: Any, blocks: Sequence[Block]) -> None:
 
 
 def components(blocks: Sequence[Block]) -> list[Any]:
-    """The blocks as Metaflow's components of cards."""
+    """Convert blocks to Metaflow's card components."""
     return [_component(block) for block in blocks]
 
 

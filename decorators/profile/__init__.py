@@ -1,1 +1,1 @@
-"""What a step really uses: sampling of its processes and GPUs, and what later estimates learn from it."""
+"""Measurement of a step: sampling of its processes and GPUs, and records for later estimates."""

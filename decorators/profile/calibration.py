@@ -1,4 +1,4 @@
-"""Calibration's hook: a step that was planned and measured leaves its record in the estimator's store."""
+"""Calibration hook: a planned and measured step leaves its record in the estimator's store."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ FEWEST_STEPS = (
 
 @dataclass(frozen=True, slots=True)
 class _TrialPeaks:
-    """A trial's measurement as far as a record needs it: no device was watched, as others ran on it too."""
+    """Measurement of a trial, as far as a record needs it; device memory is not included, as others shared
+    the device.
+    """
 
     ranks: tuple[RankMeasured, ...]
     steps: int
@@ -35,7 +37,7 @@ class _TrialPeaks:
 def finished(
     plan: Plan, measured: Measured | _TrialPeaks, *, run: str, date: str, formulas: str
 ) -> Finished | None:
-    """The pair of a plan and what one node has measured; None where it says nothing of the plan's error.
+    """Pair a plan with the measurement of one node; None if it says nothing about the error of the plan.
 
     Raises UserError where the two can't belong together.
     """
@@ -69,7 +71,7 @@ def finished(
 
 
 def comparable_peak(plan: Plan, measured: Measured | _TrialPeaks) -> tuple[int, str] | None:
-    """The largest process's memory as a device shows it, and how it was found; None where that isn't known.
+    """Return the largest process's memory as a device shows it, and how it was determined; None if unknown.
 
     That is what is predicted (``shows_bytes``). Where NVML was not asked, or has seen less than torch
     reserved, what lies outside of torch is added as predicted. On a CPU, resident memory.
@@ -88,7 +90,7 @@ def comparable_peak(plan: Plan, measured: Measured | _TrialPeaks) -> tuple[int, 
 
 
 def keep_trial(result: TrialResult, *, run: str, in_container: bool) -> str | None:
-    """Put one plan's trial into the local store, as :func:`keep` does a finished step.
+    """Store one plan's trial, as :func:`keep` stores a finished step.
 
     One that failed is left out: what it held when it ran out of memory is not what it needs.
     """
@@ -99,7 +101,7 @@ def keep_trial(result: TrialResult, *, run: str, in_container: bool) -> str | No
 
 
 def keep(plan: Plan | None, measured: Measured | _TrialPeaks, *, run: str, in_container: bool) -> str | None:
-    """Put a finished step into the local store; a line where that was not possible, and never an error."""
+    """Store a finished step; return one line if that was not possible, never raise."""
     if plan is None or (in_container and not os.environ.get(calibration.VARIABLE)):
         return None  # a container's files end with it
     try:
@@ -115,7 +117,7 @@ def keep(plan: Plan | None, measured: Measured | _TrialPeaks, *, run: str, in_co
 
 
 def _gpu(plan: Plan, measured: Measured | _TrialPeaks) -> str:
-    """The GPU table's name of the measured device, else the driver's."""
+    """Return the measured device's name in the GPU table, else the driver's name."""
     if plan.layout.device == "cpu":
         return "cpu"
     reported = [rank.device.partition(" ")[2] for rank in measured.ranks]  # "cuda:0 NVIDIA H200"
@@ -126,7 +128,7 @@ def _gpu(plan: Plan, measured: Measured | _TrialPeaks) -> str:
 
 
 def _name(model: str) -> str:
-    """A model's public name; of a folder or a bucket only its last part."""
+    """Return a model's public name; of a folder or a bucket only the last part."""
     hub = model.count("/") <= 1 and not model.startswith(("/", ".", "~"))
     return model if hub and "://" not in model else model.rstrip("/").rpartition("/")[2]
 

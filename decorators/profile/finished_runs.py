@@ -1,4 +1,4 @@
-"""Earlier runs' records from their artifacts, for runs whose containers' files are lost::
+"""Records of earlier runs from their artifacts, for runs whose containers' files are lost::
 
     python -m decorators.profile.finished_runs FinetuneFlow
 
@@ -23,7 +23,7 @@ MOST_RUNS = 100  # of a flow that are looked at, the newest
 
 
 def collect(flow: str, most_runs: int = MOST_RUNS) -> Iterator[Finished]:
-    """Finished runs of a flow, newest first, from their artifacts ``plan`` and ``measured``.
+    """Return the finished runs of a flow, newest first, from their artifacts ``plan`` and ``measured``.
 
     Runs whose plan doesn't note its formulas are left out. Raises UserError where there is no such flow.
     """
@@ -67,7 +67,9 @@ def _of_task(task: Any) -> Finished | None:
 
 
 def main(words: list[str]) -> str:
-    """Keep what a flow's runs have measured. Raises UserError for other words than the name of one flow."""
+    """Store the measurements of a flow's runs. Raises UserError unless the argument is the name of one
+    flow.
+    """
     if len(words) != 1:
         raise UserError(
             f"It takes one word, and got {len(words)}.", "python -m decorators.profile.finished_runs FLOW"

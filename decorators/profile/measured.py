@@ -1,4 +1,6 @@
-"""Measured: what one node of a step really used. Goes beside the Plan, as an artifact and on the card."""
+"""Measured: resources that one node of a step used. Stored next to the Plan as an artifact, shown on the
+card.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from launchers.report.state import RankMeasured
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuMeasured:
-    """One GPU over the step, as NVML saw it: the whole device, whoever used it. None: not known."""
+    """One GPU during the step by NVML: the whole device, whoever used it. None: unknown."""
 
     index: int
     name: str
@@ -28,7 +30,7 @@ class GpuMeasured:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """One node of a step. None is: not measured, never a guess."""
+    """One node of a step. None: not measured."""
 
     step: str
     node: int
@@ -53,7 +55,7 @@ class Measured:
 
     @property
     def sampling_share(self) -> float:
-        """The profiler's CPU time as a share of the step's time."""
+        """Share of the step's time that the profiler's CPU time is."""
         return self.sampling_seconds / self.duration_seconds if self.duration_seconds > 0 else 0.0
 
     @property
@@ -62,7 +64,7 @@ class Measured:
 
     @property
     def memory_peak(self) -> MemoryPeak | None:
-        """The largest process, and by which counter; None when no process has reported any memory.
+        """Largest process and the counter of its memory; None if no process reported memory.
 
         On a GPU what NVML saw beyond what was in use before the step; where it was not asked, or saw less
         than torch reserved, what torch reserved. On a CPU resident memory.
@@ -71,12 +73,12 @@ class Measured:
 
     @property
     def memory_peak_bytes(self) -> int | None:
-        """The bytes of :attr:`memory_peak`."""
+        """Bytes of :attr:`memory_peak`."""
         return self.memory_peak.size_bytes if self.memory_peak else None
 
     @property
     def host_peak_bytes(self) -> int | None:
-        """Host memory of the node's processes: PSS where it was sampled, else resident memory."""
+        """Host memory of the node's processes: PSS if sampled, else resident memory."""
         return self.host_pss_peak_bytes or self.host_rss_peak_bytes
 
     def to_dict(self) -> dict[str, Any]:
@@ -87,7 +89,7 @@ class Measured:
 
 
 def process_peak(ranks: Sequence[RankMeasured], gpus: Sequence[GpuMeasured]) -> MemoryPeak | None:
-    """The largest of some training processes, each alone on its GPU if it has one."""
+    """Return the largest of several training processes, each alone on its GPU if it has one."""
     return largest_process(
         (rank.reserved_peak_bytes for rank in ranks),
         (rank.rss_peak_bytes for rank in ranks),

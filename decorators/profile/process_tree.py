@@ -1,4 +1,4 @@
-"""What a step's processes use: this one and all that it has started, but for another local node's."""
+"""Resource usage of a step's processes: this one and all descendants, without another local node's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import psutil
 
 
 class ProcessTree:
-    """This process and its descendants, without those that belong to another node's local task.
+    """This process and its descendants, without those of another node's local task.
 
     torch's elastic agent gives each rank a session of its own; they stay descendants all the same.
     """
@@ -22,7 +22,7 @@ class ProcessTree:
         self.cpu_seconds = 0.0  # of the tree since the first sample
 
     def sample(self) -> int:
-        """Resident bytes of the whole tree; adds to :attr:`cpu_seconds`."""
+        """Return the resident bytes of the tree; adds to :attr:`cpu_seconds`."""
         rss = 0
         first = not self._cpu
         seen: dict[psutil.Process, float] = {}
@@ -40,7 +40,7 @@ class ProcessTree:
         return rss
 
     def pss(self, between: Callable[[], None] = lambda: None) -> int | None:
-        """Proportional set size of the tree; None where the kernel doesn't tell.
+        """Return the proportional set size of the tree; None if the kernel does not report it.
 
         The kernel may count for a second where a process has gigabytes of pages: ``between`` is called before
         each, for what can't wait for all of them.

@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuSample:
-    """One GPU. None: not asked for this time, or the device hasn't got it."""
+    """Sample of one GPU. None: not sampled this time, or not supported by the device."""
 
     used_bytes: int
     utilisation: float | None = None  # 0 to 1
@@ -52,7 +52,7 @@ class GpuSample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpusSample:
-    """One look at all GPUs."""
+    """Sample of all GPUs."""
 
     at: float
     gpus: tuple[GpuSample, ...]
@@ -60,7 +60,7 @@ class GpusSample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostSample:
-    """One look at the step's processes and their host."""
+    """Sample of the step's processes and their host."""
 
     at: float
     rss_bytes: int
@@ -78,7 +78,7 @@ class GpuInfo:
 
 
 class Gpus:
-    """The GPUs that this process may use. ``note`` says why there are none, if so."""
+    """GPUs that this process may use. ``note``: the reason if there are none."""
 
     def __init__(self) -> None:
         self.infos: list[GpuInfo] = []
@@ -111,11 +111,11 @@ class Gpus:
         self._handles.append(handle)
 
     def memory(self) -> tuple[GpuSample, ...]:
-        """Each GPU's memory alone."""
+        """Sample each GPU's memory only."""
         return tuple(GpuSample(used_bytes=int(self._memory(handle).used)) for handle in self._handles)
 
     def with_figures(self, samples: tuple[GpuSample, ...]) -> tuple[GpuSample, ...]:
-        """The same with utilisation, power and temperature."""
+        """Sample memory, utilization, power and temperature."""
         return tuple(
             replace(
                 sample,
@@ -141,7 +141,7 @@ class Gpus:
 
 
 def _visible(nvml: Any) -> list[Any]:
-    """Handles of the devices that CUDA_VISIBLE_DEVICES leaves, slices of GPUs among them."""
+    """Return the handles of the devices in CUDA_VISIBLE_DEVICES, including slices of GPUs."""
     handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
     uuids = [_text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
     return [
@@ -159,7 +159,7 @@ def _words(error: Exception) -> str:
 
 
 class Series(Generic[T]):
-    """Samples of one kind, thinned out evenly as they grow."""
+    """Samples of one kind, thinned evenly as they grow."""
 
     def __init__(self) -> None:
         self.kept: list[T] = []
@@ -177,7 +177,7 @@ class Series(Generic[T]):
 
 @dataclass
 class Samples:
-    """What the sampler has found so far; read it under the sampler's lock."""
+    """Samples so far; read them under the sampler's lock."""
 
     gpus: Series[GpusSample] = field(default_factory=Series)
     host: Series[HostSample] = field(default_factory=Series)
@@ -194,11 +194,11 @@ class Samples:
 
     @property
     def count(self) -> int:
-        """Looks at the GPUs; where there are none, at the host."""
+        """Number of samples of the GPUs; without GPUs, of the host."""
         return self.gpus.count or self.host.count
 
     def add_host(self, sample: HostSample) -> None:
-        """Take a look at the host."""
+        """Add a sample of the host."""
         self.host.add(sample)
         self.rss_peak = max(self.rss_peak, sample.rss_bytes)
         if sample.pss_bytes is not None and sample.pss_bytes > (self.pss_peak or 0):
@@ -208,7 +208,7 @@ class Samples:
         self.disk_free_min = min(known, default=None)
 
     def add_gpus(self, sample: GpusSample, seconds: float) -> None:
-        """Take a look at the GPUs; its utilisation, if it has one, stands for the last ``seconds``."""
+        """Add a sample of the GPUs; its utilization, if any, stands for the last ``seconds``."""
         self.gpus.add(sample)
         gpus = sample.gpus
         if len(gpus) != len(self.gpu_peak):
@@ -225,11 +225,11 @@ class Samples:
 
     @property
     def pss_of_peak(self) -> int | None:
-        """PSS at the peak of memory; None where none was sampled near it."""
+        """PSS at the peak of memory; None if none was sampled near it."""
         return self.pss_peak if self.rss_at_pss_peak >= PSS_OF_PEAK * self.rss_peak else None
 
     def forget_peaks(self) -> None:
-        """Take the next samples for the first ones, what GPUs held at the very start apart."""
+        """Restart the peaks; the memory in use at the start of the step is kept."""
         self.rss_peak, self.pss_peak, self.shared_memory_peak = 0, None, None
         self.rss_at_pss_peak = 0
         self.gpu_peak = self.gpu_start
@@ -241,7 +241,7 @@ def _most(a: Any, b: Any) -> Any:
 
 
 class _Turn:
-    """When something is to be looked at: after each interval, later where it costs more than its budget."""
+    """Schedule of one kind of sample: after each interval, later if sampling costs more than its budget."""
 
     def __init__(self, interval_s: float, cpu_budget: float) -> None:
         self.due = 0.0
@@ -253,7 +253,7 @@ class _Turn:
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """Look within this: what it costs, also where it fails, decides on the next turn."""
+        """Time a sample in this block: its cost, also on failure, decides when the next one is due."""
         before = time.thread_time()
         try:
             yield
@@ -263,7 +263,7 @@ class _Turn:
 
 
 class Sampler:
-    """Samples in a background thread until it is stopped; never raises into the step."""
+    """Sample in a background thread until stopped; never raises into the step."""
 
     def __init__(self, interval_s: float, foreign: tuple[str, ...] = ()) -> None:
         self.lock = threading.Lock()
@@ -288,7 +288,7 @@ class Sampler:
         self._thread.start()
 
     def stop(self) -> None:
-        """Take a last sample and end; waits at most 5 seconds for a device that doesn't answer."""
+        """Take a last sample and stop; waits at most 5 seconds for a device that does not respond."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(5)
@@ -299,7 +299,7 @@ class Sampler:
             self._sampled.wait(timeout_s)
 
     def note(self, text: str) -> None:
-        """Something that the reader of the figures should know; said once."""
+        """Record a note for the reader of the measurements, once."""
         with self.lock:
             if text not in self.notes and len(self.notes) < MOST_NOTES:
                 self.notes.append(text)
@@ -339,7 +339,7 @@ class Sampler:
             self.note(f"Some samples failed: {_words(error)}.")
 
     def _look_at_gpus(self, gpus: Gpus, *, last: bool = False) -> None:
-        """Look at the GPUs if it is their turn, and the last time anyway."""
+        """Sample the GPUs if due, and at the end in any case."""
         if not gpus.infos or not (last or self._memory_turn.has_come):
             return
         with self._failures_noted():
@@ -355,7 +355,7 @@ class Sampler:
                 self.samples.add_gpus(GpusSample(at=at, gpus=samples), seconds)
 
     def _look_at_host(self, between: Callable[[], None]) -> None:
-        """Look at the host; ``between`` is called between the processes whose pages are counted."""
+        """Sample the host; ``between`` is called between the processes whose pages are counted."""
         rss, pss, now = self._tree.sample(), None, time.monotonic()
         grown = rss > GROWN * self._rss_at_pss and now >= self._next_pss_if_grown
         if now >= self._next_pss or grown:

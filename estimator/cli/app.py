@@ -14,7 +14,9 @@ from typer.core import TyperGroup
 
 from estimator import logs
 from estimator.changes import FINETUNE
-from estimator.errors import MISTAKE, CannotFit, UserError, check_names
+from estimator.cli.help import PlainHelp
+from estimator.errors import MISTAKE, CannotFit, UserError
+from estimator.names import check_options, did_you_mean
 
 # To add a command, add a line here and a file estimator/cli/NAME.py with a function NAME; one that knows
 # Metaflow lies among the flows.
@@ -27,6 +29,7 @@ COMMANDS = {
     "estimate": "Memory, speed and price of one configuration.",
     "gpus": "GPUs and machines: memory, speed, price.",
     "models": "Models that are known by name.",
+    "settings": "Settings of a run: name, type, default, meaning. Searches them.",
     "chat": "Ask a finished model on the terminal.",
     "serve": "Serve a finished model to OpenAI clients, here or on Kubernetes.",
     "runs": "Runs of the flow beside each other: what differs, loss, predicted and measured, price.",
@@ -35,7 +38,7 @@ COMMANDS = {
 }
 GROUPS = {
     "Run": ("run", "check", "flow"),
-    "Plan, with nothing run": ("plan", "estimate", "gpus", "models"),
+    "Plan, with nothing run": ("plan", "estimate", "gpus", "models", "settings"),
     "Use the model": ("chat", "serve"),
     "Look back, look around": ("runs", "costs", "doctor"),
 }
@@ -43,12 +46,23 @@ ELSEWHERE = {
     "run": "flows.commands",
     "check": "flows.commands",
     "flow": "flows.commands",
+    "settings": "flows.finetune_settings",
     "chat": "flows.finetune_chat",
     "serve": "flows.finetune_serve",
     "runs": "flows.finetune_runs",
     "costs": "flows.finetune_costs",
     "doctor": "flows.finetune_doctor",
 }  # by name: nothing here knows Metaflow
+OTHER_NAMES = {
+    "train": "run",
+    "finetune": "run",
+    "explain": "estimate --breakdown",
+    "resume": "flow resume",
+    "card": "flow card",
+    "logs": "flow logs",
+    "config": "settings",
+    "test": "check",
+}  # what people call a command: its name here
 ANSWERED_NO = 1  # nothing fits
 LOG_LEVEL = "--log-level"
 INTERRUPTED, PIPE_CLOSED = 130, 141  # as a shell reports a program ended by SIGINT, SIGPIPE
@@ -64,10 +78,17 @@ class Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Replace the stand-in of the command that was called by the command itself, from its module."""
+        if args and args[0] not in COMMANDS:
+            known = f"Choose one of {', '.join(COMMANDS)}."
+            shown = {name: name for name in COMMANDS} | OTHER_NAMES
+            raise UserError(
+                f"There is no command {args[0]}.", did_you_mean(args[0], shown, n=1, shown=shown) or known
+            )
         name, _, rest = super().resolve_command(ctx, args)
         command = load(str(name))
         if not command.ignore_unknown_options:  # else a flow reads them, by its own names
-            check_names(rest, FINETUNE)
+            options = {text for option in command.params for text in (*option.opts, *option.secondary_opts)}
+            check_options(rest, {"--help", *options}, FINETUNE)
         return name, command, rest
 
     def invoke(self, ctx: Any) -> Any:
@@ -108,7 +129,7 @@ def load(name: str) -> Any:
     """The typer command of that name, from ``estimator/cli/NAME.py``, or from ``ELSEWHERE``."""
     module = importlib.import_module(ELSEWHERE.get(name, f"estimator.cli.{name}"))
     program = typer.Typer(add_completion=False)
-    kind = getattr(module, "FlowCommand", None)
+    kind = getattr(module, "FlowCommand", PlainHelp)
     program.command(name, cls=kind, help=_help(module, name))(getattr(module, name))
     return typer.main.get_command(program)
 
@@ -118,7 +139,7 @@ def _help(module: Any, name: str) -> str:
 
 
 def _cannot_fit(error: CannotFit, command: str) -> str:
-    from estimator.planning.report import render_cannot_fit
+    from estimator.planning.summary import render_cannot_fit
 
     return render_cannot_fit(error, command)
 

@@ -10,6 +10,7 @@ from typer import Option
 from estimator import calibration, hardware, memory
 from estimator.cli import output
 from estimator.cli.answer import Answer, catalogue, estimate_configuration
+from estimator.cli.help import GROUPS
 from estimator.cli.options import PlaceOptions, SetupOptions, expanded
 from estimator.cli.steps import engine_of
 from estimator.errors import UserError
@@ -31,31 +32,33 @@ def estimate(
     place: PlaceOptions,
     exact: Annotated[
         bool,
-        Option("--exact", help="Trace the real model too (needs torch).", rich_help_panel="Answer"),
+        Option("--exact", help="Trace the real model too (needs torch).", rich_help_panel=GROUPS[-1]),
     ] = False,
     breakdown: Annotated[
         bool,
-        Option("--breakdown", help="Explain the memory by category, as bars.", rich_help_panel="Answer"),
+        Option("--breakdown", help="Explain the memory by category, as bars.", rich_help_panel=GROUPS[-1]),
     ] = False,
     over: Annotated[
         str | None,
-        Option(help="Draw one bar per value of this option, such as tp.", rich_help_panel="Answer"),
+        Option(help="Draw one bar per value of this option, such as tp.", rich_help_panel=GROUPS[-1]),
     ] = None,
     values: Annotated[
-        str | None, Option(help="Values of --over, separated by commas.", rich_help_panel="Answer")
+        str | None, Option(help="Values of --over, separated by commas.", rich_help_panel=GROUPS[-1])
     ] = None,
     svg: Annotated[
         Path | None,
-        Option("--svg", help="Write the breakdown to this SVG file.", rich_help_panel="Answer"),
+        Option("--svg", help="Write the breakdown to this SVG file.", rich_help_panel=GROUPS[-1]),
     ] = None,
     html: Annotated[
         Path | None,
-        Option("--html", help="Write the breakdown to this HTML file.", rich_help_panel="Answer"),
+        Option("--html", help="Write the breakdown to this HTML file.", rich_help_panel=GROUPS[-1]),
     ] = None,
     as_json: Annotated[
-        bool, Option("--json", help="Print one JSON object.", rich_help_panel="Answer")
+        bool, Option("--json", help="Print one JSON object.", rich_help_panel=GROUPS[-1])
     ] = False,
-    as_csv: Annotated[bool, Option("--csv", help="Print one row of CSV.", rich_help_panel="Answer")] = False,
+    as_csv: Annotated[
+        bool, Option("--csv", help="Print one row of CSV.", rich_help_panel=GROUPS[-1])
+    ] = False,
 ) -> None:
     """Memory, speed and price of one configuration."""
     output.one_format(json=as_json, csv=as_csv)

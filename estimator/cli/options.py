@@ -14,15 +14,13 @@ from typing import Annotated, Any, get_args
 from typer import Option
 
 from estimator import token_counts, vocabulary
+from estimator.cli.common import common
+from estimator.cli.help import GROUPS, MORE
 from estimator.errors import UserError
-from estimator.setup import DEFAULT_SEQ_LEN
 
-_WHAT, _SPREAD, _BATCH, _MEMORY, _PLACE = (
-    "What is trained",
-    "How it is spread",
-    "Batch",
-    "What saves memory",
-    "Where",
+_TRAINING, _WHERE = GROUPS[2:4]
+_ADAPT, _STEP, _SHARD, _PLACE = (
+    MORE + name for name in ("model and adapters", "training step", "sharding and parallelism", "hardware")
 )
 
 
@@ -35,49 +33,35 @@ def one_of(values: Iterable[str], text: str) -> str:
 class SetupOptions:
     """The options that describe one training step. None: as the engine does by default (EngineDefaults)."""
 
-    model: Annotated[
-        str,
-        Option(
-            "--model",
-            "-m",
-            help="Name from `finetune models`, Hugging Face id or directory.",
-            rich_help_panel=_WHAT,
-        ),
-    ]
-    engine: Annotated[
-        str,
-        Option(
-            help=f"{one_of(get_args(vocabulary.Engine), 'Training engine:')} auto: torchtune, or fsdp2 "
-            "for models of images.",
-            rich_help_panel=_WHAT,
-        ),
-    ] = "auto"
+    model: Annotated[str, common("model", "--model", "-m")]
+    engine: Annotated[str, common("engine", choices=(*get_args(vocabulary.Engine), "auto"))] = "auto"
     engine_version: Annotated[
         str,
         Option(
-            help="Older engine version whose code differs, such as torchtitan 2024-05.", rich_help_panel=_WHAT
+            help="Older engine version whose code differs, such as torchtitan 2024-05.",
+            rich_help_panel=_ADAPT,
         ),
     ] = ""
-    method: Annotated[
-        str,
-        Option(
-            help=f"{one_of(tuple(vocabulary.METHODS), 'Training method:')} auto: the first of "
-            f"{', '.join(vocabulary.AUTOMATIC_METHODS)} that fits.",
-            rich_help_panel=_WHAT,
-        ),
-    ] = "auto"
-    task: Annotated[
-        str, Option(help=one_of(get_args(vocabulary.Task), "Training task:"), rich_help_panel=_WHAT)
-    ] = "sft"
-    lora_rank: Annotated[int | None, Option(help="LoRA rank.", rich_help_panel=_WHAT)] = None
+    method: Annotated[str, common("method", choices=(*vocabulary.METHODS, "auto"))] = "auto"
+    task: Annotated[str, common("task")] = "sft"
+    lora_rank: Annotated[int | None, common("lora_rank")] = None
     lora_targets: Annotated[
         str | None,
-        Option(help="Linear layers with LoRA: comma-separated names, or `all`.", rich_help_panel=_WHAT),
+        Option(help="Linear layers with LoRA: comma-separated names, or all-linear.", rich_help_panel=_ADAPT),
     ] = None
+    reference_copy: Annotated[
+        bool,
+        Option(
+            "--reference-copy",
+            help="Full training of pairs holds the reference as a frozen copy, as TRL does.",
+            rich_help_panel=_ADAPT,
+        ),
+    ] = False
     reward_parameters: Annotated[
         int,
         Option(
-            help="Parameters of the reward model that scores grpo's answers. 0: none.", rich_help_panel=_WHAT
+            help="Parameters of the reward model that scores grpo's answers. 0: none.",
+            rich_help_panel=_ADAPT,
         ),
     ] = 0
     lora_experts: Annotated[
@@ -85,7 +69,7 @@ class SetupOptions:
         Option(
             "--lora-experts",
             help="Apply LoRA to the experts of a mixture-of-experts model.",
-            rich_help_panel=_WHAT,
+            rich_help_panel=_ADAPT,
         ),
     ] = False
     adapter_only: Annotated[
@@ -93,36 +77,32 @@ class SetupOptions:
         Option(
             "--adapter-only",
             help="Export the adapter without merging it into the model.",
-            rich_help_panel=_WHAT,
+            rich_help_panel=_ADAPT,
         ),
     ] = False
     adapter_prompt_length: Annotated[
-        int, Option(help="LLaMA-Adapter: number of prompt vectors per block.", rich_help_panel=_WHAT)
+        int, Option(help="LLaMA-Adapter: number of prompt vectors per block.", rich_help_panel=_ADAPT)
     ] = 10
     adapter_start_layer: Annotated[
-        int, Option(help="LLaMA-Adapter: first block with a prompt.", rich_help_panel=_WHAT)
+        int, Option(help="LLaMA-Adapter: first block with a prompt.", rich_help_panel=_ADAPT)
     ] = 2
     trained_modules: Annotated[
         str | None,
         Option(
             "--modules-to-save",
             help=one_of(vocabulary.TRAINED_MODULES, "Modules trained in full next to adapters:"),
-            rich_help_panel=_WHAT,
+            rich_help_panel=_ADAPT,
         ),
     ] = None
-    quantization: Annotated[
-        str | None,
-        Option(
-            help=one_of(get_args(vocabulary.Quantization), "Quantization of the frozen base model:"),
-            rich_help_panel=_WHAT,
-        ),
-    ] = None
+    quantization: Annotated[str | None, common("quantization", choices=get_args(vocabulary.Quantization))] = (
+        None
+    )
     upcast_frozen: Annotated[
         bool,
         Option(
             "--upcast-frozen",
             help="Keep the base's 16-bit parts in fp32, like PEFT's k-bit preparation.",
-            rich_help_panel=_WHAT,
+            rich_help_panel=_ADAPT,
         ),
     ] = False
     undivided_base: Annotated[
@@ -130,123 +110,95 @@ class SetupOptions:
         Option(
             "--undivided-base",
             help="Do not shard the quantized weights (ZeRO-3 cannot).",
-            rich_help_panel=_WHAT,
+            rich_help_panel=_ADAPT,
         ),
     ] = False
-    reference_copy: Annotated[
-        bool,
-        Option(
-            "--reference-copy",
-            help="Full DPO holds the reference model in memory, as TRL does.",
-            rich_help_panel=_WHAT,
-        ),
-    ] = False
-    precision: Annotated[
-        str | None,
-        Option(help=one_of(get_args(vocabulary.Precision), "Training precision:"), rich_help_panel=_WHAT),
-    ] = None
+    precision: Annotated[str | None, common("precision", choices=get_args(vocabulary.Precision))] = None
     average: Annotated[
         bool,
-        Option("--ema", help="Keep a moving average of the weights.", rich_help_panel=_WHAT),
+        Option("--ema", help="Keep a moving average of the weights.", rich_help_panel=_ADAPT),
     ] = False
     encoders: Annotated[
         bool,
         Option(
             "--encoders",
             help="Keep VAE and text encoders in memory, instead of precomputing latents.",
-            rich_help_panel=_WHAT,
+            rich_help_panel=_ADAPT,
         ),
     ] = False
     fp8: Annotated[
         str,
         Option(
-            help=one_of(get_args(vocabulary.Fp8), "Scaling of float8 matrix products:"), rich_help_panel=_WHAT
+            help=one_of(get_args(vocabulary.Fp8), "Scaling of float8 matrix products:"),
+            rich_help_panel=_STEP,
         ),
     ] = "none"
-    optimizer: Annotated[
-        str, Option(help=one_of(get_args(vocabulary.Optimizer), "Optimizer:"), rich_help_panel=_WHAT)
-    ] = "adamw"
+    optimizer: Annotated[str, common("optimizer", choices=get_args(vocabulary.Optimizer))] = "adamw"
     fused_optimizer: Annotated[
         bool | None,
         Option(
             "--fused-optimizer/--foreach-optimizer",
             help="Use the fused kernel of AdamW, or torch's foreach implementation.",
-            rich_help_panel=_WHAT,
+            rich_help_panel=_STEP,
         ),
     ] = None
 
-    nodes: Annotated[int, Option(help="Number of nodes.", rich_help_panel=_SPREAD)] = 1
-    gpus: Annotated[
-        int | None, Option(help="GPUs per node; on CPUs, processes per node.", rich_help_panel=_SPREAD)
-    ] = None
+    nodes: Annotated[int, common("nodes")] = 1
+    gpus: Annotated[int | None, common("gpus")] = None
     sharding: Annotated[
         str | None,
         Option(
             help=one_of(get_args(vocabulary.Sharding), "Sharding of the model states:"),
-            rich_help_panel=_SPREAD,
+            rich_help_panel=_WHERE,
         ),
     ] = None
     flat_parameters: Annotated[
-        bool, Option("--flat-parameters", help="FSDP1 instead of FSDP2.", rich_help_panel=_SPREAD)
+        bool, Option("--flat-parameters", help="FSDP1 instead of FSDP2.", rich_help_panel=_SHARD)
     ] = False
     shard: Annotated[
-        int | None, Option(help="GPUs that shard one copy of the model states.", rich_help_panel=_SPREAD)
+        int | None,
+        Option(help="GPUs that shard one copy of the model states.", rich_help_panel=_SHARD),
     ] = None
     dp_replicate: Annotated[
-        int | None, Option(help="Replicas of the sharded model states.", rich_help_panel=_SPREAD)
+        int | None, Option(help="Replicas of the sharded model states.", rich_help_panel=_SHARD)
     ] = None
-    tp: Annotated[int, Option(help="Degree of tensor parallelism.", rich_help_panel=_SPREAD)] = 1
+    tp: Annotated[int, Option(help="Degree of tensor parallelism.", rich_help_panel=_WHERE)] = 1
     sequence_parallel: Annotated[
         bool | None,
         Option(
             "--sequence-parallel/--no-sequence-parallel",
             help="Use sequence parallelism together with tensor parallelism.",
-            rich_help_panel=_SPREAD,
+            rich_help_panel=_SHARD,
         ),
     ] = None
-    cp: Annotated[int, Option(help="Degree of context parallelism.", rich_help_panel=_SPREAD)] = 1
-    pp: Annotated[int, Option(help="Degree of pipeline parallelism.", rich_help_panel=_SPREAD)] = 1
+    cp: Annotated[int, Option(help="Degree of context parallelism.", rich_help_panel=_SHARD)] = 1
+    pp: Annotated[int, Option(help="Degree of pipeline parallelism.", rich_help_panel=_SHARD)] = 1
     virtual_stages: Annotated[
-        int, Option(help="Model chunks per pipeline stage.", rich_help_panel=_SPREAD)
+        int, Option(help="Model chunks per pipeline stage.", rich_help_panel=_SHARD)
     ] = 1
     schedule: Annotated[
         str | None,
-        Option(help=one_of(get_args(vocabulary.Schedule), "Pipeline schedule:"), rich_help_panel=_SPREAD),
+        Option(help=one_of(get_args(vocabulary.Schedule), "Pipeline schedule:"), rich_help_panel=_SHARD),
     ] = None
-    ep: Annotated[int, Option(help="Degree of expert parallelism.", rich_help_panel=_SPREAD)] = 1
+    ep: Annotated[int, Option(help="Degree of expert parallelism.", rich_help_panel=_SHARD)] = 1
 
-    micro_batch_size: Annotated[
-        int, Option(help="Sequences per GPU and forward pass.", rich_help_panel=_BATCH)
-    ] = 1
+    micro_batch_size: Annotated[int, common("micro_batch_size")] = 1
     accumulation: Annotated[
         int | None,
-        Option(help="Forward passes per optimizer step (gradient accumulation).", rich_help_panel=_BATCH),
+        Option(help="Forward passes per optimizer step (gradient accumulation).", rich_help_panel=_TRAINING),
     ] = None
-    seq_len: Annotated[
-        int | None,
-        Option(
-            help=f"Length of the longest sequence in tokens. Default: {DEFAULT_SEQ_LEN:,}.",
-            rich_help_panel=_BATCH,
-        ),
-    ] = None
+    seq_len: Annotated[int | None, common("seq_len")] = None
     resolution: Annotated[
         int | None,
-        Option(help="Image side in pixels. Default: that of the published model.", rich_help_panel=_BATCH),
+        Option(help="Image side in pixels. Default: that of the published model.", rich_help_panel=_ADAPT),
     ] = None
-    packing: Annotated[
-        bool | None,
-        Option(
-            "--packing/--no-packing",
-            help="Pack samples into sequences of full length, or let lengths vary.",
-            rich_help_panel=_BATCH,
-        ),
-    ] = None
+    packing: Annotated[bool | None, common("packing")] = None
     longest_first: Annotated[
         bool | None,
         Option(
             "--longest-first/--any-order",
             help="Train on the longest batch first.",
-            rich_help_panel=_BATCH,
+            rich_help_panel=_STEP,
         ),
     ] = None
     expandable_segments: Annotated[
@@ -254,83 +206,84 @@ class SetupOptions:
         Option(
             "--expandable-segments/--fixed-segments",
             help="PYTORCH_CUDA_ALLOC_CONF of the CUDA caching allocator.",
-            rich_help_panel=_BATCH,
+            rich_help_panel=_STEP,
         ),
     ] = None
     longest_once: Annotated[
         bool,
-        Option("--longest-once", help="Only one batch has the full length.", rich_help_panel=_BATCH),
+        Option("--longest-once", help="Only one batch has the full length.", rich_help_panel=_STEP),
     ] = False
     document_mask: Annotated[
         bool | None,
         Option(
             "--document-mask/--no-document-mask",
             help="Mask attention between packed samples.",
-            rich_help_panel=_BATCH,
+            rich_help_panel=_STEP,
         ),
     ] = None
 
     activation_checkpointing: Annotated[
         bool | None,
-        Option(
-            "--activation-checkpointing/--no-activation-checkpointing",
-            help="Recompute activations in the backward pass.",
-            rich_help_panel=_MEMORY,
-        ),
+        common("activation_checkpointing"),
     ] = None
     recompute_what: Annotated[
         str,
-        Option(help="What activation checkpointing recomputes: full or selective.", rich_help_panel=_MEMORY),
+        Option(
+            help="What activation checkpointing recomputes: full or selective.",
+            rich_help_panel=_STEP,
+        ),
     ] = "full"
     recompute_every: Annotated[
-        int, Option(help="Checkpoint one of every N blocks.", rich_help_panel=_MEMORY)
+        int, Option(help="Checkpoint one of every N blocks.", rich_help_panel=_STEP)
     ] = 1
     activation_offload: Annotated[
         bool,
-        Option("--activation-offload", help="Offload activations to host memory.", rich_help_panel=_MEMORY),
+        Option("--activation-offload", help="Offload activations to host memory.", rich_help_panel=_STEP),
     ] = False
     compile: Annotated[
-        bool, Option("--compile", help="Compile the model with torch.compile.", rich_help_panel=_MEMORY)
+        bool,
+        Option("--compile", help="Compile the model with torch.compile.", rich_help_panel=_STEP),
     ] = False
     loss: Annotated[
         str | None,
-        Option(help=one_of(get_args(vocabulary.LossKind), "Loss implementation:"), rich_help_panel=_MEMORY),
+        Option(help=one_of(get_args(vocabulary.LossKind), "Loss implementation:"), rich_help_panel=_STEP),
     ] = None
     loss_chunks: Annotated[
-        int | None, Option(help="Number of chunks of the chunked loss.", rich_help_panel=_MEMORY)
+        int | None, Option(help="Number of chunks of the chunked loss.", rich_help_panel=_STEP)
     ] = None
     attention: Annotated[
         str,
         Option(
-            help="Attention kernel: flash, or math (stores all attention scores).", rich_help_panel=_MEMORY
+            help="Attention kernel: flash, or math (stores all attention scores).",
+            rich_help_panel=_STEP,
         ),
     ] = "flash"
     flash_version: Annotated[
-        int, Option(help="Version of FlashAttention (PyTorch has 2).", rich_help_panel=_MEMORY)
+        int, Option(help="Version of FlashAttention (PyTorch has 2).", rich_help_panel=_STEP)
     ] = 2
     optimizer_in_backward: Annotated[
         bool,
         Option(
             "--optimizer-in-backward",
             help="Apply the optimizer during the backward pass, freeing each gradient immediately.",
-            rich_help_panel=_MEMORY,
+            rich_help_panel=_STEP,
         ),
     ] = False
     offload: Annotated[
         str,
         Option(
             help=one_of(get_args(vocabulary.StateOffload), "Offload to host memory or disk:"),
-            rich_help_panel=_MEMORY,
+            rich_help_panel=_SHARD,
         ),
     ] = "none"
     offload_to: Annotated[
-        str, Option(help="Where offloaded states are stored: cpu, nvme.", rich_help_panel=_MEMORY)
+        str, Option(help="Where offloaded states are stored: cpu, nvme.", rich_help_panel=_SHARD)
     ] = "cpu"
     keep_checkpoints: Annotated[
-        int, Option(help="Number of checkpoints kept on disk.", rich_help_panel=_MEMORY)
+        int, Option(help="Number of checkpoints kept on disk.", rich_help_panel=_STEP)
     ] = 2
     device: Annotated[
-        str, Option(help=one_of(get_args(vocabulary.Device), "Training device:"), rich_help_panel=_PLACE)
+        str, Option(help=one_of(get_args(vocabulary.Device), "Training device:"), rich_help_panel=_WHERE)
     ] = "cuda"
 
 
@@ -338,12 +291,8 @@ class SetupOptions:
 class PlaceOptions:
     """The options that say what a training step runs on, and what is known of that place."""
 
-    gpu: Annotated[
-        str | None, Option(help="GPU model, by a name from `finetune gpus`.", rich_help_panel=_PLACE)
-    ] = None
-    instance_type: Annotated[
-        str | None, Option(help="Instance type of a cloud: GPU, network and price.", rich_help_panel=_PLACE)
-    ] = None
+    gpu: Annotated[str | None, common("gpu")] = None
+    instance_type: Annotated[str | None, common("instance_type")] = None
     network_gbps: Annotated[
         float | None, Option(help="Network bandwidth per node, in Gbit/s.", rich_help_panel=_PLACE)
     ] = None
@@ -356,16 +305,14 @@ class PlaceOptions:
         ),
     ] = None
     busbw_intra: Annotated[
-        float | None, Option(help="Measured bus bandwidth inside a node, in GB/s.", rich_help_panel=_PLACE)
+        float | None,
+        Option(help="Measured bus bandwidth inside a node, in GB/s.", rich_help_panel=_PLACE),
     ] = None
     busbw_inter: Annotated[
         float | None,
         Option(help="Measured bus bandwidth between nodes, in GB/s per GPU.", rich_help_panel=_PLACE),
     ] = None
-    tokens: Annotated[
-        str | None,
-        Option(help="Number of training tokens, for hours and USD: 250M, 1.5B.", rich_help_panel=_PLACE),
-    ] = None
+    tokens: Annotated[str | None, common("tokens")] = None
     hardware: Annotated[
         Path | None, Option(help="CSV file with your own GPUs and machines.", rich_help_panel=_PLACE)
     ] = None

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import os
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
 from estimator.cli import output
+from estimator.cli.common import common
+from estimator.cli.help import GROUPS, MORE
 from estimator.cli.options import expanded, one_of, tokens_of
 from estimator.errors import UserError
-from estimator.formatting import format_list
-from estimator.setup import DEFAULT_SEQ_LEN
 from estimator.vocabulary import (
-    AUTOMATIC_METHODS,
-    LAUNCHED_ENGINES,
-    LAUNCHED_METHODS,
-    LAUNCHED_OPTIMIZERS,
     METHODS,
-    PARALLEL_ENGINES,
+    PLANNED_ENGINES,
     TASKS,
     TRAINED_MODULES,
-    LaunchedQuantization,
-    RequestedPrecision,
 )
 
 if TYPE_CHECKING:
@@ -35,74 +30,37 @@ if TYPE_CHECKING:
     from estimator.planning.goals import Goals
     from estimator.throughput import MeasuredBandwidth
 
-_WHAT, _GOALS, _WHERE, _HOW, _ANSWER = ("What is trained", "Goals", "Where", "How", "Answer")
+_TRAINING, _WHERE, _OUTPUT = GROUPS[2:]
+_ADAPT, _STEP, _SHARD, _PLACE = (
+    MORE + name for name in ("model and adapters", "training step", "sharding and parallelism", "hardware")
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobOptions:
     """Options that describe the training job. None: the planner decides."""
 
-    model: Annotated[
-        str,
-        Option(
-            "--model",
-            "-m",
-            help="Name from `finetune models`, Hugging Face id, directory or s3://bucket/path.",
-            rich_help_panel=_WHAT,
-        ),
-    ]
-    method: Annotated[
-        str,
-        Option(
-            help=f"{one_of(LAUNCHED_METHODS, 'Training method:')} auto: the first of "
-            f"{format_list(AUTOMATIC_METHODS)} that fits.",
-            rich_help_panel=_WHAT,
-        ),
-    ] = "auto"
-    engine: Annotated[
-        str,
-        Option(
-            help=f"{one_of(LAUNCHED_ENGINES, 'Training engine:').removesuffix('.')} (task grpo); "
-            f"{format_list(PARALLEL_ENGINES)} for planning only. auto: the first of the first "
-            "four that supports the job.",
-            rich_help_panel=_WHAT,
-        ),
-    ] = "auto"
-    task: Annotated[
-        str,
-        Option(
-            help=one_of(TASKS, "Training task:"),
-            rich_help_panel=_WHAT,
-        ),
-    ] = "sft"
-    seq_len: Annotated[
-        int | None,
-        Option(
-            help=f"Sequence length in tokens. Default: {DEFAULT_SEQ_LEN:,} or the model's limit.",
-            rich_help_panel=_WHAT,
-        ),
-    ] = None
+    model: Annotated[str, common("model", "--model", "-m")]
+    method: Annotated[str, common("method")] = "auto"
+    engine: Annotated[str, common("engine", choices=(*PLANNED_ENGINES, "auto"))] = "auto"
+    task: Annotated[str, common("task", choices=tuple(TASKS))] = "sft"
+    seq_len: Annotated[int | None, common("seq_len")] = None
     resolution: Annotated[
         int | None,
-        Option(help="Image side in pixels. Default: that of the published model.", rich_help_panel=_WHAT),
+        Option(help="Image side in pixels. Default: that of the published model.", rich_help_panel=_ADAPT),
     ] = None
-    global_batch_size: Annotated[
-        int | None,
-        Option(
-            help="Sequences per optimizer step, summed over all GPUs. Default: 16, or the nearest workable.",
-            rich_help_panel=_WHAT,
-        ),
-    ] = None
-    lora_rank: Annotated[int, Option(help="LoRA rank.", rich_help_panel=_WHAT)] = 8
+    global_batch_size: Annotated[int | None, common("global_batch_size")] = None
+    lora_rank: Annotated[int, common("lora_rank")] = 8
     lora_targets: Annotated[
-        str, Option(help="Linear layers with LoRA: comma-separated names, or `all`.", rich_help_panel=_WHAT)
-    ] = "all"
+        str,
+        Option(help="Linear layers with LoRA: comma-separated names, or all-linear.", rich_help_panel=_ADAPT),
+    ] = "all-linear"
     lora_experts: Annotated[
         bool,
         Option(
             "--lora-experts",
             help="Apply LoRA to the experts of a mixture-of-experts model.",
-            rich_help_panel=_WHAT,
+            rich_help_panel=_ADAPT,
         ),
     ] = False
     adapter_only: Annotated[
@@ -110,167 +68,145 @@ class JobOptions:
         Option(
             "--adapter-only",
             help="Export the adapter without merging it into the model.",
-            rich_help_panel=_WHAT,
+            rich_help_panel=_ADAPT,
         ),
     ] = False
-    quantization: Annotated[
-        str | None,
-        Option(
-            help=one_of(get_args(LaunchedQuantization), "Quantization of the frozen base model of qlora:"),
-            rich_help_panel=_WHAT,
-        ),
-    ] = None
+    quantization: Annotated[str | None, common("quantization")] = None
     trained_modules: Annotated[
         str,
         Option(
             "--modules-to-save",
             help=one_of(TRAINED_MODULES, "Modules trained in full next to LoRA:"),
-            rich_help_panel=_WHAT,
+            rich_help_panel=_ADAPT,
         ),
     ] = ""
     adapter_prompt_length: Annotated[
-        int, Option(help="LLaMA-Adapter: number of prompt vectors per block.", rich_help_panel=_WHAT)
+        int, Option(help="LLaMA-Adapter: number of prompt vectors per block.", rich_help_panel=_ADAPT)
     ] = 10
     adapter_start_layer: Annotated[
-        int, Option(help="LLaMA-Adapter: first block with a prompt.", rich_help_panel=_WHAT)
+        int, Option(help="LLaMA-Adapter: first block with a prompt.", rich_help_panel=_ADAPT)
     ] = 2
-    optimizer: Annotated[
-        str,
-        Option(help=one_of(LAUNCHED_OPTIMIZERS, "Optimizer:"), rich_help_panel=_WHAT),
-    ] = "adamw"
+    optimizer: Annotated[str, common("optimizer")] = "adamw"
 
-    precision: Annotated[
-        str, Option(help=one_of(get_args(RequestedPrecision), "Training precision:"), rich_help_panel=_HOW)
-    ] = "auto"
-    micro_batch_size: Annotated[
-        int | None, Option(help="Sequences per GPU and forward pass.", rich_help_panel=_HOW)
-    ] = None
+    precision: Annotated[str, common("precision")] = "auto"
+    micro_batch_size: Annotated[int | None, common("micro_batch_size")] = None
     activation_checkpointing: Annotated[
         bool | None,
-        Option(
-            "--activation-checkpointing/--no-activation-checkpointing",
-            help="Recompute activations in the backward pass.",
-            rich_help_panel=_HOW,
-        ),
+        common("activation_checkpointing"),
     ] = None
-    packing: Annotated[
-        bool, Option("--packing", help="Pack several samples into one sequence.", rich_help_panel=_HOW)
-    ] = False
+    packing: Annotated[bool, common("packing")] = False
     recompute_what: Annotated[
-        str, Option(help="What activation checkpointing recomputes: full or selective.", rich_help_panel=_HOW)
+        str,
+        Option(
+            help="What activation checkpointing recomputes: full or selective.",
+            rich_help_panel=_STEP,
+        ),
     ] = "full"
     recompute_every: Annotated[
-        int, Option(help="Checkpoint one of every N blocks.", rich_help_panel=_HOW)
+        int, Option(help="Checkpoint one of every N blocks.", rich_help_panel=_STEP)
     ] = 1
     fp8: Annotated[
         str,
-        Option(help="Scaling of float8 matrix products (fsdp2): tensorwise, rowwise.", rich_help_panel=_HOW),
+        Option(
+            help="Scaling of float8 matrix products (fsdp2): tensorwise, rowwise.",
+            rich_help_panel=_STEP,
+        ),
     ] = "none"
     compile: Annotated[
-        bool, Option("--compile", help="Compile the model with torch.compile.", rich_help_panel=_HOW)
+        bool,
+        Option("--compile", help="Compile the model with torch.compile.", rich_help_panel=_STEP),
     ] = False
     liger: Annotated[
-        bool, Option("--liger", help="Use the fused kernels of Liger-Kernel.", rich_help_panel=_HOW)
+        bool, Option("--liger", help="Use the fused kernels of Liger-Kernel.", rich_help_panel=_STEP)
     ] = False
     optimizer_in_backward: Annotated[
         bool,
         Option(
             "--optimizer-in-backward",
             help="Apply the optimizer during the backward pass, freeing each gradient immediately.",
-            rich_help_panel=_HOW,
+            rich_help_panel=_STEP,
         ),
     ] = False
     zero_stage: Annotated[
-        int | None, Option(help="ZeRO stage of DeepSpeed: 0, 1, 2 or 3.", rich_help_panel=_HOW)
+        int | None, Option(help="ZeRO stage of DeepSpeed: 0, 1, 2 or 3.", rich_help_panel=_SHARD)
     ] = None
     fsdp_sharding: Annotated[
         str | None,
-        Option(help="FSDP2 sharding: full, or grad-op (weights stay gathered).", rich_help_panel=_HOW),
+        Option(help="FSDP2 sharding: full, or grad-op (weights stay gathered).", rich_help_panel=_SHARD),
     ] = None
     fsdp_replicas: Annotated[
-        int | None, Option(help="FSDP2 replicas of the model (hybrid sharding).", rich_help_panel=_HOW)
+        int | None,
+        Option(help="FSDP2 replicas of the model (hybrid sharding).", rich_help_panel=_SHARD),
     ] = None
-    offload: Annotated[
+    zero_offload: Annotated[
         str,
-        Option(
-            help="Offload to host memory: cpu (DeepSpeed: optimizer; FSDP2: all shards) or none.",
-            rich_help_panel=_HOW,
-        ),
+        Option(help="DeepSpeed: keep the optimizer in host memory: none, cpu.", rich_help_panel=_SHARD),
     ] = "none"
-    tp: Annotated[int | None, Option(help="Degree of tensor parallelism.", rich_help_panel=_HOW)] = None
-    cp: Annotated[int | None, Option(help="Degree of context parallelism.", rich_help_panel=_HOW)] = None
-    pp: Annotated[int | None, Option(help="Degree of pipeline parallelism.", rich_help_panel=_HOW)] = None
-    ep: Annotated[int | None, Option(help="Degree of expert parallelism.", rich_help_panel=_HOW)] = None
+    fsdp_offload: Annotated[
+        str, Option(help="FSDP2: keep all shards in host memory: none, cpu.", rich_help_panel=_SHARD)
+    ] = "none"
+    tp: Annotated[int | None, Option(help="Degree of tensor parallelism.", rich_help_panel=_SHARD)] = None
+    cp: Annotated[int | None, Option(help="Degree of context parallelism.", rich_help_panel=_SHARD)] = None
+    pp: Annotated[int | None, Option(help="Degree of pipeline parallelism.", rich_help_panel=_SHARD)] = None
+    ep: Annotated[int | None, Option(help="Degree of expert parallelism.", rich_help_panel=_SHARD)] = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GoalOptions:
     """Options that describe the goal and the hardware."""
 
-    tokens: Annotated[
-        str | None, Option(help="Number of training tokens, such as 250M or 1.5B.", rich_help_panel=_GOALS)
-    ] = None
+    tokens: Annotated[str | None, common("tokens")] = None
     dataset_tokens: Annotated[
-        str | None, Option(help="Tokens per epoch, instead of --tokens.", rich_help_panel=_GOALS)
+        str | None, Option(help="Tokens per epoch, instead of --tokens.", rich_help_panel=_TRAINING)
     ] = None
     epochs: Annotated[
-        int | None, Option(help="Number of epochs, with --dataset-tokens.", rich_help_panel=_GOALS)
+        int | None, Option(help="Number of epochs, with --dataset-tokens.", rich_help_panel=_TRAINING)
     ] = None
     deadline_hours: Annotated[
         float | None,
-        Option(help="Find the cheapest plan that finishes within this many hours.", rich_help_panel=_GOALS),
+        Option(help="Cheapest plan that finishes within this many hours", rich_help_panel=_WHERE),
     ] = None
     budget_usd: Annotated[
-        float | None, Option(help="Find the fastest plan within this budget in USD.", rich_help_panel=_GOALS)
+        float | None, Option(help="Fastest plan within this budget in USD", rich_help_panel=_WHERE)
     ] = None
-    prefer: Annotated[
-        str, Option(help="Ranking without a deadline or budget: price or speed.", rich_help_panel=_GOALS)
-    ] = "price"
+    prefer: Annotated[str, Option(help="Rank by price or speed", rich_help_panel=_WHERE)] = "price"
 
-    gpu: Annotated[
-        str | None, Option(help="GPU model, by a name from `finetune gpus`.", rich_help_panel=_WHERE)
-    ] = None
-    instance_type: Annotated[
-        list[str] | None, Option(help="Instance type; may be repeated.", rich_help_panel=_WHERE)
-    ] = None
-    cloud: Annotated[
-        list[str] | None, Option(help="Cloud provider; may be repeated.", rich_help_panel=_WHERE)
-    ] = None
+    gpu: Annotated[str | None, common("gpu")] = None
+    instance_type: Annotated[list[str] | None, common("instance_type")] = None
+    cloud: Annotated[list[str] | None, common("cloud")] = None
     capacity: Annotated[
         str,
         Option(
             help="Rank instance types with poor availability last (usual), or treat all alike (any).",
-            rich_help_panel=_WHERE,
+            rich_help_panel=_PLACE,
         ),
     ] = "usual"
-    spot: Annotated[
-        bool, Option("--spot", help="Use spot instances, at spot prices.", rich_help_panel=_WHERE)
-    ] = False
+    spot: Annotated[bool, common("spot")] = False
     interruption_rate: Annotated[
         float | None,
-        Option(help="With --spot: interruptions per node and hour.", rich_help_panel=_WHERE),
+        Option(help="With --spot: interruptions per node and hour.", rich_help_panel=_PLACE),
     ] = None
-    nodes: Annotated[int | None, Option(help="Number of nodes (exact).", rich_help_panel=_WHERE)] = None
-    gpus: Annotated[int | None, Option(help="GPUs per node.", rich_help_panel=_WHERE)] = None
+    nodes: Annotated[int | None, common("nodes")] = None
+    gpus: Annotated[int | None, common("gpus")] = None
     max_nodes: Annotated[
-        int | None, Option(help="Maximum number of nodes. Default: 16.", rich_help_panel=_WHERE)
+        int | None, Option(help="Maximum number of nodes. Default: 16.", rich_help_panel=_PLACE)
     ] = None
     max_gpus: Annotated[
-        int | None, Option(help="Maximum number of GPUs over all nodes.", rich_help_panel=_WHERE)
+        int | None, Option(help="Maximum number of GPUs over all nodes.", rich_help_panel=_PLACE)
     ] = None
     tight: Annotated[
         bool,
         Option(
             "--tight",
             help="Rank plans with a risk of 2 to 20 % of running out of memory like others.",
-            rich_help_panel=_WHERE,
+            rich_help_panel=_PLACE,
         ),
     ] = False
     here: Annotated[
         bool | None,
         Option(
             "--here/--no-here",
-            help="Plan for the GPUs of this machine. Default where it has some and no machine is named.",
+            help="Plan for this machine's GPUs (default if it has any)",
             rich_help_panel=_WHERE,
         ),
     ] = None
@@ -278,36 +214,38 @@ class GoalOptions:
         bool,
         Option(
             "--from-cluster",
-            help="Plan for the nodes that your Kubernetes cluster has or can add.",
+            help="Plan for the nodes of your Kubernetes cluster.",
             rich_help_panel=_WHERE,
         ),
     ] = False
     context: Annotated[
-        str | None, Option(help="With --from-cluster: context of the kubeconfig.", rich_help_panel=_WHERE)
+        str | None,
+        Option(help="With --from-cluster: context of the kubeconfig.", rich_help_panel=_PLACE),
     ] = None
     namespace: Annotated[
         str | None,
         Option(
             help="With --from-cluster: namespace whose quotas apply. Default: METAFLOW_KUBERNETES_NAMESPACE.",
-            rich_help_panel=_WHERE,
+            rich_help_panel=_PLACE,
         ),
     ] = None
     hardware: Annotated[
-        Path | None, Option(help="CSV file with your own GPUs and machines.", rich_help_panel=_WHERE)
+        Path | None, Option(help="CSV file with your own GPUs and machines.", rich_help_panel=_PLACE)
     ] = None
     busbw_intra: Annotated[
-        float | None, Option(help="Measured bus bandwidth inside a node, in GB/s.", rich_help_panel=_WHERE)
+        float | None,
+        Option(help="Measured bus bandwidth inside a node, in GB/s.", rich_help_panel=_PLACE),
     ] = None
     busbw_inter: Annotated[
         float | None,
-        Option(help="Measured bus bandwidth between nodes, in GB/s per GPU.", rich_help_panel=_WHERE),
+        Option(help="Measured bus bandwidth between nodes, in GB/s per GPU.", rich_help_panel=_PLACE),
     ] = None
     calibration: Annotated[
         bool,
         Option(
             "--calibration/--no-calibration",
             help="Correct predictions by the measurements of finished runs.",
-            rich_help_panel=_WHERE,
+            rich_help_panel=_PLACE,
         ),
     ] = True
 
@@ -316,21 +254,14 @@ class GoalOptions:
 def plan(
     job_options: JobOptions,
     goal_options: GoalOptions,
-    top: Annotated[int, Option(help="Number of plans to show.", rich_help_panel=_ANSWER)] = 5,
+    top: Annotated[int, Option(help="Number of plans to show.", rich_help_panel=_OUTPUT)] = 5,
+    verbose: Annotated[bool, common("verbose", "--verbose", "-v")] = False,
     as_json: Annotated[
         bool,
-        Option("--json", help="Print plans and rejected configurations as JSON.", rich_help_panel=_ANSWER),
+        Option("--json", help="Print plans and rejected configurations as JSON.", rich_help_panel=_OUTPUT),
     ] = False,
     as_csv: Annotated[
-        bool, Option("--csv", help="Print one CSV row per plan.", rich_help_panel=_ANSWER)
-    ] = False,
-    verbose: Annotated[
-        bool,
-        Option(
-            "--verbose",
-            help="Print memory by category, its ranges, and what nvidia-smi will show.",
-            rich_help_panel=_ANSWER,
-        ),
+        bool, Option("--csv", help="Print one CSV row per plan.", rich_help_panel=_OUTPUT)
     ] = False,
 ) -> None:
     """Rank the configurations that train a model within the given goals."""
@@ -339,6 +270,7 @@ def plan(
     from estimator.planning.obstacles import explain
     from estimator.planning.planner import plans
     from estimator.planning.rows import row_of
+    from estimator.planning.summary import MORE, WIDTH, render_summary
 
     output.one_format(json=as_json, csv=as_csv)
     found = hardware.catalogue(goal_options.hardware)
@@ -365,7 +297,12 @@ def plan(
     elif as_csv:
         output.print_csv(rows)
     else:
-        show(ranked, verbose=verbose)
+        if verbose:
+            show(ranked)
+        else:
+            for line in ranked.notes:
+                print(textwrap.fill(line, WIDTH))
+            print(f"{render_summary(ranked.best, ranked.plans[1:])}\n\n{MORE}")
         if command is not None:
             output.console().print(f"\nTo run the first: {command}", markup=False, soft_wrap=True)
 
@@ -407,12 +344,17 @@ def job_from(job_options: JobOptions) -> Job:
         zero_stage=job_options.zero_stage,
         fsdp_sharding=job_options.fsdp_sharding,  # type: ignore[arg-type]
         replicas=job_options.fsdp_replicas,
-        offload=job_options.offload,  # type: ignore[arg-type]
+        offload=_offload(job_options),  # type: ignore[arg-type]
         tensor_parallel=job_options.tp,
         context_parallel=job_options.cp,
         pipeline_parallel=job_options.pp,
         expert_parallel=job_options.ep,
     )
+
+
+def _offload(job_options: JobOptions) -> str:
+    offloads = (job_options.zero_offload, job_options.fsdp_offload)
+    return next((value for value in offloads if value != "none"), "none")
 
 
 def _quantization(job_options: JobOptions) -> str:
@@ -429,7 +371,7 @@ def _quantization(job_options: JobOptions) -> str:
 
 
 def _targets(text: str, model: ModelSpec) -> tuple[str, ...]:
-    if text == "all":
+    if text == "all-linear":
         return tuple(model.projections)
     return _names(text)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-def show(ranking: Ranking, *, verbose: bool = False) -> None:
+def show(ranking: Ranking) -> None:
     """Print the order, a table of all plans, and the best plan in full."""
     console = output.console()
     for line in ranking.notes:
@@ -24,7 +24,7 @@ def show(ranking: Ranking, *, verbose: bool = False) -> None:
     console.print(textwrap.fill(f"Order: {ranking.order}", console.width), markup=False)
     console.print(_table(ranking))
     best = replace(ranking.best, rejected=tuple(str(line) for line in ranking.rejected))
-    console.print(render(best, console.width, everything=True, verbose=verbose), markup=False)
+    console.print(render(best, console.width, everything=True), markup=False)
 
 
 def _table(ranking: Ranking) -> Table:
@@ -57,7 +57,7 @@ def _cells(row: dict[str, Any], first: dict[str, Any], *, timed: bool) -> list[s
         f"{gpus}{machine}",
         layout + (", checkpointing" if row["activation_checkpointing"] else ""),
         _against(row, first),
-        f"rarely to be had: {row['rarely_had']}" if row["rarely_had"] else "",
+        f"low availability: {row['rarely_had']}" if row["rarely_had"] else "",
     ]
     cost = ("hours", "usd") if timed else ("usd_per_hour", "usd_per_million_tokens")
     return [

@@ -169,10 +169,12 @@ def _method(options: SetupOptions, engine: EngineDefaults) -> tuple[str, str]:
 
 
 def _targets(options: SetupOptions, engine: EngineDefaults, model: ModelSpec) -> tuple[str, ...]:
-    if options.lora_targets is not None and options.lora_targets != "all":
+    if options.lora_targets is not None and options.lora_targets != "all-linear":
         names = _names(options.lora_targets)
         if not names:
-            raise UserError("--lora-targets is empty: no layer would be trained.", "Name some, or say all.")
+            raise UserError(
+                "--lora-targets is empty: no layer would be trained.", "Name some, or give all-linear."
+            )
         return names
     if options.lora_targets is None and engine.lora_targets is not None:
         targets = tuple(name for name in engine.lora_targets if name in model.linear_shapes)

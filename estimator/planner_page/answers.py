@@ -28,7 +28,7 @@ WIDTH = 88  # columns of a plan in full
 ADDED = ("categories", "text", "run")  # of a plan, to its row
 _OF_JOB = (
     *("global_batch_size", "lora_rank", "precision", "optimizer", "micro_batch_size"),
-    *("activation_checkpointing", "offload", "packing", "method", "engine"),
+    *("activation_checkpointing", "packing", "method", "engine"),
 )
 _OF_TARGET = ("nodes", "gpus", "gpu", "capacity")
 _OF_GOALS = ("tokens", "deadline_hours", "budget_usd", "prefer", "spot", "max_gpus")
@@ -59,6 +59,7 @@ def _planned(form: Mapping[str, str]) -> dict[str, Any]:
         task=images.task_for(model, values.get("task", "sft")),  # type: ignore[arg-type]
         seq_len=images.length_of(model, values.get("seq_len"), values.get("resolution")),
         lora_targets=tuple(model.projections),
+        offload="cpu" if "cpu" in (values.get("zero_offload"), values.get("fsdp_offload")) else "none",
         batch_multiple=None if "global_batch_size" in values else 1,
         **{"method": "auto", "engine": "auto", "global_batch_size": DEFAULT_BATCH, **_some(values, _OF_JOB)},
     )

@@ -84,7 +84,8 @@ GROUPS: Mapping[str, tuple[Field, ...]] = {
         Field("optimizer", "Optimizer", "choice", LAUNCHED_OPTIMIZERS, "adamw"),
         Field("micro_batch_size", "Batch of a pass", "whole", (), "as planned"),
         Field("activation_checkpointing", "Checkpointing", "choice", GIVEN, "as planned"),
-        Field("offload", "Offload", "choice", get_args(Offload), "none"),
+        Field("zero_offload", "Offload with DeepSpeed", "choice", get_args(Offload), "none"),
+        Field("fsdp_offload", "Offload with FSDP2", "choice", get_args(Offload), "none"),
         Field("packing", "Packing", "flag"),
     ),
 }

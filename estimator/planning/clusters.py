@@ -82,14 +82,14 @@ class Survey:
         )
         return self
 
-    def by_engine(self, job: Job) -> Survey:
-        """Search again with the job's engine, on the machines of this survey's first candidates."""
+    def by_engine(self, job: Job, *, machines: int = MOST_COMPARED) -> Survey:
+        """Search again with the job's engine, on the kinds of machines of this survey's first candidates."""
         places = {id(found.place): found.place for found in self.candidates if found.place is not None}
         batch = {name: getattr(self.job, name) for name in ("global_batch_size", "batch_multiple")}
         other = replace(
             self,
             job=replace(job, **batch),
-            places=list(places.values())[:MOST_COMPARED],
+            places=list(places.values())[:machines],
             candidates=[],
             beyond=[],
             misses=[],

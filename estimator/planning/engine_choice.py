@@ -8,10 +8,11 @@ from dataclasses import replace
 from estimator.formatting import format_list
 from estimator.job import Job, Target
 from estimator.planning.clusters import Survey, disk_miss, host_miss
-from estimator.planning.ranking import compared
+from estimator.planning.ranking import compared, figure
 from estimator.planning.search import INDISTINCT, Evidence, Search, precision_of
 from estimator.vocabulary import ENGINES
 
+FEW_MACHINES = 2  # kinds of machines on which engines are compared, those that come first with the simplest
 SEEN = 0.001  # a difference that is worth a figure
 Speeds = Mapping[str, float | None]
 """Tokens a second by engine; None: it does not fit, or nothing is known of its speed."""
@@ -42,6 +43,24 @@ def faster_than(engine: str, speeds: Speeds) -> str | None:
     return fastest if (speeds[fastest] or 0.0) > own * (1 + INDISTINCT) else None
 
 
+def clearly_better(survey: Survey, jobs: Sequence[Job]) -> Job | None:
+    """The engine whose best plan on the survey's first machines is clearly better than the survey's best.
+
+    By the figure that plans are ordered by: price, GPU-hours or time.
+    """
+    best = survey.candidates[0]
+    found: list[tuple[float, Job]] = []
+    for job in jobs:
+        if job.engine != survey.job.engine:
+            rival = next(iter(survey.by_engine(job, machines=FEW_MACHINES).candidates), None)
+            if rival is not None and rival.idle_gpus <= best.idle_gpus:
+                found.append((figure(rival, survey.goals, survey.tokens), job))
+    if not found:
+        return None
+    least, rival_job = min(found, key=lambda pair: pair[0])
+    return rival_job if least * (1 + INDISTINCT) < figure(best, survey.goals, survey.tokens) else None
+
+
 def speeds_on_best(survey: Survey, jobs: Sequence[Job], target: Target, evidence: Evidence) -> Speeds:
     """The speed of each engine on the GPUs and machines of a survey's best candidate."""
     best, speeds = survey.candidates[0], dict[str, float | None]()
@@ -64,12 +83,12 @@ def speeds_on_best(survey: Survey, jobs: Sequence[Job], target: Target, evidence
     return speeds
 
 
-def reason(engine: str, speeds: Speeds, *, passed_over: Sequence[str] = ()) -> str:
+def reason(engine: str, speeds: Speeds, *, passed_over: str = "") -> str:
     """Why this engine, in a line, with the runner-up and by how much.
 
-    ``passed_over``: engines that keep fp32 master weights and have no plan.
+    ``passed_over``: what became of the engines that keep fp32 master weights, as a clause.
     """
-    lean = f"{format_list(passed_over)}, with fp32 master weights, would not fit; " if passed_over else ""
+    lean = f"{passed_over}; " if passed_over else ""
     others = {name: speed for name, speed in speeds.items() if speed and name != engine}
     absent = [name for name, speed in speeds.items() if not speed and name != engine]
     own = speeds[engine]

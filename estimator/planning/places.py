@@ -12,6 +12,7 @@ from estimator.hardware import Gpu, Instance
 from estimator.hardware.cluster_nodes import GPUS
 from estimator.hardware.cluster_taints import opening
 from estimator.job import Job, Target
+from estimator.names import did_you_mean
 from estimator.planning.goals import Goals
 from estimator.planning.interruption_rates import NO_RATE, Rate, rate_of
 from estimator.planning.support import refuse_gpu, unsupported_gpu
@@ -153,7 +154,7 @@ def _clouds(target: Target, goals: Goals) -> tuple[str, ...]:
         if cloud.lower() not in hardware.clouds():
             raise UserError(
                 f"There is no cloud {cloud!r} in the instance table.",
-                f"It has {', '.join(hardware.clouds())}.",
+                f"{did_you_mean(cloud, hardware.clouds())} It has {', '.join(hardware.clouds())}.".lstrip(),
             )
         if target.kind == "batch" and cloud.lower() != "aws":
             raise UserError((Change("resources.cloud", cloud), ": AWS Batch runs on aws only."))

@@ -15,10 +15,17 @@ from typing import TYPE_CHECKING
 
 from estimator import hardware
 from estimator.errors import CannotFit, Change, UserError
+from estimator.formatting import format_list
 from estimator.job import DEFAULT_BATCH, Job, Target
 from estimator.plan import Plan
 from estimator.planning.clusters import Survey, rank_plans, survey_places
-from estimator.planning.engine_choice import by_preference, faster_than, reason, speeds_on_best
+from estimator.planning.engine_choice import (
+    by_preference,
+    clearly_better,
+    faster_than,
+    reason,
+    speeds_on_best,
+)
 from estimator.planning.failures import Failure, of_error, of_survey
 from estimator.planning.goals import Goals
 from estimator.planning.local_plan import (
@@ -27,6 +34,7 @@ from estimator.planning.local_plan import (
     plan_local,
     pod_of_cpus,
 )
+from estimator.planning.measured_gpus import UNMEASURED
 from estimator.planning.places import LARGEST_MODEL_ON_CPU
 from estimator.planning.ranking import Ranking, Rejection
 from estimator.planning.search import Evidence, divides, indivisible
@@ -141,21 +149,33 @@ def _of_method(
     machine = target.machine
     on_cpu = machine is not None and (not machine.gpus or target.device == "cpu")
     failures: list[Failure] = []
-    passed_over: list[str] = []
+    passed_over, doubtful = "", None
     for group in [jobs[:1]] if on_cpu else by_preference(jobs):
         if machine is not None:
             outcome = _of_engines_here(group, target, goals, evidence, passed_over)
         else:
             outcome = _of_engines(group, target, goals, top, evidence, passed_over)
-        if isinstance(outcome, Ranking):
+        masters = f"{format_list([job.engine for job in group])}, with fp32 master weights, would"
+        if isinstance(outcome, Failure):
+            failures.append(outcome)
+            passed_over = f"{masters} not fit"
+        elif _is_well_founded(outcome.best):
             return _with_batch_reason(jobs[0], outcome)
-        failures.append(outcome)
-        passed_over += [job.engine for job in group]
+        else:
+            doubtful = doubtful or outcome
+            passed_over = f"{masters} take GPUs that were not measured or can rarely be had"
+    if doubtful is not None:
+        return _with_batch_reason(jobs[0], doubtful)
     return min(failures, key=lambda failure: failure.distance)
 
 
+def _is_well_founded(plan: Plan) -> bool:
+    """Whether a plan is on GPUs with a measured run, and machines that can usually be had."""
+    return UNMEASURED not in plan.why and not plan.prediction.rarely_had
+
+
 def _of_engines_here(
-    jobs: list[Job], target: Target, goals: Goals, evidence: Evidence, passed_over: list[str]
+    jobs: list[Job], target: Target, goals: Goals, evidence: Evidence, passed_over: str
 ) -> Ranking | Failure:
     """The plan for machines at hand by the fastest of some engines, the simplest of those as fast as that."""
     outcomes: dict[str, Plan | Failure] = {
@@ -183,7 +203,7 @@ def _of_engine_here(job: Job, target: Target, goals: Goals, evidence: Evidence) 
 
 
 def _of_engines(
-    jobs: list[Job], target: Target, goals: Goals, top: int, evidence: Evidence, passed_over: list[str]
+    jobs: list[Job], target: Target, goals: Goals, top: int, evidence: Evidence, passed_over: str
 ) -> Ranking | Failure:
     """The ranking of other machines' plans, by the engine that is chosen on the machines of the best one."""
     surveys: list[Survey] = []
@@ -196,12 +216,10 @@ def _of_engines(
         return min(map(of_survey, surveys), key=lambda failure: failure.distance)
     if len(jobs) == 1 and not passed_over:
         return rank_plans(survey, top)
+    better = clearly_better(survey, jobs)
+    if better is not None:
+        survey = survey.by_engine(better)
     speeds = speeds_on_best(survey, jobs, target, evidence)
-    faster = faster_than(survey.job.engine, speeds)
-    if faster is not None:
-        other = survey.by_engine(next(job for job in jobs if job.engine == faster))
-        if other.candidates:
-            survey, speeds = other, speeds_on_best(other, jobs, target, evidence)
     ranking = rank_plans(survey, top)
     why = reason(survey.job.engine, speeds, passed_over=passed_over)
     best = replace(ranking.best, why=(*ranking.best.why, why))

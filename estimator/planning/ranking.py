@@ -119,7 +119,7 @@ def in_order(
     groups: dict[tuple[bool, ...], list[tuple[float, Candidate]]] = {}
     keys = _behind_cheaper(candidates, [_group(candidate, goals, capacity) for candidate in candidates])
     for candidate, key in zip(candidates, keys, strict=True):
-        groups.setdefault(key, []).append((_figure(candidate, goals, tokens), candidate))
+        groups.setdefault(key, []).append((figure(candidate, goals, tokens), candidate))
     return [candidate for key in sorted(groups) for candidate in _banded(groups[key])]
 
 
@@ -156,7 +156,7 @@ def _behind_cheaper(candidates: list[Candidate], keys: list[tuple[bool, ...]]) -
     return found
 
 
-def _figure(candidate: Candidate, goals: Goals, tokens: int | None) -> float:
+def figure(candidate: Candidate, goals: Goals, tokens: int | None) -> float:
     """What a group is ordered by, the smaller the better; 0 where neither price nor speed tells it."""
     cost = candidate.expected_usd(tokens) if tokens is not None else candidate.usd_per_token
     speed = candidate.speed.tokens_per_second
@@ -190,14 +190,12 @@ def _within_band(item: tuple[float, Candidate]) -> tuple[object, ...]:
 
 
 def order_in_words(goals: Goals, capacity: str, *, priced: bool = True) -> str:
-    """The order of :func:`in_order`, as a line for people; ``priced``: whether prices are known."""
-    rare = "what can rarely be had on demand, " if capacity == "usual" else ""
-    last = f"; last {rare}GPUs without a measured run, machines that are used in part"
+    """Describe the order of :func:`in_order` in one line; ``priced``: whether prices are known."""
+    rare = "low on-demand availability, " if capacity == "usual" else ""
     first = goals.order if priced else goals.unpriced_order
-    return (
-        f"{first}; what differs by less than {INDISTINCT:.0%} counts as equal: then the lower price an "
-        f"hour, fewer GPUs, the simpler layout{last}"
-    )
+    ties = f"plans within {100 * INDISTINCT:.0f} % are treated as ties"
+    last = f"last: {rare}GPUs without a measured run, machines used in part"
+    return f"{first}; {ties}: then lower price per hour, fewer GPUs, simpler layout; {last}"
 
 
 def against_goals(candidate: Candidate, goals: Goals, tokens: int | None) -> Rejection | None:
@@ -273,7 +271,7 @@ def _behind(best: Candidate, other: Candidate, goals: Goals) -> Rejection:
         reason = f"fits its GPUs; needs {needs} of host memory, which the table does not tell"
         return Rejection(what=other.what, reason=reason, kind="host memory")
     rare = why_rare(other.place)
-    mark = f"; rarely to be had: {rare}" if rare else ""
+    mark = f"; low availability: {rare}" if rare else ""
     speeds = (best.speed.tokens_per_second, other.speed.tokens_per_second)
     if goals.by_speed and speeds[0] and speeds[1]:
         slower = 1 - speeds[1] / speeds[0]

@@ -249,7 +249,7 @@ def of_machine(
     had = ""
     if target.capacity == "usual" and not why_rare(place):
         usual = [other for other in weighed if not why_rare(other.place)]
-        had = " and can usually be had" if len(usual) < len(weighed) else ""
+        had = " and are usually available" if len(usual) < len(weighed) else ""
         weighed = usual
     kinds = len({candidate.place.name for candidate in weighed if candidate.place})
     machines = f"the {kinds} machine types that fit{had}" if kinds > 1 else f"the layouts that fit{had}"
@@ -330,7 +330,7 @@ def _source(candidate: Candidate) -> list[str]:
     lines = [f"price: {place.price}"] if place.price else []
     rare = why_rare(place)
     if rare:
-        lines.append(f"rarely to be had: {rare}")
+        lines.append(f"low availability: {rare}")
     if candidate.unmeasured:
         lines.append(UNMEASURED)
     if candidate.idle_gpus:

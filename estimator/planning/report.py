@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
 import textwrap
 
-from estimator.changes import FINETUNE, Spelling, command_with
-from estimator.errors import CannotFit, UserError
 from estimator.formatting import MIB, format_bytes, format_duration, format_usd
 from estimator.models.diffusion import side_of
 from estimator.plan import Layout, LearningRate, Plan, Prediction, Request
@@ -16,58 +13,29 @@ LABEL = 12  # width of the left column
 BAR = 24  # width of the longest memory bar
 
 
-def render(
-    plan: Plan, width: int = 100, *, everything: bool = False, brief: bool = False, verbose: bool = False
-) -> str:
+def render(plan: Plan, width: int = 100, *, everything: bool = False) -> str:
     """The whole plan as text of at most ``width`` columns, without colour codes.
 
-    ``everything``: with hints for what the plan leaves to its user. ``brief``: without reasons and rejected
-    plans. ``verbose``: with memory by category, its ranges, and what counters will show.
+    ``everything``: with hints for values that the plan leaves to the user.
     """
     what = plan.method if plan.task == "sft" else f"{plan.method} {plan.task}"
     lines = [f"Plan: {plan.model}, {what} with {plan.engine} ({plan.parameters / 1e9:.2f} B parameters)"]
     lines += _row("Where", _where(plan), width)
     lines += _row("Request", _request(plan), width)
     if plan.prepare is not None and plan.evaluate is not None:
-        lines += _row("Beside it", _steps(plan, plan.prepare, plan.evaluate), width)
+        lines += _row("Other steps", _steps(plan, plan.prepare, plan.evaluate), width)
     lines += _row("Layout", _layout(plan), width)
-    lines += _memory(plan, width, verbose=verbose)
+    lines += _memory(plan, width)
     lines += _row("Speed", _speed(plan), width)
-    if not brief or plan.target != "local":
-        lines += _row("Price", _price(plan), width)
-    if not brief:
-        lines += _list("Why", plan.why, width)
-        lines += _list("Rejected", plan.rejected, width)
+    lines += _row("Price", _price(plan), width)
+    lines += _list("Why", plan.why, width)
+    lines += _list("Rejected", plan.rejected, width)
     overrides = tuple(
         f"{item.name}: {item.used} instead of {item.planned} ({item.given_by})" for item in plan.overrides
     )
     lines += _list("Overridden", overrides, width)
     if everything:
         lines += _list("Hints", _rates(plan.learning_rates), width)
-    return "\n".join(lines)
-
-
-def render_cannot_fit(
-    error: CannotFit, argv_hint: str, width: int = 100, *, spelling: Spelling = FINETUNE
-) -> str:
-    """What is missing, what there is, what it would take, and the commands that would work.
-
-    ``argv_hint`` is the command that was given; each suggestion is shown as that command with its changes,
-    spelled as the command takes them.
-    """
-    lines = textwrap.wrap(error.problem, width)
-    if error.here:
-        lines += _row("Here", error.here, width)
-    if error.example_plan is not None:
-        lines += ["", "It needs, for instance:", render(error.example_plan, width)]
-    if error.suggestions:
-        try:
-            command = shlex.split(argv_hint)
-        except ValueError as unreadable:
-            raise UserError(f"The command {argv_hint!r} can't be read: {unreadable}.") from None
-        lines += ["", "These would work:"]
-        offered = (shlex.join(command_with(command, changes, spelling)) for changes in error.suggestions)
-        lines += [f"  {line}" for line in dict.fromkeys(offered)]
     return "\n".join(lines)
 
 
@@ -151,14 +119,12 @@ def _sharding(name: str) -> str:
     return SHARDINGS[name].title
 
 
-def _memory(plan: Plan, width: int, *, verbose: bool) -> list[str]:
+def _memory(plan: Plan, width: int) -> list[str]:
     memory, on_gpu = plan.prediction.memory, plan.layout.device == "cuda"
     text = f"{memory.describe()} (each {'GPU' if on_gpu else 'process'})"
     if on_gpu:
-        text += f"; host {format_bytes(memory.host_bytes)} a node"
+        text += f"; host {format_bytes(memory.host_bytes)} per node"
     lines = _row("Memory", text, width)
-    if not verbose:
-        return lines
     largest = max((value for _, value in memory.categories), default=0)
     for name, value in memory.categories:
         bar = "#" * round(min(BAR, max(width - LABEL - 34, 0)) * value / largest) if largest else ""

@@ -8,12 +8,17 @@ from estimator.plan import Plan
 from estimator.planning.report import describe_layout
 
 
+def usd_per_million_tokens(plan: Plan) -> float | None:
+    """Price of a million training tokens in USD; None if price or speed is unknown."""
+    prediction = plan.prediction
+    if prediction.usd_per_hour is None or prediction.tokens_per_second is None:
+        return None
+    return prediction.usd_per_hour / 3600 / prediction.tokens_per_second * 1e6
+
+
 def row_of(rank: int, plan: Plan) -> dict[str, Any]:
     """One plan as a flat row with sizes in bytes, prices in USD; None is not known."""
     request, layout, prediction = plan.request, plan.layout, plan.prediction
-    price = None
-    if prediction.usd_per_hour is not None and prediction.tokens_per_second is not None:
-        price = prediction.usd_per_hour / 3600 / prediction.tokens_per_second * 1e6
     return {
         "rank": rank,
         "model": plan.model,
@@ -40,7 +45,7 @@ def row_of(rank: int, plan: Plan) -> dict[str, Any]:
         "hours": prediction.hours,
         "usd_per_hour": prediction.usd_per_hour,
         "usd": prediction.usd,
-        "usd_per_million_tokens": price,
+        "usd_per_million_tokens": usd_per_million_tokens(plan),
         "start_up_minutes": None if prediction.start_up is None else prediction.start_up.hours * 60,
         "rarely_had": prediction.rarely_had,
     }

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from estimator.changes import option_of
 from estimator.hardware import VARIABLE
 from estimator.hardware.cluster_taints import opening
 from estimator.job import DEFAULT_BATCH
@@ -53,8 +53,7 @@ def run_command(
     else:
         words += ["--gpus", str(plan.request.gpus_per_node)]
         words += () if plan.target == "local" else _machine(plan)
-    words += [word for name, value in _flags(plan, job) for word in (f"--{name}", value)]
-    words += [word for name, value in _settings(plan, job) for word in ("--set", f"{name}={value}")]
+    words += [word for name, value in _settings(plan, job) for word in _option(name, value)]
     variables = {NAMESPACE_VARIABLE: namespace, VARIABLE: hardware_file and str(hardware_file)}
     given = [f"{name}={shlex.quote(value)} " for name, value in variables.items() if value]
     return "".join(given) + shlex.join(words)
@@ -66,67 +65,72 @@ def _machine(plan: Plan) -> tuple[str, str]:
     return ("--instance-type", kind) if kind and " " not in kind else ("--gpu", gpu)
 
 
-def _flags(plan: Plan, job: Job) -> Iterator[tuple[str, str]]:
+def _option(setting: str, value: object) -> tuple[str, ...]:
+    """Words that give a setting on the command line of ``finetune run``."""
+    name = option_of(setting)
+    if isinstance(value, bool):
+        return (name if value else f"--no-{name[2:]}",)
+    return name, ",".join(value) if isinstance(value, tuple) else str(value)
+
+
+def _settings(plan: Plan, job: Job) -> Iterator[tuple[str, object]]:
+    """Settings of the job that differ from their defaults, with their values."""
     if TASKS[job.task].images:
-        yield "resolution", str(side_of(job.seq_len))
+        yield "images.resolution", side_of(job.seq_len)
     else:
-        yield "seq-len", str(job.seq_len)
+        yield "seq_len", job.seq_len
     if job.task not in ("sft", IMAGE_TASK):
         yield "task", job.task
     if plan.layout.global_batch_size != DEFAULT_BATCH:
-        yield "global-batch-size", str(plan.layout.global_batch_size)
+        yield "global_batch_size", plan.layout.global_batch_size
     if job.micro_batch_size is not None:
-        yield "micro-batch-size", str(job.micro_batch_size)
+        yield "micro_batch_size", job.micro_batch_size
     if job.packing:
-        yield "packing", "true"
+        yield "packing", True
     if job.precision != "auto":
         yield "precision", job.precision
-
-
-def _settings(plan: Plan, job: Job) -> Iterator[tuple[str, str]]:
-    """What the flow takes by ``--set`` only, where it isn't its default."""
     if TASKS[job.task].draws_answers:
         yield "rl.reward", "my_rewards.py:reward"
     if job.optimizer != "adamw":
         yield "optimizer.name", job.optimizer
     if job.optimizer_in_backward:
-        yield "optimizer.in_backward", "true"
+        yield "optimizer.in_backward", True
     if job.activation_checkpointing is not None:
-        yield "activation_checkpointing", json.dumps(job.activation_checkpointing)
+        yield "activation_checkpointing", job.activation_checkpointing
     if job.fp8 != "none":
         yield "fp8", job.fp8
     if job.recompute != "full":
         yield "recompute.what", job.recompute
     if job.recompute_every != 1:
-        yield "recompute.every", str(job.recompute_every)
+        yield "recompute.every", job.recompute_every
     if job.compile:
-        yield "compile", "true"
+        yield "compile", True
     if job.liger:
-        yield "liger", "true"
+        yield "liger", True
     method = METHODS[plan.method]
     if method.llama_adapter:
         if job.adapter_prompt_length != 10:
-            yield "adapter.prompt_length", str(job.adapter_prompt_length)
+            yield "adapter.prompt_length", job.adapter_prompt_length
         if job.adapter_start_layer != 2:
-            yield "adapter.start_layer", str(job.adapter_start_layer)
+            yield "adapter.start_layer", job.adapter_start_layer
     low_rank = method.low_rank
     if low_rank and job.lora_rank != 8:
-        yield "lora.rank", str(job.lora_rank)
+        yield "lora.rank", job.lora_rank
     targets = set(job.lora_targets)
     if low_rank and targets != set(PROJECTIONS):
         everything = targets in (set(job.model.projections), set(job.model.all_linear))
-        yield "lora.targets", "all-linear" if everything else f"[{', '.join(job.lora_targets)}]"
+        yield "lora.targets", "all-linear" if everything else tuple(job.lora_targets)
     if low_rank and job.lora_experts:
-        yield "lora.experts", "true"
+        yield "lora.experts", True
     if method.adapters and job.adapter_only:
-        yield "export.adapter_only", "true"
+        yield "export.adapter_only", True
     if low_rank and job.trained_modules:
-        yield "lora.modules_to_save", f"[{', '.join(job.trained_modules)}]"
+        yield "lora.modules_to_save", tuple(job.trained_modules)
     if job.zero_stage is not None:
-        yield "zero.stage", str(job.zero_stage)
+        yield "zero.stage", job.zero_stage
     if job.fsdp_sharding is not None:
         yield "fsdp.sharding", job.fsdp_sharding
     if job.replicas is not None:
-        yield "fsdp.replicas", str(job.replicas)
+        yield "fsdp.replicas", job.replicas
     if job.offload != "none":
         yield f"{ENGINES[plan.engine].sharding_options}.offload", job.offload

@@ -36,17 +36,26 @@ def packages() -> list[Line]:
 
 
 def extras() -> list[Line]:
-    """One line for all extras that are whole, and one for each other with what it lacks."""
+    """One line for installed and optional extras, and one for each with a package of a wrong version."""
     names = [name for name in metadata(US).get_all("Provides-Extra") or [] if name not in _NOT_FOR_USERS]
     wrong = {name: _wrong(list(_of_extra(name))) for name in names}
-    whole = [name for name, missing in wrong.items() if not missing]
-    lines = [Line(check="extras", state="ok", found=", ".join(whole) or "none")]
-    for name, missing in wrong.items():
-        if missing:
-            lines.append(
-                Line(check=f"extra {name}", state="no", found="; ".join(missing), fix=_install(name))
-            )
+    complete = [name for name, problems in wrong.items() if not problems]
+    # An extra with a missing package was not asked for, or is of no use here
+    optional = [name for name, problems in wrong.items() if problems and _is_missing(problems)]
+    found = ", ".join(complete) or "none"
+    if optional:
+        found += f"; optional: {', '.join(optional)} ({_install('NAME')})"
+    lines = [Line(check="extras", state="ok", found=found)]
+    lines += [
+        Line(check=f"extra {name}", state="no", found="; ".join(problems), fix=_install(name))
+        for name, problems in wrong.items()
+        if name not in (*complete, *optional)
+    ]
     return lines
+
+
+def _is_missing(problems: list[str]) -> bool:
+    return all(problem.startswith("not installed") for problem in problems)
 
 
 def _python() -> Line:

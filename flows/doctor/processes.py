@@ -8,8 +8,8 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
 
@@ -23,8 +23,8 @@ _MOST = 4  # at a time: the imports want cores, the others only wait
 _PAUSE_S = 0.05
 
 
-def look(probes: Sequence[Probe], limit_s: float | None = None) -> list[tuple[Probe, list[Line]]]:
-    """Each probe with its lines, in their order. ``limit_s``: for each, instead of its own limit."""
+def run_probes(probes: Sequence[Probe], limit_s: float | None = None) -> Iterator[tuple[Probe, list[Line]]]:
+    """Yield each probe with its lines as soon as it ends. ``limit_s`` replaces the probes' own limits."""
     over = threading.Event()
 
     def one(probe: Probe) -> list[Line]:
@@ -35,7 +35,10 @@ def look(probes: Sequence[Probe], limit_s: float | None = None) -> list[tuple[Pr
         ThreadPoolExecutor(max(2, min(_MOST, os.cpu_count() or 1))) as pool,
     ):
         try:
-            return list(zip(probes, pool.map(one, probes), strict=True))
+            quickest_first = sorted(probes, key=lambda probe: probe.limit_s)
+            waiting = {pool.submit(one, probe): probe for probe in quickest_first}
+            for done in as_completed(waiting):
+                yield waiting[done], done.result()
         except BaseException:
             over.set()
             raise

@@ -76,14 +76,14 @@ def test_where_it_can_not_the_text_says_why_with_status_1_and_is_80_columns_wide
     local = Line(check="local", state="ok", found="tiny-llama " * 20, needs=("datastore",))
     datastore = Line(check="datastore", state="no", found="local, a file", fix="Set the root. " * 20)
     probe = Probe(name="backends", section="Backends", function="", limit_s=1)
-    monkeypatch.setattr("flows.doctor.processes.look", lambda *_: [(probe, [datastore, local])])
+    monkeypatch.setattr("flows.doctor.processes.run_probes", lambda *_: [(probe, [datastore, local])])
     done = CliRunner().invoke(finetune, ["doctor"], env={"COLUMNS": "80"})
     assert done.exit_code == 1
     rows = [row.rstrip() for row in done.stdout.splitlines()]
     assert max(map(len, rows)) <= 80
     assert "\x1b" not in done.stdout
     assert rows[-1] == "The default job can't run here: datastore (see above)."
-    (row,) = (row for row in rows if row.split()[:2] == ["no", "datastore"])
+    (row,) = (row for row in rows if row.split()[:3] == ["no", "Backends", "datastore"])
     assert "local," in row
     assert any("fix: Set the root." in row for row in rows)
 

@@ -16,6 +16,7 @@ from estimator.errors import Change, UserError
 from estimator.hardware.cluster import Cluster
 from flows import finetune_artifacts, finetune_launch
 from flows.finetune_launch import Backend
+from flows.run_options import setting_options
 from launchers import settings
 from tests.estimator.planning.test_clusters import nodes_of
 from tests.lab.configs import config
@@ -58,13 +59,11 @@ def test_a_plan_of_a_local_file_knows_its_steps_and_reads_it_whole(dataset: Path
 
 
 def test_advice_names_every_setting_as_the_flow_takes_it() -> None:
+    options = setting_options()
     for name in settings.dotted_names():
-        flag, *value = finetune_launch.FLOW.words(Change(name, "x"))
-        if flag == "--set":
-            assert value == [f"{name}=x"]
-        else:
-            assert finetune_launch.FLAGS[flag.removeprefix("--").replace("-", "_")] == name
-            assert finetune_launch.FLOW.name(name) == flag
+        flag, value = finetune_launch.FLOW.words(Change(name, "x"))
+        assert (options[flag], value) == (name, "x")
+        assert finetune_launch.FLOW.name(name) == flag
 
 
 def test_a_disk_without_room_is_refused_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +183,7 @@ def test_nobody_is_asked_for_gpus_where_the_run_is_for_cpus(
 def test_a_deployment_that_is_only_written_out_asks_no_cluster(
     cluster: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(finetune_launch, "compiles_only", lambda: True)
+    monkeypatch.setattr("decorators._metaflow.compiles_only", lambda: True)
     cluster[0] = UserError("Nobody is to be asked.")
     finetune_launch.plan_from_parameters(ON_CLUSTER, "kubernetes")
     assert "Planned with the catalogue's machines: --only-json asks no cluster." in capsys.readouterr().err

@@ -19,5 +19,5 @@ def test_a_users_mistake_in_a_task_names_options_as_the_flow_takes_them(
     advice = ("Give ", Change("global_batch_size", 5), " or ", Change("train_on_prompt", True), ".")
     with pytest.raises(UserError) as refused, finetune_steps.task_folder("prepare") as work:
         raise UserError("Too little.", advice)
-    assert refused.value.advice == "Give --global-batch-size 5 or --set train_on_prompt=true."
+    assert refused.value.advice == "Give --global-batch-size 5 or --train-on-prompt."
     assert not work.exists()

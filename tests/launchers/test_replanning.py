@@ -79,7 +79,9 @@ def test_a_failed_attempt_says_what_the_next_will_do(plans: Replanning, launched
         Target(kind="kubernetes", gpu="h100-sxm", nodes=1, gpus=1),
     )
     assert tiny.layout.micro_batch_size > 1
-    settings = Settings(model="tiny-llama", global_batch_size=8, seq_len=256, engine="torchtune")
+    settings = Settings(
+        model="tiny-llama", global_batch_size=8, seq_len=256, method="full", engine="torchtune"
+    )
     text = out_of_memory(plans, 0, tiny, settings, find("tiny-llama"), other_machines=True)
     assert text.startswith(f"out of memory: a retry will use micro batch {tiny.layout.micro_batch_size} -> ")
     assert choose_plan(plans, 1, tiny).layout.micro_batch_size < tiny.layout.micro_batch_size
@@ -92,7 +94,9 @@ def test_attempts_whose_containers_were_killed_as_a_whole_are_followed_by_leaner
         Job(model=find("tiny-llama"), seq_len=256, global_batch_size=8, micro_batch_size=4),
         Target(kind="kubernetes", gpu="h100-sxm", nodes=1, gpus=1),
     )
-    settings = Settings(model="tiny-llama", global_batch_size=8, seq_len=256, engine="torchtune")
+    settings = Settings(
+        model="tiny-llama", global_batch_size=8, seq_len=256, method="full", engine="torchtune"
+    )
     assert plans.kill_of("train", 0) is None
     used = [tiny.layout.micro_batch_size]
     for attempt in (1, 2):

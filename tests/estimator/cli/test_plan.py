@@ -27,7 +27,7 @@ def no_history(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: igno
 
 
 def test_a_model_alone_gets_a_ranked_table_the_best_plan_and_the_rejections() -> None:
-    result = run("--model llama-70b --global-batch-size 64")
+    result = run("--model llama-70b --global-batch-size 64 --verbose")
     assert result.exit_code == 0
     for words in ("Order: ", "Plan: llama-70b, full", "Why", "Rejected", "% over", "learning rate"):
         assert words in result.stdout
@@ -95,7 +95,8 @@ def check_told(text: str, words: str, status: int) -> None:
     "text",
     [
         "--model llama-70b --gpu L4 --max-gpus 2",
-        "--model llama-70b --method full --engine deepspeed --zero-stage 3 --offload cpu --gpu L4 --gpus 1",
+        "--model llama-70b --engine deepspeed --zero-stage 3 --zero-offload cpu --method full --gpu L4 "
+        "--gpus 1",
         "--model llama-8b --method lora --micro-batch-size=8 --seq-len 8192 --gpu L4 --gpus 1 --nodes 1",
         "--model llama-8b --method lora --no-activation-checkpointing --seq-len 8192 --gpu L4 --gpus 1",
         "--model llama-8b --tokens 1B --deadline-hours 0.5 --method lora --global-batch-size 16",
@@ -114,7 +115,10 @@ def test_the_commands_that_are_offered_work(text: str) -> None:
     ("text", "advised"),
     [
         ("--engine torchtune --zero-stage 3", "--zero-stage 3 --engine deepspeed"),
-        ("--method full --engine deepspeed --zero-stage 0 --offload cpu", "--engine deepspeed --offload cpu"),
+        (
+            "--method full --engine deepspeed --zero-stage 0 --zero-offload cpu",
+            "--engine deepspeed --zero-offload cpu",
+        ),
         ("--engine torchtune --precision bf16-mixed", "--precision bf16"),
         ("--engine torchtune --tp 2", "--engine torchtitan --tp 2"),
         ("--micro-batch-size 3 --global-batch-size 16", "--micro-batch-size 3 --global-batch-size 15"),
@@ -123,7 +127,7 @@ def test_the_commands_that_are_offered_work(text: str) -> None:
 def test_an_option_that_is_advised_is_one_that_finetune_takes(text: str, advised: str) -> None:
     refused = run(f"--model llama-8b {text}").stderr
     named = set(re.findall(r"--[a-z-]+", refused))
-    known = set(re.findall(r"--[a-z-]+", CliRunner().invoke(app, ["plan", "--help"]).stdout))
+    known = set(re.findall(r"--[a-z-]+", CliRunner().invoke(app, ["plan", "--help-all"]).stdout))
     assert named
     assert named <= known, refused
     assert run(f"--model llama-8b {advised}").exit_code == 0
@@ -140,7 +144,7 @@ def test_an_option_that_is_advised_is_one_that_finetune_takes(text: str, advised
 def test_an_option_by_another_name_is_answered_with_ours(old: str, name: str) -> None:
     result = run(f"--model llama-8b {old}")
     assert result.exit_code == 2
-    assert result.stderr == f"There is no {re.split('[ =]', old)[0]}.\nDid you mean {name}?\n"
+    assert result.stderr == f"There is no option {re.split('[ =]', old)[0]}.\nDid you mean {name}?\n"
 
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "planning.md").read_text()

@@ -13,7 +13,7 @@ from typing import Any
 from typer.testing import CliRunner
 
 from estimator.cli.app import app
-from flows import finetune_launch
+from flows.run_options import translate
 from launchers import settings
 from tests.estimator.hardware.test_from_cluster import (
     Api,
@@ -115,24 +115,20 @@ def test_the_command_keeps_what_the_user_has_asked_for(tmp_path: Path) -> None:
     ]
     variable, *command = shlex.split(last.partition(": ")[2])
     assert variable == "METAFLOW_KUBERNETES_NAMESPACE=research"
-    given = [pair for pair in itertools.pairwise(command) if pair[0] == "--set"]
-    assert {setting for _, setting in given} == {
-        "optimizer.name=sgd",
-        "activation_checkpointing=false",
-        "lora.rank=16",
-        "lora.targets=[q_proj, v_proj]",
-    }
-    assert settings.build({}, [setting for _, setting in given]).lora.targets == ("q_proj", "v_proj")
-    flags = {command[n].removeprefix("--"): command[n + 1] for n in range(2, len(command) - 1, 2)}
-    assert (flags["seq-len"], flags["global-batch-size"], flags["packing"]) == ("4096", "64", "true")
-    assert {name.replace("-", "_") for name in flags} - {"with", "set"} <= set(finetune_launch.FLAGS)
+    given = translate(command[2:], (), ["--with", "--set"])
+    values = [value for option, value in itertools.pairwise(given) if option == "--set"]
+    chosen = settings.build({}, values)
+    assert (chosen.optimizer.name, chosen.activation_checkpointing, chosen.lora.rank) == ("sgd", False, 16)
+    assert (chosen.seq_len, chosen.global_batch_size, chosen.packing) == (4096, 64, True)
+    assert chosen.lora.targets == ("q_proj", "v_proj")
 
 
 def test_the_command_says_all_linear_where_the_model_has_other_layers_than_llama(tmp_path: Path) -> None:
     words = ["--model", "mixtral-8x7b", "--method", "dora", "--global-batch-size", "16", "--lora-targets"]
     text = shown(tmp_path, Api(nodes=[eks_p5(1)]), *words, "q_proj,k_proj,v_proj,o_proj")
-    assert "--set lora.targets=all-linear" in text
-    assert "lora.targets" not in shown(tmp_path, Api(nodes=[eks_p5(1)]), *words, "all"), "the default"
+    assert "--lora-targets all-linear" in text
+    plain = shown(tmp_path, Api(nodes=[eks_p5(1)]), *words, "all-linear")
+    assert "--lora-targets" not in plain.partition("To run the first")[2], "the default"
 
 
 def test_the_command_keeps_the_task(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ CHOICES: tuple[dict[str, str], ...] = (
     {"instance_type": "p5.48xlarge, p4d.24xlarge", "method": "lora"},
     {"gpu": "L4", "nodes": "1", "gpus": "1"},
     {"max_gpus": "8", "prefer": "speed"},
-    {"engine": "deepspeed", "offload": "cpu"},
+    {"engine": "deepspeed", "zero_offload": "cpu"},
     {"engine": "fsdp2", "precision": "bf16-mixed"},
     {"optimizer": "adamw8bit", "activation_checkpointing": "on"},
     {"activation_checkpointing": "off", "method": "lora"},

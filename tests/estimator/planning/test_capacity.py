@@ -61,9 +61,9 @@ def test_what_is_rarely_had_comes_last_with_its_reason_and_competes_where_that_i
     behind = [made for made in known[first:] if not made.prediction.rarely_had]
     cheaper = {_gpus_of(made) for made in known if made.prediction.rarely_had}
     assert all(_gpus_of(made) in cheaper or _is_used_in_part(made) for made in behind), "dearer, of the same"
-    assert "last what can rarely be had on demand" in usual.order
+    assert "last: low on-demand availability" in usual.order
     rejected = plans(FULL, USUAL, top=3).rejected
-    assert any("rarely to be had: sold ahead" in line.reason for line in rejected)
+    assert any("low availability: sold ahead" in line.reason for line in rejected)
     whatever = plans(FULL, WHATEVER, top=500)
     marks = [bool(made.prediction.rarely_had) for made in whatever.plans if _has_known_memory(made)]
     assert marks != sorted(marks)
@@ -85,7 +85,7 @@ def _has_known_memory(made: Plan) -> bool:
 def test_a_rare_machine_that_is_asked_for_is_planned_and_marked() -> None:
     made = plan(FULL, replace(USUAL, gpu="H100 SXM", instance_type="p5.48xlarge"))
     assert "Capacity Blocks" in made.prediction.rarely_had
-    assert "rarely to be had: sold ahead in Capacity Blocks" in " ".join(render(made).split())
+    assert "low availability: sold ahead in Capacity Blocks" in " ".join(render(made).split())
 
 
 def test_a_capacity_that_is_not_known_is_refused() -> None:

@@ -61,12 +61,29 @@ def test_no_engine_that_can_train_the_job_is_clearly_faster_on_the_plans_machine
     assert "runner-up" in line_of(made)
 
 
+def test_an_engine_that_needs_fewer_machines_is_taken_for_its_price() -> None:
+    made = made_for("mixtral-8x7b", Target(kind="catalogue", gpu="RTX PRO 6000 Blackwell", cloud="aws"))
+    alone = plan(
+        Job(model=find("mixtral-8x7b"), engine="fsdp2", global_batch_size=16),
+        Target(kind="catalogue", gpu="RTX PRO 6000 Blackwell", cloud="aws"),
+    )
+    assert (made.engine, made.request.nodes, alone.request.nodes) == ("deepspeed", 1, 2)
+
+
 def test_full_training_keeps_fp32_master_weights_where_they_fit_and_says_so_where_not() -> None:
     roomy = made_for(target=Target(kind="catalogue", gpu="H100 SXM", nodes=1, gpus=8))
     assert roomy.layout.precision == "bf16-mixed"
     small = made_for(target=Target(kind="catalogue", gpu="A100 SXM 80GB", nodes=1, gpus=1))
     assert (small.engine, small.layout.precision) == ("torchtune", "bf16")
     assert "fsdp2 and deepspeed, with fp32 master weights, would not fit" in line_of(small)
+
+
+def test_master_weights_are_given_up_before_measured_gpus_are() -> None:
+    made = made_for("llama-70b", method="full")
+    assert made.request.gpu_type == "A100 SXM 80GB"
+    assert "would take GPUs that were not measured or can rarely be had" in line_of(made)
+    rare = made_for(target=Target(kind="catalogue", gpu="B200"), method="full")
+    assert rare.layout.precision == "bf16-mixed", "where nothing else is available"
 
 
 def test_an_engine_that_is_asked_for_is_not_compared_and_one_that_is_not_installed_not_taken() -> None:

@@ -47,7 +47,8 @@ def test_who_can_not_have_the_kernels_is_told_why(fields: dict[str, Any], words:
 
 def test_they_choose_an_engine_that_has_them_and_are_refused_on_a_cpu() -> None:
     made = plan(replace(JOB, engine="auto"), EIGHT)
-    assert (made.engine, made.planned_only) == ("deepspeed", None)
+    assert made.engine in ("deepspeed", "fsdp2")
+    assert made.planned_only is None
     small = replace(JOB, model=find("tiny-llama"), seq_len=128)
     machine = Machine(ram_bytes=32 * GIB, cpu_cores=8, disk_free_bytes=64 * GIB)
     with pytest.raises(UserError, match="for GPUs, and this would run on CPUs"):

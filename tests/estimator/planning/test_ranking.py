@@ -183,7 +183,7 @@ def test_what_a_plan_says_of_its_micro_batch_and_checkpointing_is_true(
 
 
 def test_a_whole_machine_comes_before_parts_of_it_that_cost_as_much() -> None:
-    job = Job(model=find("llama-70b"), engine="auto", global_batch_size=16)
+    job = Job(model=find("llama-70b"), global_batch_size=16)
     target = replace(ANY, gpu="RTX PRO 6000 Blackwell", cloud="aws")
     made = plan(job, target)
     assert (made.request.nodes, made.request.gpus_per_node) == (1, 8)

@@ -1,11 +1,18 @@
 """The plan as people see it."""
 
+from dataclasses import replace
+
 import pytest
 
 from estimator import CannotFit, Job, Machine, Target, plan, render, render_cannot_fit
 from estimator.changes import Change
-from estimator.models import find
+from estimator.models import find, resolve
 from estimator.plan import GIB
+from estimator.planning import images
+from estimator.planning.goals import Goals
+from estimator.planning.planner import plans
+from estimator.planning.report import memory_verdict
+from estimator.planning.summary import render_summary
 
 LAPTOP = Machine(cpu_cores=4, ram_bytes=16 * GIB, disk_free_bytes=100 * GIB)
 
@@ -21,8 +28,8 @@ def test_a_plan_shows_request_memory_price_and_reasons_within_the_width(width: i
     for word in (
         "llama-70b",
         made.request.instance_type or "",
-        "needs",
-        "will show",
+        "to spare per GPU",
+        "expect nvidia-smi to show",
         "tokens/s",
         "$",
         "prices of 2026",
@@ -47,7 +54,9 @@ def test_a_job_that_does_not_fit_shows_what_it_needs_and_the_commands_that_would
     assert text.startswith("llama-8b has 8.0 billion parameters")
     assert "Here        no GPU, 4 CPU cores" in text
     assert "$" in text
-    assert "  python flow.py run --model llama-8b --method lora --with kubernetes" in text
+    assert "  python flow.py run --model llama-8b --method lora --no-here" in text, (
+        "as finetune plan takes it"
+    )
 
 
 def test_a_suggested_value_replaces_the_one_that_was_given() -> None:
@@ -55,3 +64,31 @@ def test_a_suggested_value_replaces_the_one_that_was_given() -> None:
     for given in ("--method lora", "--method=lora"):
         text = render_cannot_fit(error, f"python flow.py run {given} --nodes 1")
         assert "python flow.py run --nodes 1 --method qlora" in text
+
+
+@pytest.mark.parametrize("model", ["llama-8b", "llama-70b", "mixtral-8x7b", "stable-diffusion-xl"])
+@pytest.mark.parametrize("target", [Target(kind="kubernetes"), Target(kind="catalogue", nodes=2)])
+def test_a_summary_fits_a_screen_and_has_place_price_time_and_memory(model: str, target: Target) -> None:
+    spec = resolve(model).spec
+    job = Job(
+        model=spec,
+        task=images.task_for(spec, "sft"),  # type: ignore[arg-type]
+        method="lora",
+        seq_len=images.length_of(spec, None, None),
+        steps=1000,
+    )
+    ranking = plans(job, target, Goals(), 3)
+    lines = render_summary(ranking.best, ranking.plans[1:]).splitlines()
+    assert len(lines) <= 28
+    assert max(map(len, lines)) <= 80
+    labels = {line[:12].strip() for line in lines}
+    assert labels >= {"Where", "Price", "Time", "Memory", "Step", "Why", "Also fits"}
+
+
+def test_the_verdict_on_memory_names_need_capacity_and_reserve() -> None:
+    memory = plan(Job(model=find("llama-8b")), Target(kind="kubernetes", gpu="B200")).prediction.memory
+    assert memory.capacity_bytes is not None
+    spare = round(100 * (1 - memory.needs_bytes / memory.capacity_bytes))
+    assert memory_verdict(memory).endswith(f": fits, {spare} % to spare")
+    assert memory_verdict(replace(memory, capacity_bytes=memory.needs_bytes // 2)).endswith("does not fit")
+    assert memory_verdict(replace(memory, capacity_bytes=None)).endswith("needed")

@@ -10,7 +10,7 @@ import pytest
 
 from flows.doctor.line import Line
 from flows.doctor.probes import PROBES
-from flows.doctor.processes import look
+from flows.doctor.processes import run_probes
 from tests.flows.conftest import environment
 
 Asker = Callable[..., dict[str, Line]]
@@ -27,7 +27,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asker:
         for variable, value in {**kept, **variables}.items():
             monkeypatch.setenv(variable, value)
         monkeypatch.chdir(tmp_path)
-        ((_, lines),) = look([probe for probe in PROBES if probe.name == name], limit_s)
+        ((_, lines),) = run_probes([probe for probe in PROBES if probe.name == name], limit_s)
         return {line.check: line for line in reversed(lines)}
 
     return asked

@@ -52,7 +52,7 @@ def test_the_plan_takes_the_jobs_nodes_as_they_are() -> None:
 
 
 def test_what_does_not_fit_is_one_line_and_what_would_do() -> None:
-    wanted = settings.build({"model": "llama-70b", "global_batch_size": 32})
+    wanted = settings.build({"model": "llama-70b", "method": "full", "global_batch_size": 32})
     with pytest.raises(UserError) as caught:
         plan_for_hosts(wanted, hosts(LARGE), calibrated=False)
     assert "\n" not in caught.value.problem
@@ -80,14 +80,20 @@ def test_what_an_engine_cannot_do_is_said_in_settings() -> None:
     assert caught.value.advice == "Use --set engine=torchtune."
 
 
+CODESTRAL = {
+    "model": "codestral",
+    "method": "full",
+    "engine": "deepspeed",
+    "zero": {"stage": 3, "offload": "cpu"},
+}
 ONE_GPU = replace(LARGE, gpus=(("NVIDIA L4", hardware.gpu("l4").vram_bytes),))
 
 
 @pytest.mark.parametrize(
     ("values", "machine"),
     [
-        ({"model": "llama-70b", "global_batch_size": 32}, LARGE),
-        ({"model": "codestral", "engine": "deepspeed", "zero": {"stage": 3, "offload": "cpu"}}, ONE_GPU),
+        ({"model": "llama-70b", "method": "full", "global_batch_size": 32}, LARGE),
+        (CODESTRAL, ONE_GPU),
         ({"model": "llama-8b", "method": "lora", "seq_len": 8192, "micro_batch_size": 8}, ONE_GPU),
         ({"model": "tiny-llama", "engine": "torchtune", "zero": {"stage": 3}}, SMALL),
         (

@@ -1,0 +1,166 @@
+"""A plan on one screen: what, where, price, time, memory, three reasons and two alternatives."""
+
+from __future__ import annotations
+
+import shlex
+import textwrap
+from collections.abc import Sequence
+
+from estimator.changes import FINETUNE, Spelling, command_with
+from estimator.errors import CannotFit, UserError
+from estimator.formatting import MIB, format_bytes, format_duration, format_usd
+from estimator.models.diffusion import side_of
+from estimator.plan import Plan, Request
+from estimator.planning.report import LABEL, describe_layout
+from estimator.planning.rows import usd_per_million_tokens
+from estimator.vocabulary import TASKS
+
+WIDTH = 80
+REASONS = 3
+ALTERNATIVES = 2
+MORE = "--verbose shows memory by category, all reasons and all alternatives."
+_LINES = 2  # of a reason
+
+
+def render_summary(plan: Plan, alternatives: Sequence[Plan] = ()) -> str:
+    """Format a plan in at most 30 lines of 80 columns.
+
+    ``alternatives``: the next best plans, best first. Without them, rejected machines that fit are named.
+    """
+    task = "" if plan.task == "sft" else f" {plan.task}"
+    size = f"{plan.parameters / 1e9:.2f} B parameters"
+    lines = [f"Plan: {plan.model}, {plan.method}{task} with {plan.engine} ({size})"]
+    lines += _row("Where", _where(plan))
+    lines += _row("Price", _price(plan))
+    lines += _row("Time", _time(plan))
+    lines += _row("Memory", f"{plan.prediction.memory.describe()} per {_device(plan)}")
+    lines += _row("Step", _step(plan))
+    if plan.prepare is not None and plan.evaluate is not None:
+        steps = {"prepare": plan.prepare, "evaluate": plan.evaluate}
+        if TASKS[plan.task].images:
+            steps = {"prepare": plan.prepare, "encode": plan.request, "evaluate": plan.evaluate}
+        lines += _row("Other steps", ", ".join(f"{name} ({_size(each)})" for name, each in steps.items()))
+    if plan.planned_only is not None:
+        lines += _row("Limits", f"planning only, no command runs this: {plan.planned_only}")
+    reasons = [line for line in plan.why if not line.startswith(("price:", "precision"))]
+    lines += _list("Why", reasons[:REASONS])
+    if plan.overrides:
+        lines += _list(
+            "Overridden",
+            [f"{item.name}: {item.used} instead of {item.planned}" for item in plan.overrides][:REASONS],
+        )
+    others = [_alternative(other) for other in alternatives]
+    fitting = [line for line in plan.rejected if ": fits" in line]
+    others = others or sorted(fitting, key=lambda line: "low availability" in line)
+    lines += _list("Also fits", others[:ALTERNATIVES])
+    return "\n".join(lines)
+
+
+def render_cannot_fit(error: CannotFit, argv_hint: str, *, spelling: Spelling = FINETUNE) -> str:
+    """Format what does not fit, the available hardware, a plan that would fit, and commands that would work.
+
+    ``argv_hint``: the command that was given; each suggestion is that command with its changes.
+    """
+    lines = textwrap.wrap(error.problem, WIDTH)
+    if error.here:
+        lines += _row("Here", error.here)
+    if error.example_plan is not None:
+        lines += ["", "It would run as:", render_summary(error.example_plan)]
+    if error.suggestions:
+        try:
+            command = shlex.split(argv_hint)
+        except ValueError as unreadable:
+            raise UserError(f"The command {argv_hint!r} can't be read: {unreadable}.") from None
+        lines += ["", "Alternatives that fit:"]
+        offered = (shlex.join(command_with(command, changes, spelling)) for changes in error.suggestions)
+        lines += [f"  {line}" for line in dict.fromkeys(offered)]
+    return "\n".join(lines)
+
+
+def _device(plan: Plan) -> str:
+    return "GPU" if plan.layout.device == "cuda" else "process"
+
+
+def _where(plan: Plan) -> str:
+    request = plan.request
+    size = f"{_size(request)} per node"
+    if plan.target == "local":
+        return f"this machine: {_size(request)}"
+    kind = " spot" if request.spot else ""
+    machine = f"{request.nodes}x{kind} {request.instance_type or 'node'}"
+    cloud = f" ({request.cloud})" if request.cloud else ""
+    return f"{machine}{cloud}: {size}"
+
+
+def _size(request: Request) -> str:
+    parts = [f"{request.gpus_per_node}x {request.gpu_type}"] if request.gpus_per_node else []
+    return ", ".join([*parts, f"{request.cpu} CPU", format_bytes(request.memory_mib * MIB)])
+
+
+def _price(plan: Plan) -> str:
+    prediction = plan.prediction
+    if prediction.usd_per_hour is None:
+        here = {"local": "none: this machine", "allocation": "unknown: the nodes of this job"}
+        return here.get(plan.target, "unknown: no price for these machines")
+    text = f"{format_usd(prediction.usd_per_hour)} an hour"
+    per_million = usd_per_million_tokens(plan)
+    if per_million is not None:
+        text += f", {format_usd(per_million)} per million tokens"
+    if prediction.usd is not None:
+        text = f"{format_usd(prediction.usd)} at most: {text}"
+    return f"{text}{'' if not prediction.price_source else f' ({prediction.price_source})'}"
+
+
+def _time(plan: Plan) -> str:
+    prediction = plan.prediction
+    if prediction.tokens_per_second is None:
+        return f"unknown: {prediction.throughput_basis or 'no measurements'}"
+    text = f"{prediction.tokens_per_second:,.0f} tokens/s"
+    if prediction.tokens_per_second_range is not None:
+        low, high = prediction.tokens_per_second_range
+        text += f" ({low:,.0f} to {high:,.0f})"
+    if prediction.hours is not None:
+        text = f"{format_duration(prediction.hours * 3600)} at most: {text}"
+    if prediction.start_up is not None:
+        text += f", {format_duration(prediction.start_up.hours * 3600)} to start"
+    return text
+
+
+def _step(plan: Plan) -> str:
+    layout, side = plan.layout, side_of(plan.layout.seq_len)
+    length = f"{side} x {side} pixels" if TASKS[plan.task].images else f"{layout.seq_len} tokens"
+    processes = "1 process" if layout.world_size == 1 else f"{layout.world_size} processes"
+    factors = f"{layout.micro_batch_size} x {layout.accumulation} x {layout.data_parallel}"
+    checkpointing = f"{'with' if layout.activation_checkpointing else 'without'} activation checkpointing"
+    return (
+        f"{processes}, {describe_layout(layout)}, batch {layout.global_batch_size} = {factors}, {length}, "
+        f"{layout.precision}, {checkpointing}"
+    )
+
+
+def _alternative(plan: Plan) -> str:
+    request, prediction = plan.request, plan.prediction
+    machine = f" on {request.instance_type} ({request.cloud})" if request.instance_type else ""
+    facts = [f"{request.nodes * request.gpus_per_node}x {request.gpu_type}{machine}, {plan.method}"]
+    if prediction.tokens_per_second is not None:
+        facts.append(f"{prediction.tokens_per_second:,.0f} tokens/s")
+    if prediction.usd_per_hour is not None:
+        facts.append(f"{format_usd(prediction.usd_per_hour)} an hour")
+    per_million = usd_per_million_tokens(plan)
+    if per_million is not None:
+        facts.append(f"{format_usd(per_million)} per million tokens")
+    return ", ".join(facts)
+
+
+def _row(label: str, text: str) -> list[str]:
+    first, *rest = textwrap.wrap(text, WIDTH - LABEL) or [""]
+    return [f"{label:<{LABEL}}{first}".rstrip(), *(f"{'':{LABEL}}{line}" for line in rest)]
+
+
+def _list(label: str, items: Sequence[str]) -> list[str]:
+    lines: list[str] = []
+    for item in items:
+        shown = textwrap.wrap(item, WIDTH - LABEL - 2, max_lines=_LINES, placeholder=" ...")
+        lines += [f"{'' if lines else label:<{LABEL}}- {shown[0]}"]
+        lines += [f"{'':{LABEL}}  {line}" for line in shown[1:]]
+    return lines
