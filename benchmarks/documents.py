@@ -23,7 +23,7 @@ from estimator.changes import option_of
 from estimator.models import untried
 from estimator.vocabulary import LAUNCHED_ENGINES
 from flows import finetune_launch
-from launchers import engines, settings
+from launchers import convert, engines, settings
 
 ROOT = Path(__file__).parents[1]
 WIDTH = 110  # of a line of text
@@ -314,9 +314,25 @@ def checks_table() -> str:
     return "\n".join(lines)
 
 
+def conversions() -> str:
+    """Settings, and what other tools call them."""
+    words: dict[str, dict[str, list[str]]] = {}
+    for tool, rules in convert.RULES.items():
+        for key, rule in rules.items():
+            if rule.to:
+                words.setdefault(rule.to, {}).setdefault(tool, []).append(f"`{key}`")
+    tools = tuple(convert.RULES)
+    lines = [f"| Setting | {' | '.join(tools)} |", "|---" * (1 + len(tools)) + "|"]
+    for setting in sorted(words):
+        cells = [", ".join(words[setting].get(tool, [])) for tool in tools]
+        lines.append(f"| `{setting}` | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 GENERATED = {
     "checks": ("docs/checklist.md", checks_table),
     "bandwidth": ("docs/bandwidth.md", busbw.documented),
+    "conversions": ("docs/convert.md", conversions),
     "plan": ("README.md", plan_block),
     "measured": ("docs/estimator.md", measured_runs.table),
     "errors": ("docs/estimator.md", errors_of_the_estimator),

@@ -145,7 +145,8 @@ class Settings(Section):
     """torch.compile the model's blocks (torchtune, fsdp2)."""
     liger: bool = False
     """Use Liger-Kernel's kernels for norms, MLPs, rotary embeddings and the loss, which avoids
-    materializing the logits (deepspeed, fsdp2, on GPUs; needs the package liger-kernel)."""
+    materializing the logits (deepspeed, fsdp2, on GPUs; needs the package liger-kernel). With `compile` or
+    `fp8`: for the loss only."""
     clip_grad_norm: float | None = Field(default=1.0, gt=0)
     """Maximum gradient norm. Empty: no clipping."""
     seed: int = Field(default=0, ge=0, lt=2**32)

@@ -224,11 +224,14 @@ class Session:
         return tiny_llama.make(folder, config=tiny_llama.config_of(models.find(name), dtype))
 
 
-def run_apart(order: Order, limit_s: float) -> Outcome:
-    """The order in a process of its own, which is ended with all its children when the time is over."""
+def run_apart(order: Order, limit_s: float, module: str = "benchmarks.on_gpu.one_run") -> Outcome:
+    """Run an order in a process of its own, which is ended with all its children when the time is over.
+
+    ``module`` runs it; it takes the order's file and the process to end with.
+    """
     path = order.save()
     log = order.folder / "log.txt"
-    command = [sys.executable, "-m", "benchmarks.on_gpu.one_run", str(path), str(os.getpid())]
+    command = [sys.executable, "-m", module, str(path), str(os.getpid())]
     began = time.monotonic()
     with log.open("wb") as output:
         process = subprocess.Popen(

@@ -25,6 +25,7 @@ COMMANDS = {
     "run": "Fine-tune a model, on this machine or with --with kubernetes, --with batch.",
     "check": "Is a cluster fit to train on? Tests its nodes and the network between them.",
     "flow": "Any command of a flow: resume, card view, logs, argo-workflows create.",
+    "convert": "Settings from a configuration of axolotl, LLaMA-Factory, TRL or torchtune.",
     "plan": "The best configurations for a model, from goals to a ranked list.",
     "estimate": "Memory, speed and price of one configuration.",
     "gpus": "GPUs and machines: memory, speed, price.",
@@ -38,7 +39,7 @@ COMMANDS = {
 }
 GROUPS = {
     "Run": ("run", "check", "flow"),
-    "Plan, with nothing run": ("plan", "estimate", "gpus", "models", "settings"),
+    "Plan, with nothing run": ("convert", "plan", "estimate", "gpus", "models", "settings"),
     "Use the model": ("chat", "serve"),
     "Look back, look around": ("runs", "costs", "doctor"),
 }
@@ -47,6 +48,7 @@ ELSEWHERE = {
     "check": "flows.commands",
     "flow": "flows.commands",
     "settings": "flows.finetune_settings",
+    "convert": "flows.finetune_convert",
     "chat": "flows.finetune_chat",
     "serve": "flows.finetune_serve",
     "runs": "flows.finetune_runs",

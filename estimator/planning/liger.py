@@ -23,9 +23,6 @@ def unsupported(model: ModelSpec, training: Training) -> str | None:
         return f"liger: its kernels are used here for {', '.join(FAMILIES)} models, not for {model.family}"
     if model.hidden_act != "silu":
         return f"liger: its MLP is SwiGLU, and {model.name} has hidden_act {model.hidden_act}"
-    if training.compile or training.fp8 != "none":
-        what = "compile" if training.compile else f"fp8 {training.fp8}"
-        return f"liger with {what}: both change how the blocks compute"
     if METHODS[training.method].llama_adapter:
         return f"liger with method {training.method}: LLaMA-Adapters change what the blocks run"
     if training.trained_modules and METHODS[training.method].adapters:

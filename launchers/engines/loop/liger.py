@@ -8,16 +8,20 @@ import torch
 
 from launchers.imports import collector_paused
 
+_OF_BLOCKS = ("rope", "rms_norm", "swiglu")
 
-def put_in(network: Any) -> None:
-    """Let a transformers model compute with them, before it gets adapters.
+
+def put_in(network: Any, *, loss_alone: bool = False) -> None:
+    """Replace parts of a transformers model by Liger's, before it gets adapters.
 
     Its forward pass, given labels, then ends in the loss and makes no logits (:func:`summed_loss`).
+    ``loss_alone``: the blocks stay as they are, for torch.compile, which fuses what Liger's kernels do there,
+    or for float8.
     """
     with collector_paused():
         from liger_kernel.transformers import _apply_liger_kernel_to_instance
 
-    _apply_liger_kernel_to_instance(network)
+    _apply_liger_kernel_to_instance(network, **(dict.fromkeys(_OF_BLOCKS, False) if loss_alone else {}))
 
 
 def summed_loss(network: Any, labels: torch.Tensor, inputs: dict[str, torch.Tensor]) -> torch.Tensor:

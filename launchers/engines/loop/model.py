@@ -55,7 +55,7 @@ def made_trainable(model: Any, job: TrainJob, *, adapters_in_fp32: bool = False)
     if varlen.applies(job):
         model.set_attn_implementation(varlen.ATTENTION)
     if job.settings.liger:
-        liger.put_in(model)
+        liger.put_in(model, loss_alone=job.settings.compile or job.settings.fp8 != "none")
     if job.plan.adapters:
         torch.manual_seed(job.settings.seed)
         model = _with_adapters(model, job)

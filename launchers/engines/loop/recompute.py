@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.attention.varlen  # registers its operator
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
@@ -14,7 +15,7 @@ from launchers.gang.job import TrainJob
 
 _ATEN: Any = torch.ops.aten
 _PRODUCTS = {_ATEN.mm.default: 1, _ATEN.addmm.default: 2}  # which argument is the weight
-_ATTENTION = frozenset(
+_ATTENTION = {torch.ops.torch_attn._varlen_attn.default} | frozenset(
     getattr(_ATEN, f"_scaled_dot_product_{kind}").default
     for kind in (
         "flash_attention",

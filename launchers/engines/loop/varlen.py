@@ -6,11 +6,11 @@ Registered with transformers under :data:`ATTENTION`. On CUDA it is FlashAttenti
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from typing import Any
 
 import torch
+from torch.nn.attention import varlen as kernel
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from estimator.planning import varlen
@@ -19,7 +19,6 @@ from launchers.gang.job import TrainJob
 
 ATTENTION = "varlen"  # name in transformers' registries
 OLDEST_CAPABILITY = (8, 0)  # FlashAttention-2 needs Ampere
-_MODULE = "torch.nn.attention.varlen"
 
 
 def applies(job: TrainJob) -> bool:
@@ -29,16 +28,9 @@ def applies(job: TrainJob) -> bool:
         and varlen.unsupported(job.model.spec, job.settings.task) is None
         and job.plan.layout.precision != "fp32"
         and not METHODS[job.plan.method].llama_adapter
-        and _is_available()
+        and torch.cuda.get_device_capability() >= OLDEST_CAPABILITY
         and not _attention_dropout(job)
     )
-
-
-def _is_available() -> bool:
-    """Whether this process's torch and GPU have the kernel."""
-    if importlib.util.find_spec(_MODULE) is None:
-        return False
-    return torch.cuda.get_device_capability() >= OLDEST_CAPABILITY
 
 
 def _attention_dropout(job: TrainJob) -> float:
@@ -65,10 +57,8 @@ def attention(
     ``query`` is [sequences, heads, tokens, head_dim]; ``key`` and ``value`` may have fewer heads. Returns
     [sequences, tokens, heads, head_dim]. ``sliding_window`` counts the token itself.
     """
-    from torch.nn.attention.varlen import varlen_attn
-
     flat_query, flat_key, flat_value = (each.transpose(1, 2).flatten(0, 1) for each in (query, key, value))
-    output: Any = varlen_attn(
+    output: Any = kernel.varlen_attn(
         flat_query,
         flat_key,
         flat_value,

@@ -126,6 +126,7 @@ def test_what_ports_count_is_read_by_device_port_and_counter_and_only_growth_is_
     assert before == {"mlx5_0/1/port_rcv_errors": 5, "mlx5_0/1/rx_drops": 1}
     (port / "counters" / "port_rcv_errors").write_text("12\n")
     nothing = {"tcp_segments": 10, "tcp_retransmitted": None, "carrier_changes": 4, "port_errors": {}}
+    nothing |= {"cpu_periods": None, "cpu_throttled": None}
     grown = counters.growth(
         {**nothing, "rdma_errors": before},
         {**nothing, "rdma_errors": counters.rdma(tmp_path), "carrier_changes": 6},
@@ -136,6 +137,8 @@ def test_what_ports_count_is_read_by_device_port_and_counter_and_only_growth_is_
         "carrier_changes": 2,
         "port_errors": {},
         "rdma_errors": {"mlx5_0/1/port_rcv_errors": 7},
+        "cpu_periods": None,
+        "cpu_throttled": None,
     }
     assert counters.rdma(tmp_path / "none") is None
 

@@ -31,8 +31,6 @@ EIGHT = Target(kind="catalogue", nodes=1, gpus=8, gpu="H100 SXM")
         ({"task": "dpo", "method": "lora"}, "dpo needs logits"),
         ({"model": find("gemma-2-9b")}, "not for gemma2"),
         ({"model": find("mixtral-8x7b")}, "not for mixtral"),
-        ({"compile": True}, "liger with compile"),
-        ({"fp8": "tensorwise"}, "liger with fp8 tensorwise"),
         ({"method": "adapter-v1"}, "liger with method adapter-v1"),
         ({"method": "lora", "trained_modules": ("lm_head",)}, "the head's weight"),
     ],

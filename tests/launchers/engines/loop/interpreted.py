@@ -9,6 +9,7 @@ second trains one rank of a job, under torchrun's environment.
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -51,16 +52,19 @@ def lend_to_the_interpreter() -> None:
 
 
 def distances() -> dict[str, tuple[float, float]]:
-    """By family: how far the loss and the gradients are, relative to the largest of each."""
+    """Compare with the models' own code, by family, with all kernels and with that of the loss alone.
+
+    Returns the distances of loss and gradients, relative to the largest of each.
+    """
     batch = collate(runs.documents(2), 0)
     found = {}
-    for family in FAMILIES:
+    for family, loss_alone in itertools.product(FAMILIES, (False, True)):
         model = network(family).train()
         loss = summed_cross_entropy(model(**batch.inputs, use_cache=False).logits, batch.labels)
         loss.backward()  # type: ignore[no-untyped-call]
         expected = {name: each.grad for name, each in model.named_parameters()}
         model.zero_grad()
-        liger.put_in(model)
+        liger.put_in(model, loss_alone=loss_alone)
         computed = liger.summed_loss(model, batch.labels, batch.inputs)
         computed.backward()  # type: ignore[no-untyped-call]
         apart = max(
@@ -70,7 +74,7 @@ def distances() -> dict[str, tuple[float, float]]:
         with torch.no_grad():
             asked = liger.summed_loss(model.eval(), batch.labels, batch.inputs)
         off = max(abs(float(each) / float(loss) - 1) for each in (computed, asked))
-        found[family] = (off, apart)
+        found[f"{family}{' loss' if loss_alone else ''}"] = (off, apart)
     return found
 
 

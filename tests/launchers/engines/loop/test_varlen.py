@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from launchers.dataset.batches import collate, collate_pairs, summed_cross_entro
 from launchers.dataset.prepared import IGNORE, Prepared, Row
 from launchers.engines.loop import model as loop_model
 from launchers.engines.loop import varlen
+from launchers.engines.loop.recompute import recompute
 from launchers.engines.loop.tasks import text_task_of
 from tests.launchers.engines.loop import families, runs
 
@@ -56,9 +58,8 @@ def reference(
     return torch.cat(outputs)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def _kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("torch.nn.attention.varlen")
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", reference)
 
 
@@ -77,6 +78,7 @@ def step(network: Any, batch: batches.MicroBatch) -> tuple[float, dict[str, torc
     }
 
 
+@pytest.mark.usefixtures("_kernel")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_loss_and_gradients_of_a_step_are_those_of_the_mask(family: str) -> None:
     window = families.FAMILIES.get(family, {}).get("sliding_window")
@@ -90,6 +92,7 @@ def test_loss_and_gradients_of_a_step_are_those_of_the_mask(family: str) -> None
         assert torch.allclose(varlen_gradients[name], gradient, atol=2e-5, rtol=1e-3), name
 
 
+@pytest.mark.usefixtures("_kernel")
 def test_a_window_hides_what_is_farther_back() -> None:
     network = families.network("qwen3")
     batch = collate(packed_rows(), 0, batches.TOKEN_MULTIPLE)
@@ -122,6 +125,7 @@ def test_a_padding_free_batch_has_the_tokens_labels_and_borders_of_its_rows(
     assert joined.max_length >= max(documents)
 
 
+@pytest.mark.usefixtures("_kernel")
 @pytest.mark.parametrize("task", ["sft", "dpo", "orpo", "simpo", "kto"])
 def test_every_task_has_the_same_loss_and_figures_without_padding(
     task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -192,3 +196,82 @@ def test_a_gpu_older_than_ampere_keeps_the_mask(tmp_path: Path, monkeypatch: pyt
     for capability, expected in (((8, 0), True), ((7, 5), False)):
         monkeypatch.setattr(varlen.torch.cuda, "get_device_capability", lambda found=capability: found)
         assert varlen.applies(job) == expected
+
+
+@pytest.fixture
+def _operator() -> Iterator[None]:
+    """Give torch's own operator of the kernel, which is CUDA's alone, the reference on CPUs."""
+    from torch.nn.attention import varlen as kernel
+
+    def forward(query: Any, key: Any, value: Any, cu_q: Any, cu_k: Any, *rest: Any) -> Any:
+        max_q, max_k, _is_causal, scale, window, gqa, *_ = rest
+        output = reference(
+            query,
+            key,
+            value,
+            cu_q,
+            cu_k,
+            max_q,
+            max_k,
+            scale=scale,
+            window_size=tuple(window),
+            enable_gqa=gqa,
+        )
+        lse = torch.zeros(query.shape[1], len(query))
+        return output, lse, torch.zeros(2, dtype=torch.uint64)
+
+    def backward(gradient: Any, query: Any, key: Any, value: Any, *rest: Any) -> Any:
+        _out, _lse, cu_q, _cu_k, _max_q, _max_k, _is_causal, _rng, scale, window = rest
+        scale = query.shape[-1] ** -0.5 if scale is None else scale
+        groups = query.shape[1] // key.shape[1]
+        found = []
+        for first, last in itertools.pairwise(cu_q.tolist()):
+            q, k, v, d = (each[first:last].transpose(0, 1) for each in (query, key, value, gradient))
+            k, v = (each.repeat_interleave(groups, dim=0) for each in (k, v))
+            place = torch.arange(last - first)
+            distance = place[:, None] - place[None, :]
+            seen = (distance >= 0) & ((distance <= window[0]) | (window[0] < 0))
+            shares = (q @ k.mT * scale).masked_fill(~seen, float("-inf")).softmax(-1)
+            of_shares = d @ v.mT
+            of_scores = shares * (of_shares - (of_shares * shares).sum(-1, keepdim=True)) * scale
+            parts = (of_scores @ k, of_scores.mT @ q, shares.mT @ d)
+            summed = [parts[0], *(each.unflatten(0, (-1, groups)).sum(1) for each in parts[1:])]
+            found.append([each.transpose(0, 1) for each in summed])
+        return tuple(torch.cat(each) for each in zip(*found, strict=True))
+
+    with (
+        kernel._varlen_attn.set_kernel_enabled("cpu"),
+        kernel._varlen_attn_backward.set_kernel_enabled("cpu"),
+    ):
+        kernel._varlen_attn.register_kernel("cpu")(forward)
+        kernel._varlen_attn_backward.register_kernel("cpu")(backward)
+        yield
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_operator")
+@pytest.mark.parametrize("what", ["none", "full", "selective"])
+def test_compiled_and_recomputed_blocks_call_torchs_operator(what: str, tmp_path: Path) -> None:
+    network = families.network("qwen3").train()
+    expected = step(network, collate(packed_rows(), 0))
+    network.set_attn_implementation(varlen.ATTENTION)
+    if what != "none":
+        job = runs.make_job(
+            tmp_path,
+            tmp_path,
+            tmp_path,
+            steps=1,
+            engine="fsdp2",
+            activation_checkpointing=True,
+            settings={"recompute": {"what": what}},
+        )
+        recompute(network.model.layers, job)
+    for block in network.model.layers:
+        block.forward = torch.compile(block.forward, backend="aot_eager")
+    for rows in (packed_rows(), packed_rows()[::-1], packed_rows()[:1]):
+        batch = collate(rows, 0, batches.TOKEN_MULTIPLE)
+        loss, gradients = step(network, batch)
+        if len(rows) > 1:
+            assert loss == pytest.approx(expected[0], rel=1e-5)
+            for name, gradient in expected[1].items():
+                assert torch.allclose(gradients[name], gradient, atol=2e-5, rtol=1e-3), name

@@ -1,0 +1,139 @@
+"""Measure training speed on one GPU beside other trainers.
+
+    python -m benchmarks.gpu_speed [--minutes 8]
+
+Random weights in the shapes of Llama 3.1 8B and Llama 3.2 1B, 2,048 and 8,192 tokens, LoRA, full training and
+QLoRA: by this package's engines, and in the same call by transformers' Trainer, TRL's SFTTrainer and
+torchtune's own command line. Nothing is downloaded. First a matrix product and the equality of
+variable-length attention and the mask are measured. Results are written after each run; a later call on the
+same kind of card measures what is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+from datetime import date
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from benchmarks.gpu_speed import cases, page
+from benchmarks.gpu_speed.cases import Run
+from benchmarks.gpu_speed.session import Results, Session
+from benchmarks.machine import describe
+from benchmarks.on_gpu.session import Clock
+from estimator.errors import UserError
+from launchers import workdir
+
+RESULTS = Path(__file__).parents[1] / "results"
+NAME = "gpu_speed"
+PACKAGES = (
+    *("torch", "transformers", "accelerate", "peft", "trl", "torchtune", "torchao", "deepspeed"),
+    *("bitsandbytes", "liger-kernel", "triton"),
+)
+MISTAKE, INTERRUPTED = 2, 130
+
+
+def main() -> None:
+    """``python -m benchmarks.gpu_speed``."""
+    options = _options()
+    try:
+        status = run(options)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        status = MISTAKE
+    except KeyboardInterrupt:
+        print("interrupted; results until then are written", file=sys.stderr)
+        status = INTERRUPTED
+    raise SystemExit(status)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu_speed",
+        description=__doc__,
+        formatter_class=argparse.RawTextHelpFormatter,
+    )
+    parser.add_argument("--minutes", type=float, default=8.0, help="time limit of the whole (default: 8)")
+    parser.add_argument("--only", help="words of a run's name: 'llama-3.1-8b lora fsdp2'")
+    parser.add_argument("--dry-run", action="store_true", help="print the runs, on any machine")
+    parser.add_argument("--tiny", action="store_true", help="rehearse every run with tiny-llama on the CPU")
+    parser.add_argument("--profile", metavar="RUN", help="profile one step of the run with these words")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
+    return parser.parse_args()
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure and write; returns the exit status."""
+    scale = cases.TINY if options.tiny else cases.ON_GPU
+    every = cases.in_order(scale)
+    machine = describe()
+    card = "CPU" if options.tiny else (machine["gpus"] or [""])[0]
+    path = options.out / f"{NAME}{'_tiny' if options.tiny else ''}.json"
+    results = Results.load(path, card)
+    if options.dry_run:
+        return _dry_run(cases.chosen(every, options.only), results, scale, options)
+    if not card:
+        raise UserError(
+            "No NVIDIA GPU is found by its driver (NVML).",
+            "Use --dry-run or --tiny on a machine without one.",
+        )
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ["CUDA_VISIBLE_DEVICES"] = "" if options.tiny else os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+    options.out.mkdir(parents=True, exist_ok=True)
+    heading = page.Heading(
+        command="python -m benchmarks.gpu_speed" + (" --tiny" if options.tiny else ""),
+        day=date.today().isoformat(),
+        processor=machine["processor"],
+        versions=_versions(),
+    )
+
+    def keep() -> None:
+        path.write_text(json.dumps(page.figures(every, results, heading), indent=1) + "\n")
+        path.with_suffix(".md").write_text(page.render(every, results, heading))
+
+    with workdir.work_folder(NAME, "session", "0") as folder:
+        session = Session(
+            scale=scale,
+            folder=folder,
+            clock=Clock(options.minutes),
+            results=results,
+            say=lambda line: print(line, flush=True),
+            keep=keep,
+        )
+        if options.profile:
+            for line in session.profile(cases.chosen(every, options.profile)[0]):
+                print(line)
+            return 0
+        session.measure(cases.chosen(every, options.only))
+    print(f"{sum(map(results.is_done, every))} of {len(every)} runs are measured: {path.with_suffix('.md')}")
+    return 0
+
+
+def _versions() -> dict[str, str]:
+    """Versions of the packages that decide on the speed, of those that are installed."""
+    found = {}
+    for name in PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
+def _dry_run(runs: Sequence[Run], results: Results, scale: cases.Scale, options: argparse.Namespace) -> int:
+    """Print what a call would do."""
+    missing = [name for name in PACKAGES if name not in _versions()]
+    tokens = scale.tokens * scale.accumulation
+    print(f"{len(runs)} runs of {scale.steps} steps of {tokens:,} tokens, in this order")
+    print(f"until {options.minutes:g} minutes are over; results: {options.out}")
+    print(f"not installed, left out: {', '.join(missing) or 'nothing'}")
+    for run in runs:
+        print(f"  {run.name}{' (measured)' if results.is_done(run) else ''}")
+    return 0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""The runs of the speed benchmark, the most useful first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal
+
+from estimator.errors import UserError
+from estimator.vocabulary import ENGINES, Device, LaunchedMethod
+from launchers.settings import Settings, build
+
+Method = Literal["lora", "full", "qlora"]
+OURS = ("fsdp2", "torchtune", "deepspeed")
+TRANSFORMERS, TRL, TUNE = "transformers Trainer", "TRL SFTTrainer", "torchtune CLI"
+PEERS = (TRANSFORMERS, TRL, TUNE)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scale:
+    """Size of the runs."""
+
+    device: Device
+    models: tuple[str, ...]  # names of the model table, the most useful first
+    seq_lens: tuple[int, ...]
+    tokens: int  # of a micro batch
+    accumulation: int
+    steps: int  # optimizer steps of a run
+    warm_up: int  # first steps, which don't count for the speed
+
+
+ON_GPU = Scale(
+    device="cuda",
+    models=("llama-3.1-8b", "llama-3.2-1b"),
+    seq_lens=(2048, 8192),
+    tokens=8192,
+    accumulation=2,
+    steps=8,
+    warm_up=3,
+)
+TINY = Scale(
+    device="cpu", models=("tiny-llama",), seq_lens=(64,), tokens=128, accumulation=2, steps=4, warm_up=1
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """What is trained: the same for every engine and peer."""
+
+    model: str
+    method: LaunchedMethod
+    seq_len: int
+
+    @property
+    def name(self) -> str:
+        """Name in tables and for ``--only``."""
+        return f"{self.model} {self.method} {self.seq_len}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """One case with one engine of this package or one peer."""
+
+    case: Case
+    engine: str  # of OURS or PEERS
+
+    @property
+    def name(self) -> str:
+        """Name in tables and for ``--only``."""
+        return f"{self.case.name}, {self.engine}"
+
+    @property
+    def is_peer(self) -> bool:
+        """Whether another project's trainer runs the case."""
+        return self.engine in PEERS
+
+
+def in_order(scale: Scale) -> list[Run]:
+    """All runs: each case by the first engine and by all peers, then by the other engines."""
+    methods: tuple[LaunchedMethod, ...] = ("lora", "full", "qlora")
+    cases = [
+        Case(model=model, method=method, seq_len=seq_len)
+        for model, seq_len, method in product(scale.models, scale.seq_lens, methods)
+    ]
+    first = [Run(case=case, engine=engine) for case in cases for engine in (OURS[0], *PEERS)]
+    return first + [Run(case=case, engine=engine) for case in cases for engine in OURS[1:]]
+
+
+def chosen(runs: Iterable[Run], only: str | None) -> list[Run]:
+    """Select the runs whose name has every word of ``only``; raises UserError where none has."""
+    words = (only or "").split()
+    every = list(runs)
+    found = [run for run in every if all(word in run.name.replace(",", "").split() for word in words)]
+    if not found:
+        raise UserError(f"--only {only}: no run has all these words.", f"One run is: {every[0].name}")
+    return found
+
+
+def settings_of(run: Run, scale: Scale, model_dir: Path, dataset: Path, profile: str | None) -> Settings:
+    """Build a user's settings for a run of this package: packed rows and, on a GPU, its faster kernels."""
+    micro = scale.tokens // run.case.seq_len
+    values: dict[str, Any] = {
+        "model": str(model_dir),
+        "method": run.case.method,
+        "engine": run.engine,
+        "dataset": str(dataset),
+        "task": "pretrain",
+        "seq_len": run.case.seq_len,
+        "packing": True,
+        "max_steps": scale.steps,
+        "global_batch_size": micro * scale.accumulation,
+        "micro_batch_size": micro,
+        "checkpoint_every": scale.steps + 1,
+        "evaluation": {"fraction": 0, "generations": 0},
+        "resources": {"device": scale.device, "nodes": 1, "gpus": 1},
+        "profile": {"steps": profile},
+    }
+    if scale.device == "cuda":
+        values["compile"] = ENGINES[run.engine].compile
+        values["liger"] = ENGINES[run.engine].runs_loop and find_spec("liger_kernel") is not None
+        if run.case.method == "full" and run.engine == "fsdp2":
+            values["precision"] = "bf16"  # as all peers train all weights
+    return build(values)
+
+
+def rows_needed(run: Run, scale: Scale) -> int:
+    """Documents of the dataset: their mean is a third of the longest, and some remain."""
+    return 4 * scale.steps * scale.accumulation * max(1, scale.tokens // run.case.seq_len)
+
+
+def engines_of(runs: Sequence[Run]) -> tuple[str, ...]:
+    """Engines of this package that the runs need."""
+    return tuple(engine for engine in OURS if any(run.engine == engine for run in runs))

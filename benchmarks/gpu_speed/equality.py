@@ -1,0 +1,88 @@
+"""Variable-length attention beside the mask: ``python -m benchmarks.gpu_speed.equality DEVICE``.
+
+Trains one step of a small Llama with a sliding window and grouped queries on packed rows, with
+transformers' mask and with the loop's attention function, in bf16 on a GPU. Prints the relative errors of
+loss and gradients as JSON. On a CPU a reference of the kernel's contract takes its place.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+TOLERANCE = 1e-2  # relative, in bf16
+DOCUMENTS = ((300, 212, 5), (511, 1), (128, 128, 256))  # tokens of each document of each row
+WINDOW = 64
+
+
+def measure(device: str) -> dict[str, Any]:
+    """Compare a model with full attention and one with a sliding window."""
+    found = {kind: _compare(kind, device) for kind in ("llama", "mistral")}
+    return {"errors": found, "tolerance": TOLERANCE, "equal": max(map(max, found.values())) <= TOLERANCE}
+
+
+def _compare(kind: str, device: str) -> tuple[float, float]:
+    """Relative errors of the loss and of all gradients together."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from launchers.dataset.batches import TOKEN_MULTIPLE, collate, summed_cross_entropy
+    from launchers.engines.loop import varlen
+
+    options: dict[str, Any] = {"sliding_window": WINDOW} if kind == "mistral" else {}
+    config = AutoConfig.for_model(
+        kind,
+        vocab_size=512,
+        hidden_size=512,
+        intermediate_size=1024,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        head_dim=64,
+        **options,
+    )
+    torch.manual_seed(0)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    network = AutoModelForCausalLM.from_config(config).to(device, dtype)
+    rows = _rows()
+    results = []
+    for attention, multiple in (("sdpa", None), (varlen.ATTENTION, TOKEN_MULTIPLE)):
+        network.set_attn_implementation(attention)
+        network.zero_grad()
+        batch = collate(rows, 0, multiple).to(torch.device(device))
+        loss = summed_cross_entropy(network(**batch.inputs, use_cache=False).logits, batch.labels)
+        loss.backward()
+        gradients = torch.cat([each.grad.flatten().float() for each in network.parameters()])
+        results.append((loss.item(), gradients))
+    (loss, gradient), (other_loss, other) = results
+    return abs(other_loss / loss - 1), float((other - gradient).norm() / gradient.norm())
+
+
+def _rows() -> list[Any]:
+    import numpy as np
+
+    from launchers.dataset.prepared import IGNORE, Row
+
+    draw, rows = np.random.default_rng(0), []
+    for lengths in DOCUMENTS:
+        tokens = draw.integers(1, 512, sum(lengths)).astype(np.int32)
+        labels = tokens.copy()
+        labels[np.cumsum((0, *lengths[:-1]))] = IGNORE
+        rows.append(Row(tokens=tokens, labels=labels, lengths=np.array(lengths, dtype=np.int32)))
+    return rows
+
+
+def main() -> None:
+    device = sys.argv[1]
+    if device == "cpu":
+        import torch.nn.attention.varlen
+
+        from tests.launchers.engines.loop.test_varlen import reference
+
+        torch.nn.attention.varlen.varlen_attn = reference  # type: ignore[assignment]
+    print(json.dumps(measure(device)))
+
+
+if __name__ == "__main__":
+    main()

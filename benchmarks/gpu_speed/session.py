@@ -1,0 +1,181 @@
+"""Goes through the runs within the time, each in a process of its own; a later call continues."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu_speed import cases
+from benchmarks.gpu_speed.cases import Run, Scale
+from benchmarks.gpu_speed.peer import Peer
+from benchmarks.on_gpu import data
+from benchmarks.on_gpu.one_run import Order, Outcome
+from benchmarks.on_gpu.session import ROOT, Clock, run_apart
+from estimator import models
+from launchers.models import tiny_llama
+from launchers.report import trace
+
+FIRST_RUN_S = 40.0  # expected length of a run before one has been seen
+LONGEST_RUN_S = 150.0  # a run that lasts longer is ended
+PROBE_S = 120.0  # limit of the matrix product and of the equality test
+DONE = ("ran", "out of memory")  # what a later call doesn't repeat
+
+
+@dataclass(kw_only=True, slots=True)
+class Results:
+    """Everything measured on one card, by earlier calls too."""
+
+    card: str
+    limit: dict[str, Any] | None = None  # of limit.py
+    equality: dict[str, Any] | None = None  # of equality.py
+    outcomes: dict[str, Outcome] = field(default_factory=dict)  # by the run's name
+
+    @classmethod
+    def load(cls, path: Path, card: str) -> Results:
+        """Read what earlier calls have measured on the same kind of card; empty where there is nothing."""
+        values = json.loads(path.read_text()) if path.is_file() else {}
+        if values.get("card") != card:
+            return cls(card=card)
+        outcomes = {name: Outcome.from_dict(each) for name, each in values["runs"].items()}
+        return cls(card=card, limit=values["limit"], equality=values["equality"], outcomes=outcomes)
+
+    def is_done(self, run: Run) -> bool:
+        """Whether an earlier call has measured a run."""
+        return run.name in self.outcomes and self.outcomes[run.name].ended in DONE
+
+
+@dataclass(kw_only=True)
+class Session:
+    """The measuring itself.
+
+    Parameters
+    ----------
+    folder:
+        Where weights, rows and logs go; the caller removes it.
+    say:
+        Called with a line for each run.
+    keep:
+        Called after each run, when the results have changed.
+    """
+
+    scale: Scale
+    folder: Path
+    clock: Clock
+    results: Results
+    say: Callable[[str], None]
+    keep: Callable[[], None]
+    _seconds: dict[tuple[str, bool], float] = field(
+        default_factory=dict
+    )  # of the last run, by model and side
+    _runs: int = 0
+
+    def measure(self, runs: Sequence[Run]) -> None:
+        """Probe the device and go through the runs, as far as the time allows."""
+        device = self.scale.device
+        if self.results.limit is None:
+            self.results.limit = self._probe("limit", device)
+        if self.results.equality is None:
+            self.results.equality = self._probe("equality", device)
+        self.keep()
+        for run in runs:
+            if self.results.is_done(run):
+                continue
+            expected = self._seconds.get((run.case.model, run.is_peer), FIRST_RUN_S)
+            if self.clock.left_s < expected:
+                self.say(f"{run.name}: no time left (expected {expected:.0f} s)")
+                continue
+            outcome = self.run(run)
+            if outcome.ended == "ran":
+                self._seconds[(run.case.model, run.is_peer)] = outcome.seconds
+            self.results.outcomes[run.name] = outcome
+            rate = outcome.tokens_per_second
+            speed = "" if rate is None else f", {rate:,.0f} tokens/s"
+            self.say(
+                f"{run.name}: {outcome.ended} ({outcome.seconds:.0f} s){speed} {outcome.message}".rstrip()
+            )
+            self.keep()
+
+    def profile(self, run: Run) -> list[str]:
+        """Run once with the profiler on the last step but one; lines on the dearest kernels and the gaps."""
+        step = self.scale.steps - 1
+        outcome = self.run(run, profile=str(step))
+        traces = sorted((self.folder / f"run-{self._runs}").rglob("*.trace.json.gz"))
+        if not traces:
+            return [f"{run.name}: {outcome.ended}, no trace: {outcome.message}"]
+        split = trace.split(trace.read_trace(traces[0]))
+        share = {kind: seconds / split.step_seconds for kind, seconds in split.seconds}
+        lines = [f"{run.name}, one step of {split.step_seconds:.3f} s on {split.device}"]
+        lines += [f"  {part:6.1%}  {kind}" for kind, part in share.items()]
+        lines.append("  the most expensive operators (idle above is the gaps between them):")
+        for each in split.operators:
+            part = each.seconds / split.step_seconds
+            lines.append(f"  {part:6.1%} {each.seconds * 1e3:9.2f} ms {each.calls:6.0f}x {each.name}")
+        return lines
+
+    def run(self, run: Run, profile: str | None = None) -> Outcome:
+        """Make one run."""
+        model_dir = self._model(run.case.model)
+        rows = cases.rows_needed(run, self.scale)
+        seq_len = run.case.seq_len
+        dataset = data.write(self.folder / f"rows-{rows}-{seq_len}.jsonl", model_dir, rows, seq_len)
+        self._runs += 1
+        values = self._peer(run, model_dir, dataset) if run.is_peer else None
+        if values is None:
+            settings = cases.settings_of(run, self.scale, model_dir, dataset, profile)
+            values = settings.model_dump(mode="json")
+        order = Order(
+            settings=values,
+            warm_up=self.scale.warm_up,
+            folder=self.folder / f"run-{self._runs}",
+            data=self.folder / "data",
+        )
+        module = "benchmarks.gpu_speed.peer" if run.is_peer else "benchmarks.on_gpu.one_run"
+        return run_apart(order, min(max(self.clock.left_s, 1.0), LONGEST_RUN_S), module)
+
+    def _peer(self, run: Run, model_dir: Path, dataset: Path) -> dict[str, Any]:
+        scale, case = self.scale, run.case
+        peer = Peer(
+            engine=run.engine,
+            model=case.model,
+            model_dir=str(model_dir),
+            dataset=str(dataset),
+            method=case.method,
+            device=scale.device,
+            seq_len=case.seq_len,
+            micro_batch_size=scale.tokens // case.seq_len,
+            accumulation=scale.accumulation,
+            steps=scale.steps,
+            warm_up=scale.warm_up,
+        )
+        return dataclasses.asdict(peer)
+
+    def _model(self, name: str) -> Path:
+        """Random weights in the model's shape, made when the first run needs them."""
+        folder = self.folder / name
+        if not folder.exists():
+            self.say(f"writing random weights in the shape of {name}")
+        dtype = "bfloat16" if self.scale.device == "cuda" else "float32"
+        return tiny_llama.make(folder, config=tiny_llama.config_of(models.find(name), dtype))
+
+    def _probe(self, name: str, device: str) -> dict[str, Any] | None:
+        """Figures of limit.py or equality.py; None where it failed."""
+        command = [sys.executable, "-m", f"benchmarks.gpu_speed.{name}", device]
+        try:
+            done = subprocess.run(
+                command, cwd=ROOT, capture_output=True, text=True, timeout=PROBE_S, check=False
+            )
+        except subprocess.TimeoutExpired:
+            self.say(f"{name}: not done after {PROBE_S:.0f} s")
+            return None
+        if done.returncode:
+            self.say(f"{name}: failed: {done.stderr.strip()[-300:]}")
+            return None
+        figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        self.say(f"{name}: {figures}")
+        return figures

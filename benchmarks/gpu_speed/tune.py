@@ -1,0 +1,29 @@
+"""torchtune's own command line, with the names that newer torchao releases moved: arguments of ``tune``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from estimator.exact.torchtune_imports import torchtune_imports
+
+
+def tokenizer(folder: str, max_seq_len: int) -> Any:
+    """Build torchtune's tokenizer of a Hugging Face folder, with the attributes that its datasets read."""
+    from torchtune.modules.transforms.tokenizers import HuggingFaceBaseTokenizer
+
+    found = HuggingFaceBaseTokenizer(
+        f"{folder}/tokenizer.json", tokenizer_config_json_path=f"{folder}/tokenizer_config.json"
+    )
+    found.max_seq_len, found.pad_id = max_seq_len, 0
+    return found
+
+
+def main() -> None:
+    with torchtune_imports():
+        import torchtune.training  # noqa: F401 - the recipes import it when the names are no longer there
+        from torchtune._cli.tune import main as tune
+    tune()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,534 @@
+"""Configurations of axolotl, LLaMA-Factory, TRL and torchtune as settings of this package.
+
+``RULES`` is the only list of the words: the conversion, its tests and docs/convert.md are made of it. A key
+without a rule is reported, never dropped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from estimator.errors import UserError
+from estimator.models.architectures import MLP_PROJECTIONS, PROJECTIONS
+from launchers import settings
+
+Tool = Literal["axolotl", "LLaMA-Factory", "TRL", "torchtune"]
+Values = dict[str, Any]  # settings by dotted name
+
+
+class UntranslatableError(Exception):
+    """A value that no setting can hold; its text is the reason."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rule:
+    """Translation of one key. ``to``: the setting; "" for a key that needs none, for the reason ``note``."""
+
+    to: str
+    translate: Callable[[Any], Any] = lambda value: value
+    note: str = ""
+    skip_false: bool = False  # false says nothing
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Translated:
+    """One key of the file, as a setting."""
+
+    key: str
+    value: Any
+    setting: str
+    result: Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Conversion:
+    """Settings, and what became of each key of the file."""
+
+    tool: Tool
+    values: Values
+    translated: tuple[Translated, ...]
+    unneeded: tuple[tuple[str, str], ...]  # (key, why no setting is needed)
+    missing: tuple[tuple[str, str], ...]  # (key and value, why there is no counterpart)
+
+    def nested(self) -> dict[str, Any]:
+        """The settings as a settings file has them."""
+        return _nested(self.values)
+
+
+# Values
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)  # YAML reads 1e-5 as text
+    except (TypeError, ValueError):
+        raise UntranslatableError("not a number") from None
+
+
+def _positive(value: Any) -> float:
+    if (number := _number(value)) <= 0:
+        raise UntranslatableError("0 or less means none there")
+    return number
+
+
+def _count(value: Any) -> int:
+    number = _positive(value)
+    if number != int(number):
+        raise UntranslatableError("only whole numbers here")
+    return int(number)
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise UntranslatableError("only true and false here")
+    return value
+
+
+def _name(table: Mapping[str, str]) -> Callable[[Any], str]:
+    def translate(value: Any) -> str:
+        found = table.get(str(value).lower().rpartition(".")[2]) or table.get(str(value).lower())
+        if found is None:
+            raise UntranslatableError("no such choice here")
+        return found
+
+    return translate
+
+
+_optimizer = _name(
+    {
+        "adamw": "adamw",
+        "adamw_torch": "adamw",
+        "adamw_torch_fused": "adamw",
+        "adamw_hf": "adamw",
+        "adamw_8bit": "adamw8bit",
+        "adamw_bnb_8bit": "adamw8bit",
+        "adamw8bit": "adamw8bit",
+        "paged_adamw": "paged-adamw",
+        "paged_adamw_32bit": "paged-adamw",
+        "pagedadamw": "paged-adamw",
+        "paged_adamw_8bit": "paged-adamw8bit",
+        "pagedadamw8bit": "paged-adamw8bit",
+        "adafactor": "adafactor",
+        "muon": "muon",
+        "sgd": "sgd",
+    }
+)
+_schedule = _name(
+    {
+        "cosine": "cosine",
+        "linear": "linear",
+        "constant": "constant",
+        "constant_with_warmup": "constant",
+        "warmup_stable_decay": "wsd",
+        "get_cosine_schedule_with_warmup": "cosine",
+    }
+)
+_task = _name(
+    {
+        "sft": "sft",
+        "pt": "pretrain",
+        "dpo": "dpo",
+        "kto": "kto",
+        "orpo": "orpo",
+        "simpo": "simpo",
+        "rm": "reward",
+        "grpo": "grpo",
+    }
+)
+_method = _name({"full": "full", "lora": "lora", "qlora": "qlora"})
+_precision = _name({"bf16": "auto", "bfloat16": "auto", "auto": "auto", "true": "auto", "fp32": "fp32"})
+_tracker = _name({"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"})
+_PROJECTION_NAMES = {"output_proj": "o_proj", "w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+
+
+def _trackers(value: Any) -> list[str]:
+    names = value if isinstance(value, list) else [value]
+    return [_tracker(name) for name in names if str(name).lower() != "none"]
+
+
+def _targets(value: Any) -> list[str] | str:
+    names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+    if not isinstance(names, list):
+        raise UntranslatableError("no list of projections")
+    if names in (["all"], ["all-linear"]):
+        return "all-linear"
+    names = [_PROJECTION_NAMES.get(str(name), str(name)) for name in names]
+    if unknown := [name for name in names if name not in PROJECTIONS]:
+        raise UntranslatableError(f"{', '.join(unknown)} can't be a target here")
+    return names
+
+
+def _datasets(value: Any) -> str:
+    """The one data set of a list; weights of several are no part of these formats."""
+    entries = value.split(",") if isinstance(value, str) else value if isinstance(value, list) else [value]
+    if len(entries) > 1:
+        raise UntranslatableError("several data sets: name them, with weights, in mixture")
+    path = entries[0].get("path") if isinstance(entries[0], dict) else entries[0]
+    if not isinstance(path, str) or not path:
+        raise UntranslatableError("no data set by name")
+    return path
+
+
+def _mixture(value: Any) -> dict[str, float]:
+    """Data sets with weights, as the alignment handbook writes them."""
+    entries = value.get("datasets", value) if isinstance(value, dict) else value
+    if isinstance(entries, dict):
+        return {str(name): _positive(weight) for name, weight in entries.items()}
+    if not isinstance(entries, list) or not all(isinstance(each, dict) and "id" in each for each in entries):
+        raise UntranslatableError("name the data sets in mixture")
+    return {str(each["id"]): _positive(each.get("weight", 1)) for each in entries}
+
+
+_UNNEEDED = "set by the plan, or done anyway"
+_CACHE = "caches and workers need no setting"
+_HUB = "export.push names the repository"
+_ONLY_HERE = "logs and reports are always written"
+
+
+def _unneeded(note: str, *keys: str) -> dict[str, Rule]:
+    return {key: Rule(to="", note=note) for key in keys}
+
+
+# transformers' TrainingArguments, which TRL, LLaMA-Factory and in part axolotl take
+_TRAINER: dict[str, Rule] = {
+    "model_name_or_path": Rule(to="model"),
+    "learning_rate": Rule(to="optimizer.lr", translate=_positive),
+    "weight_decay": Rule(to="optimizer.weight_decay", translate=_number),
+    "adam_epsilon": Rule(to="optimizer.eps", translate=_positive),
+    "optim": Rule(to="optimizer.name", translate=_optimizer),
+    "lr_scheduler_type": Rule(to="schedule.name", translate=_schedule),
+    "warmup_ratio": Rule(to="schedule.warmup_ratio", translate=_number),
+    "warmup_steps": Rule(to="schedule.warmup_steps", translate=_count),
+    "num_train_epochs": Rule(to="epochs", translate=_count),
+    "max_steps": Rule(to="max_steps", translate=_count),
+    "max_grad_norm": Rule(to="clip_grad_norm", translate=_positive),
+    "per_device_train_batch_size": Rule(to="micro_batch_size", translate=_count),
+    "seed": Rule(to="seed", translate=_count),
+    "bf16": Rule(to="precision", translate=_precision, note="bf16 where the GPU has it"),
+    "torch_dtype": Rule(to="precision", translate=_precision),
+    "dtype": Rule(to="precision", translate=_precision),
+    "gradient_checkpointing": Rule(to="activation_checkpointing", translate=_flag),
+    "torch_compile": Rule(to="compile", translate=_flag),
+    "use_liger_kernel": Rule(to="liger", translate=_flag),
+    "neftune_noise_alpha": Rule(to="neftune_alpha", translate=_positive),
+    "group_by_length": Rule(to="group_by_length", translate=_flag),
+    "packing": Rule(to="packing", translate=_flag),
+    "max_length": Rule(to="seq_len", translate=_count),
+    "max_seq_length": Rule(to="seq_len", translate=_count),
+    "logging_steps": Rule(to="log_every", translate=_count),
+    "save_steps": Rule(to="checkpoint_every", translate=_count),
+    "eval_steps": Rule(to="evaluation.every_steps", translate=_count),
+    "save_total_limit": Rule(to="keep_checkpoints", translate=_count),
+    "load_best_model_at_end": Rule(to="evaluation.keep_best", translate=_flag),
+    "early_stopping_patience": Rule(to="evaluation.patience", translate=_count),
+    "report_to": Rule(to="tracker", translate=_trackers),
+    "output_dir": Rule(to="output_dir"),
+    "hub_model_id": Rule(to="export.push"),
+    "chat_template": Rule(to="chat_template"),
+    "beta": Rule(to="preference.beta", translate=_positive),
+    "label_smoothing": Rule(to="preference.label_smoothing", translate=_number),
+    "lora_alpha": Rule(to="lora.alpha", translate=_positive),
+    "lora_dropout": Rule(to="lora.dropout", translate=_number),
+    "use_rslora": Rule(to="lora.rslora", translate=_flag),
+    **_unneeded(
+        _UNNEEDED,
+        *("ddp_timeout", "ddp_find_unused_parameters", "attn_implementation", "use_cache", "tf32"),
+        *("remove_unused_columns", "do_train", "do_eval", "gradient_checkpointing_kwargs", "use_peft"),
+        *("flash_attn", "flash_attention", "average_tokens_across_devices", "per_device_eval_batch_size"),
+        *(
+            "log_level",
+            "logging_strategy",
+            "save_strategy",
+            "overwrite_output_dir",
+            "gradient_accumulation_steps",
+        ),
+        *("logging_first_step", "pad_to_multiple_of", "padding_free"),
+    ),
+    **_unneeded(_CACHE, "dataset_num_proc", "preprocessing_num_workers", "dataloader_num_workers"),
+    **_unneeded(_CACHE, "overwrite_cache", "dataloader_prefetch_factor", "dataloader_pin_memory"),
+    **_unneeded(_HUB, "push_to_hub", "hub_strategy"),
+    **_unneeded(_ONLY_HERE, "plot_loss", "include_tokens_per_second", "include_num_input_tokens_seen"),
+}
+
+RULES: dict[Tool, dict[str, Rule]] = {
+    "TRL": _TRAINER
+    | {
+        "dataset_name": Rule(to="dataset"),
+        "dataset_mixture": Rule(to="mixture", translate=_mixture),
+        "dataset_mixer": Rule(to="mixture", translate=_mixture),
+        "lora_r": Rule(to="lora.rank", translate=_count),
+        "lora_target_modules": Rule(to="lora.targets", translate=_targets),
+    },
+    "LLaMA-Factory": _TRAINER
+    | {
+        "stage": Rule(to="task", translate=_task),
+        "finetuning_type": Rule(to="method", translate=_method),
+        "dataset": Rule(to="dataset", translate=_datasets),
+        "cutoff_len": Rule(to="seq_len", translate=_count),
+        "model": Rule(to="model"),
+        "train_dataset": Rule(to="dataset", translate=_datasets),
+        "micro_batch_size": Rule(to="micro_batch_size", translate=_count),
+        "global_batch_size": Rule(to="global_batch_size", translate=_count),
+        "peft_config.name": Rule(to="method", translate=_method),
+        "peft_config.r": Rule(to="lora.rank", translate=_count),
+        "peft_config.lora_alpha": Rule(to="lora.alpha", translate=_positive),
+        "peft_config.lora_dropout": Rule(to="lora.dropout", translate=_number),
+        "peft_config.target_modules": Rule(to="lora.targets", translate=_targets),
+        "lora_rank": Rule(to="lora.rank", translate=_count),
+        "lora_target": Rule(to="lora.targets", translate=_targets),
+        "pref_beta": Rule(to="preference.beta", translate=_positive),
+        "val_size": Rule(to="evaluation.fraction", translate=_number),
+        "train_on_prompt": Rule(to="train_on_prompt", translate=_flag),
+        "enable_liger_kernel": Rule(to="liger", translate=_flag),
+        "use_swanlab": Rule(to="", note="tracker has tensorboard, wandb and mlflow"),
+        "template": Rule(to="", note="the model's own chat template is used; chat_template replaces it"),
+    },
+    "axolotl": _TRAINER
+    | {
+        "base_model": Rule(to="model"),
+        "datasets": Rule(to="dataset", translate=_datasets),
+        "pretraining_dataset": Rule(to="dataset", translate=_datasets),
+        "adapter": Rule(to="method", translate=_method),
+        "rl": Rule(to="task", translate=_task),
+        "sequence_len": Rule(to="seq_len", translate=_count),
+        "sample_packing": Rule(to="packing", translate=_flag),
+        "micro_batch_size": Rule(to="micro_batch_size", translate=_count),
+        "num_epochs": Rule(to="epochs", translate=_count),
+        "optimizer": Rule(to="optimizer.name", translate=_optimizer),
+        "lr_scheduler": Rule(to="schedule.name", translate=_schedule),
+        "cosine_min_lr_ratio": Rule(to="schedule.min_lr_ratio", translate=_number),
+        "val_set_size": Rule(to="evaluation.fraction", translate=_number),
+        "train_on_inputs": Rule(to="train_on_prompt", translate=_flag),
+        "lora_r": Rule(to="lora.rank", translate=_count),
+        "lora_target_modules": Rule(to="lora.targets", translate=_targets),
+        "lora_target_linear": Rule(to="lora.targets", translate=lambda _: "all-linear", skip_false=True),
+        "chat_template": Rule(to="", note="the model's own chat template is used; chat_template replaces it"),
+        **_unneeded(_CACHE, "dataset_prepared_path", "dataset_processes"),
+        **_unneeded(_UNNEEDED, "model_type", "tokenizer_type", "processor_type", "eval_sample_packing"),
+        **_unneeded(
+            _UNNEEDED,
+            "pad_to_sequence_len",
+            "flash_attention",
+            "xformers_attention",
+            "is_llama_derived_model",
+        ),
+    },
+    "torchtune": {
+        "checkpointer.checkpoint_dir": Rule(to="model"),
+        "model.lora_rank": Rule(to="lora.rank", translate=_count),
+        "model.lora_alpha": Rule(to="lora.alpha", translate=_positive),
+        "model.lora_dropout": Rule(to="lora.dropout", translate=_number),
+        "model.lora_attn_modules": Rule(to="lora.targets", translate=_targets),
+        "tokenizer.max_seq_len": Rule(to="seq_len", translate=_count),
+        "dataset.packed": Rule(to="packing", translate=_flag),
+        "dataset.source": Rule(to="dataset"),
+        "dataset.train_on_input": Rule(to="train_on_prompt", translate=_flag),
+        "optimizer._component_": Rule(to="optimizer.name", translate=_optimizer),
+        "optimizer.lr": Rule(to="optimizer.lr", translate=_positive),
+        "optimizer.weight_decay": Rule(to="optimizer.weight_decay", translate=_number),
+        "optimizer.eps": Rule(to="optimizer.eps", translate=_positive),
+        "optimizer_in_bwd": Rule(to="optimizer.in_backward", translate=_flag),
+        "lr_scheduler._component_": Rule(to="schedule.name", translate=_schedule),
+        "lr_scheduler.num_warmup_steps": Rule(to="schedule.warmup_steps", translate=_count),
+        "loss.beta": Rule(to="preference.beta", translate=_positive),
+        "loss.label_smoothing": Rule(to="preference.label_smoothing", translate=_number),
+        "batch_size": Rule(to="micro_batch_size", translate=_count),
+        "epochs": Rule(to="epochs", translate=_count),
+        "max_steps_per_epoch": Rule(to="max_steps", translate=_count),
+        "clip_grad_norm": Rule(to="clip_grad_norm", translate=_positive),
+        "seed": Rule(to="seed", translate=_count),
+        "dtype": Rule(to="precision", translate=_precision),
+        "compile": Rule(to="compile", translate=_flag),
+        "enable_activation_checkpointing": Rule(to="activation_checkpointing", translate=_flag),
+        "run_val_every_n_steps": Rule(to="evaluation.every_steps", translate=_count),
+        "log_every_n_steps": Rule(to="log_every", translate=_count),
+        "output_dir": Rule(to="output_dir"),
+        **_unneeded(_UNNEEDED, "device", "shuffle", "gradient_accumulation_steps", "optimizer.fused"),
+        **_unneeded(_UNNEEDED, "loss._component_", "tokenizer._component_", "model._component_"),
+        **_unneeded(_UNNEEDED, "checkpointer._component_", "checkpointer.checkpoint_files"),
+        **_unneeded(_UNNEEDED, "checkpointer.output_dir", "checkpointer.model_type", "tokenizer.path"),
+        **_unneeded(_UNNEEDED, "tokenizer.merges_file", "batch_size_val", "dataset_val._component_"),
+        **_unneeded(_ONLY_HERE, "log_level", "log_peak_memory_stats", "metric_logger._component_"),
+        **_unneeded(_ONLY_HERE, "metric_logger.log_dir", "metric_logger.filename"),
+    },
+}
+REASONS = {  # of keys without a counterpart
+    "dataset._component_": "name the data set in dataset",
+    "trust_remote_code": "code from a model's repository is never run",
+    "special_tokens": "new_tokens adds tokens; the tokenizer's own special tokens stay",
+    "loss_type": "set task: dpo, orpo, simpo or kto",
+    "fsdp_config": "engine: fsdp2, and the plan shards",
+    "saves_per_epoch": "set checkpoint_every, in steps",
+    "evals_per_epoch": "set evaluation.every_steps",
+    "plugins": "extensions of axolotl",
+    "model_revision": "the main revision is used",
+    "max_samples": "write a smaller data set",
+}
+_MARKS: dict[Tool, tuple[str, ...]] = {  # keys that only that tool has
+    "torchtune": ("checkpointer", "tokenizer", "optimizer"),
+    "LLaMA-Factory": ("finetuning_type", "stage", "cutoff_len", "template"),
+    "axolotl": ("base_model", "sequence_len", "micro_batch_size", "num_epochs"),
+    "TRL": ("model_name_or_path", "per_device_train_batch_size", "learning_rate"),
+}
+
+
+def recognize(config: Mapping[str, Any]) -> Tool:
+    """Tell which tool a configuration is of. Raises UserError if it is of none."""
+    for tool, marks in _MARKS.items():
+        needed = len(marks) if tool == "torchtune" else 1
+        trains = tool == "torchtune" or "learning_rate" in config  # no file of inference or export
+        if trains and sum(mark in config for mark in marks) >= needed:
+            return tool
+    raise UserError(
+        "This is no training configuration of axolotl, LLaMA-Factory, TRL or torchtune.",
+        "Give a YAML file that one of them trains with.",
+    )
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Read a YAML file of keys. Raises UserError."""
+    try:
+        config = yaml.safe_load(path.expanduser().read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(
+            f"{path} can't be read: {' '.join(str(error).split())}.", "Give a YAML file."
+        ) from None
+    if not isinstance(config, dict):
+        raise UserError(f"{path} has no keys.", "Give a YAML file that one of the tools trains with.")
+    return config
+
+
+def convert(config: Mapping[str, Any], *, gpus: int = 1, task: str | None = None) -> Conversion:
+    """Translate a configuration.
+
+    Parameters
+    ----------
+    gpus:
+        Processes that it ran on: micro batch, accumulation and they make up the global batch.
+    task:
+        For TRL, whose files don't name it.
+    """
+    tool = recognize(config)
+    rules = RULES[tool]
+    values: Values = {} if task is None else {"task": task}
+    translated: list[Translated] = []
+    unneeded: list[tuple[str, str]] = []
+    missing: list[tuple[str, str]] = []
+    for key, value in _flattened(config, rules):
+        rule = rules.get(key)
+        if _is_off(value) and (rule is None or rule.skip_false or not isinstance(value, bool)):
+            continue
+        if rule is None:
+            missing.append((f"{key}: {value}", REASONS.get(key, "no counterpart")))
+        elif not rule.to:
+            unneeded.append((key, rule.note))
+        else:
+            try:
+                result = rule.translate(value)
+                settings.build(_nested({**values, rule.to: result}))
+            except (UntranslatableError, UserError) as error:
+                reason = error.problem if isinstance(error, UserError) else str(error)
+                missing.append((f"{key}: {value}", reason))
+                continue
+            values[rule.to] = result
+            translated.append(Translated(key=key, value=value, setting=rule.to, result=result))
+    for setting, (key, result) in _derived(tool, config, values, gpus).items():
+        values[setting] = result
+        translated.append(Translated(key=key, value="", setting=setting, result=result))
+        missing = [each for each in missing if each[0].partition(":")[0] not in key.split(", ")]
+    settings.build(_nested(values))
+    return Conversion(
+        tool=tool,
+        values=values,
+        translated=tuple(translated),
+        unneeded=tuple(unneeded),
+        missing=tuple(missing),
+    )
+
+
+def _derived(tool: Tool, config: Mapping[str, Any], values: Values, gpus: int) -> dict[str, tuple[str, Any]]:
+    """Settings that several keys decide together: the key(s), and the value."""
+    found: dict[str, tuple[str, Any]] = {}
+    micro = values.get("micro_batch_size")
+    if micro is not None and "global_batch_size" not in values:
+        steps = config.get("gradient_accumulation_steps") or 1
+        if isinstance(steps, int):
+            found["global_batch_size"] = (
+                f"gradient_accumulation_steps, {gpus} process(es)",
+                micro * steps * gpus,
+            )
+    if tool == "torchtune":
+        component = str((config.get("model") or {}).get("_component_", "")).rpartition(".")[2]
+        kind = next((kind for kind in ("qlora", "lora") if component.startswith(kind)), "full")
+        use_dora = (config.get("model") or {}).get("use_dora") is True
+        found["method"] = (
+            "model._component_, model.use_dora",
+            "dora" if use_dora and kind == "lora" else kind,
+        )
+        model = config.get("model") or {}
+        if model.get("apply_lora_to_mlp") is True and isinstance(values.get("lora.targets"), list):
+            targets = [*values["lora.targets"], *MLP_PROJECTIONS]
+            found["lora.targets"] = ("model.apply_lora_to_mlp", targets)
+        if "DPOLoss" in str((config.get("loss") or {}).get("_component_")):
+            found["task"] = ("loss._component_", "dpo")
+        return found
+    if config.get("pref_loss") in ("sigmoid", "orpo", "simpo") and values.get("task") == "dpo":
+        loss = str(config["pref_loss"])
+        found["task"] = ("pref_loss", "dpo" if loss == "sigmoid" else loss)
+    if config.get("load_in_8bit") is True and values.get("method") == "lora":
+        found["method"] = ("load_in_8bit", "qlora")
+        found["lora.quantization"] = ("load_in_8bit", "int8")
+    if tool == "LLaMA-Factory" and "method" not in values and not config.get("finetuning_type"):
+        # The classic layout trains LoRA by default, the newer one (peft_config) all weights
+        found["method"] = ("finetuning_type", "full" if "train_dataset" in config else "lora")
+    four = config.get("load_in_4bit") is True or config.get("quantization_bit") == 4
+    if tool == "TRL":
+        low_rank = config.get("use_peft") is True
+        found["method"] = (
+            "use_peft, load_in_4bit",
+            "qlora" if low_rank and four else "lora" if low_rank else "full",
+        )
+    elif values.get("method") == "lora" and four:
+        found["method"] = ("load_in_4bit, quantization_bit", "qlora")
+    elif tool == "axolotl" and not config.get("adapter"):
+        found["method"] = ("adapter", "full")
+    elif four and values.get("method") == "qlora":
+        found["method"] = ("load_in_4bit, quantization_bit", "qlora")
+    return found
+
+
+def _flattened(config: Mapping[str, Any], rules: Mapping[str, Rule]) -> Iterator[tuple[str, Any]]:
+    """Keys with values; keys of sections are dotted where a rule knows one of them."""
+    sections = {key.partition(".")[0] for key in rules if "." in key}
+    for key, value in config.items():
+        if isinstance(value, dict) and key in sections:
+            yield from ((f"{key}.{name}", each) for name, each in value.items())
+        else:
+            yield str(key), value
+
+
+def _is_off(value: Any) -> bool:
+    """Whether a value says nothing, or that a feature is off."""
+    return (
+        value is None
+        or value is False
+        or value in ("", [], {})
+        or (isinstance(value, float) and math.isnan(value))
+    )
+
+
+def _nested(values: Values) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for name, value in values.items():
+        *sections, last = name.split(".")
+        place = nested
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[last] = value
+    return nested

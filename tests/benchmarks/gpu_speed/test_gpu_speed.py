@@ -1,0 +1,108 @@
+"""``python -m benchmarks.gpu_speed``: its order, its rows, what a later call repeats, and tiny runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu_speed import cases, page
+from benchmarks.gpu_speed.__main__ import main
+from benchmarks.gpu_speed.cases import ON_GPU, TINY, TRL, TUNE, Run
+from benchmarks.gpu_speed.page import Heading
+from benchmarks.gpu_speed.session import Results, Session
+from benchmarks.on_gpu import cases as memory_cases
+from benchmarks.on_gpu.one_run import Outcome
+from benchmarks.on_gpu.session import Clock
+from tests.benchmarks.on_gpu.machines import H200, plan_of
+
+CASE = cases.in_order(ON_GPU)[0].case
+HEADING = Heading(command="c", day="2026-01-01", processor="p", versions={"torch": "2.13.0"})
+
+
+def measured(**rates: float) -> Results:
+    """Results of one case, by engine or peer."""
+    names = {"ours": "fsdp2", "trl": TRL, "tune": TUNE}
+    outcomes = {
+        Run(case=CASE, engine=names[name]).name: Outcome(ended="ran", tokens_per_second=rate)
+        for name, rate in rates.items()
+    }
+    return Results(card="H200", limit={"flops": 8e14, "side": 1, "driver": "1"}, outcomes=outcomes)
+
+
+def test_every_case_is_run_by_the_first_engine_and_all_peers_before_the_other_engines() -> None:
+    runs = cases.in_order(ON_GPU)
+    first = [run for run in runs if run.is_peer or run.engine == cases.OURS[0]]
+    assert runs[: len(first)] == first
+    assert len(set(runs)) == len(runs) == 12 * (len(cases.OURS) + len(cases.PEERS))
+
+
+def test_a_row_is_compared_with_the_fastest_peer_of_its_case() -> None:
+    first, *rest = page.rows(cases.in_order(ON_GPU), measured(ours=9000.0, trl=6000.0, tune=7500.0))
+    assert (first.engine, first.best_peer, first.ratio) == ("fsdp2", TUNE, pytest.approx(1.2))
+    assert {row.ended for row in rest} == {"not measured"}
+    assert all(row.ratio is None and row.tokens_per_s is None for row in rest)
+
+
+def test_the_share_of_the_limit_is_of_the_models_flops() -> None:
+    run = cases.in_order(ON_GPU)[0]
+    results = measured(ours=9000.0)
+    memory_case = memory_cases.in_order(memory_cases.ON_GPUS, H200, "llama-3.1-8b")[0]
+    plan = plan_of(memory_case, memory_cases.ON_GPUS, H200)
+    results.outcomes[run.name] = Outcome(ended="ran", tokens_per_second=9000.0, plan=plan.to_json())
+    row = page.rows([run], results)[0]
+    assert row.share_of_limit == pytest.approx(9000 * plan.prediction.flops_per_token / 8e14)
+    assert row.tokens_per_s_predicted == plan.prediction.tokens_per_second
+
+
+def test_results_are_read_back_and_runs_that_are_done_are_not_repeated(tmp_path: Path) -> None:
+    runs = cases.in_order(TINY)
+    results = measured(ours=1.0)
+    results.outcomes = {run.name: Outcome(ended="ran", tokens_per_second=1.0) for run in runs[:-1]}
+    results.outcomes[runs[0].name] = Outcome(ended="failed")
+    path = tmp_path / "gpu_speed.json"
+    path.write_text(json.dumps(page.figures(runs, results, HEADING)))
+    again = Results.load(path, "H200")
+    assert [run for run in runs if not again.is_done(run)] == [runs[0], runs[-1]]
+    assert Results.load(path, "another card").outcomes == {}
+    said: list[str] = []
+    session = Session(
+        scale=TINY, folder=tmp_path, clock=Clock(0.01), results=again, say=said.append, keep=lambda: None
+    )
+    again.equality = {}
+    session.measure(runs)
+    assert said == [f"{run.name}: no time left (expected 40 s)" for run in (runs[0], runs[-1])]
+
+
+def test_a_dry_run_lists_the_runs_on_any_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--dry-run", "--only", "llama-3.1-8b lora 2048", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["gpu_speed", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert all(f"  llama-3.1-8b lora 2048, {engine}" in text for engine in (*cases.OURS, *cases.PEERS))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_a_tiny_rehearsal_measures_this_package_and_a_peer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FINETUNE_WORK_DIR", str(tmp_path / "work"))
+    for words in ("lora fsdp2", "lora CLI"):
+        argv = ["gpu_speed", "--tiny", "--minutes", "9", "--only", words, "--out", str(tmp_path / "out")]
+        monkeypatch.setattr(sys, "argv", argv)
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 0
+    figures = json.loads((tmp_path / "out" / "gpu_speed_tiny.json").read_text())
+    row = figures["rows"][0]
+    assert (row["ended"], row["best_peer"]) == ("ran", TUNE)
+    assert row["ratio"] == pytest.approx(row["tokens_per_s"] / row["best_peer_tokens_per_s"])
+    assert figures["equality"]["equal"]
