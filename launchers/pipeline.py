@@ -168,11 +168,11 @@ def count_rows(settings: Settings) -> int | None:
 
 
 def count_steps(settings: Settings, spec: ModelSpec, rows: int | None) -> int | None:
-    """Optimizer steps on so many rows, too few of which are refused; None: not known.
+    """Count the optimizer steps on ``rows`` data rows, refusing fewer than one batch; None if unknown.
 
-    Of a budget of tokens: as many steps as it would be with full sequences.
+    For a token budget: the number of steps if all sequences were full.
     """
-    if settings.tokens is not None:  # as the planner counts a step's tokens: full sequences
+    if settings.tokens is not None:  # full sequences, as the planner counts a step's tokens
         sequences = settings.batch_size * (2 if settings.trains_on_pairs else 1)
         return -(-settings.tokens // (sequences * settings.sequence_length(spec)))
     if rows is None:
@@ -188,7 +188,7 @@ def count_steps(settings: Settings, spec: ModelSpec, rows: int | None) -> int | 
 def build_job(settings: Settings, spec: ModelSpec, steps: int | None, *, installed: bool = False) -> Job:
     """Build the planner's Job from the settings.
 
-    ``installed``: engine ``auto`` takes only an engine whose packages are installed here.
+    ``installed``: consider only installed engines for engine ``auto``.
     """
     checkpointing = settings.activation_checkpointing
     stage = settings.zero.stage

@@ -500,12 +500,12 @@ def choices_of(name: str) -> tuple[str, ...]:
 
 
 def annotation_of(name: str) -> Any:
-    """Type of a setting, by its dotted name."""
+    """Return the type annotation of a setting, by its dotted name."""
     return _field(name).annotation
 
 
 def type_of(name: str) -> str:
-    """Type of a setting in words: its values where they are a closed set."""
+    """Describe a setting's type for help texts: its values if they are a closed set."""
     return _describe_type(annotation_of(name))
 
 

@@ -1,4 +1,4 @@
-"""Prepared rows as a rank's micro batches, and the loss over them."""
+"""Micro batches of a rank from prepared rows, and the cross entropy over them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from torch.utils.checkpoint import checkpoint
 from estimator.plan import Layout
 from launchers.dataset.prepared import IGNORE, Prepared, Row
 
-# Positions whose logits are held in fp32 at once: half a GiB for a vocabulary of 128k.
+# Positions whose logits are in fp32 at the same time: 0.5 GiB for a vocabulary of 128k
 LOSS_CHUNK = 1024
-# Length to which a padding-free batch is filled up: float8 products take multiples of 16, tensor cores of 64.
+# Multiple to which padding-free batches are filled: float8 products need multiples of 16, tensor cores of 64
 TOKEN_MULTIPLE = 64
 
 
@@ -26,22 +26,22 @@ class MicroBatch:
     """Token tensors of one forward pass; ``labels[i]`` is the token that follows ``input_ids[i]``.
 
     Token tensors have the shape [sequences, longest row]. In a padding-free batch they are [1, tokens]: all
-    sequences one after the other, and ``cu_seq_lens`` has the boundaries of the documents.
+    sequences are concatenated, and ``cu_seq_lens`` contains the boundaries of the documents.
     """
 
     input_ids: torch.Tensor
     position_ids: torch.Tensor
     labels: torch.Tensor
     lengths: torch.Tensor  # [sequences], without padding; on the CPU
-    packed: bool = False  # whether a row holds several documents
+    packed: bool = False  # whether a row contains several documents
     cu_seq_lens: torch.Tensor | None = None  # int32 [documents + 1], cumulative lengths from 0
     max_length: int = 0  # upper bound of a document's tokens, a power of two
-    desirable: torch.Tensor | None = None  # [sequences] bool, of judged answers
-    reference: torch.Tensor | None = None  # [rows, answers]: launchers.reference's, of these rows
+    desirable: torch.Tensor | None = None  # [sequences] bool, for judged answers
+    reference: torch.Tensor | None = None  # [rows, answers], log-probabilities from launchers.reference
 
     @property
     def tokens(self) -> int:
-        """Without padding."""
+        """Number of tokens without padding."""
         return int(self.lengths.sum())
 
     @property
@@ -60,7 +60,7 @@ class MicroBatch:
         return {"input_ids": self.input_ids, **positions}
 
     def sums(self, values: torch.Tensor) -> torch.Tensor:
-        """[sequences]: sums over each sequence of a tensor that has a value per token."""
+        """Return [sequences]: sum over each sequence of a tensor with one value per token."""
         if self.cu_seq_lens is None:
             return values.sum(-1)
         return torch.stack(
@@ -83,12 +83,12 @@ def copied(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def step_rows(data: Prepared, step: int, global_batch_size: int) -> NDArray[np.int32]:
-    """Indices of the rows of a step; 0 is the first."""
+    """Return the indices of a step's rows; the first step is 0."""
     return data.order[step * global_batch_size : (step + 1) * global_batch_size]
 
 
 def counted_labels(data: Prepared, step: int, global_batch_size: int) -> int:
-    """Labels of the whole global batch that count in the loss, over all ranks."""
+    """Count the labels of the global batch, over all ranks."""
     rows = step_rows(data, step, global_batch_size)
     return sum(int((data.row(index).labels != IGNORE).sum()) for index in rows)
 
@@ -103,25 +103,25 @@ def micro_batches(
     reference: NDArray[np.float32] | None = None,
     padding_free: bool = False,
 ) -> Iterator[MicroBatch]:
-    """A rank's micro batches of a step: of each ``world_size`` rows in order it takes the rank-th.
+    """Iterate over a rank's micro batches of a step: rows rank, rank + world size, ... of the step.
 
-    ``pairs``: rows are pairs (:func:`collate_pairs`). ``reference``: launchers.reference's of all rows; the
-    batches carry their own. ``padding_free``: see :class:`MicroBatch`.
+    ``pairs``: rows are pairs (:func:`collate_pairs`). ``reference``: log-probabilities of all rows from
+    launchers.reference; each batch gets those of its rows. ``padding_free``: see :class:`MicroBatch`.
     """
-    put_together = collate_pairs if pairs else collate
+    collate_rows = collate_pairs if pairs else collate
     multiple = token_multiple(data, padding_free=padding_free)
-    mine = step_rows(data, step, layout.global_batch_size)[rank :: layout.data_parallel]
-    for first in range(0, len(mine), layout.micro_batch_size):
-        some = mine[first : first + layout.micro_batch_size]
-        batch = put_together([data.row(index) for index in some], data.info.pad_id, multiple)
-        known = None if reference is None else torch.from_numpy(reference[some])
-        yield batch if known is None else dataclasses.replace(batch, reference=known)
+    rank_rows = step_rows(data, step, layout.global_batch_size)[rank :: layout.data_parallel]
+    for first in range(0, len(rank_rows), layout.micro_batch_size):
+        batch_rows = rank_rows[first : first + layout.micro_batch_size]
+        batch = collate_rows([data.row(index) for index in batch_rows], data.info.pad_id, multiple)
+        batch_reference = None if reference is None else torch.from_numpy(reference[batch_rows])
+        yield batch if batch_reference is None else dataclasses.replace(batch, reference=batch_reference)
 
 
 def token_multiple(data: Prepared, *, padding_free: bool) -> int | None:
-    """Multiple to which :func:`collate` fills padding-free batches of ``data``; None for padded batches.
+    """Return the multiple to which :func:`collate` fills padding-free batches; None for padded batches.
 
-    Packed rows are filled up to whole sequences, so that compiled blocks see few shapes.
+    Packed rows are filled up to full sequences, so that compiled blocks have few shapes.
     """
     if not padding_free:
         return None
@@ -137,25 +137,29 @@ def mismatched_batches(
     *,
     padding_free: bool = False,
 ) -> Iterator[MicroBatch]:
-    """Like :func:`micro_batches`, of each prompt with the answer to another one (:func:`mismatched_rows`)."""
-    mine = mismatched_rows(data, step)[rank :: layout.data_parallel]
-    known = None
+    """Iterate over micro batches of prompts with the answer to another prompt (:func:`mismatched_rows`)."""
+    rank_rows = mismatched_rows(data, step)[rank :: layout.data_parallel]
+    rank_reference = None
     if reference is not None:
         first = len(data) + step * layout.global_batch_size
-        known = reference[first : first + layout.global_batch_size][rank :: layout.data_parallel]
+        rank_reference = reference[first : first + layout.global_batch_size][rank :: layout.data_parallel]
     multiple = token_multiple(data, padding_free=padding_free)
-    for first in range(0, len(mine), layout.micro_batch_size):
+    for first in range(0, len(rank_rows), layout.micro_batch_size):
         part = slice(first, first + layout.micro_batch_size)
-        batch = collate(mine[part], data.info.pad_id, multiple)
-        yield batch if known is None else dataclasses.replace(batch, reference=torch.from_numpy(known[part]))
+        batch = collate(rank_rows[part], data.info.pad_id, multiple)
+        yield (
+            batch
+            if rank_reference is None
+            else dataclasses.replace(batch, reference=torch.from_numpy(rank_reference[part]))
+        )
 
 
 def collate(rows: list[Row], pad_id: int, multiple: int | None = None) -> MicroBatch:
-    """Pad rows on the right to the longest of them, or join them without padding.
+    """Pad rows on the right to the longest of them, or concatenate them without padding.
 
-    No attention mask is needed: what comes before a token decides what it sees, padding comes after,
-    and transformers reads the borders of packed documents from positions that begin anew.
-    ``multiple``: join the rows to one of that many tokens or a multiple (a padding-free batch).
+    No attention mask is needed: attention is causal, padding is at the end, and transformers derives the
+    boundaries of packed documents from positions that restart at 0. ``multiple``: concatenate the rows to a
+    sequence filled up to a multiple of this length (a padding-free batch).
     """
     if multiple is not None:
         return _joined(rows, pad_id, multiple)
@@ -169,7 +173,7 @@ def collate(rows: list[Row], pad_id: int, multiple: int | None = None) -> MicroB
         tokens[index, :length] = row.tokens
         labels[index, : length - 1] = row.labels[1:]
         positions[index, :length] = row.positions
-        # after one document the count goes on, so that no border (and no mask) appears
+        # after a single document the positions continue, so that there is no boundary (and no mask)
         positions[index, length:] = np.arange(width - length) + (length if len(row.lengths) == 1 else 0)
     return MicroBatch(
         input_ids=torch.from_numpy(tokens),
@@ -182,7 +186,7 @@ def collate(rows: list[Row], pad_id: int, multiple: int | None = None) -> MicroB
 
 
 def _joined(rows: list[Row], pad_id: int, multiple: int) -> MicroBatch:
-    """All rows as one sequence; what fills it up to a multiple of ``multiple`` is a document of its own."""
+    """Concatenate all rows, filled up to a multiple of ``multiple`` by a separate document."""
     lengths = np.concatenate([row.lengths for row in rows])
     count = int(lengths.sum())
     total = -(-count // multiple) * multiple
@@ -206,18 +210,18 @@ def _joined(rows: list[Row], pad_id: int, multiple: int) -> MicroBatch:
 
 
 def mismatched_rows(data: Prepared, step: int) -> list[Row]:
-    """Each prompt of a step with the answer of the row before it (the first one's with the last row's).
+    """Combine each prompt of a step with the answer of the row before it (the first with the last row's).
 
-    What counts is the answer, cut at the data's ``seq_len``: KTO's estimate of how far the model has moved.
+    Only the answer counts, truncated at the data's ``seq_len``; used for KTO's divergence estimate.
     """
     rows = [data.row(index) for index in step_rows(data, step, data.info.global_batch_size)]
-    seq_len, found = data.info.seq_len, []
+    seq_len, mismatched = data.info.seq_len, []
     for row, other in zip(rows, [rows[-1], *rows[:-1]], strict=True):
         prompt, answer = row.tokens[: _answer_start(row)], other.tokens[_answer_start(other) :]
         tokens = np.concatenate([prompt, answer])[:seq_len]
         labels = np.concatenate([np.full(len(prompt), IGNORE, dtype=np.int32), answer])[:seq_len]
-        found.append(Row(tokens=tokens, labels=labels, lengths=np.array([len(tokens)], dtype=np.int32)))
-    return found
+        mismatched.append(Row(tokens=tokens, labels=labels, lengths=np.array([len(tokens)], dtype=np.int32)))
+    return mismatched
 
 
 def _answer_start(row: Row) -> int:
@@ -225,20 +229,22 @@ def _answer_start(row: Row) -> int:
 
 
 def collate_pairs(rows: list[Row], pad_id: int, multiple: int | None = None) -> MicroBatch:
-    """Pairs as one batch of twice as many sequences: all chosen conversations, then all rejected ones."""
+    """Collate pairs to twice as many sequences: all chosen conversations, then all rejected ones."""
     chosen, rejected = zip(*(row.documents() for row in rows), strict=True)
     return collate([*chosen, *rejected], pad_id, multiple)
 
 
 def summed_log_probabilities(logits: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
-    """[sequences]: the sum of the log-probabilities of each one's labels that count, in fp32.
+    """Return [sequences]: the sum of the log-probabilities of each sequence's labels, in fp32.
 
-    Chunk by chunk, as :func:`summed_cross_entropy`.
+    Computed in chunks like :func:`summed_cross_entropy`.
     """
     labels = batch.labels
     per_token = [
-        checkpoint(_chunk_log_probabilities, chunk, wanted, use_reentrant=False, preserve_rng_state=False)
-        for chunk, wanted in zip(
+        checkpoint(
+            _chunk_log_probabilities, chunk, chunk_labels, use_reentrant=False, preserve_rng_state=False
+        )
+        for chunk, chunk_labels in zip(
             torch.split(logits.flatten(0, -2), LOSS_CHUNK),
             torch.split(labels.flatten(), LOSS_CHUNK),
             strict=True,
@@ -252,16 +258,18 @@ def _chunk_log_probabilities(logits: torch.Tensor, labels: torch.Tensor) -> torc
 
 
 def summed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Sum of the cross entropies of all labels that count, in fp32.
+    """Return the sum of the cross entropies of all labels, in fp32.
 
-    The fp32 copy of the logits is made for a few positions at a time and again in the backward pass.
+    The logits are converted to fp32 in chunks of positions, and again in the backward pass.
     """
     flat_logits, flat_labels = logits.flatten(0, -2), labels.flatten()
     total = torch.zeros((), device=logits.device)
-    for chunk, wanted in zip(
+    for chunk, chunk_labels in zip(
         torch.split(flat_logits, LOSS_CHUNK), torch.split(flat_labels, LOSS_CHUNK), strict=True
     ):
-        total = total + checkpoint(_chunk_loss, chunk, wanted, use_reentrant=False, preserve_rng_state=False)
+        total = total + checkpoint(
+            _chunk_loss, chunk, chunk_labels, use_reentrant=False, preserve_rng_state=False
+        )
     return total
 
 

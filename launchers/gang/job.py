@@ -145,7 +145,7 @@ class TrainJob(WorkFolder):
 
     @property
     def checkpoint_notes(self) -> dict[str, Any]:
-        """What a stored checkpoint says about its run."""
+        """Facts about the run that a stored checkpoint records."""
         return {"engine": self.plan.engine, "method": self.plan.method, "total_steps": self.total_steps}
 
     @property
