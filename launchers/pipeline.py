@@ -25,7 +25,7 @@ from estimator.job import Job, Target
 from estimator.models import DiffusionSpec, ModelRef, ModelSource, ModelSpec, untried
 from estimator.plan import Plan
 from estimator.planning import planner
-from estimator.vocabulary import LAUNCHED_ENGINES, TASKS, RequestedEngine
+from estimator.vocabulary import ENGINES, LAUNCHED_ENGINES, TASKS, LaunchedEngine, RequestedEngine
 from launchers import checks, image_runs, run_config
 from launchers.dataset import mixture, preferences, prompts, rows, sources, stored, texts
 from launchers.dataset.measured import MAX_ROWS
@@ -185,6 +185,14 @@ def count_steps(settings: Settings, spec: ModelSpec, rows: int | None) -> int | 
     return settings.steps_of(rows)
 
 
+def _with_sharding_options(
+    settings: Settings, names: tuple[LaunchedEngine, ...]
+) -> tuple[LaunchedEngine, ...]:
+    """Return the engines that have the sharding options which these settings use; all if none has them."""
+    used = [name for name in ("zero", "fsdp") if getattr(settings, name) != type(getattr(settings, name))()]
+    return tuple(name for name in names if {*used} <= {ENGINES[name].sharding_options}) or names
+
+
 def build_job(settings: Settings, spec: ModelSpec, steps: int | None, *, installed: bool = False) -> Job:
     """Build the planner's Job from the settings.
 
@@ -200,7 +208,9 @@ def build_job(settings: Settings, spec: ModelSpec, steps: int | None, *, install
         model=_trained_spec(spec, settings),
         method=settings.method,
         engine=engine,
-        engines=checks.installed_engines() if installed else LAUNCHED_ENGINES,
+        engines=_with_sharding_options(
+            settings, checks.installed_engines() if installed else LAUNCHED_ENGINES
+        ),
         task=settings.task,
         seq_len=seq_len,
         global_batch_size=settings.batch_size,

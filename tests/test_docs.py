@@ -235,6 +235,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     task = next(block.text for block in blocks("text") if block.text.startswith("task: "))
     (tmp_path / "arith.yaml").write_text(task)
     (tmp_path / "rows.jsonl").write_text("{}\n")
+    (tmp_path / "converted.yaml").write_text("model: tiny-llama\n")
     weights.fetch(models.locate("tiny-llama"), tmp_path / "my-model")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)

@@ -47,8 +47,11 @@ def _compare(kind: str, device: str) -> tuple[float, float]:
     network = AutoModelForCausalLM.from_config(config).to(device, dtype)
     rows = _rows()
     results = []
-    for attention, multiple in (("sdpa", None), (varlen.ATTENTION, TOKEN_MULTIPLE)):
-        network.set_attn_implementation(attention)
+    for multiple in (None, TOKEN_MULTIPLE):  # with the mask, without it
+        if multiple is None:
+            network.set_attn_implementation("sdpa")
+        else:
+            varlen.use(network)
         network.zero_grad()
         batch = collate(rows, 0, multiple).to(torch.device(device))
         loss = summed_cross_entropy(network(**batch.inputs, use_cache=False).logits, batch.labels)

@@ -189,7 +189,7 @@ class Conductor(Session):
         if missing:
             ranks, ports = ", ".join(map(str, missing[:20])), self.rendezvous.ports
             self.notes.append(
-                f"Rank {ranks} did not come within {self.limits.rendezvous:g} s to ports {ports[0]} to "
+                f"Rank {ranks} did not join within {self.limits.rendezvous:g} s at ports {ports[0]} to "
                 f"{ports[-1]} of this host: its own output says whether these are blocked, if it was started."
             )
         self.notes += [f"Not taken in: {why}." for why in self.hub.refused()]

@@ -72,7 +72,7 @@ def test_outside_of_a_run_there_is_no_plan(monkeypatch: pytest.MonkeyPatch) -> N
     [
         ({"request": "all"}, '"train", "encode", "evaluate", "generate", "score", "compare", "data", "none"'),
         ({"interval": 0}, "above 0 seconds"),
-        ({"plans": 1}, "doesn't know plans"),
+        ({"plan": make_plan, "model": "llama-8b"}, "either plan= or model="),
     ],
 )
 def test_a_wrong_argument_is_named(words: dict[str, Any], said: str) -> None:

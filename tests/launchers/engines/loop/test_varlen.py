@@ -84,7 +84,7 @@ def test_loss_and_gradients_of_a_step_are_those_of_the_mask(family: str) -> None
     window = families.FAMILIES.get(family, {}).get("sliding_window")
     network = families.network(family, **({"sliding_window": WINDOW} if window else {})).train()
     loss, gradients = step(network, collate(packed_rows(), 0))
-    network.set_attn_implementation(varlen.ATTENTION)
+    varlen.use(network)
     varlen_loss, varlen_gradients = step(network, collate(packed_rows(), 0, batches.TOKEN_MULTIPLE))
     assert varlen_loss == pytest.approx(loss, rel=1e-5)
     assert varlen_gradients.keys() == gradients.keys()
@@ -96,7 +96,7 @@ def test_loss_and_gradients_of_a_step_are_those_of_the_mask(family: str) -> None
 def test_a_window_hides_what_is_farther_back() -> None:
     network = families.network("qwen3")
     batch = collate(packed_rows(), 0, batches.TOKEN_MULTIPLE)
-    network.set_attn_implementation(varlen.ATTENTION)
+    varlen.use(network)
     whole = network(**batch.inputs).logits
     for layer in network.model.layers:
         layer.self_attn.sliding_window = WINDOW
@@ -254,7 +254,7 @@ def _operator() -> Iterator[None]:
 def test_compiled_and_recomputed_blocks_call_torchs_operator(what: str, tmp_path: Path) -> None:
     network = families.network("qwen3").train()
     expected = step(network, collate(packed_rows(), 0))
-    network.set_attn_implementation(varlen.ATTENTION)
+    varlen.use(network)
     if what != "none":
         job = runs.make_job(
             tmp_path,
