@@ -114,13 +114,12 @@ def with_engines(job: Job) -> list[Job]:
     """
     if job.engine != "auto":
         return [job]
-    training = _training(job, 1)
     able = [
         name
         for name in engine_order(job.task)
-        if name in job.engines and unsupported(name, job.model, training) is None
+        if name in job.engines and unsupported(name, job.model, _training(job, 1, engine=name)) is None
     ]
-    return [replace(job, engine=name) for name in able or [_stand_in(training)]]
+    return [replace(job, engine=name) for name in able or [_stand_in(_training(job, 1))]]
 
 
 def with_engine(job: Job) -> Job:
