@@ -329,8 +329,17 @@ def test_a_run_stops_at_a_failed_checklist_of_its_cluster_before_anything_is_sub
 @pytest.mark.slow
 def test_the_plan_takes_the_measured_bandwidth_and_asks_for_fit_nodes(tmp_path: Path, api: Api) -> None:
     labelled(api, host2="false")
-    asked = ("--with", "kubernetes", "run", "--plan-only", "--model", "llama-70b", "--method", "full")
-    asked += ("--instance-type", "p5.48xlarge", "--nodes", "4", "--global-batch-size", "64")
+    asked = ("--with", "kubernetes", "run", "--plan-only", "--verbose", "--model", "llama-70b")
+    asked += (
+        "--method",
+        "full",
+        "--instance-type",
+        "p5.48xlarge",
+        "--nodes",
+        "4",
+        "--global-batch-size",
+        "64",
+    )
     asked += ("--from-catalogue",)  # the nodes here have no GPUs
     kept = {"FINETUNE_CLUSTER": "prod", "KUBECONFIG": str(tmp_path / "kubeconfig")}
     before = finetune(tmp_path, *asked, **kept).stdout

@@ -100,8 +100,8 @@ def test_every_flow_that_is_shipped_can_be_named() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["run", "--batch-size", "8"], "There is no --batch-size.\nDid you mean --global-batch-size?\n"),
-        (["run", "--modell", "x"], "Try 'finetune flow run --help' for help."),
+        (["run", "--batch-size", "8"], "Did you mean --global-batch-size?"),
+        (["run", "--modell", "x"], "Did you mean --model"),
         (["run", "--model", "llama-8"], "Did you mean llama-8b"),
         (["run", "--with", "kuberntes"], "Unknown step decorator kuberntes"),
         (["check", "--nodes", "0"], "--nodes 0 is not possible."),
@@ -126,7 +126,7 @@ def test_the_options_that_may_stand_anywhere_are_those_that_metaflow_takes_befor
     options = r"--(?:\w|-)+"
     before = set(re.findall(options, finetune(tmp_path, "flow", "--help").stdout))
     after = set(re.findall(options, finetune(tmp_path, "run", "--help").stdout))
-    assert before - after == set(BEFORE_COMMAND)
+    assert before - after - {"--help"} == set(BEFORE_COMMAND)
 
 
 @pytest.mark.slow
@@ -136,9 +136,9 @@ def test_completion_knows_the_commands_and_the_options_of_the_flows(tmp_path: Pa
         return set(finetune(tmp_path, _FINETUNE_COMPLETE="complete_bash", **asked).stdout.split())
 
     assert {"plan", "run", "runs"} & complete("finetune ru") == {"run", "runs"}
-    assert complete("finetune run --mo") == {"--mode", "--model", "--monitor"}
+    assert complete("finetune run --mo") == {"--mode", "--model", "--modules-to-save", "--monitor"}
     assert complete("finetune check --gpus-per") == {"--gpus-per-node"}
-    assert (complete("finetune plan --mod"), complete("finetune flow lin")) == ({"--model"}, {"linear"})
+    assert (complete("finetune plan --mode"), complete("finetune flow lin")) == ({"--model"}, {"linear"})
 
 
 @pytest.mark.slow

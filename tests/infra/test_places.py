@@ -177,7 +177,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> Any:
     def plan(line: str, nodes: list[Node]) -> Plan:
         state = ClusterState(context="page", nodes=tuple(nodes))
         cluster = offered(state, hardware.current(), PodRules())
-        monkeypatch.setattr(finetune_launch.destination, "read_cluster", lambda _: cluster)
+        monkeypatch.setattr(finetune_launch.destination, "read_cluster", lambda *_: cluster)
         return finetune_launch.plan_from_parameters(parameters_of(line), "kubernetes")
 
     return plan

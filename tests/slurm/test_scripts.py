@@ -161,7 +161,7 @@ def test_pbsdsh_runs_the_command_on_each_host_and_they_meet(bed: netns.Bed, tmp_
     settings = {"FINETUNE_OUTPUT": str(tmp_path / "out"), "FINETUNE_SET": "model=llama-70b"}
     done = pbs(tmp_path, ["h0", "h1"], SECRET_TOKEN="it's $HOME", **settings)
     assert done.returncode == 2, done.stderr
-    assert "node 1: ended, as another node says: llama-70b has 70.6 billion" in done.stderr
+    assert "node 1: ended by another node's error: llama-70b has 70.6 billion" in done.stderr
     assert "SECRET" not in done.stdout + done.stderr
 
 

@@ -106,7 +106,7 @@ def test_the_rules_of_a_namespace_that_would_refuse_the_pods_or_cut_them_off(
     nodes("h100-a", "h100-b")
     checks = ("limit range", "pod security", "network policy")
     assert [rows_of(ask()[0], check) for check in checks] == [[], [], []]
-    limits = {"type": "Container", "max": {"cpu": "64"}, "default": {"memory": "8Gi"}, "min": {"cpu": "2"}}
+    limits = {"type": "Container", "max": {"cpu": "16"}, "default": {"memory": "8Gi"}, "min": {"cpu": "2"}}
     control_plane.apply(
         {
             "apiVersion": "v1",
@@ -119,7 +119,7 @@ def test_the_rules_of_a_namespace_that_would_refuse_the_pods_or_cut_them_off(
     control_plane.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
     findings = ask()[0]
     limited = {found: fix for state, found, fix in rows_of(findings, "limit range") if state == "no"}
-    assert f"small allows a container 64 cpu; {TWO.cpu} cpu are needed" in limited
+    assert f"small allows a container 16 cpu; {TWO.cpu} cpu are needed" in limited
     (memory,) = [found for found in limited if "memory" in found]
     assert memory.startswith("small gives containers a limit of 8Gi memory, below the ")
     assert limited[memory].startswith("--with kubernetes:qos=Guaranteed")
