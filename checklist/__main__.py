@@ -135,7 +135,7 @@ class _Conclude:
 
 
 def _before(outputs: Outputs, json: Path | None, history: Path | None) -> History:
-    """What can be wrong with files and outputs is found before the run. Raises UserError."""
+    """Check files and outputs before the run. Raises UserError."""
     from checklist import past_runs
     from checklist.outputs.publish import check
 
@@ -176,7 +176,7 @@ def _measure(
 
 
 def _with_gpus(options: Options, place: Rendezvous) -> Options:
-    """What each node was asked for: the option, else what the launcher has started."""
+    """Return the options with the number of GPUs per node: the option, else that of the launcher."""
     started = max(1, place.world // place.nodes)
     return (
         options

@@ -295,7 +295,7 @@ def flags(kind: type[_Model]) -> dict[str, FieldInfo]:
 
 
 def type_of(field: FieldInfo) -> type:
-    """What one word on the command line is for that option: bool (no word at all), int, float, Path or str.
+    """Return the type of one word of the option: bool (no word at all), int, float, Path or str.
 
     tuple: names with commas between.
     """
@@ -308,7 +308,7 @@ def type_of(field: FieldInfo) -> type:
 
 
 def help_of(field: FieldInfo) -> str:
-    """What the option is for, as one line."""
+    """Return the option's purpose as one line."""
     return " ".join((field.description or "").split())
 
 

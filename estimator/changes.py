@@ -28,14 +28,14 @@ Suggestion = tuple[Change, ...]
 
 
 class Spelling(Protocol):
-    """How one front door writes its options."""
+    """Spelling of options on one command line."""
 
     def name(self, option: str) -> str:
         """The option alone, as in a sentence."""
         ...
 
     def words(self, change: Change) -> tuple[str, ...]:
-        """What is added to the command line; nothing where the option is to be left out."""
+        """Return the words added to the command line; none if the option is to be left out."""
         ...
 
 

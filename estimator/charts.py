@@ -84,7 +84,7 @@ class Chart:
 
     @property
     def longest_bytes(self) -> int:
-        """What the longest bar reaches to."""
+        """End of the longest bar, in bytes."""
         return max(max(bar.upper_bytes, bar.needs_bytes) for bar in self.bars)
 
     @property

@@ -1,4 +1,4 @@
-"""What runs have cost, added up by user, team or model: hours measured, at the prices of their plans.
+"""Costs of runs by user, team or model: measured hours at the prices of their plans.
 
 An attempt that has failed is paid for like any other. Hours of a node without a known price are named beside
 the sum and never counted as nothing; so are attempts of which nobody knows when they ended.
@@ -33,7 +33,7 @@ class Span:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunCost:
-    """What one run has used of machines with GPUs."""
+    """Use of GPU machines by one run."""
 
     run: str
     user: str
@@ -44,7 +44,7 @@ class RunCost:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Total:
-    """Of one user, team or model. Hours are of nodes: two nodes for an hour are two."""
+    """Sum over one user, team or model. Hours are node hours: two nodes for an hour are two."""
 
     name: str
     runs: int

@@ -1,4 +1,4 @@
-"""What is to be trained (Job), on what kind of place (Target), and what a local machine has (Machine)."""
+"""Job (the training), Target (its place) and Machine (a local machine)."""
 
 from __future__ import annotations
 
@@ -272,7 +272,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """What a local machine, or each node of a scheduler's allocation, has. The caller looks it up."""
+    """Hardware of a local machine, or of each node of a scheduler's allocation. The caller looks it up."""
 
     gpus: tuple[tuple[str, int], ...] = ()  # (NVML product name, memory in bytes)
     cpu_cores: int
@@ -282,7 +282,7 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
-    """Where the job is to run, with the user's own choices; None is for the planner to decide.
+    """Place of the job, with the user's own choices; None: the planner decides.
 
     On ``"local"`` the nodes share the one machine; an ``"allocation"`` (Slurm's, PBS's) has one for each.
     """
@@ -314,7 +314,7 @@ class Target:
 
     @property
     def sharers(self) -> int:
-        """How many nodes share the one machine."""
+        """Number of nodes that share the one machine."""
         return (self.nodes or 1) if self.kind == "local" else 1
 
 

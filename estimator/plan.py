@@ -40,7 +40,7 @@ max_memory_allocated; on a CPU the kernel."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Counted:
-    """What a counter of memory should say at its highest, in bytes."""
+    """Highest value that a memory counter should show, in bytes."""
 
     likely_bytes: int
     upper_bytes: int | None  # None: no range is known
@@ -83,7 +83,7 @@ class MemoryEstimate:
 
     @property
     def shown_categories(self) -> tuple[tuple[str, int], ...]:
-        """The same parts, those that are no tensors as large as a GPU shows them: their sum is shows_bytes.
+        """Categories scaled to what a GPU shows for those that are no tensors; their sum is shows_bytes.
 
         Where less is shown than needed, on a CPU, what is missing comes off the allocator's part alone.
         """
@@ -94,7 +94,7 @@ class MemoryEstimate:
         return (*rest, (ALLOCATOR, kept)) if kept > 0 else tuple(rest)
 
     def counted(self, counter: Counter) -> Counted | None:
-        """What ``counter`` should say, for what it has said; None where the estimate can't tell.
+        """Return the expected value of ``counter``; None if the estimate has none.
 
         A device shows more than torch has reserved: CUDA's context and NCCL's buffers lie beside.
         """
@@ -117,7 +117,7 @@ class MemoryEstimate:
         return tuple((name, value) for name, value in self.categories if name not in (RUNTIME, ALLOCATOR))
 
     def with_capacity(self, capacity_bytes: int | None) -> MemoryEstimate:
-        """The same estimate for a GPU that offers so much; no counter shows more than that."""
+        """Return the estimate for a GPU of this capacity; no counter shows more than that."""
         if (
             capacity_bytes is None or self.outside_bytes is None
         ):  # a CPU's process can be larger than its share
@@ -144,7 +144,7 @@ class MemoryEstimate:
 
     @property
     def verdict(self) -> Verdict | None:
-        """What its risk means; None where the capacity is unknown."""
+        """Verdict of the out-of-memory risk; None if the capacity is unknown."""
         risk = self.out_of_memory_risk
         return None if risk is None else verdict_of(risk)
 
@@ -173,7 +173,7 @@ class MemoryEstimate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """What is asked of the cluster; sizes and counts are of one node unless said otherwise."""
+    """Resource request; sizes and counts are per node unless stated otherwise."""
 
     nodes: int
     gpus_per_node: int  # 0: the job runs on CPUs
@@ -197,7 +197,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """How the job is spread over the processes. ``world_size`` = nodes * processes_per_node."""
+    """Distribution of the job over processes. ``world_size`` = nodes * processes_per_node."""
 
     device: Device
     nodes: int
@@ -251,7 +251,7 @@ class StartUp:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interruptions:
-    """What it means for a run that its nodes are taken away (estimator.planning.interruptions)."""
+    """Expected effect of spot interruptions on a run (estimator.planning.interruptions)."""
 
     nodes: int
     per_node_hour: float  # how often one node is taken away
@@ -269,7 +269,7 @@ class Interruptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
-    """What the run should need. None is: not known, never a guess.
+    """Predicted speed, time and price of the run. None: unknown.
 
     ``hours`` and ``usd`` hold the start-up as well, where one is known, evaluations while it trains, and on
     spot nodes the work that interruptions are expected to cost.
@@ -318,7 +318,7 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Generation:
-    """How the answers are drawn that a model is trained on, and what is done with them before."""
+    """Generation of the answers that a model is trained on, and the stages before it."""
 
     batch_sequences: int  # answers that are generated together, at most
     batch_tokens: int  # of all of them, padding and new tokens included, at most
@@ -427,7 +427,7 @@ class Plan:
         return trainer_arguments.to_lightning(self.layout)
 
     def with_override(self, override: Override, **request: Any) -> Plan:
-        """The same plan with these fields of its request replaced, and the override noted."""
+        """Return the plan with these fields of its request replaced, and the override recorded."""
         return dataclasses.replace(
             self,
             request=dataclasses.replace(self.request, **request),

@@ -219,7 +219,7 @@ class Setup:
 
     @property
     def reference(self) -> Literal["none", "adapters-off", "computed-before", "copy"]:
-        """What DPO, KTO and GRPO compare with, beside the model in training.
+        """Reference model of DPO, KTO and GRPO: none, the base without adapters, precomputed, or a copy.
 
         Adapters are switched off for a second forward pass. Where all weights are trained, the loop here
         computes what the untrained model gives once before training (launchers/reference.py), also for

@@ -12,7 +12,7 @@ from estimator.vocabulary import SHARDINGS, Device, LaunchedPrecision, Offload, 
 
 
 class Layout(Protocol):
-    """What of a plan's layout other trainers are configured by."""
+    """Fields of a plan's layout that other trainers are configured by."""
 
     @property
     def device(self) -> Device: ...

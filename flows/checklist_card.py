@@ -90,7 +90,7 @@ def _words(result: Result) -> str:
 
 
 def finding_text(finding: Finding) -> str:
-    """What is wrong with whom, what to do, and the command to copy."""
+    """Format a finding: the problem, the affected nodes, what to do, and the command to copy."""
     lines = [f"### {finding.verdict}: {safe(finding.title)}"]
     if finding.suspects:
         lines.append(f"One of these may be at fault: {safe(', '.join(finding.suspects))}.")
@@ -114,7 +114,7 @@ def _standing_row(item: Standing) -> tuple[str, ...]:
 
 
 def _ranks(result: Result) -> list[Block]:
-    """What each GPU, or process on CPUs, has measured alone."""
+    """Return the local measurements of each GPU, or of each process on CPUs."""
     headers, rows = by_rank(result)
     if not rows:
         return []
@@ -269,7 +269,7 @@ def _facts(result: Result) -> list[Block]:
 
 
 def fact_row(fact: Facts) -> tuple[str, ...]:
-    """What a node's first rank says of its host."""
+    """Return the host facts that a node's first rank reported."""
     software = ", ".join(
         f"{name} {fact.versions[name]}"
         for name in ("torch", "nccl", "cuda", "driver")

@@ -1,4 +1,4 @@
-"""What the newest checklist of a cluster says to a training run that is launched there.
+"""Gate of a training run: the newest checklist of the cluster where it is launched.
 
 The newest finished ``verdict`` of ``ChecklistFlow`` on the same cluster
 (``decorators/backends/cluster_name.py``) counts, whoever launched it. A failure of less than a day stops the
@@ -52,7 +52,7 @@ class Checked:
         return f"{_words(self.age_s)} ago ({self.run})"
 
     def refusal(self, backend: Backend, *, resumes: bool = False) -> UserError | None:
-        """Why no run should begin here; None: nothing against it, or too long ago."""
+        """Return the reason why no run should start here; None if there is none, or the result is too old."""
         if self.result.verdict != "FAIL" or self.age_s >= STOPS_S:
             return None
         failed = [finding for finding in self.result.findings if finding.verdict == "FAIL"]
@@ -68,7 +68,7 @@ class Checked:
         )
 
     def remarks(self) -> tuple[str, ...]:
-        """What is worth a line though it stops nothing."""
+        """Return warnings that stop nothing."""
         if self.result.verdict == "FAIL":
             return (f"The checklist of this cluster failed {self.ago}: {self.result.headline}",)
         if self.result.verdict == "NO-VERDICT":
@@ -106,7 +106,7 @@ class Checked:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeExclusion:
-    """How the next run avoids the nodes that failed."""
+    """Labels and lines by which the next run avoids the failed nodes."""
 
     labels: tuple[tuple[str, str], ...] = ()
     """That a node must carry."""
@@ -115,7 +115,7 @@ class NodeExclusion:
 
 @dataclass(slots=True)
 class _Search:
-    """What the reading thread leaves behind."""
+    """Result of the reading thread."""
 
     found: list[Checked] = field(default_factory=list)
     problem: str | None = None
@@ -178,7 +178,9 @@ def _search_runs(cluster: str, search: _Search, over: threading.Event) -> None:
 
 
 def exclude_nodes(checked: Checked, backend: Backend) -> NodeExclusion:
-    """How the nodes that it named are avoided, whatever its age: by a taint, else by fit nodes' label."""
+    """Return how the failed nodes are avoided, whatever the age of the result: by a taint, else by a label
+    of healthy nodes.
+    """
     bad = checked.result.bad_nodes
     if not bad or backend == "local":
         return NodeExclusion()
@@ -209,7 +211,7 @@ def exclude_nodes(checked: Checked, backend: Backend) -> NodeExclusion:
 
 
 def explain_bandwidth(plan: Plan, bandwidth: MeasuredBandwidth) -> str | None:
-    """Why the plan's speed is what it is, for the plan; None where its links were not measured."""
+    """Explain the plan's speed by the measured bandwidth; None if its links were not measured."""
     inter, intra = bandwidth.inter_node_gbytes_per_s, bandwidth.intra_node_gbytes_per_s
     if inter is not None and plan.layout.nodes > 1:
         return f"between nodes {inter:.4g} GB/s as measured ({bandwidth.source}, {bandwidth.date})"

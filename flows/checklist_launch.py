@@ -60,7 +60,7 @@ _AROUND_S = 1800.0  # for image, code package and result of a node that is there
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Launch:
-    """What tasks must know of the launch beyond their parameters. Text both ways."""
+    """Data of the launch that tasks need in addition to their parameters, as text."""
 
     backend: Backend
     gpus_per_node: int | None
@@ -83,7 +83,7 @@ class Launch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
-    """What a run does, the same for all of its tasks."""
+    """Configuration of a run, the same for all of its tasks."""
 
     options: Options
     thresholds: str | None
@@ -134,14 +134,14 @@ def options_of(values: Mapping[str, Any]) -> FlowOptions:
 
 
 def result_file(options: FlowOptions, *, here: bool) -> Path | None:
-    """Where a copy of the result is written; None: nowhere but the datastore."""
+    """Return the file for a copy of the result; None: only the datastore has it."""
     if options.json is not None:
         return options.json.expanduser()
     return Path(RESULT_FILE) if here else None
 
 
 def ask(values: Mapping[str, Any], backend: Backend, gpus: int | None) -> Asked:
-    """What a run with those parameters asks for, where it is launched; ``gpus`` are those behind ``--with``.
+    """Return the request of a run with these parameters, at launch; ``gpus`` are those from ``--with``.
 
     Raises UserError for all that can be known to be wrong before anything is launched.
     """
@@ -195,7 +195,7 @@ def _longest_s(options: FlowOptions) -> float:
 
 
 def read_launch() -> Launch:
-    """What the launch has left for this run's tasks. Raises UserError where there was none."""
+    """Read the launch's data for this run's tasks. Raises UserError if there is none."""
     text = os.environ.get(LAUNCH_VARIABLE)
     if not text:
         raise UserError(
@@ -210,7 +210,9 @@ def check_outputs(options: FlowOptions) -> tuple[str, ...]:
 
 
 def resolve(asked: FlowOptions, launch: Launch, *, datastore: str) -> RunConfig:
-    """What the run does, in its first task. Raises UserError where a deployed flow can't do what is asked."""
+    """Decide the configuration in the first task. Raises UserError if a deployed flow cannot do what is
+    requested.
+    """
     options = _run_options(asked, datastore=datastore if measurable(datastore) else None)
     if str(asked.thresholds or "") != launch.thresholds_file:
         raise UserError(
@@ -255,7 +257,7 @@ def resolve(asked: FlowOptions, launch: Launch, *, datastore: str) -> RunConfig:
 
 
 def _run_options(options: FlowOptions, datastore: str | None = None) -> Options:
-    """What a node is given. The thresholds travel as text, with the launch, as do settings of a file."""
+    """Return the options of a node. Thresholds and settings of a file travel as text with the launch."""
     return options.options(
         start_timeout=options.start_timeout,
         directory=workdir.place(),  # each node's user has another root in it

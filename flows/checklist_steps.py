@@ -1,4 +1,4 @@
-"""What the steps of the checklist flow do: one node's part of the run, the past, the verdict, its telling."""
+"""Steps of the checklist flow: one node's part of the run, past runs, verdict, report."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _keep(key: str, measured: Measurements) -> None:
 
 
 def read_kept(key: str) -> Measurements | None:
-    """What the nodes' tasks have kept under that key; None: nothing."""
+    """Read the measurements that the nodes' tasks stored under that key; None if there are none."""
     try:
         return measurements.from_json(datastore().get_bytes(key).decode())
     except FileNotFoundError:
@@ -174,7 +174,7 @@ class PastRuns:
 
 
 def read_past_runs(flow: str, cluster: str, run_id: str, *, limit_s: float = HISTORY_S) -> PastRuns:
-    """What the newest earlier runs of this flow on this cluster have left, through Metaflow's client.
+    """Read the results of the newest earlier runs of this flow on this cluster, through Metaflow's client.
 
     Never raises and returns within ``limit_s``: what can't be read is a note, and the run is judged without.
     """
@@ -220,7 +220,7 @@ def _read_past(
 
 
 def with_suspects(run_config: RunConfig, left: Iterable[Suspicion]) -> RunConfig:
-    """The same run, that also looks first at the nodes which trainings have found late."""
+    """Return the configuration with the nodes that trainings reported as late measured first."""
     options = run_config.options
     names = tuple(dict.fromkeys((*options.suspects, *(each.node for each in left))))
     return replace(run_config, options=options.model_copy(update={"suspects": names}))
@@ -260,7 +260,7 @@ def from_plain(values: Mapping[str, Any]) -> Result:
 
 
 def summarise(result: Result) -> dict[str, Any]:
-    """What later runs read of this one."""
+    """Return the part of a result that later runs read."""
     values: dict[str, Any] = json.loads(json.dumps(asdict(past_runs.run_of(result))))
     return values
 
@@ -280,7 +280,7 @@ def publish_result(result: Result, outputs: Outputs, file: Path | None) -> None:
 
 
 def explain_refusal(result: Result) -> UserError | None:
-    """What the flow's last step ends with; None: the cluster is fit, as far as can be told."""
+    """Return the error of the flow's last step; None if the cluster is healthy, as far as is known."""
     if result.verdict not in FAILURES:
         return None
     advice = next((" ".join(finding.advice) for finding in result.findings if finding.advice), "")

@@ -124,7 +124,7 @@ def _run_words(words: Sequence[str], config: str) -> list[str]:
 
 
 def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """What Metaflow takes before its command, wherever it stands among these words; and the others."""
+    """Split words into those that Metaflow takes before its command, wherever they are, and the others."""
     before: list[str] = []
     after: list[str] = []
     rest = iter(words)

@@ -1,4 +1,4 @@
-"""What goes in and out of a run: the weights, once for the cluster; the finished model, with its page.
+"""Inputs and outputs of a run: weights, stored once per cluster, and the finished model with its page.
 
 What the launching process has found out travels with the plan, in ``FINETUNE_STAGED``: the model that was
 looked up there, and under which keys of the datastore it has put local files of a run that goes elsewhere.
@@ -116,7 +116,7 @@ def stage_files(store: MetaflowStorage, files: Mapping[str, Path]) -> str:
 
 
 def _fingerprint(folder: Path) -> str:
-    """Of names, sizes and times: reading hundreds of gigabytes to find a name would take too long."""
+    """Hash names, sizes and times of files: reading hundreds of gigabytes would take too long."""
     facts = [
         (str(path.relative_to(folder)), path.stat().st_size, path.stat().st_mtime_ns)
         for path in sorted(folder.rglob("*"))
@@ -187,7 +187,7 @@ def fetch_bundle(storage: MetaflowStorage, reference: str, folder: Path) -> Path
 
 
 def fetch_model(reference: str, folder: Path) -> Path:
-    """What :func:`fetch_weights_once` has named, as a folder on this machine."""
+    """Fetch the weights that :func:`fetch_weights_once` named into a folder on this machine."""
     return fetch_bundle(datastore(shared=True), reference, folder)
 
 

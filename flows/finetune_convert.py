@@ -53,7 +53,7 @@ def convert(
 
 
 def report(found: Conversion) -> str:
-    """What became of each key, as text."""
+    """Format the result of each key."""
     lines = [f"Translated from {found.tool}:"]
     lines += [f"  {each.key} -> {each.setting} = {each.result}" for each in found.translated]
     if found.unneeded:

@@ -27,7 +27,9 @@ def stage_tasks(settings: Settings) -> dict[str, str]:
 
 
 def fetch_tasks(settings: Settings, folder: Path) -> Settings:
-    """The same settings with the tasks' files here: put there by the launch, or still where they were."""
+    """Return the settings with the tasks' files on this machine: fetched from the launch, or where they
+    were.
+    """
     found = []
     for number, task in enumerate(settings.harness.tasks):
         key, place = finetune_artifacts.staged_key(task), folder / str(number)

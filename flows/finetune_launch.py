@@ -296,7 +296,7 @@ def _plan_for_place(
 
 
 def _on_spot(goals: Goals, backend: Backend, resources: Resources) -> Goals:
-    """The same goals on machines that may be taken away. UserError where the backend can't have them."""
+    """Return the goals for spot machines. UserError if the backend cannot have them."""
     if backend == "batch" and (resources.nodes or 1) > 1:
         raise UserError(
             (Change("resources.nodes", resources.nodes), ": AWS Batch starts no such job on spot machines."),

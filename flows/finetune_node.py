@@ -1,4 +1,4 @@
-"""What a node does in the training step: fetch its inputs, train, hand over results."""
+"""Training step of one node: fetch inputs, train, store results."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ DEPLOYED = ("argo-", "sfn-")  # how Metaflow's ids of such runs begin
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What one node's task of the train step hands to the steps after it."""
+    """Result of one node's training task for the later steps."""
 
     plan: Plan  # that the attempt went by; another than the launched one after one that ran out of memory
     measured: Measured
@@ -75,7 +75,7 @@ class Outcome:
 
 
 def join_timeout_s(settings: RunConfig) -> float:
-    """How long nodes wait for one more of them.
+    """Return how long nodes wait for the next node to join, in seconds.
 
     On a cluster as long as the launch does, and a little longer: it knows why, and ends the wait first.
     """
@@ -207,7 +207,7 @@ def _job(
     *,
     reward: str | None = None,
 ) -> TrainJob:
-    """What is to be trained, with weights and data on this machine."""
+    """Build the training job, with weights and data on this machine."""
     data_dir = fetch_bundle(store, data, work / "data")
     return TrainJob(
         plan=plan,
@@ -223,7 +223,9 @@ def _job(
 
 @contextmanager
 def _told_to_go(settings: RunConfig) -> Iterator[Grace]:
-    """What this task has when its pod has to go; it is found meanwhile (decorators.backends.kubernetes)."""
+    """Yield the grace period of this task if its pod is evicted; the preStop hook finds the task by a file
+    (decorators.backends.kubernetes).
+    """
     seconds = settings.resources.termination_grace_s
     if not seconds or not in_container():
         yield NO_GRACE

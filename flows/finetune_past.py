@@ -43,7 +43,7 @@ def read_runs(flow: str, chosen: Sequence[str], last: int) -> list[RunRecord]:
 
 
 def read_costs(flows: Sequence[str], since: datetime) -> list[RunCost]:
-    """What the runs of these flows that were begun since then have used of nodes to train and evaluate on.
+    """Read the node usage for training and evaluation of the runs of these flows since that time.
 
     Raises UserError where none of the flows has ever run.
     """
@@ -151,7 +151,7 @@ def _state(run: Any) -> str:
 
 
 def _outcome(run: Any) -> Any | None:
-    """What node 0's training has left; None while it trains, or where it failed."""
+    """Return the outcome of node 0's training; None while it trains, or if it failed."""
     for name in _TRAINING:
         for task in _tasks(run, name):
             outcome = task["outcome"].data if "outcome" in task else None

@@ -232,7 +232,9 @@ def _kubernetes(
 
 
 def _source(finished: FinishedModel, volume: str | None) -> tuple[str, str | None]:
-    """What vLLM loads in a pod, and the claim that holds it. Raises UserError if pods can't read it."""
+    """Return what vLLM loads in a pod, and the claim that holds it. Raises UserError if pods cannot read
+    it.
+    """
     from launchers.inference.manifests import MODEL_FOLDER
 
     if volume is not None:

@@ -107,7 +107,7 @@ def next_steps(train: str, model_path: str, task: str) -> list[str]:
 
 
 class FinetuneSteps(FlowSpec):
-    """What every fine-tuning flow has."""
+    """Steps that every fine-tuning flow has."""
 
     settings = Config(
         "settings",
@@ -360,7 +360,7 @@ class FinetuneSteps(FlowSpec):
             )
 
     def _reward(self, work: Path) -> str | None:
-        """What scores the answers of task grpo, on this machine; None for other tasks."""
+        """Return the scorer of answers for task grpo, on this machine; None for other tasks."""
         settings = self.used_settings
         if not TASKS[settings.task].draws_answers:
             return None

@@ -1,4 +1,4 @@
-"""What rejection sampling adds to a launch: a scorer that works, how much is generated, what that costs."""
+"""Launch of rejection sampling: check of the scorer, amount of generation, its price."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TEMPLATE_TOKENS, TURN_TOKENS = 64, 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedRejection:
-    """What is known of generation and scoring before the run begins."""
+    """Generation and scoring as known before the run starts."""
 
     settings: Settings
     trained: Settings  # the same, with the steps that the answers kept are enough for
@@ -129,7 +129,7 @@ class PlannedRejection:
 
 
 def check(settings: Settings) -> PlannedRejection:
-    """What is known of these settings' generation and scoring.
+    """Check the settings of generation and scoring.
 
     Raises UserError where there is no scorer, where a function has no number for a sample, where a reward
     model's folder holds another model, or where there is too little data.

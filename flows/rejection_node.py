@@ -1,4 +1,4 @@
-"""What the steps of rejection sampling do: answers and scores in shards that the run's datastore keeps."""
+"""Steps of rejection sampling: answers and scores in shards that the run's datastore keeps."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def drawing_nodes(plan: Plan) -> list[int]:
 
 
 def batch_limit(plan: Plan) -> BatchLimit:
-    """What is generated at once, by the plan; about a shard where it doesn't say."""
+    """Return the size of a generation batch by the plan; about a shard if the plan has none."""
     planned = plan.generation
     if planned is None:
         return BatchLimit(sequences=CPU_SEQUENCES, tokens=CPU_BATCH_TOKENS)

@@ -1,4 +1,4 @@
-"""How what scores answers gets to the tasks that need it: a user's function, or a reward model."""
+"""Transport of scorers to the tasks that need them: a user's function, or a reward model."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def fetch_reward_model_once(score: str, setting: str, work: Path) -> str | None:
 
 
 def fetch_scorer(score: str, reward_model: str | None, work: Path) -> str:
-    """What scores, on this machine: ``file.py:function``, ``module:function`` or a reward model's folder.
+    """Return the scorer on this machine: ``file.py:function``, ``module:function`` or a reward model's
+    folder.
 
     ``reward_model``: what :func:`fetch_reward_model_once` has said.
     """

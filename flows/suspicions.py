@@ -46,7 +46,7 @@ def leave(event: Straggling, *, cluster: str, run: str, on_gpus: bool, store: St
 
 
 def read(cluster: str, store: Storage | None = None) -> tuple[Suspicion, ...]:
-    """What runs on this cluster have left, the oldest first. What can't be read is told in a line."""
+    """Read the suspicions of runs on this cluster, oldest first. Unreadable ones are reported in a line."""
     found = []
     try:
         store = store or datastore(shared=True)

@@ -16,7 +16,7 @@ _UNLIMITED_BYTES = 1 << 60  # version 1 shows "no limit" as the largest multiple
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """What this process may use. None: unknown."""
+    """Limits of this process. None: unknown."""
 
     cpus: float | None
     """CPUs by quota and affinity."""

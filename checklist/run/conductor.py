@@ -94,7 +94,7 @@ class Conductor(Session):
             print(f"checklist: {self.stage()}", file=sys.stderr, flush=True)
 
     def stage(self) -> str:
-        """What is being done, for how long already, and how long that may take at most."""
+        """Current operation, its duration so far, and its time limit."""
         now = time.monotonic()
         if self._phase_began is None:
             waited = f"{format_clock(now - self._begin)} of at most {format_clock(self.limits.rendezvous)}"
@@ -159,7 +159,7 @@ class Conductor(Session):
         self._show(why, hangs)
 
     def _show(self, why: str, hangs: list[Hang] | None = None) -> None:
-        """What is known if no more comes, and why the phases that are left did not end."""
+        """Report what is known if nothing more arrives, and why the remaining phases did not end."""
         if self._on_measured is None:
             return
         known = self.measurements()

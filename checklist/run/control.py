@@ -1,4 +1,4 @@
-"""What supervisors and rank 0 tell each other: who is where in which operation, what was measured.
+"""Messages between supervisors and rank 0: positions in operations, measurements.
 
 Over a channel (launchers.cluster.rendezvous) that is not the collectives' own network path, so that it still
 works when a collective hangs. Rank 0's supervisor listens (:class:`Hub`), every supervisor calls
@@ -107,7 +107,7 @@ class Clock(Message):
 
 
 class Reply(Message):
-    """What a worker answers, as it leaves its pipe."""
+    """Reply of a worker as it leaves its pipe."""
 
     kind: Literal["done", "failed", "trace"]
     id: int | None = None  # of the command; a trace has none
@@ -117,7 +117,7 @@ class Reply(Message):
 
 
 class FromWorker(Message):
-    """What the worker of a rank has answered."""
+    """Reply of a rank's worker."""
 
     kind: Literal["from"] = "from"
     rank: int
@@ -242,7 +242,7 @@ def join(rendezvous: Rendezvous, limits: Limits) -> Connection[RunMessage]:
 
 
 def _why_unreachable(rendezvous: Rendezvous, limit_s: float) -> str:
-    """What to do, by whether the host answers at all: a refusal is an answer, too."""
+    """Return what to do, depending on whether the host responds at all: a refusal is a response, too."""
     control = [_answers(rendezvous.host, port, limit_s) for port in rendezvous.ports[:_KNOCKS]]
     if any(control):
         return (

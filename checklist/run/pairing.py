@@ -89,7 +89,7 @@ def _second_look(run: Session) -> None:
 
 
 def _reach(run: Session, peers: dict[int, int]) -> dict[str, Any]:
-    """What a node is told of those others: their first ranks by node."""
+    """Return the first ranks of the other nodes for one node, by node."""
     return {
         "peers": {str(node): _sink(run, rank) for node, rank in peers.items()},
         "connect_s": run.limits.connect,
@@ -203,7 +203,7 @@ def _by_name(run: Session, leaders: Collection[int]) -> list[int]:
 
 
 def _night(run: Session) -> int:
-    """Which night it is, in UTC: no two runs need to know of each other for the rounds to go round."""
+    """Return the number of the night in UTC, by which rounds rotate without coordination between runs."""
     return int(run.began_unix // DAY_S)
 
 
@@ -259,7 +259,7 @@ def _screened(run: Session, order: Sequence[int]) -> _Screened:
 
 
 def _suspects(run: Session, order: Sequence[int]) -> str | None:
-    """Those who were suspected before the run, first and alone."""
+    """Measure the nodes that were suspected before the run, first and alone."""
     names = {fact.node: (fact.node_name, fact.hostname) for fact in run.got.facts.values()}
     suspects = {node for node in order if set(names.get(node, ())) & set(run.options.suspects)}
     problem = None
@@ -279,7 +279,7 @@ def refuse_busy(run: Session) -> None:
 
 
 def trouble(outcome: Outcome) -> str | None:
-    """Why a request was not answered by all, in words."""
+    """Return the reason why not all ranks replied to a request; None if all did."""
     if outcome.why is not None:
         return outcome.why
     return next((f"rank {rank}: {error}" for rank, error in sorted(outcome.errors.items())), None)

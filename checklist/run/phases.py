@@ -1,4 +1,4 @@
-"""What is done in each phase. Each function returns None, or in words why the phase could not be finished."""
+"""Phases of a run. Each function returns None, or the reason why the phase could not be completed."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def node(run: Session) -> str | None:
 
 
 def _repeat(run: Session) -> str | None:
-    """The same product again and again, right after the load, while the GPUs are hot."""
+    """Repeat the same matrix product right after the load, while the GPUs are hot."""
     if not any(check.name == "corruption" for check in run.options.checks):
         return None
     seconds = REPEAT_SHARE * run.options.effort.load_s
@@ -207,7 +207,7 @@ def _gpus_of(run: Session, node: int) -> list[str]:
 
 
 def _places(run: Session, rank: int) -> dict[str, Any]:
-    """Where a rank writes and reads, and under which name; None: it was not asked for."""
+    """Return the folder of a rank for writing and reading, by name; None: not requested."""
     asked = {check.name for check in run.options.checks}
     work = str(run.options.directory or tempfile.gettempdir())
     return {
@@ -218,7 +218,7 @@ def _places(run: Session, rank: int) -> dict[str, Any]:
 
 
 def _transport(run: Session, ranks: tuple[int, ...]) -> None:
-    """What the logs say; the slowest network that any rank uses."""
+    """Read the transport from NCCL's logs; the slowest network that any rank uses."""
     outcome = run.ask("transport", {rank: {} for rank in ranks}, limit_s=run.limits.operation)
     transports = [record(Transport, reply) for _, reply in sorted(outcome.replies.items())]
     slow = [one for one in transports if one.network == "socket"]
@@ -227,7 +227,7 @@ def _transport(run: Session, ranks: tuple[int, ...]) -> None:
 
 
 def _counters(run: Session) -> dict[int, Any]:
-    """What each node's first rank reads of its host, by rank."""
+    """Return the host counters that each node's first rank reads, by rank."""
     nics = {rank: run.got.facts[rank].nic if rank in run.got.facts else None for rank in run.leaders.values()}
     return run.ask("counters", {rank: {"nic": nic} for rank, nic in nics.items()}, limit_s=_LEAVE_S).replies
 

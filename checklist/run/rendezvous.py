@@ -1,4 +1,4 @@
-"""Where one process stands in the job: its ranks, how many there are, and where rank 0 can be met."""
+"""Place of one process in the job: its ranks, the number of ranks, and rank 0's address."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NO_SECRET = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rendezvous:
-    """What a process must know to take part. One process may look after several ranks of its node."""
+    """Data that a process needs to take part. One process may supervise several ranks of its node."""
 
     ranks: tuple[int, ...]
     local_ranks: tuple[int, ...]
@@ -65,7 +65,7 @@ class Rendezvous:
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where the processes meet: on this machine's loopback where all of them are here."""
+        """Endpoint of the processes: this machine's loopback if all of them run here."""
         host = "127.0.0.1" if self.nodes == 1 else self.host
         return Endpoint(host=host, ports=self.ports, secret=self.secret, run=f"checklist/{self.run}")
 
@@ -122,7 +122,9 @@ def control_ports(port: int, environment: Mapping[str, str] = os.environ) -> tup
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> Rendezvous | None:
-    """What torchrun (or any launcher that sets its variables) or srun says; None: there was no launcher."""
+    """Read the place from the variables of torchrun (or a compatible launcher) or srun; None without a
+    launcher.
+    """
     if "RANK" in environment and "WORLD_SIZE" in environment:
         return _torchrun(environment)
     if "SLURM_PROCID" in environment and "SLURM_STEP_ID" in environment:

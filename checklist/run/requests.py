@@ -35,7 +35,7 @@ _CLOCK_ROUNDS = 5
 
 @dataclass(frozen=True)
 class _Gone:
-    """Why a rank can't answer any more."""
+    """Reason why a rank cannot reply any more."""
 
     why: str
     kind: Literal["died", "lost"]
@@ -47,7 +47,7 @@ class _Gone:
 
 @dataclass
 class Outcome:
-    """What the ranks have answered to one request, who has failed, and who has not answered in time."""
+    """Replies of the ranks to one request, failed ranks, and ranks that did not reply in time."""
 
     replies: dict[int, Any] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
@@ -218,7 +218,7 @@ class Requests:
                 peer.connection.send(Restart(ranks=(rank,)))
 
     def _where(self, ranks: list[int]) -> dict[int, Position]:
-        """What those ranks do, from their supervisors."""
+        """Return the positions of those ranks, from their supervisors."""
         for rank in ranks:
             peer = self.hub.peers().get(rank)
             if peer is not None:
@@ -232,7 +232,9 @@ class Requests:
         return positions
 
     def _traces(self, ranks: list[int]) -> dict[int, flight.Record]:
-        """What torch's flight recorder has last of those ranks, where there is one and they can answer."""
+        """Return torch's newest flight recorder entries of those ranks, if there are any and they can
+        reply.
+        """
         self.send(ranks, "trace")
         records: dict[int, flight.Record] = {}
         answered = 0
@@ -305,7 +307,9 @@ class Requests:
 
 
 def _behind(at: Mapping[int, Position], alive: list[int], others_failed: bool) -> list[int]:
-    """Who holds the others up: those that can't run, else those that have begun the fewest operations."""
+    """Return the ranks that hold the others up: those that cannot run, else those with the fewest started
+    operations.
+    """
     if stuck := _stuck(at, alive):
         return stuck
     fewest = min(at[rank][1] for rank in alive)

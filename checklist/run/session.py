@@ -1,4 +1,4 @@
-"""What the phases of one run share: who is there, what has been measured so far, and how to ask for more."""
+"""Shared state of the phases of one run: ranks, measurements so far, and requests."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from checklist.run.requests import Requests
 
 @dataclass
 class Collected:
-    """What the run has measured so far."""
+    """Measurements of the run so far."""
 
     facts: dict[int, Facts] = field(default_factory=dict)
     health: list[GpuHealth] = field(default_factory=list)

@@ -46,7 +46,7 @@ _END_S = 15.0  # for the last results to come, after the run's own limit
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class End:
-    """How a run has ended, the same on every node."""
+    """End of a run, the same on every node."""
 
     measurements: Measurements
     status: int | None
@@ -212,7 +212,7 @@ def _result(message: control.End) -> End:
 
 
 def _environment(rendezvous: Rendezvous) -> dict[str, str]:
-    """What workers need beyond what this process has itself."""
+    """Return the variables that workers need in addition to those of this process."""
     cores = len(os.sched_getaffinity(0))
     processes = len(rendezvous.ranks) * (rendezvous.nodes if rendezvous.simulated else 1)
     environment = {}

@@ -38,7 +38,7 @@ _SHARE = 0.7  # of the phase's time that the sweep may take
 
 
 def store(run: Session) -> tuple[str, int] | None:
-    """Where groups find each other; None: rank 0 can't serve it."""
+    """Return the store in which groups find each other; None if rank 0 cannot serve it."""
     if 0 not in run.ranks:
         return None
     address = run.rendezvous.host
@@ -181,7 +181,7 @@ def _measured(
 
 
 def _slowest(outcome: Outcome) -> list[float]:
-    """Of each iteration the slowest rank's seconds."""
+    """Return the seconds of the slowest rank of each iteration."""
     times = zip(*(reply["seconds"] for reply in outcome.replies.values()), strict=True)
     return [max(of_ranks) for of_ranks in times]
 

@@ -117,7 +117,7 @@ class WorkerProcess:
         self._journal.close()
 
     def at(self) -> Position:
-        """What it does: operation, sequence, and the state that the kernel gives (T: stopped)."""
+        """Position of the worker: operation, sequence number, and the kernel's process state (T: stopped)."""
         operation, sequence = self.progress.read()
         return operation, sequence, self._state()
 

@@ -1,4 +1,4 @@
-"""What of this project's packages travels with a run."""
+"""Parts of this project's packages that travel with a run."""
 
 from __future__ import annotations
 

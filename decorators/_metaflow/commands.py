@@ -1,4 +1,4 @@
-"""Which command this process runs, and where."""
+"""Command of this process, and its backend."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run_parameters(flow: type[Any]) -> tuple[set[str], set[str]]:
 
 
 def command() -> Command:
-    """What this process was started for."""
+    """Return the purpose for which this process was started."""
     words = command_words()
     if not words:
         return "other"
@@ -72,7 +72,7 @@ def waits_for_other_nodes() -> bool:
 
 
 def configured_target(backend: Backend) -> dict[str, Any]:
-    """Where steps run by Metaflow's configuration, in the words of ``@kubernetes`` and ``@batch``."""
+    """Return the target of steps by Metaflow's configuration, named as in ``@kubernetes`` and ``@batch``."""
     from metaflow import metaflow_config as given
 
     if backend == "kubernetes":

@@ -1,4 +1,4 @@
-"""What Metaflow is configured with, outside of any run."""
+"""Metaflow's configuration, outside of any run."""
 
 from __future__ import annotations
 

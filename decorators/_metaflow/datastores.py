@@ -57,7 +57,9 @@ _given_up = False
 
 
 def datastore_away_s() -> float:
-    """How long a datastore may be away under a run. Raises UserError where that is no number of minutes."""
+    """Return how long a datastore may be unavailable during a run. Raises UserError unless it is a number
+    of minutes.
+    """
     text = os.environ.get(DATASTORE_TIMEOUT) or "5"
     try:
         minutes = float(text)

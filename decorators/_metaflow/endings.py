@@ -1,4 +1,4 @@
-"""How a run ends that can't go on: in words, and without a retry that could help nothing."""
+"""End of a run that cannot continue: a clear message, and no useless retry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a cluster refuses or breaks off, in words."""
+"""Messages for jobs that a cluster refuses or aborts."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from estimator.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class WaitedJob:
-    """What this process waits for: a Kubernetes Job or JobSet, or an AWS Batch job."""
+    """Job that this process waits for: a Kubernetes Job or JobSet, or an AWS Batch job."""
 
     backend: Literal["kubernetes", "batch"]
     kind: Literal["job", "jobset", "batch job"]

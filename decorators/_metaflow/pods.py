@@ -1,4 +1,4 @@
-"""What Metaflow has no argument for in the pods that it makes."""
+"""Properties of pods for which Metaflow has no argument."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class StepView:
         return [mutator for mutator in self._step.config_decorators if isinstance(mutator, kind)]
 
     def backend(self) -> Backend:
-        """Where the step will run, ``--with`` and deployments included."""
+        """Return the backend of the step, including ``--with`` and deployments."""
         remote: tuple[Backend, ...] = get_args(Backend)[1:]
         for name in remote:
             if self._find(name) is not None:
@@ -60,7 +60,7 @@ class StepView:
         return self._find(decorator) is not None
 
     def given(self, decorator: str) -> dict[str, Given]:
-        """What the user wrote explicitly into a decorator, in the flow or after ``--with``."""
+        """Return the values that the user wrote into a decorator, in the flow or after ``--with``."""
         deco = self._find(decorator)
         if deco is None or deco.inserted_by:
             return {}

@@ -1,4 +1,4 @@
-"""Who runs what with which Python."""
+"""User, flow, run and Python interpreter of this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which cluster a run is launched at, by a name that is the same for every flow launched there.
+"""Name of the cluster where a run is launched, the same for every flow launched there.
 
 Made where the run is launched, and carried to its tasks in ``FINETUNE_CLUSTER``: in a pod the API server has
 another name than on a laptop. Where that variable is set before the launch, its value is the name.
@@ -50,7 +50,7 @@ def current_cluster() -> str | None:
 
 
 def settle(step: StepView, queue: str | None = None) -> str:
-    """Where a run is launched: decide on the name from what this step will run on, and remember it.
+    """Decide the name of the cluster from the step's target, and remember it.
 
     ``queue`` is the user's Batch queue, where it is not in the step's decorator yet; other backends' are not
     part of the name.

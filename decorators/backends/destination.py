@@ -1,4 +1,4 @@
-"""Where a run's training step goes, for whoever plans it: what its cluster or queue has and could get."""
+"""Target of a run's training step for the planner: current and possible capacity of its cluster or queue."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from launchers.store.bundles import Storage
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Disruption:
-    """What a cluster has taken away at one time."""
+    """Resources that a cluster took away at one time."""
 
     at: float  # seconds since the epoch
     lost: tuple[str, ...]  # a line for each pod or machine: its name, its node, the cause
@@ -38,7 +38,7 @@ class Disruption:
 
 @dataclass(frozen=True, kw_only=True)
 class Disruptions:
-    """Those of one run."""
+    """Disruptions of one run."""
 
     storage: Storage
     run: str
@@ -49,7 +49,7 @@ class Disruptions:
         self.storage.put_bytes(key, json.dumps(asdict(disruption)).encode())
 
     def count(self) -> int:
-        """How many the run has had, in all its steps."""
+        """Count the disruptions of the run, in all its steps."""
         return len(self.storage.keys(self._prefix))
 
     def of_step(self, step: str) -> tuple[Disruption, ...]:
@@ -70,7 +70,7 @@ class Disruptions:
         self.storage.put_bytes(self._words_key(step, launch), json.dumps(words).encode())
 
     def last_words(self, step: str, launch: int) -> LastWords | None:
-        """What a node has left; None: nothing."""
+        """Return the last message of a node; None if there is none."""
         try:
             return LastWords(**json.loads(self.storage.get_bytes(self._words_key(step, launch))))
         except FileNotFoundError:
@@ -85,5 +85,5 @@ class Disruptions:
 
 
 def of_run(run: str) -> Disruptions:
-    """Those of a run of the flow that is running here."""
+    """Return the disruptions of a run of the running flow."""
     return Disruptions(storage=datastore(), run=run)

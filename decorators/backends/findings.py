@@ -1,4 +1,4 @@
-"""What a preflight has found: a table for the terminal, and one error where a run can never start."""
+"""Findings of a preflight: a table for the terminal, and one error if a run can never start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a backend is: what it is asked (:class:`StepRequest`), what it answers, and the functions that do so.
+"""Interface of a backend: its request (:class:`StepRequest`), its results, and its functions.
 
 Kubernetes and AWS Batch are a folder each, whose ``backend.py`` fills in a :class:`ComputeBackend`;
 :mod:`decorators.backends.registry` lists them.
@@ -21,7 +21,7 @@ from estimator.plan import Override, Request
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MinimumRequest:
-    """What one node of a run can't do without; what the plan asks for may be lowered to it."""
+    """Minimum request of one node of a run; the plan's request may be lowered to it."""
 
     cpu: float
     memory_bytes: int
@@ -29,7 +29,7 @@ class MinimumRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterFacts:
-    """What a cluster's nodes have told of the machine that a plan asks for; as it is made, nothing."""
+    """Facts about the planned machine that a cluster's nodes reported; empty by default."""
 
     labels: tuple[tuple[str, str], ...] | None = None  # by which it is found there; None: not known
     tolerations: tuple[Toleration, ...] = ()
@@ -47,7 +47,7 @@ class ClusterFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Destination:
-    """Where a step goes, before it is known what it will ask for."""
+    """Target of a step before its request is known."""
 
     backend: Backend
     options: Options = field(default_factory=Options)
@@ -99,7 +99,7 @@ class StepRequest(Destination):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepValues:
-    """What goes into a step's decorators and into its container's environment."""
+    """Values for a step's decorators and its container's environment."""
 
     resources: dict[str, Any]
     """Of ``@resources``."""
@@ -114,7 +114,7 @@ class StepValues:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hopeless:
-    """Why a job can't start, where waiting alone doesn't cure that."""
+    """Reason why a job cannot start, which waiting does not resolve."""
 
     kind: str
     grace_s: float  # so long it may last, as it may pass by itself all the same
@@ -138,7 +138,7 @@ STARTED = WaitState(pending=False)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LastWords:
-    """How a step's gang has ended, by a node that could still tell (launchers.gang.failures)."""
+    """End of a step's gang as reported by a node that still could (launchers.gang.failures)."""
 
     kind: str
     host: str  # of the node that the end began with
@@ -151,7 +151,7 @@ class LastWords:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loss:
-    """What a cluster has taken away of a job."""
+    """Resources of a job that a cluster took away."""
 
     lines: tuple[str, ...]  # one for each pod or machine
 

@@ -1,4 +1,4 @@
-"""Who runs what for which team, as labels on Kubernetes' jobs and pods and as tags on Batch's jobs.
+"""Labels of Kubernetes jobs and pods and tags of Batch jobs: user, flow, run and team.
 
 Monitoring and cost tools group by them: ``finetune/user``, ``finetune/flow``, ``finetune/run`` and, where the
 setting ``resources.team`` names one, ``finetune/team``.

@@ -19,7 +19,7 @@ _BATCH = "OutOfMemoryError"  # begins ECS's reason of a stopped container
 
 
 def endings(pod: dict[str, Any]) -> list[dict[str, Any]]:
-    """How containers of a Kubernetes pod have ended, by its status."""
+    """Return how the containers of a Kubernetes pod ended, from its status."""
     states = [each.get("state") or {} for each in (pod.get("status") or {}).get("containerStatuses") or []]
     return [state["terminated"] for state in states if state.get("terminated")]
 

@@ -1,4 +1,4 @@
-"""What a user may say of where a run goes, beside its size: queue, zone, priority, how long to wait."""
+"""The user's options for the target of a run in addition to its size: queue, zone, priority, time limits."""
 
 from __future__ import annotations
 

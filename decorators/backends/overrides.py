@@ -105,7 +105,8 @@ def apply_given(
 
 
 def request_for(plan: Plan, role: Role) -> Request:
-    """What a step of that role asks for: the whole request to train, of the plan's other steps their own.
+    """Return the request of a step of that role: the whole request to train, the plan's own requests of other
+    steps.
 
     What is computed before training asks for one of its nodes, with all of its GPUs.
 

@@ -1,4 +1,4 @@
-"""Where a run is launched: ask whether its target could ever take it, then fill in a step's decorators.
+"""Placement at launch: check that the target can take the step, then fill in the step's decorators.
 
 For ``@gpu_profile`` and any other mutator: :func:`place` at the launch, :func:`carry_on` in the process that
 waits for the step. What was decided at the launch travels in environment variables.
@@ -81,7 +81,9 @@ def carry_on(step: StepView, ended: Callable[[list[str]], None] = lambda _: None
 
 
 def values_for(step_request: StepRequest) -> StepValues:
-    """What a step's decorators get; a local step's sizes say only what it will need. Raises UserError."""
+    """Return the values of a step's decorators; sizes of local steps are informative only. Raises
+    UserError.
+    """
     backend = BACKENDS.get(step_request.backend)
     if backend is not None:
         return backend.values_for(step_request)

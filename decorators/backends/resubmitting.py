@@ -1,4 +1,4 @@
-"""What a cluster has taken away is submitted again, which is no attempt of the step.
+"""Resubmission after disruptions, which does not count as an attempt of the step.
 
 Metaflow has six attempts of a task at most, and an attempt is for what may be wrong with the task. So the
 process that waits for a step submits the same attempt anew, until the run's budget is spent.

@@ -50,7 +50,7 @@ class Level:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PodFabric:
-    """What pods need for one fabric on Kubernetes (pod_fabrics.yaml says what the fields mean)."""
+    """Requirements of pods for one fabric on Kubernetes (pod_fabrics.yaml explains the fields)."""
 
     fabric: Literal["efa", "infiniband", "roce", "tcpx"]
     resource: str
@@ -75,7 +75,7 @@ class Quota:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Release:
-    """What a cluster needs installed, at the version that infra/ is made for."""
+    """Component that a cluster needs, at the version that infra/ is made for."""
 
     name: str
     version: str

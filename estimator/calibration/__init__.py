@@ -49,7 +49,7 @@ ADDED = "calibration"  # the category of what runs need beyond the formulas
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Correction:
-    """What finished runs of one engine, method and GPU say about an estimate of the same kind."""
+    """Correction of an estimate, from finished runs of the same engine, method and GPU."""
 
     gpu: str  # "cpu" where it is one
     factor: float  # on what is shown

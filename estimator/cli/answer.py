@@ -25,7 +25,7 @@ from estimator.vocabulary import AUTOMATIC_METHODS
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Site:
-    """What a training step runs on: GPU, machine, links, and what was measured there. None is not known."""
+    """Hardware of a training step: GPU, machine, links and measurements. None: unknown."""
 
     gpu: Gpu | None
     instance: Instance | None  # whose price and network are taken

@@ -133,7 +133,9 @@ def _variants(options: SetupOptions, over: str | None, values: str | None) -> di
 def _answers(
     variants: dict[str, SetupOptions], place: PlaceOptions
 ) -> tuple[dict[str, Answer], dict[str, str]]:
-    """What is possible, and why the rest is not; the first reason is raised where nothing is possible."""
+    """Return the possible variants and the reasons against the others; raises the first reason if none is
+    possible.
+    """
     results = {name: _answer_or_error(options, place) for name, options in variants.items()}
     failed = {name: result for name, result in results.items() if isinstance(result, UserError)}
     if len(failed) == len(results):

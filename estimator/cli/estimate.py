@@ -205,7 +205,7 @@ def _step(answer: Answer) -> str:
 
 
 def _by_default(answer: Answer, options: SetupOptions) -> list[str]:
-    """What the user left open and the engine's defaults decided."""
+    """List the values that the user left open and the engine's defaults decided."""
     setup = answer.setup
     open_values = {
         f"precision {setup.precision}": options.precision is None,

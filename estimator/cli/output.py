@@ -1,4 +1,4 @@
-"""How answers leave the program: rich text, JSON, CSV; figures as people read them."""
+"""Output of the command line: rich text, JSON, CSV, and numbers formatted for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``finetune plan`` shows: the table of all plans, and the best one in full."""
+"""Verbose output of ``finetune plan``: the table of all plans, and the best one in full."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _figure(value: float | None) -> str:
 
 
 def _against(row: dict[str, Any], first: dict[str, Any]) -> str:
-    """How a plan compares with the first, where both figures are known."""
+    """Compare a plan with the first one, where both figures are known."""
     if row is first:
         return ""
     parts = []

@@ -1,4 +1,4 @@
-"""What the tracer needs to know of a model, whoever built it."""
+"""Description of a model for the tracer, independent of who built it."""
 
 from __future__ import annotations
 

@@ -104,7 +104,9 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _buffers_only(graph: fx.GraphModule, _: Any) -> Callable[..., Any]:
-    """What runs instead of the graph: allocates each buffer when it is written, frees it when it was read."""
+    """Return a replacement of the graph that only allocates each buffer when it is written and frees it
+    when it was read.
+    """
     nodes = list(graph.graph.nodes)
     output = nodes[-1]
     inputs = [node for node in nodes if node.op == "placeholder"]

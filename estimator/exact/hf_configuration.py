@@ -42,7 +42,7 @@ def values(spec: ModelSpec, seq_len: int) -> dict[str, Any]:
 
 
 def _particular(spec: ModelSpec) -> dict[str, Any]:
-    """What one family needs that no other has."""
+    """Return the configuration values that only one family needs."""
     if spec.family == "gptj":
         return {"rotary_dim": spec.head_dim // 2, "n_inner": None, "tie_word_embeddings": False}
     if spec.family == "mpt":

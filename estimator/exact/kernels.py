@@ -69,7 +69,7 @@ def _is_packed(parameter: torch.Tensor) -> bool:
 
 
 def weights_in(parameter: torch.Tensor) -> int:
-    """How many weights a parameter holds, whether in 4 bits or not."""
+    """Count the weights of a parameter, also if they are packed in 4 bits."""
     return parameter.numel() * (2 * parameter.element_size() if _is_packed(parameter) else 1)
 
 

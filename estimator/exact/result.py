@@ -1,4 +1,4 @@
-"""What a trace answers."""
+"""Result of a trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What exact mode can trace, told before torch is loaded."""
+"""Limits of exact mode, checked before torch is loaded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def check(setup: Setup) -> None:
 
 
 def untraceable(setup: Setup) -> str | None:
-    """Why a training step can't be traced, in one clause; None where it can be."""
+    """Return the reason why a training step cannot be traced, as one clause; None if it can."""
     model = setup.model
     if not ENGINES[setup.engine].traced_with:
         traced = [name for name, spec in ENGINES.items() if spec.traced_with]

@@ -23,7 +23,7 @@ SUMS = (torch.ops.aten.mm.default, torch.ops.aten.add.Tensor)
 
 
 class Part(str, Enum):
-    """What a storage is for; the values are categories of ``estimator.memory``, and buffers."""
+    """Purpose of a storage; the values are categories of ``estimator.memory``, and buffers."""
 
     WEIGHTS = "weights"
     ADAPTERS = "adapters"

@@ -52,7 +52,7 @@ class Gpu:
 
     @property
     def usable_bytes(self) -> int:
-        """What one process can have, its CUDA context included: what a fit is decided on."""
+        """Memory available to one process, including its CUDA context; decides whether a plan fits."""
         return self.vram_bytes - self.driver_bytes
 
     @property
@@ -211,7 +211,7 @@ class Catalogue:
         return tuple(dict.fromkeys(item.cloud for item in self.instances))
 
     def cloud(self, name: str) -> str:
-        """That cloud as the table writes it; raises UserError with the known ones."""
+        """Return the cloud's name as the table spells it; raises UserError that lists the known ones."""
         if name.strip().lower() not in self.clouds():
             raise UserError(
                 f"There is no cloud {name!r} in the instance table.", f"It has {', '.join(self.clouds())}."

@@ -13,7 +13,7 @@ MOST_NAMED = 4  # kinds of machines in a sentence
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Free:
-    """What the pods that run on a node now leave of it."""
+    """Resources of a node that its running pods leave free."""
 
     gpus: int
     cpu: float  # cores
@@ -69,7 +69,7 @@ class Aside:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cluster:
-    """What one cluster or queue has of GPUs and could get, and the nodes that were left aside."""
+    """GPUs that one cluster or queue has or could add, and the nodes that were skipped."""
 
     context: str  # of the kubeconfig; "in-cluster" in a pod; of AWS Batch the queue
     nodes: tuple[ClusterNodes, ...]
@@ -123,7 +123,7 @@ class Cluster:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a user should know before a plan is made with it, in lines."""
+        """Lines for the user about this cluster, shown before the plan."""
         lines = [f"Left aside, {aside.reason}: {_few(aside.names)}" for aside in self.open.aside]
         if self.untold:
             lines.append(f"Of {self.where} is not known: {'; '.join(self.untold)}.")

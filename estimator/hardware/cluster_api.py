@@ -117,7 +117,9 @@ class Clock:
 
 
 def found_at(get: Callable[..., Json], path: str) -> Json | None:
-    """What ``get`` tells of a path; None where the cluster has nothing there. Raises what ``get`` raises."""
+    """Return the result of ``get`` for a path; None if the cluster has nothing there. Raises what ``get``
+    raises.
+    """
     try:
         return get(path)
     except ApiRefusedError as error:

@@ -30,7 +30,7 @@ LIFECYCLE = "node.kubernetes.io/"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
-    """What one node says of itself. Resources in cores, bytes and pieces, by their names."""
+    """One node as the API reports it. Resources in cores, bytes and counts, by name."""
 
     name: str
     labels: Mapping[str, str]
@@ -43,7 +43,7 @@ class Node:
 
     @property
     def unavailable(self) -> str | None:
-        """Why it takes no pods now; None: it does."""
+        """Reason why the node accepts no pods now; None if it does."""
         return "not Ready" if not self.ready else "unschedulable (cordoned)" if self.unschedulable else None
 
 

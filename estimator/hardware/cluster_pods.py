@@ -1,4 +1,4 @@
-"""What pods ask for: those that every node of a kind runs, and all that use a node now."""
+"""Resource requests of pods: of daemon sets on every node of a kind, and of all pods on a node."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class PodRules:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Usage:
-    """What the pods on one node ask for together."""
+    """Sum of the resource requests of the pods on one node."""
 
     gpus: int
     cpu: float
@@ -130,7 +130,9 @@ def _stays(pod: Mapping[str, Any]) -> bool:
 
 
 def _request_of(pod: Mapping[str, Any], resource: str) -> float:
-    """What a pod asks for, as the scheduler counts (Kubernetes: init and sidecar containers, overhead)."""
+    """Return a pod's request as the scheduler counts it (Kubernetes: init and sidecar containers,
+    overhead).
+    """
     spec = pod["spec"]
     running = sum(_asked(container, resource) for container in spec.get("containers") or [])
     most = 0.0

@@ -1,4 +1,4 @@
-"""What may add nodes to a cluster: Karpenter's NodePools, and the cluster autoscaler's node groups.
+"""Sources of new nodes: Karpenter's NodePools and the cluster autoscaler's node groups.
 
 A NodePool says by rules which machines it starts, so it can be asked about each machine of the table. Of a
 node group only its name and its sizes are told; which machines it has is known from nodes that it has now.
@@ -80,7 +80,7 @@ class NodePool:
         return None if len(allowed) != 1 else allowed == ["spot"]
 
     def refuses(self, labels: Mapping[str, str]) -> str | None:
-        """Which of its rules a node with these labels breaks, in words; None: none that is known."""
+        """Return the rule that a node with these labels violates; None if no known rule does."""
         own = dict(self.labels)
         for key, value in labels.items():
             if own.get(key, value) != value:
@@ -92,7 +92,7 @@ class NodePool:
         return None
 
     def room_for(self, instance: Instance) -> int | None:
-        """How many such machines its limits still allow; None where they set none."""
+        """Return how many more such machines the limits allow; None without limits."""
         needs = {GPUS: instance.gpu_count, NODES: 1, "cpu": instance.vcpu, "memory": instance.ram_bytes}
         used = dict(self.used)
         counts = [
@@ -178,7 +178,7 @@ def could_grow(
 
 
 def refusal(pool: NodePool, request: Request, rules: PodRules) -> str | None:
-    """Why a NodePool would not start nodes for the request, in words; None: it could."""
+    """Return the reason why a NodePool would not start nodes for the request; None if it could."""
     instance = hardware.current().find_instance(request.instance_type)
     labels = machine_labels(instance, request.gpu_type) if instance is not None else {}
     labels |= rules.labels | dict(request.node_labels) | ({CAPACITY_TYPE: "spot"} if request.spot else {})

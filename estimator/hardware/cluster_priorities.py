@@ -16,7 +16,7 @@ class PriorityClass:
 
 
 def read_priority_classes(get: Callable[..., Json]) -> tuple[PriorityClass, ...]:
-    """Those of the cluster, the lowest first. Raises what ``get`` raises."""
+    """Read the cluster's priority classes, lowest first. Raises what ``get`` raises."""
     items = get("/apis/scheduling.k8s.io/v1/priorityclasses").get("items") or []
     return tuple(
         sorted(
@@ -31,6 +31,6 @@ def read_priority_classes(get: Callable[..., Json]) -> tuple[PriorityClass, ...]
 
 
 def usual_priority_class(get: Callable[..., Json]) -> str:
-    """That of a pod that names none; empty where the cluster has no default."""
+    """Return the default priority class; empty if the cluster has none."""
     # Of several defaults Kubernetes takes the lowest (its admission plugin Priority)
     return next((item.name for item in read_priority_classes(get) if item.is_default), "")

@@ -37,7 +37,7 @@ class Quota:
 
     @property
     def resource(self) -> str:
-        """What of a pod's requests it counts: "nvidia.com/gpu", "cpu"."""
+        """Counted resource of a pod's requests: "nvidia.com/gpu", "cpu"."""
         return self.what.removeprefix(PREFIX)
 
     @property

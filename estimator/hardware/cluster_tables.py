@@ -27,7 +27,7 @@ class GpuLabel:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpotLabel:
-    """How one way of running a cluster marks nodes that may be taken away."""
+    """Label by which one provider marks spot nodes."""
 
     manager: str  # "Karpenter", "GKE", ...
     cloud: str
@@ -39,7 +39,7 @@ class SpotLabel:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Room:
-    """What pods may have of one machine."""
+    """Resources of one machine that pods may use."""
 
     cpu: float  # cores
     memory_bytes: int
@@ -97,7 +97,9 @@ def gpu_taints() -> tuple[tuple[str, str], ...]:
 
 
 def room_on(instance: Instance) -> Room | None:
-    """What pods can have of such a machine where no node can be asked; None where its size is not known."""
+    """Return the resources that pods can use on such a machine if no node can be read; None if its size is
+    unknown.
+    """
     if instance.vcpu is None or instance.ram_bytes is None:
         return None
     memory = instance.ram_bytes / GIB - _reserved(
@@ -113,7 +115,7 @@ def room_on(instance: Instance) -> Room | None:
 
 
 def daemons() -> Room:
-    """What the usual daemon pods of a node ask for, where they can't be asked."""
+    """Return the requests of the usual daemon pods of a node, if they cannot be read."""
     return Room(
         cpu=_reserved("daemons", "cpu", 0), memory_bytes=int(_reserved("daemons", "memory_gib", 0) * GIB)
     )

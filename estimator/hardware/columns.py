@@ -17,7 +17,7 @@ class Column:
     hint: str = ""  # what to do, where nothing more exact is known
 
     def fault(self, text: str) -> tuple[str, str] | None:  # noqa: ARG002 - any text is fine
-        """What is wrong with a cell and what to do about it, in words; None where the cell is fine."""
+        """Return the problem of a cell and its fix; None if the cell is valid."""
         return None
 
 

@@ -65,7 +65,7 @@ def read_rows(file: Path) -> list[HardwareRow]:
 
 
 def _kinds(file: Path, header: list[str]) -> tuple[Kind, ...]:
-    """What the file's rows may be, by its header; every column is one that such rows have."""
+    """Return the kinds of rows that a file may have by its header; each column belongs to one of them."""
     where = f"{file}, line 1"
     if not any(header):
         raise UserError(f"{where}: there are no column names.", "The first line names the columns.")

@@ -28,7 +28,7 @@ ON_PREMISES = "cluster"  # the cloud of a node that names none
 
 
 class _LeftAsideError(Exception):
-    """Why one node can't be planned with."""
+    """Reason why one node is skipped."""
 
 
 def group(

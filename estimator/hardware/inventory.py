@@ -1,4 +1,4 @@
-"""What a Kubernetes cluster offers a run: nodes with what is free of them, what may be added, quotas.
+"""A Kubernetes cluster's capacity for a run: nodes with their free resources, possible new nodes, quotas.
 
 One reading for ``finetune plan --from-cluster``, ``finetune gpus --from-cluster`` and for runs, which are
 planned with it. The nodes must be told; what else isn't is said, and taken as if nothing stood in the way.
@@ -54,7 +54,7 @@ class _Reading:
             return otherwise
 
     def usage(self, namespace: str) -> dict[str, cluster_pods.Usage] | None:
-        """What runs on the nodes, of the namespace alone where no more is told; None where nothing is."""
+        """Return the usage of the nodes, of the namespace only if no more is visible; None if nothing is."""
         usage, complete = cluster_pods.allowed_usage(self.api.get, self.api.may, namespace)
         if not complete:
             self.untold.append("what other namespaces use (this login may list pods of its own only)")
@@ -63,7 +63,7 @@ class _Reading:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterState:
-    """What a cluster has told of itself, as it is told."""
+    """State of a cluster as its API reports it."""
 
     context: str
     nodes: tuple[Node, ...]
@@ -109,7 +109,7 @@ def fetch(context: str | None, rules: PodRules) -> ClusterState:
 
 
 def offered(state: ClusterState, catalogue: Catalogue, rules: PodRules, *, gpu: str | None = None) -> Cluster:
-    """What the cluster offers pods with these rules; ``gpu`` as for :func:`read_cluster`."""
+    """Return what the cluster offers pods under these rules; ``gpu`` as for :func:`read_cluster`."""
     there = group(
         state.context,
         [node for node in state.nodes if rules.refuses(node.labels) is None],

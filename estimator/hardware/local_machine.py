@@ -1,4 +1,4 @@
-"""What this machine has, as the planner wants it. The only module here that looks at the machine."""
+"""Hardware of this machine for the planner. Only this module inspects the machine."""
 
 from __future__ import annotations
 

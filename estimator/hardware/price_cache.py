@@ -35,7 +35,7 @@ FACTS = ("vcpu", "ram_GiB", "network_Gbps", "fabric")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProviderAnswer:
-    """What one provider of prices answered: a line for the user, and cells of the table by machine name."""
+    """Result of one price provider: a line for the user, and table cells by machine name."""
 
     line: str
     machines: dict[str, Cells] = field(default_factory=dict)

@@ -26,7 +26,7 @@ FACTS = "EC2 DescribeInstanceTypes"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Machine:
-    """What EC2 says of one machine type."""
+    """EC2's description of one machine type."""
 
     name: str
     vcpu: int
@@ -194,7 +194,7 @@ def _cells(
     spots: dict[str, float],
     machines: dict[str, _Machine],
 ) -> Cells:
-    """What was learned of one machine type, as a row of the instance table; empty where nothing was."""
+    """Return what was found out about one machine type as a row of the instance table; empty if nothing."""
     cells: Cells = {}
     sources = []
     if name in prices:
@@ -219,7 +219,7 @@ def _cells(
 
 
 def _contradiction(machine: _Machine, catalogue: Catalogue) -> str:
-    """How EC2's GPUs differ from the catalogue's, which is told and not believed.
+    """Describe how EC2's GPUs differ from the catalogue's; the catalogue wins.
 
     Sizes may differ by what the driver makes of them: EC2 has 22,888 MiB for an L4, its driver 23,034.
     """

@@ -21,7 +21,7 @@ RATES = ("bf16", "fp16", "fp8", "tf32", "fp32")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wish:
-    """What GPUs and machines a user wants to see; None is no wish.
+    """Filter of GPUs and machines to list; None: no filter.
 
     Raises UserError for a size or price that can't be; names are checked by :func:`choose`.
     """

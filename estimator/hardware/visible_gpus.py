@@ -1,4 +1,4 @@
-"""Which of a machine's GPUs a process may use: the one reading of ``CUDA_VISIBLE_DEVICES``."""
+"""GPUs that a process may use: the only parser of ``CUDA_VISIBLE_DEVICES``."""
 
 from __future__ import annotations
 

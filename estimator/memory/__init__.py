@@ -74,7 +74,7 @@ def estimate(setup: Setup, *, capacity_bytes: int | None = None) -> MemoryEstima
 
 
 def range_of(setup: Setup, kind: str, *, capacity_bytes: int | None = None) -> Range:
-    """What one counter of memory should show: "allocated", "active", "reserved", or "process".
+    """Return the range that one memory counter should show: "allocated", "active", "reserved", or "process".
 
     For "needed" it is what the run needs, whatever any counter shows.
     """

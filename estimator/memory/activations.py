@@ -276,7 +276,7 @@ _IN_MLP = frozenset(("gate_proj", "up_proj", "down_proj"))
 
 
 def _adapted(setup: Setup, target: str) -> int:
-    """How many adapters of a block see each token, of those on one kind of linear layer.
+    """Count the adapters of a block that process each token, on one kind of linear layer.
 
     Experts that are one tensor have none; blocks with shared experts count as if all had.
     """

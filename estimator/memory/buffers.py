@@ -1,6 +1,4 @@
-"""What is held for a moment beside states and activations: gathered weights, reduced gradients,
-temporaries.
-"""
+"""Temporary buffers next to states and activations: gathered weights, reduced gradients, temporaries."""
 
 from __future__ import annotations
 
@@ -134,7 +132,7 @@ def _fsdp(setup: Setup, part: Part, trained: int) -> Buffers:
 
 
 def _fsdp_alone(setup: Setup, part: Part, trained: int) -> Buffers:
-    """What FSDP2 copies in one process, which has nobody to gather from.
+    """Return the copies that FSDP2 makes in a single process, which has nothing to gather.
 
     torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, wait_for_unshard: a group's weights are copied
     when it computes, none is fetched ahead, and the root's are freed after the forward pass, too.
@@ -193,7 +191,7 @@ def cached_bytes(setup: Setup, part: Part) -> int:
 
 
 def optimizer_temporary_bytes(setup: Setup, part: Part) -> int:
-    """What the optimizer's step allocates for a moment.
+    """Return the temporary memory of the optimizer's step, in bytes.
 
     The fused AdamW of GPUs, 8-bit and paged: nothing. torch's foreach AdamW: the square roots of all second
     moments at a time, as large as the weights that are trained (torch/optim/adam.py, _multi_tensor_adam).

@@ -52,7 +52,7 @@ class Batch:
 
     @property
     def tokens(self) -> int:
-        """Of one sequence at its end."""
+        """Tokens of one sequence at its end."""
         return self.prompt_tokens + self.new_tokens
 
 
@@ -119,7 +119,7 @@ def live_bytes(
 
 
 def working_bytes(model: ModelSpec, batch: Batch, *, bytes_each: int = 2, top_p: float = 1.0) -> int:
-    """What a batch needs on a GPU beside the weights: live tensors, and the cache's blocks held twice.
+    """Return a batch's memory next to the weights: live tensors, and the cache's blocks held twice.
 
     For who generates beside something else on the same GPU; :func:`generation_bytes` is the whole process.
     """

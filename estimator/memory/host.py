@@ -74,7 +74,8 @@ def host_bytes(setup: Setup) -> int:
 
 
 def _loading_bytes(setup: Setup, ranks: int) -> int:
-    """What loading holds on a node's host beside mapped files, in bytes, over its ``ranks`` processes.
+    """Return a node's host memory while loading, without mapped files, over its ``ranks`` processes, in
+    bytes.
 
     torchtune maps the safetensors files in each rank and permutes copies of the query and key weights
     (models/convert_weights.py; not for Qwen 2). In several processes it also casts the whole model where it
@@ -100,7 +101,7 @@ def _loading_bytes(setup: Setup, ranks: int) -> int:
 
 
 def _saving_bytes(setup: Setup) -> int:
-    """What saving the result holds on the host, in bytes.
+    """Return the host memory while saving the result, in bytes.
 
     Of a whole model: the first rank gathers it there and converts it. Adapters are merged tensor by tensor
     (launchers/engines/_merge.py): the adapter, and the largest matrix as it was trained on, with the product

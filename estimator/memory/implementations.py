@@ -1,4 +1,4 @@
-"""How each engine's model code keeps tensors for its backward pass: a table of data.
+"""Table of the tensors that each engine's model code keeps for the backward pass.
 
 To add an engine or to correct one, edit a row of ``data/implementations.csv``. The numbers were counted with
 ``torch.autograd.graph.saved_tensors_hooks`` on one real block of the code that ``source`` names.

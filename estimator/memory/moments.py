@@ -89,12 +89,12 @@ class Peak:
 
     @property
     def states_bytes(self) -> int:
-        """Of it, what is kept from step to step: weights, gradients, optimizer states."""
+        """Persistent part of the peak: weights, gradients, optimizer states."""
         return sum(self.categories.get(name, 0) for name in STATES)
 
     @property
     def dynamic_bytes(self) -> int:
-        """Of it, all else: activations, logits, buffers, temporaries."""
+        """Rest of the peak: activations, logits, buffers, temporaries."""
         return self.active - self.states_bytes
 
 
@@ -120,7 +120,7 @@ class Moment:
         return max(streams - self.total, 0)
 
     def weighed(self, weight: float, streams: int) -> tuple[float, int]:
-        """What is alive now, and reserved beside where ``streams`` is not 0, and the first of it again.
+        """Return (live bytes plus reserved ones if ``streams`` is not 0, live bytes).
 
         A byte that is not of the gradients counts ``weight``.
         """

@@ -66,7 +66,7 @@ def needs(setup: Setup) -> tuple[Range, Peak]:
 
 
 def needed_runtime_bytes(setup: Setup) -> int:
-    """What a process that holds no tensor yet can't do without, outside of PyTorch's allocator."""
+    """Return the memory of a process without tensors, outside of PyTorch's allocator, in bytes."""
     if setup.device == "cpu":
         return runtime_bytes(setup)
     several = NCCL_NEEDED_BYTES if setup.world_size > 1 else 0
@@ -74,7 +74,7 @@ def needed_runtime_bytes(setup: Setup) -> int:
 
 
 def shows(setup: Setup, kind: str, *, capacity_bytes: int | None = None) -> Range:
-    """What one counter of memory should show at its highest.
+    """Return the range of the highest value that one memory counter should show.
 
     ``kind`` is torch.cuda's "allocated", "active" or "reserved", or "process": the whole process, as
     nvidia-smi has it. Active memory is allocated memory and what streams still hold; the formulas do not tell
@@ -111,7 +111,7 @@ def _shows(setup: Setup, kind: str) -> tuple[Range, Peak]:
 
 
 def _basis(residual: Residual, setup: Setup) -> str:
-    """Where a range is from, in words, with the ends over the likely value."""
+    """Describe the source of a range, with both ends relative to the likely value."""
     of_others = " of language models" if isinstance(setup.model, DiffusionSpec) else ""
     lower, upper = residual.lower - 1, residual.upper - 1
     return f"{lower:+.0%} to {upper:+.0%} beyond the states: {residual.basis}{of_others}"

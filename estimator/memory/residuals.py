@@ -1,4 +1,4 @@
-"""How measured memory compares with the formulas: what a counter shows beyond them, and how wide a range is.
+"""Ratios of measured memory to the formulas: offset of each counter and width of its range.
 
 The numbers are rows of ``data/residuals.csv``, which ``python -m benchmarks.published.refit`` writes from the
 table of published measurements. Classes are few and told apart by what the allocator sees. Bytes of weights,
@@ -22,7 +22,7 @@ VARYING = "varying lengths"
 
 @dataclass(frozen=True, slots=True)
 class Residual:
-    """How measured memory compares with the formulas in one class of runs, for one kind of counter.
+    """Ratio of measured memory to the formulas in one class of runs, for one counter.
 
     ``lower`` and ``upper`` hold 95 % of the runs of sources that the fit never saw.
     """

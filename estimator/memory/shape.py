@@ -119,7 +119,7 @@ def adapter_parameters(setup: Setup) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one rank of a pipeline stage holds of the model, before data parallel processes divide it.
+    """One pipeline rank's part of the model, before data parallel sharding.
 
     Counts are of parameters; tensor and expert parallelism are divided out.
     """

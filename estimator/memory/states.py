@@ -1,4 +1,4 @@
-"""What a process holds from one step to the next: weights, master weights, gradients, optimizer states."""
+"""Persistent memory of a process: weights, master weights, gradients, optimizer states."""
 
 from __future__ import annotations
 

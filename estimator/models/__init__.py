@@ -71,7 +71,7 @@ def known(name: str) -> bool:
 
 
 def locate(name: str) -> ModelSource:
-    """What a model's name stands for. Looks at the table and at the names on the local disk only.
+    """Resolve a model's name by the table and the local disk only.
 
     A name of the table wins over a folder of that name (write ``./name`` for the folder); a folder that is
     there wins over a Hugging Face id. Raises UserError for a missing folder or an unknown name.
@@ -135,7 +135,7 @@ def names() -> list[str]:
 
 
 def aliases(name: str) -> list[str]:
-    """What else that language model is called, its Hugging Face ids included."""
+    """List the other names of a language model, including Hugging Face ids."""
     model = find(name)
     return [key for key, value in _written().items() if value is model and key != model.name]
 
@@ -183,7 +183,7 @@ def _from_row(row: Mapping[str, str]) -> ModelSpec:
 
 
 def _parser(field: str) -> Callable[[str], Any]:
-    """How a cell of that column is read; the column is called like the field of ModelShape."""
+    """Return the parser of a column; columns are named like the fields of ModelShape."""
     kind = ModelShape.__annotations__[field]
     if kind.startswith("int"):
         return int

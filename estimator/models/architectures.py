@@ -1,4 +1,4 @@
-"""What the models of one family have in common: norms, biases, kind of MLP, names of their linear layers.
+"""Traits of model families: norms, biases, kind of MLP, names of linear layers.
 
 To add a family, add it to ``FAMILIES``, and to ``hf_config.py`` where its config.json has field names of its
 own; ``tests/estimator/models/test_parameters.py`` compares it with the real code.
@@ -23,7 +23,7 @@ Linears = Mapping[str, tuple[tuple[str, ...], ...]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Family:
-    """What a Hugging Face `model_type` says without its config.json. The defaults are Llama's.
+    """Traits implied by a Hugging Face `model_type` without its config.json. The defaults are those of Llama.
 
     Attributes
     ----------
@@ -95,12 +95,12 @@ class Family:
 
 
 def family_of(model_type: str) -> Family:
-    """What is known of a family; of one that transformers has and nobody has looked at, that of Llama."""
+    """Return a family's traits; those of Llama for a family of transformers that is not listed."""
     return FAMILIES.get(model_type, UNTRIED)
 
 
 def own_names(family: str, targets: Iterable[str]) -> tuple[str, ...]:
-    """What a family's code in transformers calls these linear layers; other names stay as they are."""
+    """Translate names of linear layers to the family's own names in transformers; other names stay."""
     own = {
         generic: name
         for name, groups in family_of(family).linears.items()

@@ -78,12 +78,12 @@ class DiffusionSpec(ModelSpec):
 
     @property
     def projections(self) -> tuple[str, ...]:
-        """What LoRA adapts: both attentions of every block."""
+        """Layers that LoRA adapts: both attentions of every block."""
         return ADAPTED
 
     @property
     def all_linear(self) -> tuple[str, ...]:
-        """What LoRA adapts: both attentions of every block."""
+        """Layers that LoRA adapts: both attentions of every block."""
         return ADAPTED
 
     def describe_length(self, seq_len: int) -> str:

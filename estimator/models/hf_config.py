@@ -235,7 +235,7 @@ _NO_WINDOW = ("llama", "gemma", "deepseek_v2", "deepseek_v3")  # don't read the 
 
 
 def _traits(reader: ConfigReader, family: str) -> dict[str, Any]:
-    """What a config.json changes of the family's traits."""
+    """Return the family's traits that a config.json overrides."""
     changed: dict[str, Any] = {}
     if family == "mpt" and not reader.get("no_bias"):
         return dict.fromkeys(("qkv_bias", "o_bias", "mlp_bias", "norm_bias"), True)

@@ -49,7 +49,7 @@ def cached(hf_id: str) -> Path | None:
 
 
 def hub_cache() -> Path:
-    """Where huggingface_hub keeps what it has fetched: HF_HUB_CACHE, or ``hub`` under HF_HOME."""
+    """Return the cache folder of huggingface_hub: HF_HUB_CACHE, or ``hub`` under HF_HOME."""
     for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if os.environ.get(variable):
             return Path(os.environ[variable]).expanduser()

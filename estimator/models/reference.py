@@ -16,7 +16,7 @@ Kind = Literal["made", "table", "hub", "folder", "s3", "stored"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSource:
-    """What a model's name stands for; only the table and the names on the local disk were looked at."""
+    """Resolution of a model's name by the table and the local disk."""
 
     kind: Kind
     """``made`` here, of the ``table`` of models, on the ``hub``, in a ``folder`` of this machine, on ``s3``;

@@ -12,7 +12,7 @@ from estimator.models.spec import ModelSpec
 
 
 def of_hub(hf_id: str, name: str) -> ModelSpec:
-    """Of a model on the Hub, with the environment's token."""
+    """Read the shape of a model on the Hub, with the environment's token."""
     hub = remote.hub()
     with remote.hub_errors("model", hf_id):
         # Asked first because it fails at once without a network; the download would retry for 20 s.
@@ -22,7 +22,7 @@ def of_hub(hf_id: str, name: str) -> ModelSpec:
 
 
 def of_s3(url: str, name: str) -> ModelSpec:
-    """Of a model below an s3:// URL."""
+    """Read the shape of a model below an s3:// URL."""
     file = f"{url}/config.json"
     bucket, key = remote.s3_location(file)
     with remote.s3_errors(file):

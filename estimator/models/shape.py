@@ -29,7 +29,7 @@ _LATENT = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelShape:
-    """What config.json and the model table say of one transformer. The defaults are those of a dense Llama.
+    """Shape of one transformer, from config.json or the model table. The defaults are those of a dense Llama.
 
     A model of the table or of a config.json gets its family's traits (norms, biases...) from
     ``estimator.models.architectures.FAMILIES``; one that is made by hand has to be given them.

@@ -125,7 +125,7 @@ class ModelSpec(ModelShape):
         return list(found)
 
     def describe_length(self, seq_len: int) -> str:
-        """How long a sequence is, for people."""
+        """Format the length of a sequence."""
         return f"{seq_len:,} tokens"
 
     def with_tokens(self, count: int) -> ModelSpec:

@@ -30,7 +30,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """What LoRA adds to every attention of the UNet."""
+    """Matrices that LoRA adds to every attention of the UNet."""
 
     rank: int
     in_fp32: bool  # PEFT casts each adapter's input to the adapter's type
@@ -167,7 +167,9 @@ class UNetShape:
 
     @property
     def units(self) -> int:
-        """What FSDP divides, and checkpointing recomputes, one by one: resnets and transformers' blocks."""
+        """Number of blocks that FSDP shards and checkpointing recomputes one by one: resnets and
+        transformer blocks.
+        """
         return sum(part.layers or part.kind == "resnet" for part in self.parts())
 
     # -----------------------------------------------------------------------------------------------------

@@ -114,7 +114,7 @@ def _shown(ranking: Ranking, job: Job, name: str, goals: Goals) -> list[dict[str
 
 
 def _categories(plan: Plan, order: tuple[str, ...]) -> list[dict[str, Any]]:
-    """What a GPU's memory goes to, in the order of the drawing, each with its colour and pattern."""
+    """Return the parts of a GPU's memory in drawing order, each with color and pattern."""
     sizes = dict(plan.prediction.memory.categories)
     shown = []
     for name in order:

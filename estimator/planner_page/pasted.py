@@ -1,4 +1,6 @@
-"""What is pasted into the page: a model's config.json, and a cluster's nodes as kubectl prints them."""
+"""Parsers of text pasted into the page: a model's config.json, and a cluster's nodes as kubectl prints
+them.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ def model(text: str) -> ModelSpec:
 
 
 def cluster(text: str, gpu: str | None = None) -> Cluster:
-    """What the pasted nodes offer; with pods beside them, what those leave free.
+    """Return the capacity of the pasted nodes, minus the pods pasted with them.
 
     ``gpu``: the GPU of nodes without a label of it, as the user names it.
 

@@ -88,7 +88,7 @@ def assemble(
 
 
 def _interruptions(job: Job, candidate: Candidate, tokens: int | None, budget: int) -> Interruptions | None:
-    """What interruptions mean for the whole run, as far as its speed and its length are known."""
+    """Return the effect of interruptions on the whole run, as far as its speed and length are known."""
     found = candidate.interruptions
     speed = candidate.speed.tokens_per_second
     if found is None or speed is None:

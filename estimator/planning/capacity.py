@@ -13,7 +13,7 @@ TABLE = Path(__file__).parents[1] / "data" / "capacity.csv"
 
 
 def why_rare(place: Place | None) -> str:
-    """Why such a machine can rarely be had on demand, in one clause; "" where it usually can.
+    """Return the reason for poor on-demand availability, as one clause; "" if it is usually available.
 
     Nodes that a cluster has are there, or are waited for. Of spot machines none is sure, so none is marked.
     """

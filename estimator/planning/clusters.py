@@ -276,7 +276,7 @@ def best_or_none(job: Job, target: Target, goals: Goals | None = None) -> Plan |
 
 
 def as_qlora(job: Job) -> Job | None:
-    """The same job with QLoRA, on its engine or else on one that can do it; None where none here can."""
+    """Return the job with QLoRA, on its engine or another one that supports it; None if none does."""
     if METHODS[job.method].quantized or job.model.experts:
         return None
     quantised = replace(job, method="qlora")

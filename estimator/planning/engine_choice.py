@@ -84,7 +84,7 @@ def speeds_on_best(survey: Survey, jobs: Sequence[Job], target: Target, evidence
 
 
 def reason(engine: str, speeds: Speeds, *, passed_over: str = "") -> str:
-    """Why this engine, in a line, with the runner-up and by how much.
+    """Explain the choice of the engine in one line, with the runner-up and the difference.
 
     ``passed_over``: what became of the engines that keep fp32 master weights, as a clause.
     """

@@ -24,7 +24,9 @@ def dense_mask(engine: str, device: str, model: ModelSpec, task: str) -> bool:
 
 
 def _offloaded(job: Job, layout: Layout) -> StateOffload:
-    """What leaves the GPU: DeepSpeed's optimizer states, or all that FSDP2 divides."""
+    """Return what is offloaded from the GPU: DeepSpeed's optimizer states, or everything that FSDP2
+    shards.
+    """
     return ENGINES[job.engine].offload if layout.offload == "cpu" else "none"
 
 
@@ -36,7 +38,7 @@ def _answer_len(job: Job) -> int:
 
 
 def _precision(job: Job, layout: Layout) -> Precision:
-    """What the layout's precision is under TRL: fp32 weights and autocast, and 16 bits of a frozen base."""
+    """Translate the layout's precision for TRL: fp32 weights with autocast, and 16 bits for a frozen base."""
     if job.engine != "trl" or layout.precision != "bf16-mixed":
         return layout.precision
     return "bf16" if job.adapters else "bf16-autocast"

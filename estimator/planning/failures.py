@@ -1,4 +1,4 @@
-"""What is said when nothing will do: what is missing, by how much, and what would work instead.
+"""Explanations of jobs without a plan: what is missing, by how much, and what would fit instead.
 
 Everything that is suggested was planned before it is said.
 """
@@ -31,7 +31,7 @@ PAGED_STATES: LaunchedOptimizer = "paged-adamw8bit"
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a method has no plan. The error is built when it is asked for, as its suggestions take time."""
+    """Reason why a method has no plan. The error is built on demand, as its suggestions take time."""
 
     rejection: Rejection
     distance: tuple[int, float]  # how far from a plan: methods compare by it
@@ -39,13 +39,13 @@ class Failure:
 
 
 def of_error(job: Job, error: CannotFit) -> Failure:
-    """Of a method that this machine can't run; the leanest method says best what it takes."""
+    """Build the failure of a method that this machine cannot run; the leanest method explains best."""
     rejection = Rejection(what=job.method, reason=error.problem.removesuffix("."), kind="method")
     return Failure(rejection, (0, -float(list(METHODS).index(job.method))), lambda: error)
 
 
 def of_survey(seen: Survey) -> Failure:
-    """Why a survey of layouts and machines has found no plan."""
+    """Build the failure of a survey of layouts and machines without a plan."""
     method = seen.job.method
     if seen.beyond and all(miss.kind == "interruptions" for _, miss in seen.beyond):
         return _interrupted(seen)
@@ -191,7 +191,9 @@ def _numbers(plan: Plan) -> Suggestion:
 
 
 def smaller(job: Job, fits: Callable[[Job], bool]) -> list[Suggestion]:
-    """What needs less memory and would do; where no single change does, the first few together that do."""
+    """Suggest changes that need less memory and fit; if no single one does, the first few together that
+    do.
+    """
     singles = [suggestion for suggestion, change in _leaner(job) if fits(change(job))]
     seq_len = _shorter(job, fits)
     if seq_len is not None:
@@ -242,7 +244,7 @@ _LORA = (Change("method", "lora"),)
 
 
 def _leaner(job: Job) -> Iterator[tuple[Suggestion, Callable[[Job], Job]]]:
-    """What would make the job smaller, as options and as a function of jobs, from what costs least."""
+    """Yield changes that make the job smaller, as options and as functions of jobs, cheapest first."""
     if job.activation_checkpointing is False:
         checkpointing = Change("activation_checkpointing", True)
         yield (checkpointing,), lambda job: replace(job, activation_checkpointing=True)
@@ -287,7 +289,7 @@ def _has(job: Job, engine: str, fields: dict[str, object]) -> bool:
 
 
 def _differences(job: Job, quantised: Job) -> Iterator[Change]:
-    """What a user changes to get from one to the other; an engine's options go with the engine."""
+    """Yield the changes from one job to the other; an engine's options change with the engine."""
     yield Change("method", quantised.method)
     if quantised.engine == job.engine:
         return

@@ -30,7 +30,7 @@ Range = tuple[float, float]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Drawing:
-    """What is to be drawn and scored."""
+    """Number and length of the answers to generate and to score."""
 
     prompts: int | None  # None: not known before the dataset is fetched
     held_out: int | None  # of them, drawn for a second time by the finished model
@@ -222,7 +222,7 @@ def _draw_seconds(
 
 
 def _score(plan: Plan, gpu: Gpu | None, drawing: Drawing, base: Request) -> tuple[Request, Range | None, str]:
-    """What the scoring asks for, its seconds, and what they rest on."""
+    """Return the request of the scoring, its seconds, and their basis."""
     if drawing.by_function:
         # On the machine at hand there is nothing else to ask for
         return plan.prepare or replace(base, nodes=1), None, "the function's own time"
@@ -253,7 +253,9 @@ def _hours(plan: Plan, seconds: Range | None) -> Range | None:
 
 
 def _usd(plan: Plan, request: Request, nodes: int, hours: Range | None) -> Range | None:
-    """What the machines cost that the nodes are on, whole ones; None where they are another kind's."""
+    """Return the price of the machines that the nodes use, whole machines; None if they are of another
+    kind.
+    """
     whole, machine = plan.prediction.usd_per_hour, plan.request.instance_type
     if whole is None or hours is None or machine is None or request.instance_type != machine:
         return None

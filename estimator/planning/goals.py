@@ -22,7 +22,7 @@ ATTEMPTS = 4  # retries of a deployed step, whose scheduler counts a disruption 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Goals:
-    """What the user wants of a plan beyond that it fits; None and empty: no limit.
+    """The user's goals for a plan in addition to fitting; None and empty: no limit.
 
     Raises UserError for a value that can't be, and for epochs of a dataset whose size is not given.
     """

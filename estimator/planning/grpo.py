@@ -1,4 +1,4 @@
-"""What TRL's GRPO can't train as it is run here, each as one clause for a person."""
+"""Limits of TRL's GRPO as it is run here, each as one clause."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ELSEWHERE = "task grpo draws answers in every step, which engine trl does"
 
 
 def unsupported(model: ModelSpec, training: Training) -> str | None:
-    """Why TRL 1.16 can't do it here, as one clause, or None."""
+    """Return the reason why TRL 1.16 cannot train it here, as one clause, or None."""
     if not TASKS[training.task].draws_answers:
         return f"task {training.task}: engine trl learns grpo alone here"
     if training.lora_experts and not model.experts:

@@ -1,4 +1,4 @@
-"""What can't be trained of pipelines that make images, each as one clause for a person."""
+"""Limits of training image pipelines, each as one clause."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def length_of(model: ModelSpec, seq_len: int | None, resolution: int | None) -> 
 
 
 def unsupported(engine: str, model: ModelSpec, training: Training) -> str | None:
-    """Why an engine can't train a pipeline that makes images, or a language model to make some; or None."""
+    """Return the reason why an engine cannot train an image pipeline, or a language model for images; or
+    None.
+    """
     if not isinstance(model, DiffusionSpec):
         return f"task {IMAGE_TASK} trains pipelines such as stable-diffusion-xl, and {model.name} is none"
     if not TASKS[training.task].images:

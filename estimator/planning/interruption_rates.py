@@ -1,4 +1,4 @@
-"""How often a spot node is taken away: as given, else by ``data/interruptions.csv``, else not known."""
+"""Interruption rate of spot nodes: as given, else from ``data/interruptions.csv``, else unknown."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ TABLE = Path(__file__).parents[1] / "data" / "interruptions.csv"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rate:
-    """How often one spot node is taken away; ``per_node_hour`` None: not known, ``where`` says who tells."""
+    """Interruptions per spot node and hour; ``per_node_hour`` None: unknown, ``where`` says where to find
+    out.
+    """
 
     per_node_hour: float | None
     source: str

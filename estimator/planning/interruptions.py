@@ -31,7 +31,7 @@ def foresee(
     network_gbps: float | None,
     restart_hours: float,
 ) -> Interruptions | None:
-    """What interruptions mean for a run on so many nodes; None where the rate isn't known.
+    """Predict the effect of interruptions on a run with this many nodes; None if the rate is unknown.
 
     Parameters
     ----------
@@ -104,7 +104,9 @@ def ends_well(wall: float, found: Interruptions, budget: int) -> float:
 
 
 def against_budget(wall: float, found: Interruptions, budget: int) -> str | None:
-    """Why a run of so many hours would hardly end, with the arithmetic, in a clause; None where it should."""
+    """Return the reason why a run of this length would hardly finish, with the arithmetic; None if it
+    should.
+    """
     chance = ends_well(wall, found, budget)
     if chance >= ENDS_WELL:
         return None
@@ -117,7 +119,7 @@ def against_budget(wall: float, found: Interruptions, budget: int) -> str | None
 
 
 def in_words(found: Interruptions) -> list[str]:
-    """What is expected, and how often a checkpoint is made because of it, in lines for a plan's reasons."""
+    """Format the expected interruptions and checkpoint interval as lines of a plan's reasons."""
     between = 3600 / (found.per_node_hour * found.nodes)
     lines = [f"{_each(found)} ({found.source})"]
     if found.expected is not None and found.lost_hours is not None and found.ends_well is not None:
@@ -138,7 +140,7 @@ def in_words(found: Interruptions) -> list[str]:
 
 
 def untold(rate: Rate) -> str:
-    """That nobody knows how often, in a line for a plan's reasons."""
+    """Format the line of a plan's reasons for an unknown rate."""
     return (
         f"how often such spot nodes are taken away is not known ({rate.where} tells): hours and price hold "
         "no lost work; interruption_rate is the option for it"

@@ -1,4 +1,4 @@
-"""Where Liger-Kernel's kernels can take the place of a model's own: the loop's engines on GPUs."""
+"""Support of Liger-Kernel's kernels: engines of the loop on GPUs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 
 def unsupported(model: ModelSpec, training: Training) -> str | None:
-    """Why a job of the loop's can't have the kernels, as one clause; None where it can."""
+    """Return the reason why a job of the loop cannot use the kernels, as one clause; None if it can."""
     if not TASKS[training.task].next_token:
         return f"liger: its loss without logits is that of the next token, and {training.task} needs logits"
     if model.family not in FAMILIES:

@@ -35,7 +35,9 @@ RAM_OF_A_PROCESS = 16 * 2**30
 
 
 def pod_of_cpus(processes: int) -> Machine:
-    """What one node's processes share on a cluster without GPUs, where nothing says which machines it has."""
+    """Return the machine that one node's processes share on a cluster without GPUs and of unknown
+    machines.
+    """
     return Machine(
         cpu_cores=CORES_OF_A_PROCESS * processes, ram_bytes=RAM_OF_A_PROCESS * processes, disk_free_bytes=0
     )
@@ -267,7 +269,7 @@ def describe_place(target: Target) -> str:
 
 
 def describe(machine: Machine) -> str:
-    """What a machine has, in words."""
+    """Describe the hardware of a machine."""
     names = [name for name, _ in machine.gpus]
     gpus = ", ".join(
         f"{names.count(name)}x {name} of {format_bytes(dict(machine.gpus)[name])}"

@@ -26,7 +26,7 @@ AFTER = "out of memory in attempt"  # how an override of this kind says who gave
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NextPlan:
-    """What the attempt after one that ran out of memory is to do."""
+    """Plan of the attempt after one that ran out of memory."""
 
     plan: Plan
     change: str
@@ -38,7 +38,7 @@ class NextPlan:
 def after_out_of_memory(
     plan: Plan, job: Job, *, attempt: int, other_machines: bool = True
 ) -> NextPlan | None:
-    """What to try after ``plan`` ran out of memory; None: nothing that needs less is known.
+    """Return the next plan after ``plan`` ran out of memory; None if none needs less.
 
     The number of nodes and of processes stays, as a retry has no other, and so do the rows of each step.
 
@@ -88,7 +88,7 @@ def _leaner(search: Search, failed: Layout) -> Iterator[Layout]:
 
 
 def _rungs(search: Search, ladders: list[Ladder], most: int) -> Iterator[Layout]:
-    """Of each ladder the layout with the largest micro batch up to ``most``."""
+    """Yield from each ladder the layout with the largest micro batch up to ``most``."""
     for ladder in ladders:
         fitting = [step for step, size in enumerate(search.ladders.sizes(ladder)) if size <= most]
         if fitting:

@@ -1,4 +1,4 @@
-"""What stands between a run and machines of a cluster that would do: a quota, a taint, not knowing them."""
+"""Obstacles between a run and suitable machines of a cluster: a quota, a taint, unknown machines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from estimator.planning.goals import Goals
 
 
 def explain(error: UserError, job: Job, target: Target, cluster: Cluster) -> UserError:
-    """Why a job has no plan on a cluster; ``error`` as it is where nothing stands in the way.
+    """Explain why a job has no plan on a cluster; returns ``error`` if there is no obstacle.
 
     ``cluster``: with the machines that a taint keeps the run's pods from.
     """

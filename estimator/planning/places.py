@@ -190,7 +190,7 @@ def _of_catalogue(item: Instance, spot: bool) -> Place:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Limits:
-    """What a namespace's quotas let a run ask for, all nodes together; None: no limit."""
+    """Limits of a namespace's quotas for all nodes of a run; None: no limit."""
 
     gpus: float | None = None
     cpu: float | None = None
@@ -232,7 +232,7 @@ class _Limits:
 
 
 def _of_cluster(cluster: Cluster, target: Target, goals: Goals) -> list[Place]:
-    """What it has and could get, of the machines that the user has named."""
+    """Return the places that the cluster has or can add, of the machines that the user named."""
     kinds: dict[tuple[object, ...], list[ClusterNodes]] = {}
     names = {name.lower() for name in (*goals.instance_types, target.instance_type) if name}
     for nodes in cluster.nodes:
@@ -343,7 +343,7 @@ def _notes(first: ClusterNodes, same: list[ClusterNodes]) -> tuple[str, ...]:
 
 
 def _waits_for(same: list[ClusterNodes], limits: _Limits) -> list[str]:
-    """What a run on all of the equal machines waits for, in lines."""
+    """List what a run on all of the equal machines waits for."""
     total = sum(nodes.count * nodes.instance.gpu_count for nodes in same)
     used = total - sum(nodes.count * nodes.free_gpus for nodes in same)
     lines = []

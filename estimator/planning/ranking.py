@@ -124,7 +124,7 @@ def in_order(
 
 
 def _group(candidate: Candidate, goals: Goals, capacity: str) -> tuple[bool, ...]:
-    """What is weighed before any figure; False comes first."""
+    """Return the criteria that are compared before any figure; False comes first."""
     tight = candidate.memory.tight and not goals.tight
     # What is not known to fit the machine's memory comes after what is
     host = candidate.place is not None and candidate.place.ram_bytes is None
@@ -157,7 +157,7 @@ def _behind_cheaper(candidates: list[Candidate], keys: list[tuple[bool, ...]]) -
 
 
 def figure(candidate: Candidate, goals: Goals, tokens: int | None) -> float:
-    """What a group is ordered by, the smaller the better; 0 where neither price nor speed tells it."""
+    """Return the figure that orders a group, smaller is better; 0 if neither price nor speed is known."""
     cost = candidate.expected_usd(tokens) if tokens is not None else candidate.usd_per_token
     speed = candidate.speed.tokens_per_second
     time = candidate.expected_hours(tokens) if tokens is not None else None if speed is None else 1 / speed
@@ -199,7 +199,9 @@ def order_in_words(goals: Goals, capacity: str, *, priced: bool = True) -> str:
 
 
 def against_goals(candidate: Candidate, goals: Goals, tokens: int | None) -> Rejection | None:
-    """Why a candidate misses the deadline or the budget, or would hardly end on spot; None: it does none."""
+    """Return the reason why a candidate misses deadline or budget, or would hardly finish on spot; None if
+    it meets them.
+    """
     hours, usd = candidate.hours(tokens), candidate.usd(tokens)
     if candidate.interruptions is not None and hours is not None:
         reason = against_budget(hours, candidate.interruptions, goals.max_disruptions)
@@ -237,7 +239,7 @@ def of_misses(misses: list[Miss], most: int) -> list[Rejection]:
 
 
 def distinct(candidates: list[Candidate]) -> list[Candidate]:
-    """Of each cloud, GPU and number of GPUs the best candidate: others with the same only cost more."""
+    """Keep the best candidate of each cloud, GPU and number of GPUs: others of the same only cost more."""
     first: dict[tuple[object, ...], Candidate] = {}
     for candidate in candidates:
         gpu, place, layout = candidate.gpu, candidate.place, candidate.layout
@@ -291,7 +293,7 @@ def compared(more: float, if_more: str, if_less: str) -> str:
 
 
 def unknown(candidate: Candidate, goals: Goals) -> str:
-    """Which of a candidate's price and speed is not known, in words."""
+    """Name the unknown ones of a candidate's price and speed."""
     if candidate.usd_per_hour is None:
         return f"its {'spot ' if goals.spot else ''}price is not known"
     return f"its speed is not known: {candidate.speed.basis}"

@@ -1,4 +1,4 @@
-"""Why a layout and a machine were chosen, in words."""
+"""Reasons for the choice of a layout and a machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from estimator.vocabulary import ENGINES, LAUNCHED_ENGINES, METHODS, QUANTIZATIO
 
 
 def of_layout(search: Search, candidate: Candidate) -> list[str]:
-    """Why precision, sharding, parallelism, micro batch and checkpointing are as they are, in lines."""
+    """Explain precision, sharding, parallelism, micro batch and checkpointing, one line each."""
     job, layout = search.job, candidate.layout
     return [
         _precision(job, layout),
@@ -55,7 +55,7 @@ def _precision(job: Job, layout: Layout) -> str:
 
 
 def _task(search: Search, candidate: Candidate) -> list[str]:
-    """What the task costs beside SFT of as many rows on the same machines."""
+    """Explain the cost of the task relative to SFT of the same number of rows on the same machines."""
     job, layout = search.job, candidate.layout
     task = TASKS[job.task]
     if task.draws_answers:
@@ -79,7 +79,7 @@ def _task(search: Search, candidate: Candidate) -> list[str]:
 
 
 def _latents(model: DiffusionSpec, candidate: Candidate) -> str:
-    """What is computed of the images before training, and what that holds in memory."""
+    """Describe what is precomputed of the images, and its memory."""
     layout, memory = candidate.layout, candidate.memory
     on_gpu = layout.device == "cuda"
     together = latents.images_at_once(model, layout.seq_len, memory.capacity_bytes if on_gpu else None)
@@ -92,7 +92,7 @@ def _latents(model: DiffusionSpec, candidate: Candidate) -> str:
 
 
 def _drawing(search: Search, candidate: Candidate) -> str:
-    """What a process draws in a step of grpo, what that holds in memory, and its part of the time."""
+    """Describe what a process generates in a step of grpo, its memory, and its share of the time."""
     setup = search.setup(candidate.layout)
     batch = drawn_batch(setup)
     cache = kv_cache_bytes(setup.model, batch.sequences, batch.tokens, bytes_each=computing(setup))
@@ -171,7 +171,7 @@ def _micro_batch(search: Search, candidate: Candidate) -> str:
 
 
 def _why_so_small(search: Search, candidate: Candidate) -> str:
-    """Why the micro batch is no larger: larger ones don't fit, are slower, or near the limit."""
+    """Explain why the micro batch is not larger: larger ones don't fit, are slower, or near the limit."""
     layout, capacity = candidate.layout, candidate.memory.capacity_bytes
     if layout.micro_batch_size == LARGEST_MICRO_BATCH:
         return "the largest that is tried"
@@ -218,7 +218,7 @@ def _checkpointing(search: Search, candidate: Candidate) -> str:
 
 
 def _documents_apart(job: Job, candidate: Candidate) -> list[str]:
-    """How a loop engine keeps packed documents apart on a GPU, where it takes a dense mask for that."""
+    """Explain how a loop engine separates packed documents on a GPU, if it uses a dense mask."""
     if not job.packing or candidate.layout.device != "cuda" or not ENGINES[job.engine].runs_loop:
         return []
     reason = varlen.unsupported(job.model, job.task)
@@ -226,7 +226,7 @@ def _documents_apart(job: Job, candidate: Candidate) -> list[str]:
 
 
 def _varying_lengths(job: Job, candidate: Candidate) -> list[str]:
-    """What keeps batches of many lengths from reserving ever more memory, in a line, where that matters."""
+    """Explain what limits the memory of batches of varying length, if that matters."""
     cuda = candidate.layout.device == "cuda" and (candidate.gpu is None or candidate.gpu.vendor == "nvidia")
     if job.packing or TASKS[job.task].images or not cuda or job.engine not in LAUNCHED_ENGINES:
         return []
@@ -238,7 +238,7 @@ def _varying_lengths(job: Job, candidate: Candidate) -> list[str]:
 def of_machine(
     best: Candidate, candidates: list[Candidate], target: Target, goals: Goals, tokens: int | None
 ) -> list[str]:
-    """Why this machine and so many of them, in lines; ``tokens`` of the whole job, where they are known."""
+    """Explain the choice and number of machines; ``tokens`` of the whole job, if known."""
     place, gpu, layout = best.place, best.gpu, best.layout
     if place is None or gpu is None:
         return []
@@ -308,12 +308,12 @@ def _fastest(best: Candidate, candidates: list[Candidate], tokens: int | None) -
 
 
 def nearest(candidate: Candidate) -> list[str]:
-    """Why a plan that misses the goals is shown, in lines."""
+    """Explain why a plan that misses the goals is shown."""
     return [f"{candidate.what} comes nearest of all that fit", *_source(candidate)]
 
 
 def behind(other: Candidate, best: Candidate) -> list[str]:
-    """How a plan further down compares with the best, in lines."""
+    """Compare a plan further down with the best one."""
     parts = [f"fits on {other.what}"]
     if other.usd_per_token is not None and best.usd_per_token is not None:
         parts.append(compared(other.usd_per_token / best.usd_per_token - 1, "dearer", "cheaper") + " a token")

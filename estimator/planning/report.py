@@ -70,7 +70,9 @@ def _request(plan: Plan) -> str:
 
 
 def _steps(plan: Plan, prepare: Request, evaluate: Request) -> str:
-    """What the steps before and after training ask for; images are encoded on a node of the run's."""
+    """Format the requests of the steps before and after training; images are encoded on one of the run's
+    nodes.
+    """
     texts, steps = [], [("prepare", prepare), ("evaluate", evaluate)]
     if TASKS[plan.task].images:
         steps.insert(1, ("encode", plan.request))
@@ -99,7 +101,7 @@ def _layout(plan: Plan) -> str:
 
 
 def describe_layout(layout: Layout) -> str:
-    """How the job is spread, in a few words: "FSDP, TP 8, PP 4 (1f1b)"."""
+    """Format the distribution of the job: "FSDP, TP 8, PP 4 (1f1b)"."""
     parts = [_sharding(layout.sharding)]
     if layout.replicate > 1:
         parts[0] = f"HYBRID_SHARD, {layout.replicate} copies"

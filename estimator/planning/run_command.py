@@ -35,7 +35,7 @@ def run_command(
     namespace: str | None = None,
     hardware_file: Path | None = None,
 ) -> str:
-    """What takes this plan, as a shell does; a line without a command where the package can't run it.
+    """Return the shell command that launches this plan, or a comment line if no engine supports it.
 
     ``model`` as the user has named it; ``cluster``: None for one that has such nodes, open to the run's pods;
     ``namespace`` and ``hardware_file`` where the user has given them.

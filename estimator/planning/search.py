@@ -41,7 +41,7 @@ FORWARD_SHARE = 0.5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evidence:
-    """What was measured and replaces a general figure."""
+    """Measurements that replace general figures."""
 
     calibration: Calibration | None = None  # finished runs, for memory
     bandwidth: MeasuredBandwidth | None = None  # of collectives, for speed
@@ -247,7 +247,7 @@ class Search:
     def _foresee(
         self, layout: Layout, gpu: Gpu | None, place: Place | None, checkpoint: int
     ) -> Interruptions | None:
-        """What it means that spot machines are taken away; ``checkpoint``: bytes of a node's part."""
+        """Predict the effect of spot interruptions; ``checkpoint``: bytes of one node's checkpoint shard."""
         if place is None or not place.spot:
             return None
         calibration = self.evidence.calibration
@@ -334,7 +334,7 @@ class Search:
         return gpu.name if gpu is not None and self._is_measured(gpu) else None
 
     def fitting(self, nodes: int, processes: int, capacity: int, gpu: Gpu | None) -> list[Layout]:
-        """Of each kind of layout, those worth weighing that fit."""
+        """List the layouts of each kind that fit and are worth comparing."""
         key = (nodes, processes, capacity, self._measured_on(gpu))
         if key not in self._fitting:
             possible = self.whole_states(gpu) <= capacity * nodes * processes
@@ -447,7 +447,7 @@ class Search:
 
 
 def complexity(layout: Layout) -> tuple[int, bool]:
-    """How hard a layout is to run and to mend, smaller is simpler, and whether it offloads.
+    """Return the complexity of a layout, smaller is simpler, and whether it offloads.
 
     One copy of the model; copies; shared states; the model's layers, tensors or sequences divided.
     """

@@ -21,7 +21,7 @@ BYTES_OF_A_PARAMETER = 2  # in the model's files
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rates:
-    """What one cloud takes to start a node."""
+    """Start-up times of one cloud."""
 
     machine_minutes: float
     image_minutes: float

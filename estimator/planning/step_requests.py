@@ -1,4 +1,4 @@
-"""What each step of a run asks for: to train, to prepare weights and data, to evaluate base and result."""
+"""Resource requests of the steps of a run: training, preparation of weights and data, evaluation."""
 
 from __future__ import annotations
 

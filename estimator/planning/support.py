@@ -1,4 +1,4 @@
-"""What the engines that this package runs can't train, each as one clause for a person.
+"""Limits of the engines that this package runs, each as one clause.
 
 Engine ``auto`` is one of the engines without a reason here, and launchers/engines asks the same functions,
 so that a plan and the run of it agree. Engines that are planned only have no reason: nothing is run.
@@ -31,7 +31,9 @@ FP8_CAPABILITY = {"tensorwise": (8, 9), "rowwise": (9, 0)}
 
 
 def unsupported(engine: str, model: ModelSpec, training: Training) -> str | None:
-    """Why an engine can't do it, as one clause; None where it can, or where it is planned only."""
+    """Return the reason why an engine cannot train it, as one clause; None if it can, or if it is planned
+    only.
+    """
     if isinstance(model, DiffusionSpec) or TASKS[training.task].images:
         return images.unsupported(engine, model, training)
     if engine not in LAUNCHED_ENGINES:
@@ -58,12 +60,12 @@ def _not_in_record(engine: str, training: Training) -> str | None:
 
 
 def unsupported_job(job: Job, processes: int = 1) -> str | None:
-    """The same for a job whose method and engine are decided."""
+    """Like :func:`unsupported`, for a job whose method and engine are decided."""
     return unsupported(job.engine, job.model, _training(job, processes))
 
 
 def planned_only(job: Job, processes: int = 1) -> str | None:
-    """Why this package can't launch a job over that many processes, as one clause; None where it can.
+    """Return the reason why this package cannot launch a job on this many processes; None if it can.
 
     Names the engine that can, or says that none can.
     """
@@ -84,7 +86,7 @@ def planned_only(job: Job, processes: int = 1) -> str | None:
 
 
 def unsupported_gpu(job: Job, gpu: Gpu) -> str | None:
-    """Why a job can't be computed on such a GPU, as one clause; None where it can, or nobody knows."""
+    """Return the reason why a job cannot run on such a GPU; None if it can, or if that is unknown."""
     if job.fp8 == "none" or gpu.compute_capability is None:
         return None
     major, minor = FP8_CAPABILITY[job.fp8]
@@ -140,7 +142,7 @@ def engine_order(task: str) -> Sequence[LaunchedEngine]:
 
 
 def _training(job: Job, processes: int, *, engine: str | None = None) -> Training:
-    """What an engine is asked to train; ``engine``: another than the job's."""
+    """Describe the training of a job for an engine; ``engine``: another one than the job's."""
     engine = engine or job.engine
     takes_fsdp = engine != "auto" and ENGINES[engine].sharding_options == "fsdp"
     return Training(
@@ -203,7 +205,9 @@ def _torchtune_model(model: ModelSpec) -> str | None:
 
 
 def _partial_rotation(model: ModelSpec) -> str | None:
-    """Why a model can't be run that rotates a part of each head, where its code does not read which."""
+    """Return the reason against a model with partial rotary embeddings whose code does not read the
+    factor.
+    """
     if model.partial_rotary_factor == 1.0 or family_of(model.family).partial_rotary:
         return None
     return (
@@ -280,7 +284,7 @@ def _torchtune_training(model: ModelSpec, training: Training) -> str | None:
 
 
 def _optimizer_of_torchtune(training: Training) -> str | None:
-    """Why the recipes can't step that optimizer: in the backward pass, or after it."""
+    """Return the reason why the recipes cannot use that optimizer, in or after the backward pass."""
     name = training.optimizer
     if training.optimizer_in_backward and METHODS[training.method].adapters:
         return (
@@ -308,7 +312,7 @@ def _undivided(optimizer: str, processes: int) -> str | None:
 
 
 def unlaunchable_processes(job: Job, processes: int) -> str | None:
-    """Why a job can't be launched on that many processes though it can on one; None otherwise."""
+    """Return the reason why a job cannot run on this many processes though it can on one; else None."""
     if job.engine not in LAUNCHED_ENGINES or job.method == "auto" or processes == 1:
         return None
     reason = unsupported_job(job, processes)
@@ -316,7 +320,9 @@ def unlaunchable_processes(job: Job, processes: int) -> str | None:
 
 
 def unsupported_shards(model: ModelSpec, processes: int) -> str | None:
-    """Why NF4 weights can't be spread over that many processes: each must get whole blocks of each matrix."""
+    """Return the reason why NF4 weights cannot be sharded over this many processes: each needs whole
+    blocks.
+    """
     for name, (rows, columns) in model.linear_shapes.items():
         if rows * columns % (NF4_MULTIPLE * processes) or rows % processes:
             shared = f" for each of {processes} processes" if processes > 1 else ""
@@ -328,7 +334,7 @@ def unsupported_shards(model: ModelSpec, processes: int) -> str | None:
 
 
 def _loop(engine: str, model: ModelSpec, training: Training) -> str | None:
-    """What the loop over transformers models, or the engine's sharding under it, can't train."""
+    """Return the reason why the loop over transformers models, or the engine's sharding, cannot train it."""
     spec, method = ENGINES[engine], METHODS[training.method]
     if training.zero and spec.sharding_options != "zero":
         return "ZeRO is DeepSpeed's"
@@ -374,7 +380,7 @@ def _loop(engine: str, model: ModelSpec, training: Training) -> str | None:
 
 
 def _task_of_loop(model: ModelSpec, training: Training) -> str | None:
-    """Why a task can't be trained that way."""
+    """Return the reason why the loop cannot train a task that way."""
     task = TASKS[training.task]
     if task.draws_answers:
         return ELSEWHERE
@@ -399,7 +405,9 @@ def _pairs_apart(training: Training) -> str:
 
 
 def _loop_model(engine: str, model: ModelSpec) -> str | None:
-    """Why transformers' code or the published weights of a model are not for the loop."""
+    """Return the reason why transformers' code or the published weights of a model are unsuitable for the
+    loop.
+    """
     if not model.causal:
         return f"{engine} trains the prediction of the next token, and {model.name} is an encoder"
     if family_of(model.family).code_elsewhere:
@@ -417,7 +425,7 @@ def _loop_model(engine: str, model: ModelSpec) -> str | None:
 
 
 def untried_line(model: ModelSpec) -> str | None:
-    """What a plan says of a family that no test here has trained."""
+    """Return a plan's line about a family that no test here has trained."""
     if not untried.is_untried(model.family):
         return None
     return (
@@ -427,7 +435,7 @@ def untried_line(model: ModelSpec) -> str | None:
 
 
 def _experts(engine: str, model: ModelSpec, training: Training) -> str | None:
-    """What speaks against adapters on experts, where they are asked for, or against having them nowhere else.
+    """Return the reason against adapters on experts if requested, or against having them nowhere else.
 
     ZeRO-3 leaves a tensor with no shape that PEFT 0.18 could read, and the plan decides on the stage.
     """
@@ -466,7 +474,7 @@ def _experts_alone(model: ModelSpec, training: Training) -> str | None:
 
 
 def _optimizer_of_loop(engine: str, training: Training) -> str | None:
-    """Why the loop can't step that optimizer over what the engine divides."""
+    """Return the reason why the loop cannot use that optimizer on what the engine shards."""
     name = training.optimizer
     if training.optimizer_in_backward:
         return f"optimizer.in_backward: {engine} steps after the whole backward pass; torchtune can"

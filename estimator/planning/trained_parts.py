@@ -13,7 +13,7 @@ WHOLE_FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3")
 
 
 def llama_adapter(model: ModelSpec, method: str) -> str | None:
-    """Why LLaMA-Adapter's prompts, or v2's scales, have no place in a model, as a clause; None: they have."""
+    """Return the reason why a model cannot have LLaMA-Adapter's prompts or v2's scales; None if it can."""
     families = PROMPT_FAMILIES[method]
     if model.family not in families:
         return f"{method} is made for {', '.join(families)} models here, and {model.name} is {model.family}"
@@ -28,7 +28,7 @@ def llama_adapter(model: ModelSpec, method: str) -> str | None:
 
 
 def whole_modules(model: ModelSpec) -> str | None:
-    """Why lora.modules_to_save is not for a model, as a clause; None: it is."""
+    """Return the reason why a model cannot have lora.modules_to_save; None if it can."""
     if model.family in WHOLE_FAMILIES:
         return None
     families = ", ".join(WHOLE_FAMILIES)
@@ -36,7 +36,7 @@ def whole_modules(model: ModelSpec) -> str | None:
 
 
 def new_tokens(model: ModelSpec, method: str) -> str | None:
-    """Why tokens can't be added to a model, as a clause; None: they can."""
+    """Return the reason why tokens cannot be added to a model; None if they can."""
     if METHODS[method].llama_adapter:
         return f"new_tokens: {method} trains neither embeddings nor head"
     if model.family in WHOLE_FAMILIES:

@@ -1,4 +1,4 @@
-"""What an engine is asked to train, as far as its answer depends on it."""
+"""Description of a training as far as engine support depends on it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from estimator.models import PROJECTIONS
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Training:
-    """What an engine's answer depends on, beside the model."""
+    """Properties of a training that engine support depends on, in addition to the model."""
 
     method: str
     seq_len: int

@@ -36,7 +36,7 @@ def trial_plans(plan: Plan, job: Job, *, count: int = TRIED) -> tuple[Plan, ...]
 
 
 def _smaller(layout: Layout) -> Layout | None:
-    """The same layout with half the micro batch; None where that is no whole number."""
+    """Return the layout with half the micro batch; None if that is not a whole number."""
     if layout.micro_batch_size % 2:
         return None
     return replace(

@@ -1,4 +1,4 @@
-"""Which models the loop's engines train with variable-length attention instead of a dense document mask."""
+"""Models that the loop's engines train with variable-length attention instead of a dense document mask."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class KernelTimes:
         return self.products + self.attention + self.others
 
     def times(self, count: int) -> KernelTimes:
-        """Those of ``count`` micro batches."""
+        """Return the times of ``count`` micro batches."""
         return KernelTimes(
             products=self.products * count, attention=self.attention * count, others=self.others * count
         )
@@ -93,7 +93,7 @@ class Parts:
 
     @property
     def kinds(self) -> tuple[tuple[str, float], ...]:
-        """The same by name, without what takes no time; they add up to the whole step."""
+        """Parts by name, without those that take no time; their sum is the whole step."""
         named = {
             "forward and backward": self.compute,
             "collectives, exposed": self.communication,
@@ -213,7 +213,8 @@ def speed(
 
 
 def _drawing(setup: Setup, gpu: Gpu) -> GenerationSpeed | None:
-    """How long the answers of a step take, which a process draws in one batch; None: none are drawn.
+    """Return the time of generating the answers of a step, which a process does in one batch; None without
+    generation.
 
     TRL 1.16 (trainer/grpo_trainer.py, _prepare_inputs) draws those of all its micro batches at once.
     """
@@ -325,7 +326,7 @@ def _together(one: float, other: float, power: float) -> float:
 
 
 def _unknown(setup: Setup, gpu: Gpu, table: Efficiency) -> str:
-    """Why there is no predicted speed, in one clause; "" where there is one."""
+    """Return the reason why no speed is predicted, as one clause; "" if there is one."""
     if products_rate(gpu, setup.precision, table) is None:
         return f"neither peak nor measured rate for the {gpu.name} in the precision of its products"
     if gpu.bandwidth_gbps is None:

@@ -209,12 +209,14 @@ class Times:
 
     @property
     def behind(self) -> float:
-        """Of a micro batch, behind computing: the ring's keys, weights and gradients, pipeline stages."""
+        """Time per micro batch that overlaps with computing: the ring's keys, weights and gradients,
+        pipeline stages.
+        """
         return self.context + self.gather + self.pipeline
 
     @property
     def once(self) -> float:
-        """Of a step, behind its last backward pass."""
+        """Time per step that overlaps with its last backward pass."""
         return self.gather_step + self.replicas_step
 
 

@@ -1,4 +1,4 @@
-"""What GPUs make of the work: a few coefficients by architecture and kind of kernels, from published runs.
+"""Efficiency of GPUs: a few coefficients by architecture and kind of kernel, fitted to published runs.
 
 ``data/efficiency.csv`` holds one row for each, with the number of published runs behind it and their
 sources; ``python -m benchmarks.fit_throughput`` fits them again. What a GPU makes of a
@@ -105,7 +105,7 @@ def attention_scopes(setup: Setup, gpu: Gpu) -> tuple[str, str]:
 
 
 def low_precision_gain(setup: Setup, gpu: Gpu, table: Efficiency) -> float | None:
-    """How much faster products are in the setup's 8- or 4-bit recipe than in bf16; None without a run."""
+    """Return the speedup of products in the setup's 8- or 4-bit recipe over bf16; None without a run."""
     if setup.fp8 == "none":
         return 1.0
     return table.get("gain", *recipes(setup, gpu))
@@ -133,7 +133,7 @@ def published() -> Efficiency:
 
 
 def basis_of(setup: Setup, gpu: Gpu, table: Efficiency) -> str:
-    """What a speed rests on, and how far it lies from what was published, in one clause."""
+    """Describe the basis of a speed and its distance from published runs, in one clause."""
     rate, peak = products_rate(gpu, setup.precision, table) or 0.0, gpu.peak_flops("bf16")
     kind, method = kernels(setup), "adapters" if setup.adapters else "full training"
     text = f"products at {rate / 1e12:,.3g} TFLOPS"

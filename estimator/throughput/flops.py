@@ -57,7 +57,7 @@ ADAPTER_BYTES = (4, 8)  # of each unit of an adapter's input (read, dropout) and
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
-    """What one process does for one micro batch.
+    """Work of one process for one micro batch.
 
     ``linear``, ``expert``, ``head`` and ``attention`` are FLOPs with recomputation; ``linear`` and
     ``expert`` may run in 8 or 4 bits. ``moved`` are bytes between products as eager kernels move them;
@@ -252,7 +252,7 @@ def _resident_experts(setup: Setup) -> float:
 
 
 def _recomputation(setup: Setup) -> tuple[float, float, float]:
-    """How much of a forward pass is repeated: products, attention, and what lies between them."""
+    """Return the recomputed share of a forward pass: products, attention, and the operations between them."""
     share = setup.model.layers // setup.recompute_every / setup.model.layers
     if setup.checkpointing == "full":
         return share, share, share

@@ -35,7 +35,7 @@ SLOWEST_CACHE = {"Ampere": 0.3, "*": 0.15}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerationSpeed:
-    """How long one batch takes whose answers all reach the longest length; None is: not known.
+    """Time of one batch whose answers all reach the longest length; None: unknown.
 
     Ranges are (fast end, slow end) of seconds, and (slow end, fast end) of tokens a second.
     """
@@ -48,7 +48,7 @@ class GenerationSpeed:
 
 
 def generation_speed(model: ModelSpec, gpu: Gpu | None, batch: Batch) -> GenerationSpeed:
-    """How fast one copy of a model in bf16 generates a batch.
+    """Predict how fast one copy of a model in bf16 generates a batch.
 
     Several GPUs that share the copy layer by layer work one after the other, so that they are as fast as one.
     Unknown on a CPU, on a GPU without a sourced bandwidth or rate, and for experts, of which no run with
@@ -95,7 +95,7 @@ def balanced_sequences(gpu: Gpu) -> int | None:
 
 
 def _unknown(model: ModelSpec, gpu: Gpu | None) -> str:
-    """Why there is no predicted speed, in one clause; "" where there is one."""
+    """Return the reason why no speed is predicted, as one clause; "" if there is one."""
     if gpu is None:
         return "no published speed of generation for this device"
     if model.experts:

@@ -1,4 +1,4 @@
-"""Which backends beside this machine could take a run: Kubernetes and Argo, Batch and Step Functions, Slurm.
+"""Backends that could take a run: Kubernetes and Argo, Batch and Step Functions, Slurm.
 
 Only what any run needs there is asked for; what one run needs, its own preflight asks.
 """
@@ -38,7 +38,7 @@ def kubernetes() -> list[Line]:
 
 
 def batch() -> list[Line]:
-    """The same of AWS Batch and Step Functions."""
+    """Check AWS Batch and Step Functions."""
     names = ("batch", "batch, several nodes")
     local, configured, clock = _local_datastore(), _metaflow.configuration(), Clock()
     lines = []

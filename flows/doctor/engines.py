@@ -1,4 +1,4 @@
-"""Which engines would train here: their packages are there, and what a rank imports can be imported."""
+"""Engines that would train here: their packages are installed and a rank's imports work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is installed: this package, Python, Metaflow, torch, transformers; and the extras, whole or not."""
+"""Installed versions: this package, Python, Metaflow, torch, transformers, and the extras."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _requirements() -> list[Requirement]:
 
 
 def _of_extra(extra: str) -> Iterator[Requirement]:
-    """What an extra asks for on this Python and system, beyond what the package itself asks for."""
+    """Yield an extra's requirements on this Python and system, without the package's own."""
     for item in _requirements():
         marker = item.marker
         if marker is not None and not marker.evaluate({"extra": ""}) and marker.evaluate({"extra": extra}):
@@ -80,7 +80,7 @@ def _of_extra(extra: str) -> Iterator[Requirement]:
 
 
 def _wrong(needed: list[Requirement]) -> list[str]:
-    """What is not installed, or in a version that is not asked for."""
+    """List the requirements that are missing or installed in another version."""
     found = {item.name: _version(item.name) for item in needed}
     missing = [name for name, installed in found.items() if installed is None]
     problems = [f"not installed: {', '.join(missing)}"] if missing else []

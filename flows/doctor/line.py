@@ -14,7 +14,7 @@ State = Literal["ok", "unknown", "no"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Line:
-    """What was looked at, how it stands, and what mends it (a command, where there is one).
+    """Result of one check: subject, state, and remedy (a command, if there is one).
 
     ``needs``: names of other lines that have to be "ok" for this one to count.
     """

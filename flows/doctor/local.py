@@ -29,7 +29,9 @@ def default_job() -> list[Line]:
 
 
 def not_writable(folder: Path) -> str:
-    """Why no file can be written there, or in the folder in which it would be made; empty: one can."""
+    """Return the reason why no file can be written in a folder, or its parent if it is missing; empty if
+    one can.
+    """
     folder = folder.absolute()
     place = next(path for path in (folder, *folder.parents) if path.exists())
     try:

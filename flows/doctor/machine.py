@@ -36,7 +36,7 @@ def gpus() -> list[Line]:
 
 
 def torch() -> list[Line]:
-    """What torch was built for and whether it finds the GPUs, and NCCL, tried on one GPU."""
+    """Check torch's build, its GPUs, and NCCL on one GPU."""
     if find_spec("torch") is None:
         return []  # said among the packages
     import torch as framework

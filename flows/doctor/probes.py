@@ -1,4 +1,4 @@
-"""Which probes there are, in the order in which their lines are shown."""
+"""List of probes, in the order in which their lines are shown."""
 
 from __future__ import annotations
 

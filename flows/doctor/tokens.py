@@ -1,4 +1,4 @@
-"""Which tokens are there. Their values go nowhere."""
+"""Presence of tokens. Their values are not shown."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _absent(name: str, fix: str) -> Line:
 
 
 def _aws() -> str:
-    """Where boto3 finds them, by its own name for the place; without boto3 the environment alone counts."""
+    """Return where boto3 finds credentials, by boto3's name; without boto3 only the environment counts."""
     if find_spec("boto3") is None:
         names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
         return "set (env)" if all(os.environ.get(name) for name in names) else ""

@@ -18,7 +18,7 @@ MISTAKE = 2  # that of estimator/errors.py, which can't be imported before it is
 
 
 def foreign(names: Iterable[str] = ALL) -> tuple[str, str] | None:
-    """What is wrong with the first package that isn't ours, and what to do about it; None: all are ours."""
+    """Return the problem of the first package that is not ours, and what to do; None if all are ours."""
     for name in names:
         own = ROOT / name / "__init__.py"
         found = _origin(name)

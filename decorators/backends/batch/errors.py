@@ -1,4 +1,4 @@
-"""What AWS refuses while a Batch job is submitted or waited for, in two lines."""
+"""Messages for errors of AWS while a Batch job is submitted or waited for."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from estimator.errors import UserError
 
 
 def explain(error: Exception, left: str) -> UserError:
-    """What AWS has refused, or why it can't be asked, and what to do about it.
+    """Explain an error of AWS, or why it cannot be reached, and what to do about it.
 
     ``left``: the id of a job that was submitted and could not be terminated; empty: there is none.
     """

@@ -1,4 +1,4 @@
-"""What the compute environments of a run's queues may start, as machines to plan with."""
+"""Machines that the compute environments of a run's queues can start, for planning."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _told(question: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
 
 
 def _refusal(environment: Mapping[str, Any]) -> str | None:
-    """Why nothing can be planned with a compute environment; None: it can."""
+    """Return the reason why a compute environment cannot be planned with; None if it can."""
     if reason := aws.unusable(environment):
         return reason
     kind = (environment.get("computeResources") or {}).get("type", "")

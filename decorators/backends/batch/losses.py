@@ -22,7 +22,7 @@ def lost(job: WaitedJob, last_words: Callable[[], LastWords | None]) -> Loss | N
 
 
 def _reasons(job: WaitedJob) -> Iterator[tuple[str, str]]:
-    """Of the job and, where there are several nodes, of each of them: who it is, and why it has ended."""
+    """Yield (name, reason of its end) of the job and, with several nodes, of each node."""
     yield job.what, str(job.info.get("statusReason") or "")
     nodes = int((job.info.get("nodeProperties") or {}).get("numNodes") or 1)
     names = [f"{job.name}#{node}" for node in range(nodes)] if nodes > 1 else []

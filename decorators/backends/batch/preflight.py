@@ -26,7 +26,7 @@ INFRA = "infra/aws makes queues by GPU type, and environments for several nodes"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobSettings:
-    """What Metaflow will submit a step's job with, beside its size."""
+    """Settings of the job that Metaflow will submit, in addition to its size."""
 
     queue: str | None = None
     image: str | None = None
@@ -186,7 +186,7 @@ def _environment(preflight: _Preflight, item: Mapping[str, Any]) -> bool:
 
 
 def _refusal(preflight: _Preflight, item: Mapping[str, Any]) -> str | None:
-    """Why this compute environment could never take the request; None: it could."""
+    """Return the reason why this compute environment can never take the request; None if it can."""
     request, minimum = preflight.request, preflight.minimum
     if reason := aws.unusable(item):
         return reason

@@ -1,4 +1,4 @@
-"""Why a Batch job has not started: its own reason, or what is wrong with its queue."""
+"""Reasons why a Batch job has not started: the job's own, or a problem of its queue."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def terminate_job(job: WaitedJob) -> None:
 
 
 def _of_queue(client: Any, queue: str) -> str:
-    """What is wrong with the queue or its compute environments; empty where nothing is, or it isn't told."""
+    """Return the problem of the queue or its compute environments; empty if there is none or it is
+    unknown.
+    """
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:

@@ -64,7 +64,9 @@ def correct(params: dict[str, Any], **_: Any) -> dict[str, Any]:
 
 
 def others_command(main: str, task: str) -> str | None:
-    """The other nodes' command, of the main node's; None where that isn't as Metaflow 2.19.39 writes it."""
+    """Derive the other nodes' command from the main node's; None if it is not written as by Metaflow
+    2.19.39.
+    """
     own = f"{task.replace('control-', '')}-node-{_INDEX}"
     command = main
     for before, count in ((r"MF_PATHSPEC=\S+/", 1), ("--task-id ", 1)):

@@ -1,4 +1,4 @@
-"""Where the pods of a step on several nodes would like to be: on different nodes, near each other."""
+"""Affinity of the pods of a multi-node step: on different nodes, close to each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Kubernetes refuses, why it can't be asked, how pods have failed: for whoever has launched the run."""
+"""Messages for errors of the Kubernetes API and failures of pods."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _node(pod: Json) -> str:
 
 
 def _end_of(pod: Json) -> str:
-    """What the node says, or else the container's exit code and last line."""
+    """Return the node's message, or else the container's exit code and last line."""
     status = pod["status"]
     if reason := ": ".join(status[key] for key in ("reason", "message") if status.get(key)):
         return reason
@@ -70,7 +70,7 @@ def _end_of(pod: Json) -> str:
 
 
 def explain(error: Exception, submitted: str) -> UserError:
-    """What the API server has refused, or why it can't be asked, and what to do about it.
+    """Explain an error of the API server, or why it cannot be reached, and what to do about it.
 
     ``submitted``: what is on the cluster already, and goes on there; empty: nothing is.
     """

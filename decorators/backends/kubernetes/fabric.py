@@ -1,4 +1,4 @@
-"""Which fabric a step's pods use for the GPUs' traffic between nodes, and what they need for it.
+"""Fabric of the GPU traffic between a step's nodes, and the requirements of its pods.
 
 The table is ``data/pod_fabrics.yaml``. What the nodes offer and which networks the namespace has is told by
 the preflight (``ClusterFacts.devices`` and ``networks``); without it only EFA is known, by the machine.
@@ -42,7 +42,7 @@ class UsedFabric:
 
     @property
     def patch(self) -> dict[str, Any]:
-        """What is merged into the pod template."""
+        """Patch that is merged into the pod template."""
         patch = dict(self.row.patch)
         if self.annotations:
             metadata = dict(patch.get("metadata") or {})
@@ -85,7 +85,7 @@ def unused_devices(facts: ClusterFacts) -> tuple[str, ...]:
 
 
 def describe_unused(devices: tuple[str, ...]) -> tuple[str, str]:
-    """What is wrong where devices of a network are used by nothing, and what to do."""
+    """Describe network devices that nothing uses, and what to do."""
     return (
         f"the nodes offer {', '.join(devices)}, which no known fabric uses here: NCCL will go over TCP",
         "add a NetworkAttachmentDefinition of them to the namespace, or name them in resources.pod_template",

@@ -1,4 +1,4 @@
-"""Which of a cluster's nodes could take a request, how they are found there, and why the others could not."""
+"""Nodes of a cluster that could take a request, how to select them, and why others could not."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class _Candidate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Criteria:
-    """What a node must offer for one of the run's pods."""
+    """Requirements of one of the run's pods on a node."""
 
     request: Request
     rules: PodRules
@@ -142,7 +142,7 @@ def _sized(node: Node, one: ClusterNodes | None, criteria: _Criteria) -> _Candid
 
 
 def _room(node: Node, daemons: Room) -> Room:
-    """What one pod can have of the node beside its daemon pods."""
+    """Return the resources that one pod can use on a node next to its daemon pods."""
     return Room(
         cpu=node.allocatable.get("cpu", 0.0) - daemons.cpu,
         memory_bytes=int(node.allocatable.get("memory", 0.0)) - daemons.memory_bytes,
@@ -152,7 +152,7 @@ def _room(node: Node, daemons: Room) -> Room:
 def _marked_alike(
     candidates: list[_Candidate], request: Request
 ) -> tuple[list[_Candidate], SpotLabel | None]:
-    """Of spot nodes those with the most frequent mark, as one selector names one, and that mark."""
+    """Return the spot nodes with the most frequent label, as a selector names one, and that label."""
     marks = Counter(cluster_tables.spot_label_on(item.node.labels) for item in candidates)
     if not request.spot or not marks:
         return candidates, None

@@ -55,7 +55,7 @@ class Seen:
 
     @property
     def cause(self) -> str:
-        """Why it was taken away, as the API server or its node says; empty: they say nothing."""
+        """Reason by the API server or the node; empty if there is none."""
         status = self.pod.get("status") or {}
         for condition in status.get("conditions") or []:
             if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
@@ -67,7 +67,9 @@ class Seen:
 
     @property
     def deleted_at(self) -> float | None:
-        """When its deletion was asked for, in seconds since the epoch; None: it wasn't, or nobody saw it."""
+        """Time of the deletion request in seconds since the epoch; None if there was none or it was not
+        seen.
+        """
         metadata = self.pod["metadata"]
         if not metadata.get("deletionTimestamp"):
             return None
@@ -77,7 +79,7 @@ class Seen:
 
     @property
     def finished_at(self) -> float | None:
-        """When its container has ended; None: it hasn't, or that isn't told."""
+        """Time of the container's end; None if it is running or unknown."""
         stamps = [end["finishedAt"] for end in oom_kills.endings(self.pod) if end.get("finishedAt")]
         return _seconds(stamps[0]) if stamps else None
 
@@ -129,7 +131,7 @@ class Pods:
 
 
 def judge(seen: Iterable[Seen], words: LastWords | None) -> Loss | None:
-    """What the cluster has taken away; None: the job has failed by itself."""
+    """Return the loss; None if the job failed by itself."""
     pods = list(seen)
     if oom_kills.in_pods(each.pod for each in pods):
         return None
@@ -164,7 +166,7 @@ def look(job: WaitedJob) -> None:
 
 
 def lost(job: WaitedJob, last_words: Callable[[], LastWords | None]) -> Loss | None:
-    """What the cluster has taken away of a job that has failed; None: nothing, or somebody deleted it.
+    """Return what the cluster took away from a failed job; None if nothing, or if somebody deleted it.
 
     Waits until its pods have ended.
     """

@@ -41,7 +41,7 @@ INSTALL_EFA = "kubectl apply -k infra/kubernetes/components/efa-device-plugin"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PodSettings(PodRules):
-    """What Metaflow will submit a step's pods with, beside their size."""
+    """Settings of the pods that Metaflow will submit, in addition to their size."""
 
     service_account: str | None = None
     image: str | None = None
@@ -90,7 +90,7 @@ class Preflight:
     findings: Findings
 
     def find(self, path: str) -> Json | None:
-        """What is at a path; None where the cluster has nothing there."""
+        """Return the object at a path; None if the cluster has none."""
         return found_at(self.api.get, path)
 
     def namespaced(self, kind: str, name: str = "", group: str = "") -> str:
@@ -140,7 +140,7 @@ def check_nodes(preflight: Preflight) -> ClusterFacts:
 
 
 def _mark_of(growth: Growth, request: Request) -> SpotLabel | None:
-    """How the spot nodes will be marked that are added; None where that isn't told."""
+    """Return the label of spot nodes that will be added; None if unknown."""
     if not request.spot or not growth.possible:
         return None
     rows = cluster_tables.spot_labels()
@@ -150,7 +150,7 @@ def _mark_of(growth: Growth, request: Request) -> SpotLabel | None:
 
 
 def _daemons(preflight: Preflight, fitting: Fit) -> tuple[Room | None, str]:
-    """What the nodes' daemon pods ask for, None where that is not told; and in words."""
+    """Return the requests of the nodes' daemon pods, None if unknown, and their description."""
     room, assumed = None, " (assumed: this login may not list the pods of all namespaces)"
     try:
         if preflight.api.may("list", "pods"):
@@ -164,7 +164,7 @@ def _daemons(preflight: Preflight, fitting: Fit) -> tuple[Room | None, str]:
 
 
 def _idle(preflight: Preflight, nodes: list[Node]) -> int | None:
-    """How many of the nodes have the GPUs free now; None where that is not told, or nothing is asked for.
+    """Count the nodes whose GPUs are free now; None if unknown, or if no GPUs are requested.
 
     Who may list the pods of the run's own namespace only is told of those.
     """

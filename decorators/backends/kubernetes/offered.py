@@ -1,4 +1,4 @@
-"""What a cluster offers for GPUs' traffic between nodes: devices of its nodes, and networks of Multus'."""
+"""Devices and Multus networks that a cluster offers for GPU traffic between nodes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ def networks_of(get: Callable[..., Json], namespace: str) -> tuple[tuple[str, st
 
 
 def offered(step_request: StepRequest) -> ClusterFacts:
-    """What is told without a preflight, by the nodes that have the GPUs; nothing where nobody answers."""
+    """Return the facts that are known without a preflight, from nodes with the GPUs; empty if none
+    answers.
+    """
     if compiles_only():
         return ClusterFacts()
     namespace, request = str(step_request.configured.get("namespace") or "default"), step_request.request

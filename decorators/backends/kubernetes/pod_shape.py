@@ -1,4 +1,4 @@
-"""What goes into pods beside what ``@kubernetes`` has arguments for: patches of a step's pod template.
+"""Patches of a step's pod template, for what ``@kubernetes`` has no arguments.
 
 Where a run is launched a step's patches are remembered in an environment variable, for the process that
 submits its pods. In them a container ``main`` is the step's own, whatever Metaflow calls it.

@@ -30,7 +30,7 @@ INSTALL_JOBSET = f"kubectl apply --server-side -f {tables.release('JobSet').mani
 
 
 def check_cluster(step_request: StepRequest) -> ClusterFacts:
-    """What the nodes have told. Raises UserError where the cluster could never take the request.
+    """Return the facts that the nodes report. Raises UserError if the cluster can never take the request.
 
     A cluster is asked once by each process, however many steps of a run want to know. Beside the largest step
     the nodes alone are looked at, quietly where they may do.
@@ -218,7 +218,9 @@ def _service_account(preflight: Preflight) -> None:
 
 
 def _near(preflight: Preflight) -> str | None:
-    """What Kueue is asked to keep the nodes together by; None too where this login may not read it."""
+    """Return the topology by which Kueue keeps the nodes together; None also if this login may not read
+    it.
+    """
     try:
         near = queues.near(preflight)
     except (ApiRefusedError, UnreachableError) as error:

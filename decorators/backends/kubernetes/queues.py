@@ -142,7 +142,7 @@ def _cohort(spec: Json) -> str:
 
 
 def _lent(preflight: Preflight, name: str, spec: Json, version: str) -> _Lent:
-    """What the other queues of the cohort lend at the most.
+    """Return the maximum that the other queues of the cohort lend.
 
     Without a limit where this login may not list them, and in a cohort with quotas or a parent of its own.
     """
@@ -164,7 +164,7 @@ def _lent(preflight: Preflight, name: str, spec: Json, version: str) -> _Lent:
 
 
 def _lends(spec: Json) -> dict[tuple[str, str], float]:
-    """What a ClusterQueue lends to its cohort, by flavor and resource."""
+    """Return what a ClusterQueue lends to its cohort, by flavor and resource."""
     return {
         (str(flavor.get("name")), str(item["name"])): min(
             _amount(item, "nominalQuota", 0.0), _amount(item, "lendingLimit", math.inf)
@@ -189,7 +189,7 @@ def _amount(item: Json, kind: str, absent: float) -> float:
 
 
 def _short(flavor: str, most: Mapping[str, float], asked: Mapping[str, float]) -> str:
-    """What of a flavor's quota is too small, in words; empty: nothing."""
+    """Name the resources of a flavor's quota that are too small; empty if there are none."""
     lacks = [
         f"{format_amount(what, most[what])} of {format_amount(what, amount)} {what}"
         for what, amount in asked.items()

@@ -81,7 +81,7 @@ def values_for(step_request: StepRequest) -> StepValues:
 
 
 def pod_patches(step_request: StepRequest) -> tuple[dict[str, Any], ...]:
-    """What is merged into the pods that train: their fabric's, topology, grace, and the user's own last."""
+    """Return the patches of training pods: fabric, topology, grace period, and the user's own last."""
     if not step_request.on_fabric:
         return ()
     options = step_request.options
@@ -114,7 +114,9 @@ def sizes(request: Request, facts: ClusterFacts) -> dict[str, Any]:
 
 
 def lowered(step_request: StepRequest) -> tuple[Override, ...]:
-    """What the room on a node takes off the plan's CPUs and memory, but for what the user has written."""
+    """Return by how much the room on a node lowers the plan's CPUs and memory, except for the user's
+    values.
+    """
     request, facts = step_request.request, step_request.facts
     left = sizes(request, facts)
     where = "a node of this cluster" if facts.room is not None else "such a machine"
@@ -153,7 +155,7 @@ def selector(request: Request, options: Options, facts: ClusterFacts) -> dict[st
 
 
 def spot_mark(request: Request, facts: ClusterFacts) -> SpotLabel:
-    """How the nodes are marked that a request for spot nodes goes to; UserError where nothing tells."""
+    """Return the label of the spot nodes that a request uses; UserError if it is unknown."""
     known = facts.spot or next(
         (row for row in cluster_tables.spot_labels() if row.cloud == request.cloud), None
     )

@@ -25,7 +25,7 @@ _Judge = Callable[..., None]
 
 
 def amounts(preflight: Preflight, facts: ClusterFacts) -> dict[str, float]:
-    """What one of the pods asks for, by resource: in cores, bytes and pieces."""
+    """Return the request of one pod by resource: cores, bytes and counts."""
     request = preflight.request
     size = sizes(request, facts)
     pod = {
@@ -101,7 +101,7 @@ def limit_range(preflight: Preflight, *, pod: Mapping[str, float]) -> None:
 
 
 def _limit_ranges(preflight: Preflight) -> list[Json]:
-    """Those of containers and pods, which are one here, each with its name."""
+    """Return the limit ranges of containers and pods, which are equal here, each with its name."""
     listed = preflight.api.get(preflight.namespaced("limitranges")).get("items") or []
     return [
         {**limits, "name": item["metadata"]["name"]}

@@ -1,4 +1,4 @@
-"""What a cluster offers to runs of any size, for who has none to launch: the preflight without its nodes."""
+"""Capabilities of a cluster for runs of any size: the preflight without its nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ARGO, ARGO_VERSION = "argoproj.io", "v1alpha1"
 
 
 def survey(pods: PodSettings, *, clock: Clock | None = None) -> tuple[Findings, Findings, Findings]:
-    """What pods of any size need of the cluster: of a step on one node, on several, of Argo Workflows.
+    """Check the requirements of pods of any size: of a step on one node, on several, of Argo Workflows.
 
     Raises UserError where the API can't be used at all.
     """

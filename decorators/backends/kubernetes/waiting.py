@@ -1,4 +1,4 @@
-"""Why a Job's or JobSet's pods have not started: the scheduler's words, image errors, quotas, Kueue."""
+"""Reasons why a Job's or JobSet's pods have not started: scheduler, image errors, quotas, Kueue."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _state(api: ClusterApi, job: WaitedJob) -> WaitState:
 
 
 def _waiting(api: ClusterApi, job: WaitedJob, spec: Json, pods: list[Json]) -> WaitState:
-    """Why not all of the job's pods have started."""
+    """Return the reason why not all of the job's pods have started."""
     if spec.get("suspend"):
         return WaitState(pending=True, reason=_queued(api, job))
     for pod in pods:
@@ -105,7 +105,7 @@ def _path(job: WaitedJob) -> str:
 
 
 def _expected(job: WaitedJob, spec: Json) -> int:
-    """How many pods the job has once all of them run."""
+    """Return the number of pods of the job once all of them run."""
     if job.kind == "job":
         return 1
     return sum(int(item.get("replicas", 1)) for item in spec.get("replicatedJobs") or []) or 1
@@ -116,7 +116,7 @@ def _listed(api: ClusterApi, job: WaitedJob, what: str, **query: str) -> list[Js
 
 
 def _of_containers(pod: Json) -> WaitState | None:
-    """What keeps a placed pod's container from starting; None: nothing that is told."""
+    """Return what keeps a placed pod's container from starting; None if it is unknown."""
     for status in (pod.get("status") or {}).get("containerStatuses") or []:
         waiting = (status.get("state") or {}).get("waiting") or {}
         if (hopeless := HOPELESS.get(waiting.get("reason", ""))) is not None:
@@ -131,7 +131,7 @@ def _of_containers(pod: Json) -> WaitState | None:
 
 
 def _unscheduled(pod: Json) -> str:
-    """Why the scheduler has placed the pod nowhere, in its words; empty where it says nothing."""
+    """Return the scheduler's reason why the pod is not placed; empty if there is none."""
     for condition in (pod.get("status") or {}).get("conditions") or []:
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             return str(condition.get("message") or condition.get("reason") or "")
@@ -139,7 +139,7 @@ def _unscheduled(pod: Json) -> str:
 
 
 def _not_made(api: ClusterApi, job: WaitedJob) -> str:
-    """Why pods are not made at all: a quota, a service account that there isn't."""
+    """Return the reason why pods are not created: a quota, a missing service account."""
     try:
         events = _listed(api, job, "events", fieldSelector="type=Warning,involvedObject.kind=Job")
     except ApiRefusedError:
@@ -155,7 +155,7 @@ def _about(event: Any, job: WaitedJob) -> bool:
 
 
 def _queued(api: ClusterApi, job: WaitedJob) -> str:
-    """Why Kueue holds the job back, in its words; empty where it says nothing."""
+    """Return Kueue's reason for holding the job back; empty if there is none."""
     try:
         version = api.get("/apis/kueue.x-k8s.io")["preferredVersion"]["groupVersion"]
         path = f"/apis/{version}/namespaces/{job.namespace}/workloads"

@@ -1,4 +1,4 @@
-"""What ``from metaflow import ...`` finds of this package: Metaflow copies every name here but modules."""
+"""Names of this package for ``from metaflow import ...``: Metaflow copies every name here except modules."""
 
 from importlib.metadata import PackageNotFoundError, version
 
