@@ -34,7 +34,7 @@ class Engine(Protocol):
     """Turns a TrainJob into training. Only :meth:`train` may import the engine itself."""
 
     def unsupported(self, settings: Settings, spec: ModelSpec) -> str | None:
-        """Why this engine can't do it (one clause, for a person), or None."""
+        """Return the reason why this engine cannot run it (one clause), or None."""
 
     def train(self, job: TrainJob) -> None:
         """Run in every process of the gang, under torchrun's environment (RANK, WORLD_SIZE...).
@@ -52,7 +52,7 @@ class Engine(Protocol):
 
 
 def result_of(folder: Path) -> Path:
-    """What ``collect`` has laid out to be used: the whole model, or the adapter that can't be merged."""
+    """Return the usable result of ``collect``: the whole model, or the adapter that cannot be merged."""
     model = folder / "model"
     return model if model.is_dir() else folder / "adapter"
 
@@ -69,13 +69,13 @@ def needs(name: str) -> Needs:
 
 
 def generic_targets(settings: Settings) -> tuple[str, ...]:
-    """What gets adapters, by Llama's names, of which ``all-linear`` is all seven."""
+    """Return the layers that get adapters, by Llama's names, of which ``all-linear`` is all seven."""
     targets = settings.lora.targets
     return PROJECTIONS if targets == "all-linear" else targets
 
 
 def training_of(settings: Settings, spec: ModelSpec) -> Training:
-    """What of a run's settings the estimator's own answer depends on, method ``auto`` taken as ``full``."""
+    """Return the settings on which engine support depends; method ``auto`` counts as ``full``."""
     resources = settings.resources
     return Training(
         method="full" if settings.method == "auto" else settings.method,

@@ -54,7 +54,7 @@ def merge(base: Sequence[Path], destination: Path, change: Change) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Update:
-    """What an adapter makes of one matrix W of the base: W + scale B A.
+    """Update of one matrix W of the base: W + scale B A.
 
     With magnitudes m, row by row m (W + scale B A) / ||W + scale B A||: DoRA, Liu et al. 2024
     (arXiv:2402.09353), equation 5, where PEFT keeps one magnitude for each output.

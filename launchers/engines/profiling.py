@@ -61,7 +61,7 @@ class Profiler:
 
     @contextlib.contextmanager
     def within(self, name: str) -> Iterator[None]:
-        """The same for a part that ends by itself."""
+        """Profile a part that ends by itself."""
         if not self._open:
             yield
             return
@@ -145,7 +145,7 @@ class Profiler:
 
 
 class _Tensors:
-    """What this rank holds of the model's and the optimizer's tensors, read at the optimizer's steps.
+    """Bytes of the model's and the optimizer's tensors on this rank, read at the optimizer's steps.
 
     By hooks for all of torch's optimizers, so that it doesn't matter who steps them.
     """

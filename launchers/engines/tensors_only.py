@@ -88,7 +88,7 @@ class _Reader(FileSystemReader):
     """Reads .metadata, a pickle for which DCP has no such option."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> metadata.Metadata:  # noqa: ARG002 - as torch calls it
-        """What lies where. Raises UnpicklingError where the file would call what it has no need of."""
+        """Read the index of the tensors. Raises UnpicklingError if the file would call anything unneeded."""
         with (Path(self.path) / ".metadata").open("rb") as file:
             found: metadata.Metadata = _Unpickler(file).load()
         if found.storage_meta is None:

@@ -1,4 +1,4 @@
-"""How long a rank stands in collectives in each step: what tells who is late, as steps take all alike.
+"""Time of a rank in collectives in each step, which shows who is late, as all steps take equally long.
 
 In synchronous training every rank's step takes as long as the slowest's. Who is slow waits for nobody, and
 the others wait for it: it is the one that spends the least time in collectives.
@@ -57,7 +57,7 @@ class Waiting:
         self._spans.clear()
 
     def seconds(self) -> float | None:
-        """Of the step so far; None: there are no others. Call when the device has done all."""
+        """Seconds of the step so far; None with a single rank. Call it when the device has finished."""
         if not self._listens:
             return None
         if not self._cuda:

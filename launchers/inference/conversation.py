@@ -20,7 +20,7 @@ Message = dict[str, str]  # role, content
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
-    """How tokens are drawn; None: as the model's generation_config.json says."""
+    """Sampling parameters; None: as in the model's generation_config.json."""
 
     max_new_tokens: int = 512
     temperature: float | None = None  # 0: the most likely token (greedy)

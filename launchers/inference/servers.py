@@ -35,7 +35,7 @@ _REQUEST_S = 5.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Endpoint:
-    """Where a server listens, and the name of its model in requests."""
+    """Address of a server, and the name of its model in requests."""
 
     host: str
     port: int

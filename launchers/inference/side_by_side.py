@@ -60,7 +60,9 @@ class Comparison:
         return Comparison(columns=letters, rows=tuple(rows), key=tuple(key))
 
     def key_json(self) -> str:
-        """Which model each answer of a blind comparison is of, and the mean scores of the models."""
+        """Return the model of each answer of a blind comparison, and the mean scores of the models, as
+        JSON.
+        """
         key = self.key or ()
         scores: dict[str, list[float]] = {}
         for row, names in zip(self.rows, key, strict=True):

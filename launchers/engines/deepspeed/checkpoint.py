@@ -32,7 +32,7 @@ CONVERSION_TIMEOUT_S = 3600
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WrittenBy:
-    """What a checkpoint depends on; engine.json."""
+    """Properties that a checkpoint depends on; engine.json."""
 
     stage: int
     world_size: int
@@ -139,7 +139,9 @@ def _run_conversion(source: Path, destination: Path) -> str | None:
 
 
 def plain_classes() -> tuple[Any, ...]:
-    """What DeepSpeed's files hold beside tensors and plain values; making one of these does nothing."""
+    """Return the classes in DeepSpeed's files other than tensors and plain values; creating one has no
+    effect.
+    """
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address

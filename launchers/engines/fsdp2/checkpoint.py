@@ -35,7 +35,7 @@ FILES = "engine"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WrittenBy:
-    """What a checkpoint depends on; engine.json."""
+    """Properties that a checkpoint depends on; engine.json."""
 
     engine: str
     method: str
@@ -46,7 +46,7 @@ class WrittenBy:
 
     @classmethod
     def of(cls, job: TrainJob) -> WrittenBy:
-        """What a job's checkpoints depend on."""
+        """Return the properties that a job's checkpoints depend on."""
         return cls(
             engine="fsdp2",
             method=job.plan.method,
@@ -99,7 +99,7 @@ _FLAT = StateDictOptions(flatten_optimizer_state_dict=True, ignore_frozen_params
 
 
 def _state(network: nn.Module, steps: Optimizers, average: MovingAverage | None) -> dict[str, Any]:
-    """What is trained, the optimizer's states and the average of it, by the parameters' names.
+    """Return trained parameters, optimizer states and moving average, by the parameters' names.
 
     Each rank has its parts. DCP reads into the average's own tensors.
     """

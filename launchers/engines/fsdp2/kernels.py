@@ -1,4 +1,4 @@
-"""How the blocks' products are computed: in float8 by torchao, and compiled by torch."""
+"""Matrix products of the blocks: in float8 by torchao, and compiled by torch."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ def _made_trainable(network: Any, job: TrainJob) -> Any:
 
 
 def _without_weights(job: TrainJob) -> Any:
-    """The same model with its parameters on the meta device; buffers, made from the config, are real."""
+    """Return the model with its parameters on the meta device; buffers, made from the config, are real."""
     with collector_paused():
         from accelerate import init_empty_weights
 

@@ -29,7 +29,7 @@ ATTENTION = "adapter_v2"  # what transformers' registry calls attention over pro
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterV2:
-    """What an adapter is made of beside its tensors; adapter_v2.json."""
+    """Description of an adapter next to its tensors; adapter_v2.json."""
 
     prompt_length: int
     start_layer: int  # the first block with a prompt

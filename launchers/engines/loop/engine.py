@@ -1,4 +1,4 @@
-"""What engines that run the loop have in common, without torch."""
+"""Common part of the engines that run the loop, without torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is left at the end: a model in Hugging Face format, and the adapter on its own."""
+"""Result of a training: a model in Hugging Face format, and the adapter on its own."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class _Whole:
 
 
 def _updates(adapter: Path) -> dict[str, Update | _Whole]:
-    """What PEFT's files say, by the name of the base's weight.
+    """Read PEFT's files: updates by the name of the base's weight.
 
     rsLoRA's scale is alpha / sqrt(rank), LoRA's alpha / rank: Kalajdzievski 2023 (arXiv:2312.03732).
     """

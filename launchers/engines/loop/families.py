@@ -1,4 +1,4 @@
-"""What has to be found in a model, whatever its family calls it."""
+"""Parts of a model that the loop needs, found whatever its family calls them."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from launchers.gang.rank import RankEnv
 
 
 class HeldOut(Protocol):
-    """What is measured, whatever the task."""
+    """Measurement on held-out rows, for any task."""
 
     count: int  # rows, of all ranks
     passes: int  # that each rank makes

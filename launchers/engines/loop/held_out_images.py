@@ -74,7 +74,7 @@ class HeldOutImages:
         return tuple(picture for _, picture in sorted(by_row.items()))
 
     def _picture(self, unet: Any, vae: nn.Module, row: int) -> str:
-        """What the UNet makes of a caption now; the seed is the caption's number."""
+        """Draw a caption with the current UNet; the seed is the caption's number."""
         latent = self._latents.row(row)
         text, summary = latent.text, latent.summary
         if has_texts(unet):

@@ -142,7 +142,9 @@ class TextToImage:
         )
 
     def _generator(self, place: int) -> tuple[torch.Generator, torch.Tensor]:
-        """What draws for a place in the order of the run, and the time step, which it draws first."""
+        """Return the generator of a place in the order of the run, and the time step, which it draws
+        first.
+        """
         generator = torch.Generator()
         generator.manual_seed(int(random_stream(self._seed, "noise", place).integers(2**63)))
         return generator, torch.randint(0, self.noise.count, (), generator=generator)
@@ -195,7 +197,7 @@ def _stacked(images: list[LatentBatch]) -> LatentBatch:
 
 
 class NoiseSchedule:
-    """How much noise each time step has: DDPM's, with the betas of the pipeline's scheduler."""
+    """Noise of each time step: DDPM's, with the betas of the pipeline's scheduler."""
 
     def __init__(self, scheduler: dict[str, Any]) -> None:
         from diffusers import DDPMScheduler
@@ -213,7 +215,7 @@ class NoiseSchedule:
         return signal * clean + disturbance * noise
 
     def target(self, clean: torch.Tensor, noise: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
-        """What the UNet should find: the noise, or the velocity (Salimans and Ho 2022, arXiv:2202.00512)."""
+        """Return the UNet's target: the noise, or the velocity (Salimans and Ho 2022, arXiv:2202.00512)."""
         if self.prediction == "epsilon":
             return noise
         signal, disturbance = self._shares(steps)

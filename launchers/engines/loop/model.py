@@ -124,7 +124,7 @@ def low_rank_config(model: Any, job: TrainJob) -> Any:
 
 
 def adapted_layers(model: Any, settings: Settings) -> list[str]:
-    """What ``lora.targets`` is called in this model: families have names of their own, and join matrices.
+    """Translate ``lora.targets`` to this model's names: families have their own, and join matrices.
 
     Routers, heads and experts, which are no linear layers, are never among them: PEFT's own "all-linear"
     takes Llama 4's routers too, which then fail, as they are linear layers that return more than a product.

@@ -63,6 +63,8 @@ def _adamw(job: TrainJob, parameters: list[torch.nn.Parameter]) -> torch.optim.O
 
 
 def schedule(job: TrainJob, done: int = 0) -> Callable[[torch.optim.Optimizer], LambdaLR]:
-    """What makes the schedule of an optimizer; ``done``: steps of the run that it begins after."""
+    """Return a function that makes the schedule of an optimizer; ``done``: steps of the run before it
+    starts.
+    """
     factor = lr_factor(job.settings.schedule, job.total_steps)
     return lambda optimizer: LambdaLR(optimizer, lambda step: factor(step + done))

@@ -1,4 +1,4 @@
-"""What a task makes of a micro batch, and what a step is divided by."""
+"""Result of a task on a micro batch, and the divisor of a step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepCounts:
-    """Of one step's global batch, over all ranks."""
+    """Token and sequence counts of one global batch, summed over ranks."""
 
     divisor: int  # of the summed loss and the summed metrics
     tokens: int = 0  # of the chosen conversations that are predicted, prompts too
@@ -19,7 +19,7 @@ class StepCounts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """Of one micro batch, summed over what :attr:`StepCounts.divisor` counts."""
+    """Result of one micro batch, summed over what :attr:`StepCounts.divisor` counts."""
 
     loss: torch.Tensor
     metrics: dict[str, torch.Tensor] = field(default_factory=dict)  # without gradients

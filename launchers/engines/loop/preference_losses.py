@@ -16,7 +16,7 @@ from torch.nn.functional import logsigmoid
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answers:
-    """What a model gives to both answers of some pairs: tensors of [pairs]."""
+    """A model's log-probabilities of both answers of some pairs: tensors of [pairs]."""
 
     chosen: torch.Tensor  # sum of the log-probabilities of the answer's tokens
     rejected: torch.Tensor
@@ -29,11 +29,11 @@ class Answers:
         return self.chosen / self.chosen_tokens, self.rejected / self.rejected_tokens
 
     def detached(self) -> Answers:
-        """The same without gradients."""
+        """Return a copy without gradients."""
         return self._each(torch.Tensor.detach)
 
     def on_cpu(self) -> Answers:
-        """The same in host memory."""
+        """Return a copy in host memory."""
         return self._each(torch.Tensor.cpu)
 
     def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Answers:
@@ -41,25 +41,25 @@ class Answers:
 
     @classmethod
     def joined(cls, parts: Sequence[Answers]) -> Answers:
-        """Those of several batches, one after the other."""
+        """Concatenate the answers of several batches."""
         names = [each.name for each in dataclasses.fields(cls)]
         return cls(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rewards:
-    """What a task takes for the answers' worth: tensors of [pairs]."""
+    """Rewards of both answers by a task: tensors of [pairs]."""
 
     chosen: torch.Tensor
     rejected: torch.Tensor
 
     def detached(self) -> Rewards:
-        """The same without gradients."""
+        """Return a copy without gradients."""
         return Rewards(chosen=self.chosen.detach(), rejected=self.rejected.detach())
 
     @classmethod
     def joined(cls, parts: Sequence[Rewards]) -> Rewards:
-        """Those of several batches, one after the other."""
+        """Concatenate the rewards of several batches."""
         return cls(
             chosen=torch.cat([part.chosen for part in parts]),
             rejected=torch.cat([part.rejected for part in parts]),

@@ -31,7 +31,7 @@ _NAMES = ("absmax", "absmax2")
 
 
 def kind_of(job: TrainJob) -> LaunchedQuantization | None:
-    """How the job's base is kept; None where it isn't quantised."""
+    """Return the quantization of the job's base; None if it is not quantized."""
     return job.settings.lora.quantization if METHODS[job.plan.method].quantized else None
 
 
@@ -61,7 +61,7 @@ def packed(weight: torch.Tensor, kind: LaunchedQuantization) -> tuple[torch.Tens
 def unpacked(
     words: torch.Tensor, scales: Mapping[str, torch.Tensor], kind: LaunchedQuantization, shape: torch.Size
 ) -> torch.Tensor:
-    """What :func:`packed` has made of a matrix of that shape, in the words' type."""
+    """Invert :func:`packed` for a matrix of that shape, in the words' type."""
     count = prod(shape)
     values = words.reshape(-1).view(torch.uint8)
     if kind == "int8":
@@ -97,7 +97,7 @@ def _int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 @lru_cache(maxsize=8)
 def _dynamic_code(device: torch.device) -> torch.Tensor:
-    """What the 8 bits of a quantised scale stand for: bitsandbytes' dynamic map (arXiv:1511.04561)."""
+    """Return the values of the 8 bits of a quantized scale: bitsandbytes' dynamic map (arXiv:1511.04561)."""
     from bitsandbytes import functional
 
     code: torch.Tensor = functional.create_dynamic_map()
@@ -188,12 +188,13 @@ def _quantised_layers(network: Any) -> list[tuple[str, nn.Linear]]:
 
 
 def base_name(name: str) -> str:
-    """What a layer of a PEFT model is called in its base."""
+    """Return a PEFT layer's name in its base model."""
     return name.removeprefix("base_model.model.").removesuffix(".base_layer")
 
 
 def as_trained_on(network: nn.Module, device: torch.device) -> Change:
-    """What a network's base weighs beside its adapter: quantised as it was on loading, and unpacked.
+    """Return the function that gives a base weight as the adapter was trained on it: quantized as on loading,
+    and unpacked.
 
     Weights are packed anew, on the device that has packed them, as a rank may hold a part of each only.
     """
@@ -211,5 +212,5 @@ def as_trained_on(network: nn.Module, device: torch.device) -> Change:
 
 
 def unchanged(name: str, weight: torch.Tensor) -> torch.Tensor:  # noqa: ARG001 - a Change
-    """The same weight."""
+    """Return the weight unchanged."""
     return weight

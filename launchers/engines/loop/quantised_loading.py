@@ -22,7 +22,7 @@ METHOD = "metaflow-finetune"
 
 @register_quantization_config(METHOD)
 class LoopQuantization(QuantizationConfigMixin):  # type: ignore[misc,unused-ignore]
-    """What ``from_pretrained(quantization_config=...)`` takes: the kind, and the device that quantises."""
+    """Argument of ``from_pretrained(quantization_config=...)``: the kind, and the device that quantizes."""
 
     def __init__(self, kind: LaunchedQuantization, device: torch.device) -> None:
         super().__init__(quant_method=METHOD)

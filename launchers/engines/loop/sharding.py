@@ -1,4 +1,4 @@
-"""What the loop asks of the library that divides a model over the ranks."""
+"""Interface of the libraries that shard a model over the ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Answering(Protocol):
 
     @property
     def module(self) -> Any:
-        """What has ``disable_adapter``: the transformers (or PEFT) model."""
+        """Model with ``disable_adapter``: the transformers (or PEFT) model."""
         ...
 
     def logits(self, **inputs: torch.Tensor) -> torch.Tensor:
@@ -36,7 +36,8 @@ class TrainedModel(Protocol):
     device: torch.device
 
     def trained_state(self, job: TrainJob) -> dict[str, Any] | None:
-        """What was trained, whole and on the CPU, by name; every rank calls it, rank 0 gets the tensors.
+        """Return the trained parameters, whole and on the CPU, by name; every rank calls it, rank 0 gets the
+        tensors.
 
         None: the model on rank 0 has them itself.
         """

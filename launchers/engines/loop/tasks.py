@@ -1,4 +1,4 @@
-"""What a run's task makes of a batch: its loss, and the figures that people look at.
+"""Loss and metrics of a run's task on a batch.
 
 Normalised over the whole global batch, so that micro batches and ranks don't change the result: next-token
 training over the labels that count, preferences over pairs.
@@ -45,7 +45,7 @@ class Task(Protocol):
         ...
 
     def begin(self, model: Answering, data: Prepared, layout: Layout, step: int, rank: int, /) -> None:
-        """What has to be known of all ranks before a step's first micro batch; every rank calls it."""
+        """Exchange what all ranks need before a step's first micro batch; every rank calls it."""
         ...
 
     def batches(self, data: Prepared, layout: Layout, step: int, rank: int, /) -> Iterator[Any]:
@@ -53,7 +53,7 @@ class Task(Protocol):
         ...
 
     def counts(self, data: Prepared, step: int, global_batch_size: int, /) -> StepCounts:
-        """What a step is divided by; step 0 is the first."""
+        """Return the divisor of a step; step 0 is the first."""
         ...
 
     def outcome(self, model: Answering, batch: Any, counts: StepCounts, /) -> Outcome:
@@ -68,7 +68,7 @@ class TextTask(Task, Protocol):
 
 
 class OfRows:
-    """What tasks on rows of tokens share.
+    """Common part of tasks on rows of tokens.
 
     ``reference``: launchers.reference's file, where the run has one. ``padding_free``: batches are joined
     without padding (launchers.dataset.batches.MicroBatch).

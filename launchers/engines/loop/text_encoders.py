@@ -58,7 +58,7 @@ class UNetWithTexts(nn.Module):
         time_ids: torch.Tensor | None = None,
         **options: Any,
     ) -> Any:
-        """What the UNet predicts, or, without a sample, the texts of ``tokens``.
+        """Return the UNet's prediction, or, without a sample, the texts of ``tokens``.
 
         Parameters
         ----------

@@ -26,7 +26,7 @@ def has_texts(network: Any) -> bool:
 
 
 def blocks(network: nn.Module) -> list[nn.Module]:
-    """What is divided and recomputed one by one: residual blocks and transformers' blocks."""
+    """Return the units of sharding and recomputation: residual blocks and transformer blocks."""
     return [module for module in network.modules() if type(module).__name__ in _BLOCKS]
 
 
@@ -58,7 +58,7 @@ def _whole(network: Any, job: TrainJob, dtype: torch.dtype, *, weights: bool) ->
 
 
 def add_adapters(network: Any, job: TrainJob) -> Any:
-    """The same UNet, frozen, with LoRA on both attentions of every block; of text encoders with it, too."""
+    """Freeze the UNet and add LoRA to both attentions of every block; also to its text encoders."""
     from peft import LoraConfig
 
     lora = job.settings.lora

@@ -1,4 +1,4 @@
-"""What is left of a UNet at the end: its weights, or its LoRA in the formats that image programs read."""
+"""Result of a UNet: its weights, or its LoRA in the formats that image programs read."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def networks_of(module: Any) -> dict[str, Any]:
 
 
 def _part_of(state: dict[str, Any] | None, name: str, module: Any) -> dict[str, Any] | None:
-    """What of a whole state is one network's, by the names that it has there."""
+    """Return one network's part of a whole state, by the names that it has there."""
     if state is None or not unet.has_texts(module):
         return state
     prefix = f"{name}."
@@ -108,7 +108,7 @@ def _with_text_model(network: str, tensors: dict[str, torch.Tensor]) -> dict[str
 
 
 def scale_of(lora: Lora) -> float:
-    """What the product of an adapter's matrices is multiplied by; rsLoRA: arXiv:2312.03732."""
+    """Return the factor of the product of an adapter's matrices; rsLoRA: arXiv:2312.03732."""
     return lora.alpha / (math.sqrt(lora.rank) if lora.rslora else lora.rank)
 
 

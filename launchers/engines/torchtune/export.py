@@ -1,4 +1,4 @@
-"""What training adapters leaves: the adapter, and the base with it merged in, shard by shard.
+"""Result of training adapters: the adapter, and the base with it merged in, shard by shard.
 
 torchtune's recipes gather the whole model on the host and convert it there, QLoRA's with every 4-bit matrix
 made whole. Here only the adapter is gathered; the base is read from its files again. Each sum is the recipe's
@@ -34,7 +34,7 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Adapters:
-    """What the recipe knows of its adapters; ``config`` as torchtune's checkpointer takes it."""
+    """The recipe's adapters; ``config`` as torchtune's checkpointer takes it."""
 
     rank: int
     alpha: float
@@ -83,7 +83,7 @@ def _gather_trained(model: torch.nn.Module) -> Tensors:
 
 
 class _Change:
-    """What becomes of each of the base's tensors."""
+    """Change of each of the base's tensors."""
 
     def __init__(
         self,

@@ -78,7 +78,7 @@ class PreparedDataset(torch.utils.data.Dataset[dict[str, Any]]):
 
 
 class PreparedPairs(PreparedDataset):
-    """The same of pairs, by the names that the recipes of DPO know them by."""
+    """Prepared pairs, by the names that the DPO recipes use."""
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         row = self._data.row(int(self._rows[index]))
@@ -98,7 +98,7 @@ def schedule(
     last_epoch: int = -1,
     **settings: Any,
 ) -> LambdaLR:
-    """The same learning rates as every other engine's; ``settings`` are the section `schedule`."""
+    """Return the same learning rates as every other engine; ``settings`` are the section `schedule`."""
     return LambdaLR(optimizer, lr_factor(Schedule(**settings), num_training_steps), last_epoch)
 
 

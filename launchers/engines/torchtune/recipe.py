@@ -71,7 +71,7 @@ _WITHOUT_GROUP = ("lora_finetune_distributed", "lora_dpo_distributed")  # whose 
 if TYPE_CHECKING:
 
     class _Recipe:
-        """What this module uses of torchtune's recipe classes."""
+        """Members of torchtune's recipe classes that this module uses."""
 
         global_step: int
         max_steps_per_epoch: int | None
@@ -107,7 +107,7 @@ else:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Figures:
-    """What a step gives on this rank; the loss and the task's metrics are rank 0's to report."""
+    """Metrics of a step on this rank; rank 0 reports the loss and the task's metrics."""
 
     loss: float | None
     grad_norm: float | None
@@ -303,7 +303,7 @@ def draw_adapters(model: torch.nn.Module, seed: int) -> None:
 
 
 class PairSteps(Steps):
-    """The same over the recipes of DPO, which neither clip gradients nor call a profiler."""
+    """Steps of the DPO recipes, which neither clip gradients nor call a profiler."""
 
     def setup(self, cfg: Any) -> None:
         self._grad_norm: float | None = None
@@ -428,7 +428,7 @@ def _load(name: str) -> ModuleType:
 
 @contextlib.contextmanager
 def _cpu_shims() -> Iterator[None]:
-    """What 0.6.1's distributed recipes call without asking whether there is a GPU.
+    """Replace what 0.6.1's distributed recipes call without checking for a GPU.
 
     ``get_memory_stats`` raises on a CPU, ``cleanup_before_training`` calls torch.cpu.empty_cache, which
     doesn't exist, and ``log_memory_stats`` expects a GPU's figures.

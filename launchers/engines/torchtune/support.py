@@ -1,4 +1,4 @@
-"""What torchtune 0.6.1 can't do, each as one clause for a person. Imports neither torch nor torchtune.
+"""Limits of torchtune 0.6.1, each as one clause. Imports neither torch nor torchtune.
 
 What follows from the model and the method is in ``estimator/planning/support.py``, by which plans choose
 engines.
@@ -33,7 +33,7 @@ _PLANNED_KEYS = {
 
 
 def unsupported(settings: Settings, spec: ModelSpec) -> str | None:
-    """Why torchtune 0.6.1 can't do this, as one clause, or None."""
+    """Return the reason why torchtune 0.6.1 cannot run this, as one clause, or None."""
     for key in _PLANNED_KEYS.keys() & settings.engine_options.keys():
         instead = f"; set {_PLANNED_KEYS[key]} instead" if _PLANNED_KEYS[key] else ""
         return f"engine_options.{key} can't be set by hand, the run's own accounting depends on it{instead}"

@@ -165,7 +165,9 @@ def _answer_tokens(job: TrainJob) -> int:
 
 
 def _dtype(job: TrainJob) -> torch.dtype:
-    """Of the weights: trained ones are kept in fp32 under autocast, a frozen base in 16 bits."""
+    """Return the type of the weights: trained ones are kept in fp32 under autocast, a frozen base in 16
+    bits.
+    """
     precision = job.plan.layout.precision
     whole = precision == "fp32" or (precision == "bf16-mixed" and not job.plan.adapters)
     return torch.float32 if whole else torch.bfloat16
@@ -202,7 +204,7 @@ def _config(job: TrainJob) -> GRPOConfig:
 
 
 def _saved(job: TrainJob) -> Path:
-    """Where the trainer writes its checkpoints; they are moved from here."""
+    """Return the folder where the trainer writes its checkpoints, before they are moved."""
     return job.work_dir / "engine" / "trl"
 
 
