@@ -124,8 +124,10 @@ def convert(job: TrainJob, env: RankEnv) -> Path:
 
 
 def _run_conversion(source: Path, destination: Path) -> str | None:
-    """What ds_to_universal said if it failed. A process of its own: it works in a folder next to its
-    output and holds a whole shard in memory, which is given back when it ends."""
+    """Run ds_to_universal in a process of its own; return its message if it failed.
+
+    It works in a folder next to its output and holds a whole shard in memory until it ends.
+    """
     command = [sys.executable, "-m", "launchers.engines.deepspeed.conversion"]
     command += ["--input_folder", str(source), "--output_folder", str(destination), "--inject_missing_state"]
     command += ["--num_extract_workers", "1", "--num_merge_workers", "1"]
