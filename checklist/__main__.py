@@ -100,7 +100,7 @@ def checklist(options: CommandOptions, given: set[str]) -> None:
 
 
 class _Conclude:
-    """Judges, where rank 0 is: nobody else knows the past. Raises UserError for files that can't be read."""
+    """Judges, where rank 0 is: no one else knows the past. Raises UserError for files that cannot be read."""
 
     result: Result
 

@@ -274,7 +274,7 @@ def read(file: Path) -> Result:
 
 
 def write(result: Result, file: Path) -> None:
-    """Writes it whole or not at all. Raises UserError where the file can't be written."""
+    """Writes it whole or not at all. Raises UserError where the file cannot be written."""
     part = file.with_name(f".{file.name}.part")
     try:
         part.write_text(to_json(result))

@@ -1,7 +1,7 @@
 """``@node_request``: request nodes for a flow that has no plan, such as the checklist.
 
 What is asked for is decided once, where the run is launched, by a function of the flow's parameters, which
-also refuses what can't be. The user's own values, in the flow or behind ``--with``, stand. What tasks must
+also refuses what cannot be. The user's own values, in the flow or behind ``--with``, stand. What tasks must
 know of the launch travels in environment variables: local tasks inherit them, containers get them through
 ``@environment``.
 """

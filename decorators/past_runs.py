@@ -44,7 +44,7 @@ def ended_tasks(runs: Iterable[Any], step: str, artifacts: Iterable[str]) -> Ite
 class Attempt:
     """One attempt of a task, from the start of its process."""
 
-    seconds: float | None  # None: nobody knows when it ended
+    seconds: float | None  # None: no one knows when it ended
     succeeded: bool
 
 
@@ -73,7 +73,7 @@ def read_for(limit_s: float, read: Callable[[threading.Event], None]) -> bool:
     """Call ``read`` with all users' runs visible; return whether it finished within that time.
 
     It reads in a thread of its own, and is to stop once the event that it is given is set, which says that
-    nobody waits any longer. What it finds it leaves somewhere; what it raises is lost.
+    no one waits any longer. What it finds it leaves somewhere; what it raises is lost.
     """
     over = threading.Event()
     reader = threading.Thread(target=read, args=(over,), name="past-runs", daemon=True)

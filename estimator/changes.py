@@ -146,7 +146,7 @@ _CONTRADICTS = {
 
 
 def contradicting(changes: Iterable[Change]) -> set[str]:
-    """Options that say something else than those that are changed, and are left out beside them."""
+    """Options that say something else than those that are changed, and are left out next to them."""
     given = {change.option for change in changes}
     return {other for option in given for other in _CONTRADICTS.get(option, ())} - given
 
@@ -259,5 +259,5 @@ OTHER_NAMES = {
 
 
 def meant_by(name: str) -> str | None:
-    """The option that somebody means who calls it so (``--batch-size``, ``batch_size``); None: not known."""
+    """The option that someone means who calls it so (``--batch-size``, ``batch_size``); None: not known."""
     return OTHER_NAMES.get(name.removeprefix("--").replace("-", "_"))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # round of them is hatched, a third dotted.
 OKABE_ITO = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#666666")
 PATTERNS = ("solid", "hatched", "dotted")
-ORDER = (  # categories that stand beside each other take colours that are far apart
+ORDER = (  # categories that stand next to each other take colours that are far apart
     "weights",
     "master weights",
     "adapters",
@@ -89,7 +89,7 @@ class Chart:
 
     @property
     def shown_capacity_bytes(self) -> int | None:
-        """The capacity, where the bars can still be read beside it."""
+        """The capacity, where the bars can still be read next to it."""
         capacity = self.capacity_bytes
         near = capacity is not None and capacity <= FARTHEST_CAPACITY * self.longest_bytes
         return capacity if near else None

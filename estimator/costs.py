@@ -1,7 +1,7 @@
 """Costs of runs by user, team or model: measured hours at the prices of their plans.
 
 An attempt that has failed is paid for like any other. Hours of a node without a known price are named beside
-the sum and never counted as nothing; so are attempts of which nobody knows when they ended.
+the sum and never counted as nothing; so are attempts of which no one knows when they ended.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _UNITS = {"h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=
 class Span:
     """One attempt of one node's task."""
 
-    hours: float | None  # None: nobody knows when it ended
+    hours: float | None  # None: no one knows when it ended
     failed: bool
     usd_per_hour: float | None  # of what it had of the node; None: not known
 
@@ -52,7 +52,7 @@ class Total:
     failed_hours: float  # of them, in attempts that failed
     usd: float | None  # of the hours that have a price; None: none has
     unpriced_hours: float
-    without_end: int  # attempts that are in no figure, as nobody knows how long they ran
+    without_end: int  # attempts that are in no figure, as no one knows how long they ran
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -65,7 +65,7 @@ def spelled_as(spelling: Spelling) -> Iterator[None]:
 
 
 class CannotFit(UserError):  # noqa: N818 - it is an answer, with a plan in it, more than an error
-    """Nothing that is at hand can run the job.
+    """Nothing that is available can run the job.
 
     Attributes
     ----------

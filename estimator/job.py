@@ -295,7 +295,7 @@ class Target:
     instance_type: str | None = None
     cloud: str | None = None
     device: RequestedDevice = "auto"
-    capacity: Capacity = "usual"  # usual: what is rarely to be had on demand comes last
+    capacity: Capacity = "usual"  # usual: what is rarely to be had on demand is last
 
     def __post_init__(self) -> None:
         _one_of("target", self.kind, get_args(TargetKind))

@@ -13,7 +13,7 @@ LOCK_SECONDS = 5.0  # a writer holds the lock for one line; a longer wait is a f
 
 
 def append(path: Path, line: str) -> None:
-    """Add one line to a file, made if need be; raises OSError where it can't be written or locked."""
+    """Add one line to a file, made if need be; raises OSError where it cannot be written or locked."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = line + "\n"
     with path.open("a+b") as file, _locked(file.fileno(), fcntl.LOCK_EX):
@@ -30,7 +30,7 @@ def append(path: Path, line: str) -> None:
 
 
 def read(path: Path) -> list[str]:
-    """All lines of a file. A killed writer may have left half a line. OSError where it can't be read."""
+    """All lines of a file. A killed writer may have left half a line. OSError where it cannot be read."""
     with path.open("rb") as file, _locked(file.fileno(), fcntl.LOCK_SH, needed=False):
         return file.read().decode(errors="replace").splitlines()
 
@@ -44,7 +44,7 @@ def _write(descriptor: int, data: bytes) -> None:
 def _locked(descriptor: int, kind: int, *, needed: bool = True) -> Iterator[None]:
     """The file's lock for as long as it takes to read it or to write a line.
 
-    Where it is not ``needed``, a lock that can't be had is gone without: half a line is left out at worst.
+    Where it is not ``needed``, a lock that cannot be had is gone without: half a line is left out at worst.
     """
     try:
         _lock(descriptor, kind)

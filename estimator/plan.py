@@ -288,7 +288,7 @@ class Prediction:
     price_source: str = ""
     mfu: float | None = None  # model FLOP/s over the dense bf16 peak
     tokens_per_second_range: tuple[float, float] | None = None
-    start_up: StartUp | None = None  # None: the machines are at hand
+    start_up: StartUp | None = None  # None: the machines are available
     step_parts: tuple[tuple[str, float], ...] = ()
     """Seconds of one optimizer step by what they are spent on: throughput.Parts.kinds. Empty: not known."""
     step_kernels: tuple[tuple[str, float], ...] = ()
@@ -296,7 +296,7 @@ class Prediction:
     evaluation_hours: float = 0.0  # of `hours`, at most, for evaluations while it trains
     rarely_had: str = ""  # why such machines can rarely be had on demand; "": they usually can
     checkpoint_bytes: int | None = None  # of one node
-    interruptions: Interruptions | None = None  # None: not on spot nodes, or nobody knows how often
+    interruptions: Interruptions | None = None  # None: not on spot nodes, or no one knows how often
     step_collectives: tuple[tuple[str, float], ...] = ()
     """Seconds of its collectives by kind, those that computing hides too: throughput.Parts.collectives."""
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 Verdict = Literal["fits", "tight", "does not fit"]
 
-FITS_BELOW = 0.02  # risk up to which a plan fits, and may come first
+FITS_BELOW = 0.02  # risk up to which a plan fits, and may are first
 TIGHT_BELOW = 0.20  # risk up to which a plan is tight; above, it does not fit
 DEVIATIONS_AT_TIGHT = 0.8417  # of the normal distribution, that 20 % lie beyond
 WITHIN = 1.96  # standard deviations on either side that hold 95 %

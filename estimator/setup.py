@@ -60,13 +60,15 @@ class Setup:
     lora_experts: bool = False  # PEFT's adapters on the tensors that hold a block's experts
     adapter_prompt_length: int = 10  # LLaMA-Adapter's prompt vectors of each block
     adapter_start_layer: int = 2  # the first block that has them
-    trained_modules: tuple[str, ...] = ()  # of TRAINED_MODULES, trained whole beside the adapters
+    trained_modules: tuple[str, ...] = ()  # of TRAINED_MODULES, trained whole next to the adapters
     quantization: Quantization = "none"  # of the frozen base; QLoRA is lora with nf4 or nf4-double
     upcast_frozen: bool = False  # its 16-bit parts kept in fp32: PEFT's prepare_model_for_kbit_training
     undivided_base: bool = False  # in a type that ZeRO-3 can't divide: every process holds all of it
 
-    encoders: bool = False  # a pipeline's VAE and text encoders are beside its UNet: no latents were computed
-    average: bool = False  # a moving average of the trained weights is kept beside them, in fp32
+    encoders: bool = (
+        False  # a pipeline's VAE and text encoders are next to its UNet: no latents were computed
+    )
+    average: bool = False  # a moving average of the trained weights is kept next to them, in fp32
 
     precision: Precision = "bf16"
     fp8: Fp8 = "none"  # of the matrix products
@@ -90,7 +92,7 @@ class Setup:
     accumulation: int = 1  # forward passes for each optimizer step; with a pipeline: its micro batches
     seq_len: int = 2048  # tokens of the longest sequence
     fixed_length: bool = True  # packed or padded to seq_len; else batches vary in length
-    longest_first: bool = False  # of batches that vary in length, the longest comes first
+    longest_first: bool = False  # of batches that vary in length, the longest is first
     longest_once: bool = False  # only one batch has seq_len tokens a sequence, the others far fewer
     expandable_segments: bool = False  # PYTORCH_CUDA_ALLOC_CONF: freed blocks of any size are used again
     document_mask: bool = False  # packed samples kept apart by a dense mask of seq_len x seq_len
@@ -251,7 +253,7 @@ class Setup:
 
     @property
     def trainable_parameters(self) -> int:
-        """Parameters that are trained: all of the model, or adapters and modules trained beside them."""
+        """Parameters that are trained: all of the model, or adapters and modules trained next to them."""
         if not self.adapters:
             return self.model.parameters
         return self.adapter_parameters + self.trained_norm_parameters + self.trained_module_parameters
@@ -291,9 +293,9 @@ class Setup:
 
     @property
     def trained_module_parameters(self) -> int:
-        """Weights of modules that are trained whole beside the adapters (PEFT: modules_to_save).
+        """Weights of modules that are trained whole next to the adapters (PEFT: modules_to_save).
 
-        They are copies, beside the frozen ones; of tied embeddings the loop makes one.
+        They are copies, next to the frozen ones; of tied embeddings the loop makes one.
         """
         matrices = len({"embed_tokens", "lm_head"} & set(self.trained_modules))
         if self.runs_loop and self.model.tied_embeddings:

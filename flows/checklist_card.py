@@ -19,8 +19,8 @@ from flows import checklist_charts as charts
 from flows.checklist_charts import Cell, Point, Then, Tile
 
 MOST_FINDINGS = 20
-MOST_NODES = 64  # of a table or of the heat map; those that something was found against come first
-MOST_RANKS = 64  # of the table of what each measured alone; those that a finding names come first
+MOST_NODES = 64  # of a table or of the heat map; those that something was found against are first
+MOST_RANKS = 64  # of the table of what each measured alone; those that a finding names are first
 MOST_HISTORIES = 8  # charts of figures over the runs
 _WORDS = {
     "PASS": "fit to train on, as far as was measured",

@@ -140,7 +140,7 @@ def check_newest(cluster: str, backend: Backend, *, ignored: bool, resumes: bool
 
 
 def newest(cluster: str, *, limit_s: float = LIMIT_S) -> tuple[Checked | None, str | None]:
-    """The newest checklist of that cluster, and a line where there may be one that can't be read.
+    """The newest checklist of that cluster, and a line where there may be one that cannot be read.
 
     Looks at ``MOST_RUNS`` runs of any user, through Metaflow's client, for at most ``limit_s`` seconds.
     """

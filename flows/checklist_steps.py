@@ -176,7 +176,7 @@ class PastRuns:
 def read_past_runs(flow: str, cluster: str, run_id: str, *, limit_s: float = HISTORY_S) -> PastRuns:
     """Read the results of the newest earlier runs of this flow on this cluster, through Metaflow's client.
 
-    Never raises and returns within ``limit_s``: what can't be read is a note, and the run is judged without.
+    Never raises and returns within ``limit_s``: what cannot be read is a note, and the run is judged without.
     """
     runs: list[past_runs.PastRun] = []
     problems: list[str] = []

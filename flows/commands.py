@@ -148,7 +148,7 @@ def config_file(words: Sequence[str], config: str) -> Path:
 
 
 def console_script(path: str | None = None) -> str:
-    """Return ``finetune`` where PATH (or ``path``) has it, else the path of the script beside this Python."""
+    """Return ``finetune`` if PATH (or ``path``) has it, else the path of the script next to this Python."""
     beside = Path(sys.executable).with_name("finetune")
     if shutil.which("finetune", path=path) or not beside.is_file():
         return "finetune"

@@ -135,7 +135,7 @@ def fetch_dataset(dataset: str, folder: Path) -> Path:
         return sources.fetch(dataset, folder)
     get_bundle(datastore(shared=True), key, folder)
     named = folder / Path(sources.split_of(dataset)[0]).name
-    if named.is_file():  # beside the images that it names, or alone
+    if named.is_file():  # next to the images that it names, or alone
         return named
     whole = files.is_saved(folder) or sources.holds_images(folder)
     return folder if whole else next(path for path in folder.iterdir() if path.is_file())
@@ -218,7 +218,7 @@ def export(
     """Put the finished model where the user can take it; returns its folder, or its bundle's address.
 
     A run on this machine gets ``output_dir/RUN/model`` (and ``adapter``), loadable by transformers, or the
-    adapter alone where it can't be merged. A run
+    adapter alone where it cannot be merged. A run
     elsewhere leaves it in the datastore, from where ``decorators.fetch_model`` brings it. ``flow``: which one
     has made it, as its file begins.
     """

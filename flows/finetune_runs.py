@@ -1,4 +1,4 @@
-"""finetune runs: runs of the flow beside each other, in the terminal or as a page."""
+"""finetune runs: runs of the flow next to each other, in the terminal or as a page."""
 
 from __future__ import annotations
 

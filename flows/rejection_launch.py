@@ -45,7 +45,7 @@ class PlannedRejection:
     def planned(self, run: pipeline.PlannedRun) -> Plan:
         """The run's plan with the stages of generation, scoring and comparison in it.
 
-        Raises UserError where several nodes are asked for and the machine is at hand, and where vLLM is to
+        Raises UserError where several nodes are asked for and the machine is available, and where vLLM is to
         draw and can't.
         """
         plan, drawing = run.plan, self._drawing(run)
@@ -204,7 +204,7 @@ def _most_tokens(row: Conversation) -> int:
 
 
 def _reward_model(score: str) -> ModelSpec | None:
-    """The shape of the reward model; None where it can't be looked at from here."""
+    """The shape of the reward model; None where it cannot be looked at from here."""
     try:
         return models.resolve(score, online=True).spec
     except UserError:

@@ -2,7 +2,7 @@
 
 Work folders are created in a private folder of the user, below the machine's temporary folder (or
 FINETUNE_WORK_DIR). That location may be shared by all users, so nothing is written before it is verified that
-the private folder belongs to this user and that nobody else can write to it. A task removes its folder when
+the private folder belongs to this user and that no one else can write to it. A task removes its folder when
 it ends; folders of killed tasks are removed by the next task.
 """
 
@@ -57,7 +57,7 @@ def check_root() -> None:
 def _make_root() -> Path:
     """Create :func:`root`, or verify that it is this user's, and deny access to others.
 
-    The check is by path: in a shared folder with the sticky bit, such as a temporary folder, nobody else can
+    The check is by path: in a shared folder with the sticky bit, such as a temporary folder, no one else can
     replace a folder of this user.
     """
     base = root()

@@ -244,7 +244,7 @@ def _again(
     """Return ordered pairs to measure in isolation: controls, then suspect nodes, then links, worst first.
 
     ``looks``: bounds and faults at the slow threshold, then at the slight one. In a large run more links met
-    passing traffic than can be measured again; nodes come first so that links never crowd them out. All
+    passing traffic than can be measured again; nodes are first so that links never crowd them out. All
     suspect nodes are measured again, links only up to ``MOST_RERUNS``.
     """
     chosen: list[tuple[int, int]] = []

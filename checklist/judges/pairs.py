@@ -20,7 +20,7 @@ from checklist.judges.thresholds import PAIR, Threshold
 from checklist.result import Figure, Finding, Gravity
 
 SENT, RECEIVED = "pair, sent", "pair, received"  # keys in the history: a node's best pair, by direction
-FEWEST_NODES = 4  # with fewer nodes, uniformly slow and healthy can't be distinguished
+FEWEST_NODES = 4  # with fewer nodes, uniformly slow and healthy cannot be distinguished
 CROWDED_SHARE = 0.5  # minimum share of the rounds; fewer may be transient traffic of another job
 
 
@@ -44,7 +44,7 @@ def pairs(context: JudgingContext) -> Judgement:
     ``CROWDED_SHARE``, half of the rounds, as fewer may be another job's transient traffic; for history
     ``WARN_SHARE`` and ``FAIL_SHARE``, of a node ``OWN_NETWORK`` (8 and 20 %), of a pair ``OWN_PAIR`` (8 %,
     three times in a row, WARN) of checklist/analysis/baseline.py; ``FEWEST_NODES``, 4, below which a
-    uniformly slow cluster can't be recognized.
+    uniformly slow cluster cannot be recognized.
 
     Not detected: anything but failed pairs between nodes of one machine; with two nodes, whether the sender,
     the receiver or the link is slow.
@@ -163,7 +163,7 @@ def _below_own_past(
 
 
 def _uneven(context: JudgingContext, diagnosis: Diagnosis) -> list[Finding]:
-    """Report classes where either a few nodes are faster or most are slow, which can't be distinguished."""
+    """Report classes where either a few nodes are faster or most are slow, which cannot be distinguished."""
     findings = []
     for one in diagnosis.uneven:
         title = f"{len(one.fast)} of {one.nodes} nodes reach up to {one.most_gbytes_per_s:.4g} GB/s "

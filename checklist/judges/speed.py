@@ -122,7 +122,7 @@ def peer_copy(context: JudgingContext) -> Judgement:
 
 
 def storage(context: JudgingContext) -> Judgement:
-    """FAIL if the work directory can't be written and read; otherwise PASS, regardless of speed.
+    """FAIL if the work directory cannot be written and read; otherwise PASS, regardless of speed.
 
     Limits: rows ``storage_write`` and ``storage_read`` (GB/s) and ``storage_files`` (files/s: create, stat
     and remove small files) that a user adds to thresholds.csv; the shipped table has none, because no source
@@ -136,7 +136,7 @@ def storage(context: JudgingContext) -> Judgement:
 
 
 def datastore(context: JudgingContext) -> Judgement:
-    """FAIL if the datastore can't be written and read; otherwise PASS, regardless of speed.
+    """FAIL if the datastore cannot be written and read; otherwise PASS, regardless of speed.
 
     Limits: rows ``datastore_write`` and ``datastore_read`` that a user adds to thresholds.csv (GB/s); the
     shipped table has none, because no source publishes one. For the slowest rank ``WARN_SHARE`` and

@@ -215,7 +215,7 @@ class Hub(Server[RanksRequest]):
 
 
 def join(rendezvous: Rendezvous, limits: Limits) -> Connection[RunMessage]:
-    """A supervisor's end: find rank 0's hub. Raises UserError when it can't be reached, or says no."""
+    """A supervisor's end: find rank 0's hub. Raises UserError when it cannot be reached, or says no."""
     request = RanksRequest(
         ranks=rendezvous.ranks, node=rendezvous.node, world=rendezvous.world, host=socket.gethostname()
     )

@@ -69,7 +69,7 @@ def shared_out(options: Options) -> tuple[Options, list[tuple[str, ...]]]:
     visible = gpus.look().uuids if options.device != "cpu" else ()
     share = len(visible) // options.nodes
     if visible and options.device == "auto" and not share:
-        options = options.model_copy(update={"device": "cpu"})  # one GPU can't be two nodes
+        options = options.model_copy(update={"device": "cpu"})  # one GPU cannot be two nodes
     processes = options.processes_per_node(share if options.device != "cpu" else 0)
     on_gpus = options.device != "cpu" and bool(visible)
     shares = [visible[node * processes : (node + 1) * processes] for node in range(options.nodes)]

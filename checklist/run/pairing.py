@@ -35,7 +35,7 @@ _SECOND_LOOK_S = 15.0  # at pairs that the mesh found cut; one of them takes as 
 
 
 class PhaseSkipped(Exception):  # noqa: N818 - it is an answer
-    """The phase can't tell anything here; why."""
+    """The phase cannot tell anything here; why."""
 
 
 def mesh(run: Session) -> str | None:
@@ -60,7 +60,7 @@ def mesh(run: Session) -> str | None:
 def _second_look(run: Session) -> None:
     """Pairs that failed are tried again, few at a time: all of many nodes at once may just be too much.
 
-    Nobody waits for more than a few of them: where most pairs are cut, the first look has told enough.
+    No one waits for more than a few of them: where most pairs are cut, the first look has told enough.
     """
     left = [probe for probe in run.got.probes if not _reached(probe)]
     ends = min(run.phase_ends, time.monotonic() + _SECOND_LOOK_S)
@@ -293,7 +293,7 @@ def _round(run: Session, couples: list[tuple[int, int]], number: int, *, alone: 
     if run.backend == "nccl":
         return _exchange(run, couples, number, alone=alone)
     problem = None
-    # What the mesh has seen fail is tried again, but nobody waits long for it.
+    # What the mesh has seen fail is tried again, but no one waits long for it.
     known = {(probe.src, probe.dst) for probe in run.got.probes if not probe.bulk_ok}
     for turn, directed in enumerate([couples] if alone else [couples, [(b, a) for a, b in couples]]):
         leaders = _with_sinks(run)
@@ -346,7 +346,7 @@ def _pair(run: Session, src: int, dst: int, number: int, reply: Any, error: str 
 
 
 def _unsound(run: Session, src: int, dst: int, told: Mapping[int, Sequence[float]]) -> list[Unsound]:
-    """Ranks of ``src`` whose seconds can't be: noted, and nothing is made of them."""
+    """Ranks of ``src`` whose seconds cannot be: noted, and nothing is made of them."""
     found = [
         one
         for rank, seconds in told.items()

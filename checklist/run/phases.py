@@ -145,7 +145,7 @@ def world(run: Session) -> str | None:
         _transport(run, ranks)
     left = problem or trouble(run.ask("leave", {rank: {} for rank in ranks}, limit_s=_LEAVE_S, together=True))
     if left is not None:
-        run.restart(tuple(rank for rank in ranks if rank in run.ranks))  # their group can't be used any more
+        run.restart(tuple(rank for rank in ranks if rank in run.ranks))  # their group cannot be used any more
     return problem
 
 

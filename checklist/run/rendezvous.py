@@ -15,7 +15,7 @@ PORTS = 8  # the control channel takes the first free one of so many
 PORT_OFFSET = 17  # from MASTER_PORT, on which the launcher's own store may listen
 DEFAULT_PORT = 29_500  # torchrun's
 PORT_VARIABLE = "CHECKLIST_PORT"  # the first of the control channel's ports, the same for all of a job
-SHARED_VARIABLE = "CHECKLIST_SECRET"  # the same for all of a job, and known to nobody else
+SHARED_VARIABLE = "CHECKLIST_SECRET"  # the same for all of a job, and known to no one else
 NO_SECRET = (
     f"Strangers on the network could take part in this run: set {SHARED_VARIABLE} to the same random text "
     "for all ranks."
@@ -107,7 +107,7 @@ def of_node(
 
 
 def control_ports(port: int, environment: Mapping[str, str] = os.environ) -> tuple[int, ...]:
-    """The control channel's ports: from $CHECKLIST_PORT on, else beside a launcher's. Raises UserError."""
+    """The control channel's ports: from $CHECKLIST_PORT on, else next to a launcher's. Raises UserError."""
     first = port + PORT_OFFSET
     if environment.get(PORT_VARIABLE):
         first = read_number(environment, PORT_VARIABLE)

@@ -1,4 +1,4 @@
-"""Requests to workers: each ends in bounded time, and where it does not end well, somebody is named.
+"""Requests to workers: each ends in bounded time, and where it does not end well, someone is named.
 
 A request is over when all have answered, soon after the first has failed where the others need it, or at its
 limit. Then the control channel, which is not what hangs, tells what every rank did.
@@ -95,7 +95,7 @@ class Requests:
         """Ask those ranks, each with its arguments.
 
         ``together``: they need each other, so when one has failed the others are not waited for. Ranks that
-        hang or die are recorded, and their workers started anew.
+        hang or die are recorded, and their workers started again.
         """
         self._ids += 1
         begin = time.monotonic()
@@ -123,7 +123,7 @@ class Requests:
         return outcome
 
     def _note(self, event: Event, outcome: Outcome, pending: set[int], died: dict[int, _Gone]) -> bool:
-        """Take in what a supervisor has said; whether somebody has failed."""
+        """Take in what a supervisor has said; whether someone has failed."""
         if event.lost is not None:
             gone = pending.intersection(event.peer.request.ranks)
             died.update(dict.fromkeys(gone, _Gone(event.lost, "lost")))
@@ -155,7 +155,7 @@ class Requests:
         *,
         patient: bool,
     ) -> None:
-        """Say who is at fault, and start the workers of all that did not finish anew."""
+        """Say who is at fault, and start the workers of all that did not finish again."""
         outcome.unfinished = tuple(sorted(pending))
         alive = sorted(pending - set(died))
         for rank, gone in died.items():

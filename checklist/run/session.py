@@ -71,7 +71,7 @@ class Session(Requests):
         return {node: rank for node, rank in first.items() if node >= 0}
 
     def stop(self) -> None:
-        """End the run soon: no request is waited for any longer, and no phase is begun."""
+        """End the run soon: no request is waited for any longer, and no phase is started."""
         self.stopped.set()
 
     def fact(self, rank: int, **changes: Any) -> None:

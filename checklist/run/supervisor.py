@@ -96,7 +96,7 @@ def take_part(
     Raises
     ------
     UserError
-        When rank 0 can't be reached, does not take this process in, or is lost before the end.
+        When rank 0 cannot be reached, does not take this process in, or is lost before the end.
     """
     kept = directory is not None
     place = directory or Path(tempfile.mkdtemp(prefix="checklist-"))

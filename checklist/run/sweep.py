@@ -47,7 +47,7 @@ def store(run: Session) -> tuple[str, int] | None:
 
 
 def correctness(run: Session, ranks: tuple[int, ...]) -> str | None:
-    """Every operation once for each type, with values that a wrong result can't have."""
+    """Every operation once for each type, with values that a wrong result cannot have."""
     if not _asked_for(run, "correctness"):
         return None
     for op in busbw.OPS:

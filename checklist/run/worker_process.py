@@ -95,7 +95,7 @@ class WorkerProcess:
             process.stdin.flush()
 
     def restart(self) -> None:
-        """Kill it, with all that it has started, and begin anew."""
+        """Kill it, with all that it has started, and begin again."""
         self.kill()
         self.start()
 

@@ -41,7 +41,7 @@ What is used, and why no public interface serves:
   ``MetaflowInternalError.headline`` is put into words that fit.
 * ``MetaflowCodeContentV1._module_files``: of an installed package Metaflow packs the compiled files, too.
 * ``metaflow.cli``'s ``print_metaflow_exception`` and ``start.main``: a mistake is to end with 2 where nothing
-  was begun, while Metaflow ends with 1 whatever has happened; and help is to name the command that was typed.
+  was started, while Metaflow ends with 1 whatever has happened; and help names the command that was typed.
 * ``NativeRuntime._logger``: on a terminal, the lines of training steps are renewed in place.
 * ``metaflow_config``: where steps run, and with what, where the user names nothing; for ``finetune doctor``
   which datastore and which metadata there are.

@@ -32,7 +32,7 @@ _own_compile: Callable[[Any], Any] | None = None
 def compile_workflows(remove_older: str, pending_s: Callable[[], float]) -> None:
     """From now on, compile workflows that retry lost steps, and that remove their own traces.
 
-    Without it finished workflows and their pods stay in the cluster until somebody deletes them.
+    Without it finished workflows and their pods stay in the cluster until someone deletes them.
 
     Parameters
     ----------

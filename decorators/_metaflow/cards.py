@@ -1,6 +1,6 @@
 """The card of a step while it runs, and when it fails or ends: pages made in the step's own process.
 
-For each page Metaflow starts a process that imports the whole flow anew: seconds of a core, which a loaded
+For each page Metaflow starts a process that imports the whole flow again: seconds of a core, which a loaded
 machine hasn't got, and a step ends only after two of them. A blank card's page is a template filled with
 JSON: a hundredth of a second.
 """

@@ -54,12 +54,12 @@ def deployer() -> str | None:
 
 
 def compiles_only() -> bool:
-    """Whether a deployment is only written out, for somebody else's cluster perhaps."""
+    """Whether a deployment is only written out, for someone else's cluster perhaps."""
     return "--only-json" in command_words()
 
 
 def in_container() -> bool:
-    """Whether this task runs in a Kubernetes pod or a Batch job rather than beside its scheduler."""
+    """Whether this task runs in a Kubernetes pod or a Batch job rather than next to its scheduler."""
     return "METAFLOW_KUBERNETES_WORKLOAD" in os.environ or "AWS_BATCH_JOB_ID" in os.environ
 
 

@@ -114,7 +114,7 @@ def give_datastore_up() -> None:
 
 
 def datastore_given_up() -> bool:
-    """Whether the datastore has stayed away for too long, and nobody asks it any more."""
+    """Whether the datastore has stayed away for too long, and no one asks it any more."""
     return _given_up
 
 

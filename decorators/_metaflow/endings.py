@@ -27,7 +27,7 @@ _WHERE = ("--with", "--datastore", "--datastore-root", "--metadata", "--environm
 class FinetuneError(MetaflowException):  # type: ignore[misc]
     """A user's mistake as Metaflow shows it: a headline and lines of text, no traceback."""
 
-    headline = "Can't go on"
+    headline = "Error"
 
     def __init__(self, problem: str, advice: str = "") -> None:
         # Metaflow takes asterisks for emphasis and drops them.
@@ -85,7 +85,7 @@ def by_file(script: str, words: Sequence[str]) -> str:
 
 
 def resume_command(script: str, words: Sequence[str], run_id: str, command_line: CommandLine) -> str:
-    """The command that goes on with a run that these words of a flow have started.
+    """The command that continues with a run that these words of a flow have started.
 
     Metaflow takes parameters and configs from the run; where it is to run must be said again.
     """
@@ -114,7 +114,7 @@ def main(flow: type[Any], command_line: CommandLine | None = None) -> None:
 
     Gives Metaflow a user's name where the machine has none, lets a run outlive its shell, ends its remote
     jobs with it, and shows the steps of a training in one line on a terminal. Metaflow ends with 1 whatever
-    has happened; this ends with :data:`MISTAKE` where nothing was begun, and a task that met a UserError with
+    has happened; this ends with :data:`MISTAKE` where nothing started, and a task that met a UserError with
     the status that tells Metaflow's local scheduler not to retry it.
 
     ``command_line`` says how the flow is called, in its help and where a command is suggested; by default by

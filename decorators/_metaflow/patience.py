@@ -24,7 +24,7 @@ def hurry() -> None:
 def with_patience(fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """A question to the API server, asked again while that doesn't answer, or takes the login for outdated.
 
-    The login is read anew each time, as somebody may renew it.
+    The login is read again each time, as someone may renew it.
     """
 
     @functools.wraps(fetch)

@@ -19,7 +19,7 @@ _installed = False
 def submit_again(backend: Backend, decide: Callable[[WaitedJob], bool]) -> None:
     """Ask ``decide`` whenever a step's job on that backend has failed; on True it is submitted again.
 
-    For the process that waits for it. The task's log begins anew: its reader here knows only one that grows.
+    For the process that waits for it. The task's log begins again: its reader here knows only one that grows.
     """
     global _installed
     if (command_words() or [""])[0] != backend or _installed:

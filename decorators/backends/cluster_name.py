@@ -20,7 +20,7 @@ from estimator.hardware.cluster_api import ApiRefusedError, ClusterApi, Unreacha
 from estimator.hardware.cluster_priorities import read_priority_classes
 
 CLUSTER_VARIABLE = "FINETUNE_CLUSTER"
-UNKNOWN = "unknown"  # no kubeconfig or no region where a flow is compiled for somebody else to deploy
+UNKNOWN = "unknown"  # no kubeconfig or no region where a flow is compiled for someone else to deploy
 
 _made: str | None = None  # by this process; any other value of the variable is the user's
 

@@ -31,7 +31,7 @@ def read_cluster(backend: Backend, gpu: str | None = None) -> Cluster:
     """Ask the backend; outside of :func:`going_to`, where Metaflow's configuration leads.
 
     ``gpu``: the GPU that the user names, for nodes without a label of theirs.
-    Raises UserError where it can't be asked.
+    Raises UserError where it cannot be asked.
     """
     destination = _current.get()
     if destination is None or destination.backend != backend:

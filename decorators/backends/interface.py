@@ -123,7 +123,7 @@ class Hopeless:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WaitState:
-    """Whether a job still waits for its nodes, and for what; ``reason`` is empty where nobody tells."""
+    """Whether a job still waits for its nodes, and for what; ``reason`` is empty where no one tells."""
 
     pending: bool
     reason: str = ""

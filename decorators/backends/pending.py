@@ -29,7 +29,7 @@ SAY_EVERY_S = 60.0
 class Watch:
     """One wait. Called with the job as often as one likes; asks the cluster every ``every_s`` seconds.
 
-    A reason is said when it is new, and every minute again. The time runs anew when one more node has come.
+    A reason is said when it is new, and every minute again. The time runs again when one more node has come.
     """
 
     timeout_s: float
@@ -127,7 +127,7 @@ def install(given_up: Callable[[str], None] = lambda _: None) -> None:
     watches: dict[str, list[Callable[[WaitedJob], None]]] = {}
 
     def seen(job: WaitedJob) -> None:
-        if job.name not in watches:  # one that was submitted again is waited for anew
+        if job.name not in watches:  # one that was submitted again is waited for again
             backend = BACKENDS[job.backend]
             watches[job.name] = []
             if text:

@@ -24,7 +24,7 @@ _SHOWS = 'Write what is merged into a pod template: {"spec": {"hostNetwork": tru
 def read(value: str | Mapping[str, Any]) -> dict[str, Any]:
     """A patch, given itself or as a YAML file's path.
 
-    Raises UserError where it can't be read, or is no patch of what the client's models say of pod templates.
+    Raises UserError where it cannot be read, or is no patch of what the client's models say of pod templates.
     """
     where = NAME
     if isinstance(value, str):

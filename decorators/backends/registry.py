@@ -1,4 +1,4 @@
-"""The backends that a flow's steps may run on, beside the machine itself."""
+"""The backends that a flow's steps may run on, next to the machine itself."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Resubmission after disruptions, which does not count as an attempt of the step.
 
 Metaflow has six attempts of a task at most, and an attempt is for what may be wrong with the task. So the
-process that waits for a step submits the same attempt anew, until the run's budget is spent.
+process that waits for a step submits the same attempt again, until the run's budget is spent.
 """
 
 from __future__ import annotations

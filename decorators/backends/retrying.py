@@ -49,7 +49,7 @@ class Retrying:
         return self.place(following.plan)
 
     def place(self, plan: Plan) -> dict[str, str]:
-        """Ask for this plan's machine from now on; nothing is changed where it can't be had."""
+        """Ask for this plan's machine from now on; nothing is changed where it cannot be had."""
         options, given = self.step_request.options, self.step_request.given
         request, _ = apply_given(plan.request, given, self.step_request.backend)
         backend = BACKENDS[self.step_request.backend]

@@ -1,4 +1,4 @@
-"""The tables beside this file: fabrics, variables, labels of topology, quotas, releases."""
+"""The tables next to this file: fabrics, variables, labels of topology, quotas, releases."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Level:
     """A label by which nodes that share its value are near each other."""
 
     label: str
-    weight: int  # beside the others', 1 to 100
+    weight: int  # next to the others', 1 to 100
     source: str
 
 

@@ -2,7 +2,7 @@
 
 Per-process GPU memory is not asked for: inside a container NVML can't name the container's processes. What
 is read is the memory of each whole device that the task can see; what was in use when the step began is
-kept beside it.
+kept next to it.
 
 GPUs and host are looked at in turns and on budgets of their own: the kernel may count for a second where a
 process has gigabytes of pages, and no GPU's peak must go by while that is paid for.

@@ -131,7 +131,7 @@ def _shrunk(ratios: list[float]) -> float:
 def load(path: Path | str | None = None) -> tuple[Calibration, tuple[str, ...]]:
     """Read the store at ``path`` (default: :func:`~estimator.calibration.finished.default_path`).
 
-    Returns its corrections, and one line for each line of the file that can't be used.
+    Returns its corrections, and one line for each line of the file that cannot be used.
     """
     records = Store(path).read()
     return Calibration(records.finished), records.problems

@@ -102,7 +102,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """The runs of a store, and one line for each of the store's lines that can't be used."""
+    """The runs of a store, and one line for each of the store's lines that cannot be used."""
 
     finished: tuple[Finished, ...]
     problems: tuple[str, ...]
@@ -115,7 +115,7 @@ class Store:
         self.path = Path(path).expanduser() if path else default_path()
 
     def add(self, finished: Finished) -> None:
-        """Append one run; raises OSError where the file can't be written or locked."""
+        """Append one run; raises OSError where the file cannot be written or locked."""
         json_lines.append(self.path, finished.to_json())
 
     def read(self) -> Records:

@@ -134,7 +134,7 @@ class Answer:
 def catalogue(file: Path | None) -> Iterator[None]:
     """Inside this context GPUs and machines come from the tables with the user's own ``file`` over them.
 
-    Raises UserError for a file that can't be read. None leaves the default catalogue in place.
+    Raises UserError for a file that cannot be read. None leaves the default catalogue in place.
     """
     if file is None:
         yield

@@ -57,7 +57,7 @@ def gpus(
 
     --min-vram goes by the GB that a card is sold as: 24 finds L4, A10G and
     RTX 4090, though clouds report 22.35 GiB of an L4. Plans are made with
-    what is reported, which is what the table shows. A figure that nobody
+    what is reported, which is what the table shows. A figure that no one
     has sourced is "?" here and null in JSON.
     """
     from estimator import hardware

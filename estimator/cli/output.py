@@ -54,7 +54,7 @@ def one_format(**formats: bool) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write ``text`` as the whole file; raises UserError where the file can't be written."""
+    """Write ``text`` as the whole file; raises UserError where the file cannot be written."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:

@@ -19,7 +19,7 @@ __all__ = ["ExactEstimate", "Moment", "estimate", "estimate_many"]
 def estimate(setup: Setup, *, time_limit_s: float = 600) -> ExactEstimate:
     """The live bytes of one process of ``setup``, from a trace of the real model and optimizer.
 
-    Raises UserError where the step can't be traced, torch is missing, or ``time_limit_s`` seconds have
+    Raises UserError where the step cannot be traced, torch is missing, or ``time_limit_s`` seconds have
     passed.
     """
     return estimate_many([setup], time_limit_s=time_limit_s)[0]
@@ -28,7 +28,7 @@ def estimate(setup: Setup, *, time_limit_s: float = 600) -> ExactEstimate:
 def estimate_many(setups: Sequence[Setup], *, time_limit_s: float = 600) -> list[ExactEstimate]:
     """One estimate for each setup, all traced in one process, which loads torch once.
 
-    Raises UserError where a step can't be traced, torch is missing, or ``time_limit_s`` seconds (for all
+    Raises UserError where a step cannot be traced, torch is missing, or ``time_limit_s`` seconds (for all
     setups together) have passed.
     """
     for setup in setups:

@@ -56,7 +56,7 @@ def linear_nf4(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:  # no
 
 
 def to_nf4(weight: torch.Tensor, **_: Any) -> torch.Tensor:
-    """A tensor with the bytes of the weight in 4 bits, in the weight's type: integers can't be parameters.
+    """A tensor with the bytes of the weight in 4 bits, in the weight's type: integers cannot be parameters.
 
     Shape [bytes / element size, 1]. One column tells such a weight from others: no linear layer has one
     input.

@@ -10,7 +10,7 @@ TORCHTUNE_FAMILIES = ("llama", "mistral", "qwen2")
 
 
 def check(setup: Setup) -> None:
-    """Raise UserError with the reason where this step can't be traced."""
+    """Raise UserError with the reason where this step cannot be traced."""
     reason = untraceable(setup)
     if reason:
         raise UserError(

@@ -85,7 +85,7 @@ class StepTracker(MemTracker):  # type: ignore[no-untyped-call]
         return {part.value: snapshot[part] for part in Part if snapshot.get(part)}
 
     def forget_peaks(self) -> None:
-        """Start the search for peaks anew; live storages stay known."""
+        """Start the search for peaks again; live storages stay known."""
         self.peaks.clear()
         self._highest.clear()
 

@@ -92,7 +92,7 @@ def _with_adapters(setup: Setup, model: Any) -> Any:
     from peft import get_peft_model
 
     config = _prompts(setup) if setup.prompts else _low_rank(setup, model)
-    # Parameters that are fake can't be moved, and they are made where they belong in their type
+    # Parameters that are fake cannot be moved, and they are made where they belong in their type
     without_moves = mock.patch.object(nn.Module, "to", lambda module, *_, **__: module)
     # launchers/engines/loop/model.py keeps the base's type; PEFT's own choice is fp32
     with without_moves:

@@ -45,7 +45,7 @@ _chosen: ContextVar[Catalogue | None] = ContextVar("catalogue", default=None)
 def catalogue(extra: Path | None = None) -> Catalogue:
     """The shipped tables, under the refreshed prices, the files of FINETUNE_HARDWARE and the file ``extra``.
 
-    Later ones win, cell by cell. Raises UserError for a file that can't be read or a value that can't be
+    Later ones win, cell by cell. Raises UserError for a file that cannot be read or a value that cannot be
     right.
     """
     files = os.environ.get(VARIABLE, "")

@@ -161,7 +161,7 @@ class Catalogue:
         return called
 
     def find_gpu_of_size(self, name: str, mib: int) -> Gpu | None:
-        """The GPU that a cloud calls ``name`` beside a size of its own ("A100", 40960); None if none fits."""
+        """Return the GPU that a cloud calls ``name`` next to a memory size ("A100", 40960), or None."""
         for spelling in (f"{name}-{round(mib / 1024)}GB", name):
             gpu = self.find_gpu(spelling)
             if gpu is not None and abs(mib * MIB / gpu.vram_bytes - 1) < SIZE_TOLERANCE:

@@ -61,7 +61,7 @@ class ClusterNodes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Aside:
-    """Nodes that can't be planned with, and why."""
+    """Nodes that cannot be planned with, and why."""
 
     reason: str
     names: tuple[str, ...]
@@ -131,7 +131,7 @@ class Cluster:
 
     @property
     def has_gpus(self) -> bool:
-        """Whether there are GPUs, or surely may be: also such as can't be planned with."""
+        """Whether there are GPUs, or surely may be: also such as cannot be planned with."""
         return bool(self.aside) or any(not nodes.guessed for nodes in self.nodes)
 
     @property

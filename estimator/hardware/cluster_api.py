@@ -43,7 +43,7 @@ class UnreachableError(Exception):
 
 
 class UntrustedError(UnreachableError):
-    """Nobody vouches for the server's certificate."""
+    """No one vouches for the server's certificate."""
 
 
 class NoKubernetesError(UnreachableError):

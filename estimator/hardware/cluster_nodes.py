@@ -48,13 +48,13 @@ class Node:
 
 
 def fetch(context: str | None = None) -> tuple[str, list[Node]]:
-    """The context's name and the cluster's nodes; UserError where they can't be had, within seconds."""
+    """The context's name and the cluster's nodes; UserError where they cannot be had, within seconds."""
     with ClusterApi(context, purpose="--from-cluster") as api:
         return api.context, fetch_nodes(api)
 
 
 def fetch_nodes(api: ClusterApi) -> list[Node]:
-    """The cluster's nodes; UserError where they can't be had."""
+    """The cluster's nodes; UserError where they cannot be had."""
     try:
         return read_nodes(api.get)
     except (ApiRefusedError, UnreachableError) as error:

@@ -1,4 +1,4 @@
-"""The columns of the hardware tables: what each may hold, and what a value that can't be looks like."""
+"""The columns of the hardware tables: what each may hold, and what a value that cannot be looks like."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from estimator.names import did_you_mean
 Cells = dict[str, str]  # one row by column; blank cells are left out
 Kind = Literal["gpu", "instance"]
 KIND_COLUMN = "kind"
-# A card's reported memory beside its label's: 0.93 (L4) to 1.07 (the label's GB as GiB), with some room.
+# A card's reported memory next to its label's: 0.93 (L4) to 1.07 (the label's GB as GiB), with some room.
 REPORTED_TO_LABEL = (0.85, 1.15)
 
 
@@ -41,7 +41,7 @@ class HardwareRow:
 def read_rows(file: Path) -> list[HardwareRow]:
     """The rows of a hardware table, each cell checked by its column's rule.
 
-    Raises UserError, naming file, line and column, for a file that can't be read, an unknown column, a cell
+    Raises UserError, naming file, line and column, for a file that cannot be read, an unknown column, a cell
     that breaks its rule, and two rows of one name.
     """
     try:

@@ -40,7 +40,7 @@ def group(
     usage: Mapping[str, Usage] | None = None,
     named: Gpu | None = None,
 ) -> Cluster:
-    """Equal nodes together; those that can't be used by reason.
+    """Equal nodes together; those that cannot be used by reason.
 
     ``usage``: what runs on the nodes, by name; None: not told. ``named``: the GPU of nodes without a label of
     it, as the user says.

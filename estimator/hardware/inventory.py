@@ -84,14 +84,14 @@ def read_cluster(
 
     ``gpu``: the GPU of nodes without a label of it, as the user names it.
 
-    Raises UserError where it can't be reached, found or read, within seconds.
+    Raises UserError where it cannot be reached, found or read, within seconds.
     """
     rules = rules or PodRules()
     return offered(fetch(context, rules), catalogue or hardware.current(), rules, gpu=gpu)
 
 
 def fetch(context: str | None, rules: PodRules) -> ClusterState:
-    """All questions to the cluster, within PLANNING_S; UserError where its nodes can't be had."""
+    """All questions to the cluster, within PLANNING_S; UserError where its nodes cannot be had."""
     namespace = rules.namespace
     clock = Clock(overall_s=PLANNING_S)
     with ClusterApi(context, purpose="Planning for a cluster", clock=clock) as api:

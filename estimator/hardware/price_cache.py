@@ -77,10 +77,10 @@ def write_table(file: Path, columns: Sequence[str], lines: Iterable[Cells]) -> N
 
 
 def overlay(tables: Tables, file: Path) -> tuple[str, ...]:
-    """Lay the cached prices and facts over the tables; returns a warning for each thing that can't be used.
+    """Lay the cached prices and facts over the tables; returns a warning for each thing that cannot be used.
 
     A price goes in where it is not older than the table's, a fact where the table has none. The cache is
-    nobody's handwork, so a damaged one is no reason to fail.
+    no one's handwork, so a damaged one is no reason to fail.
     """
     try:
         cached = rows(file)

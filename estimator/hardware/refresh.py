@@ -74,7 +74,7 @@ def ask(
         answer = question.answer or ProviderAnswer(line=f"no answer within {limit_s:g} s, nothing changed")
         lines.append(f"{question.name}: {' '.join(answer.line.split())}")
         for name, cells in answer.machines.items():
-            learned[name] = learned.get(name, {}) | cells  # AWS itself comes last and wins
+            learned[name] = learned.get(name, {}) | cells  # AWS itself is last and wins
     return lines, learned
 
 

@@ -23,7 +23,7 @@ RATES = ("bf16", "fp16", "fp8", "tf32", "fp32")
 class Wish:
     """Filter of GPUs and machines to list; None: no filter.
 
-    Raises UserError for a size or price that can't be; names are checked by :func:`choose`.
+    Raises UserError for a size or price that cannot be; names are checked by :func:`choose`.
     """
 
     min_vram: float | None = None  # a card's size class in GB (Gpu.is_at_least)

@@ -24,7 +24,7 @@ TABLE = "instances.csv"
 def update(folder: Path = DATA, *, today: date | None = None) -> list[str]:
     """Ask for prices and write them into the folder's table of machines; returns lines on what happened.
 
-    What the user's own cache and tables say plays no part. Raises OSError where the table can't be written.
+    What the user's own cache and tables say plays no part. Raises OSError where the table cannot be written.
     """
     found = tables.shipped(folder)
     lines, learned = refresh.ask(tables.build(found), today=today)

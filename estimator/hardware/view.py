@@ -1,4 +1,4 @@
-"""The catalogue as tables for people. What nobody has sourced is "?"."""
+"""The catalogue as tables for people. What no one has sourced is "?"."""
 
 from __future__ import annotations
 

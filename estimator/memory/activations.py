@@ -212,7 +212,7 @@ def _adapter_inputs(setup: Setup) -> float:
         saved_inputs.add(shared_input)
         result_bytes = 4 * size * out if setup.method == "dora" else 0
         if setup.engine == "litgpt" and source == "norm1" and not all_of_qkv:
-            result_bytes += size * out  # before it is put beside the others
+            result_bytes += size * out  # before it is put next to the others
         saved += _adapted(setup, target) * (
             input_bytes * into + result_bytes + (cast or size) * setup.lora_rank
         )
@@ -224,7 +224,7 @@ def _prompt_attention(setup: Setup) -> float:
 
     litgpt keeps its result for the gate, and what the kernel keeps of the softmax (litgpt/adapter.py). The
     loop's v2 and PEFT's v1 keep the probabilities in fp32, as they compute, and behind the gate; PEFT makes
-    the queries anew (peft/tuners/adaption_prompt/layer.py).
+    the queries again (peft/tuners/adaption_prompt/layer.py).
     """
     model, size = setup.model, computing(setup)
     if setup.engine == "litgpt":

@@ -147,7 +147,7 @@ def _fsdp_alone(setup: Setup, part: Part, trained: int) -> Buffers:
     reduced = reduce_size * part.block
     first = size * min(shape_of(setup.model).largest_linear, part.block)
     of_root = reduce_size * (part.own_head + part.embedding)
-    # The root's gradients in 16 bits beside its weights; then these are freed, and both copies are there
+    # The root's gradients in 16 bits next to its weights; then these are freed, and both copies are there
     last = max(root, 2 * of_root - root - reduced)
     return Buffers(
         0, root, root + block + first, reduced, last, 2 * of_root, size * part.head, forward=root + block

@@ -1,7 +1,7 @@
 """Memory of a UNet's training step beyond its states: what its moments have alive.
 
 Saved activations are counted exactly (estimator/models/unet.py); what is alive in passing, the gradients of
-the largest feature map and fp32 copies of the prediction and the noise, is small beside them.
+the largest feature map and fp32 copies of the prediction and the noise, is small next to them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LOSS_COPIES = 4  # fp32: prediction, target, their difference, and its gradient
 def moments(
     setup: Setup, model: DiffusionSpec, part: Part, gradients: int, communication: Buffers
 ) -> list[dict[str, int]]:
-    """Bytes by category beside the states: where images are encoded, at the loss, in the backward pass and in
+    """Bytes by category next to the states: where images are encoded, at the loss, in the backward pass and
     the optimizer's step."""
     side, images, size = math.isqrt(setup.seq_len), setup.micro_batch_size, computing(setup)
     adapters = adapters_of(setup)

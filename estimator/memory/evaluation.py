@@ -16,7 +16,7 @@ RESERVED_OVER_LIVE = 1.36
 def inference_bytes(model: ModelSpec, gpus: int, seq_len: int, *, lora_experts: bool = False) -> int:
     """Memory of the fullest of ``gpus`` GPUs that share one copy of the model layer by layer.
 
-    Its part of the weights with a block that can't be cut, and on top, for one batch: the residual stream
+    Its part of the weights with a block that cannot be cut, and on top, for one batch: the residual stream
     with what one block works on, the logits with the loss's copies, and the keys and values of one answer.
     ``lora_experts``: PEFT's adapters on experts are not merged, and add their product to one block's experts
     at a time.

@@ -33,7 +33,7 @@ WEIGHT_BYTES: dict[Device, int] = {"cuda": GPU_WEIGHT_BYTES, "cpu": 4}  # launch
 # before DynamicCache had both copies alive.
 CACHE_HELD = 2
 # Bytes for each logit of the last position: fp32 copy, scores over the temperature, probabilities
-# (transformers 5.4, generation/utils.py, _sample), beside the model's own
+# (transformers 5.4, generation/utils.py, _sample), next to the model's own
 SAMPLING_BYTES = 12
 # More where top_p is below 1: sorted scores with their indices, probabilities and their sums, two masks
 # (generation/logits_process.py, TopPLogitsWarper)
@@ -91,7 +91,7 @@ def kv_cache_bytes(model: ModelSpec, sequences: int, tokens: int, *, bytes_each:
 def live_bytes(
     model: ModelSpec, batch: Batch, *, bytes_each: int = 2, top_p: float = 1.0, padded: bool = True
 ) -> dict[str, int]:
-    """Tensors beside the weights that are alive at the peak, by category; the allocator holds more.
+    """Tensors next to the weights that are alive at the peak, by category; the allocator holds more.
 
     The largest of three moments: the prompts' forward pass, with the keys and values of all their tokens
     (blocks with a window release them a step later) and the tensors of one block under its mask; attention in
@@ -176,7 +176,7 @@ def largest_batch(
 def _block_width(model: ModelSpec) -> int:
     """Numbers for each token that one block holds at once in the prompts' forward pass.
 
-    The embedding, the residual stream and two normed copies of it, beside the larger of the MLP (gate, up
+    The embedding, the residual stream and two normed copies of it, next to the larger of the MLP (gate, up
     and their product; with experts what is sorted to them and back too) and attention (queries before and
     after the rotation, keys, values, those of all heads).
     """

@@ -2,7 +2,7 @@
 
 What the VAE's encoder has alive at its peak was traced: ``AutoencoderKL.encode`` of diffusers 0.42.1 without
 gradients, on fake tensors, at 512 to 1280 pixels (torch 2.13). It is in a residual block of the first level:
-five feature maps of the image's size, and the image. cuDNN's work space is beside it.
+five feature maps of the image's size, and the image. cuDNN's work space is next to it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from estimator.models.diffusion import VAE, VAE_SCALE, DiffusionSpec
 
 MOST_AT_ONCE = 8  # images: a GPU that has room for them is busy
-_SHARE = 0.8  # of the memory beside the networks that images may take: work spaces and fragments are beside
+_SHARE = 0.8  # of the memory next to the networks that images may take: work spaces and fragments are beside
 _FEATURE_MAPS = 5
 _FP32 = 4
 

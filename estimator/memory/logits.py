@@ -12,7 +12,7 @@ from estimator.setup import Setup
 # launchers/dataset/batches.py, LOSS_CHUNK: positions whose logits are in fp32 at a time
 DEEPSPEED_LOSS_POSITIONS = 1024
 # litgpt/finetune/full.py: fp32 logits, a contiguous copy without the last position, its log-softmax, and
-# the gradient's first piece beside the 16-bit logits.
+# the gradient's first piece next to the 16-bit logits.
 LITGPT_FULL = 14
 
 # torch.distributed.tensor.parallel.loss_parallel: four fp32 tensors of a process's share of the logits

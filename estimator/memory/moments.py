@@ -57,7 +57,7 @@ LATER_LENGTH = 0.5
 
 
 # Bytes that batches of varying lengths leave in the allocator's cache, over those of logits and one block's
-# activations, which every batch allocates anew in other sizes: the median of 74 runs of ms-swift
+# activations, which every batch allocates again in other sizes: the median of 74 runs of ms-swift
 # (modelscope/ms-swift@b40f31df7^, Benchmark.md), of which half lie between 1.4 and 2.9.
 LEFT_BY_LENGTHS = 2.4
 
@@ -100,7 +100,7 @@ class Peak:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Bytes that are alive at one moment beside the states; ``apart``: those of them on other streams."""
+    """Bytes that are alive at one moment next to the states; ``apart``: those of them on other streams."""
 
     parts: dict[str, int]
     apart: int = 0
@@ -432,7 +432,7 @@ def _longest_alone(setup: Setup) -> bool:
 
 
 def _later_batch(setup: Setup, saved: int, logits: int, gathered: int, gradients: int) -> list[Moment]:
-    """The loss of a shorter batch beside the gradients of those before it, where the longest is alone."""
+    """The loss of a shorter batch next to the gradients of those before it, where the longest is alone."""
     if not _longest_alone(setup):
         return []
     parts = {

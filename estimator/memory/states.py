@@ -167,7 +167,7 @@ def _quantised(setup: Setup, part: Part) -> int:
 def scale_bytes(setup: Setup, part: Part) -> int:
     """Bytes of the scales of quantised weights in one process.
 
-    torchtune's are a part of the weight (torchao, NF4Tensor) and divided with it. The loop's lie beside it
+    torchtune's are a part of the weight (torchao, NF4Tensor) and divided with it. The loop's lie next to it
     (launchers/engines/loop/quantised.py), where neither FSDP nor ZeRO divides them; its int8 has one in fp32
     for each row.
     """
@@ -220,7 +220,7 @@ def gradient_bytes(setup: Setup, part: Part) -> int:
 def trains_embedding_in_vain(setup: Setup) -> bool:
     """Whether a frozen model's embedding gets gradients that no optimizer uses, and that are never freed.
 
-    litgpt's StableEmbedding does, beside a quantised base, since Lightning-AI/litgpt@ae798aba (October 2024).
+    litgpt's StableEmbedding does, with a quantized base, since Lightning-AI/litgpt@ae798aba (October 2024).
     """
     return setup.engine == "litgpt" and setup.quantization != "none" and setup.engine_version != "2023-10"
 

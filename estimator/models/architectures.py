@@ -28,7 +28,7 @@ class Family:
     Attributes
     ----------
     norm_bias:
-        Whether the norms have a bias beside their weight.
+        Whether the norms have a bias next to their weight.
     norms_per_layer:
         Norms over the hidden size in one block: Gemma 2 and 3 have one before and one after each part.
     qk_norm:
@@ -47,12 +47,12 @@ class Family:
     partial_rotary:
         Whether its code reads ``partial_rotary_factor``, and so may rotate a part of each head only.
     sees_packed:
-        What one document of a packed row sees of those before it although its positions begin anew, in one
+        What one document of a packed row sees of those before it although its positions begin again, in one
         clause; blank where it sees nothing. tests/launchers/engines/loop/test_families.py measures it.
     scores_texts:
         Whether transformers has the family's sequence classification, of which reward models are made.
     code_elsewhere:
-        Its code is no part of transformers: it lies beside the weights on the Hub.
+        Its code is no part of transformers: it lies next to the weights on the Hub.
     mlp_names_are_experts:
         PEFT adapts the experts' tensors under the names of the MLP's projections, and never the linear layers
         of dense blocks and shared experts (peft 0.21, utils/transformers_weight_conversion.py).

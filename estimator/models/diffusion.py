@@ -46,7 +46,7 @@ class DiffusionSpec(ModelSpec):
 
     @property
     def frozen(self) -> tuple[tuple[str, int], ...]:
-        """(name, parameters) of the networks beside the UNet."""
+        """(name, parameters) of the networks next to the UNet."""
         return (*((each.name, each.parameters) for each in self.texts), (VAE, self.vae_parameters))
 
     @property
@@ -113,7 +113,7 @@ class DiffusionSpec(ModelSpec):
 
 
 def positions_of(side: int) -> int:
-    """Positions of a square image's latent. Raises UserError for a side that can't be."""
+    """Positions of a square image's latent. Raises UserError for a side that cannot be."""
     if side < VAE_SCALE or side % VAE_SCALE or side > LARGEST_IMAGE:
         raise UserError(
             f"{side} pixels of a side can't be: it must be a multiple of {VAE_SCALE}, from {VAE_SCALE} to "
@@ -165,7 +165,7 @@ def spec_of(
 
 
 # ---------------------------------------------------------------------------------------------------------
-# Parameters of what is used beside the UNet
+# Parameters of what is used next to the UNet
 
 
 def vae_parameters(channels: tuple[int, ...] = (128, 256, 512, 512), resnets: int = 2) -> int:

@@ -14,7 +14,7 @@ from estimator.models.spec import ModelSpec
 def read_directory(folder: Path, name: str | None = None) -> ModelSpec:
     """The shape of the model in a directory in Hugging Face's layout; ``name`` is the directory's by default.
 
-    Raises UserError where there is no config.json or it can't be used.
+    Raises UserError where there is no config.json or it cannot be used.
     """
     path = folder / "config.json"
     if not path.is_file():

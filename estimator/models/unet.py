@@ -102,7 +102,7 @@ class UNetShape:
         yield Part("resnet", last, channels, channels)
         for level in reversed(range(len(self.channels))):
             out = self.channels[level]
-            for _ in range(self.resnets + 1):  # each takes one feature map of the way down beside its input
+            for _ in range(self.resnets + 1):  # each takes one feature map of the way down next to its input
                 yield from self._pair(level, channels + skips.pop(), out)
                 channels = out
             if level:

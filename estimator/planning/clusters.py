@@ -33,7 +33,7 @@ from estimator.planning.support import unsupported_job, with_engine
 from estimator.vocabulary import LAUNCHED_ENGINES, METHODS
 
 MOST_REJECTIONS = 10
-MOST_COMPARED = 16  # machines on which a faster engine is tried, of those that come first with another
+MOST_COMPARED = 16  # machines on which a faster engine is tried, of those that are first with another
 _log = logging.getLogger(__name__)
 
 
@@ -146,7 +146,7 @@ class Survey:
     def _enough(
         self, place: Place, nodes: int, count: int, rejection: Rejection | None, *, cheaper: bool
     ) -> bool:
-        """Whether more of these machines can't be better."""
+        """Whether more of these machines cannot be better."""
         if nodes == 1 and count < place.gpus:
             return False
         if rejection is not None and rejection.kind not in ("price", "speed"):

@@ -12,7 +12,7 @@ from estimator.planning.ranking import compared, figure
 from estimator.planning.search import INDISTINCT, Evidence, Search, precision_of
 from estimator.vocabulary import ENGINES
 
-FEW_MACHINES = 2  # kinds of machines on which engines are compared, those that come first with the simplest
+FEW_MACHINES = 2  # kinds of machines on which engines are compared, those that are first with the simplest
 SEEN = 0.001  # a difference that is worth a figure
 Speeds = Mapping[str, float | None]
 """Tokens a second by engine; None: it does not fit, or nothing is known of its speed."""
@@ -36,7 +36,7 @@ def by_preference(jobs: Sequence[Job]) -> list[list[Job]]:
 
 
 def faster_than(engine: str, speeds: Speeds) -> str | None:
-    """The fastest engine if it is faster than ``engine`` by more than what can't be told apart."""
+    """The fastest engine if it is faster than ``engine`` by more than what cannot be told apart."""
     own = speeds[engine] or 0.0
     known = {name: speed for name, speed in speeds.items() if speed}
     fastest = max(known, key=lambda name: known[name], default=engine)

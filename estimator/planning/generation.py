@@ -186,7 +186,7 @@ def _with_gpus(base: Request, gpus: int) -> Request:
 def _nodes(plan: Plan, drawing: Drawing, gpus: int, sequences: int) -> int:
     """As many copies of the model as training has GPUs for (on CPUs: nodes), each with a batch to draw.
 
-    Where the machine is at hand, one: its GPUs are all seen by one process.
+    Where the machine is available, one: its GPUs are all seen by one process.
     """
     if plan.target in ("local", "allocation"):
         return 1

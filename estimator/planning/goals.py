@@ -24,7 +24,7 @@ ATTEMPTS = 4  # retries of a deployed step, whose scheduler counts a disruption 
 class Goals:
     """The user's goals for a plan in addition to fitting; None and empty: no limit.
 
-    Raises UserError for a value that can't be, and for epochs of a dataset whose size is not given.
+    Raises UserError for a value that cannot be, and for epochs of a dataset whose size is not given.
     """
 
     deadline_hours: float | None = None
@@ -80,7 +80,7 @@ class Goals:
 
     @property
     def by_speed(self) -> bool:
-        """Whether the fastest comes first: within a budget, or as preferred where there is no deadline."""
+        """Whether the fastest is first: within a budget, or as preferred where there is no deadline."""
         return self.deadline_hours is None and (self.budget_usd is not None or self.prefer == "speed")
 
     @property

@@ -40,7 +40,7 @@ def rate_of(cloud: str | None, machine: str, given: float | None = None) -> Rate
 
 
 def check_rate(rate: float | None) -> None:
-    """Raise UserError where it can't be a rate an hour."""
+    """Raise UserError where it cannot be a rate an hour."""
     if rate is not None and not (math.isfinite(rate) and rate > 0):
         raise UserError(
             (

@@ -1,4 +1,4 @@
-"""Plans for what is at hand: this machine, or the nodes of an allocation; on CPUs for a small model."""
+"""Plans for what is available: this machine, or the nodes of an allocation; on CPUs for a small model."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _plan(job: Job, target: Target, goals: Goals, evidence: Evidence) -> Plan:
 
 
 def _check_gpu(target: Target, machine: Machine) -> None:
-    """Raise UserError where a GPU is asked for by its name and what is at hand is none, or another.
+    """Raise UserError where a GPU is asked for by its name and what is available is none, or another.
 
     So it is where a cloud's machine is asked for.
     """

@@ -80,7 +80,7 @@ def _leaner(search: Search, failed: Layout) -> Iterator[Layout]:
         and _divides_alike(ladder, failed, search)
     ]
     yield from _rungs(search, recomputed, failed.micro_batch_size)
-    for ladder in ladders:  # those that shard least come first
+    for ladder in ladders:  # those that shard least are first
         if ladder.checkpointing >= failed.activation_checkpointing and not _divides_alike(
             ladder, failed, search
         ):

@@ -2,7 +2,7 @@
 
 A plan fits when what it needs is within what the GPU reports. On a given number of GPUs the
 order is the Ultra-Scale Playbook's: what fits, then what makes up the global batch, then the fastest. Over
-all machines the cheapest a token comes first, as otherwise the most GPUs of the largest kind always would,
+all machines the cheapest a token is first, as otherwise the most GPUs of the largest kind always would,
 unless :class:`Goals` say otherwise: a deadline (the cheapest that meets it), a budget (the fastest within
 it), or ``prefer="speed"``.
 """

@@ -114,7 +114,7 @@ def in_order(
     and the GPU-hours where no price is known; with a budget, or where speed is preferred, the time does.
     Figures that cannot be told apart count as equal, in bands: the best figure and all within
     :data:`INDISTINCT` of it, then the best of what is left and all within as much of that. In a band the
-    lower price an hour comes first, then fewer GPUs, then the simpler layout, then fewer machines.
+    lower price an hour is first, then fewer GPUs, then the simpler layout, then fewer machines.
     """
     groups: dict[tuple[bool, ...], list[tuple[float, Candidate]]] = {}
     keys = _behind_cheaper(candidates, [_group(candidate, goals, capacity) for candidate in candidates])
@@ -124,7 +124,7 @@ def in_order(
 
 
 def _group(candidate: Candidate, goals: Goals, capacity: str) -> tuple[bool, ...]:
-    """Return the criteria that are compared before any figure; False comes first."""
+    """Return the criteria that are compared before any figure; False is first."""
     tight = candidate.memory.tight and not goals.tight
     # What is not known to fit the machine's memory comes after what is
     host = candidate.place is not None and candidate.place.ram_bytes is None

@@ -277,7 +277,7 @@ def of_machine(
 
 
 def _cheapest(best: Candidate, candidates: list[Candidate], tokens: int | None) -> str:
-    """In which way a candidate is the cheapest: by itself, or an hour of those that can't be told apart."""
+    """In which way a candidate is the cheapest: by itself, or an hour of those that cannot be told apart."""
 
     def cost(candidate: Candidate) -> float:
         usd = candidate.usd(tokens) if tokens is not None else candidate.usd_per_token

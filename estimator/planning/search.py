@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from estimator.throughput import MeasuredBandwidth
 
 MOST_WEIGHED = 8  # layouts of one number of GPUs, to say by how much none fits
-# Figures nearer to each other than this can't be told apart: four fifths of published speeds lie from 22 %
+# Figures nearer to each other than this cannot be told apart: four fifths of published speeds lie from 22 %
 # below the predicted one to 28 % above it (data/efficiency.csv, range), of which a part is common to all
 # plans of a job, as its model and its engine are.
 INDISTINCT = 0.2
@@ -56,8 +56,8 @@ class Candidate:
     gpu: Gpu | None
     place: Place | None
     speed: throughput.Speed
-    start_up: StartUp | None = None  # None: the machines are at hand
-    interruptions: Interruptions | None = None  # None: no spot machines, or nobody knows how often
+    start_up: StartUp | None = None  # None: the machines are available
+    interruptions: Interruptions | None = None  # None: no spot machines, or no one knows how often
     checkpoint_bytes: int | None = None  # of one node
     evaluated_tokens: int = 0  # held-out ones, while it trains
     unmeasured: bool = False  # no measured run of such a GPU supports the speed and the memory
@@ -229,7 +229,7 @@ class Search:
         )
         layout = layouts[chosen]
         estimate = self.estimate(layout, gpu).with_capacity(capacity)
-        # Machines of the user's own are at hand
+        # Machines of the user's own are available
         before = start_up(place, nodes, self.job.model) if place is not None and place.name else None
         checkpoint = memory.checkpoint_bytes(self.setup(layout)) // nodes
         return Candidate(

@@ -12,7 +12,7 @@ from estimator.planning.engines import setup_of
 from estimator.planning.search import Candidate
 
 SHARED_MEMORY_PER_GPU = 8 * GIB
-# On a node beside its ranks: Metaflow's task with its sidecars, torchrun's agent, the profiler: 0.3 GiB in
+# On a node next to its ranks: Metaflow's task with its sidecars, torchrun's agent, the profiler: 0.3 GiB in
 # containers that train tiny-llama. While a checkpoint or model is sent to S3, Metaflow's workers: up to 64
 # (METAFLOW_S3_WORKER_COUNT) of 27 MiB each. Without it, a container of Batch was killed in each attempt.
 BESIDE_RANKS = 2 * GIB

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Needs:
     """Packages and modules that an engine's processes import, and the extra that installs them."""
 
-    packages: tuple[str, ...]  # beside the base install
+    packages: tuple[str, ...]  # next to the base install
     modules: tuple[str, ...]  # of this package; what a rank imports first
     distribution: str  # whose version is the engine's
     extra: str  # of metaflow-finetune, with the engine alone
@@ -47,8 +47,8 @@ class Engine(Protocol):
     def collect(self, job: TrainJob, destination: Path) -> None:
         """After training, on node 0, without torch: lay out the output as ``destination/model`` (a
         whole model in Hugging Face format, adapters merged) and, for adapters,
-        ``destination/adapter`` (PEFT format). Where an adapter can't be merged there is no
-        ``destination/model``, and the adapter has the tokenizer beside it (:func:`result_of`)."""
+        ``destination/adapter`` (PEFT format). Where an adapter cannot be merged there is no
+        ``destination/model``, and the adapter has the tokenizer next to it (:func:`result_of`)."""
 
 
 def result_of(folder: Path) -> Path:

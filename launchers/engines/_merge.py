@@ -36,7 +36,7 @@ _NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
 def merge(base: Sequence[Path], destination: Path, change: Change) -> None:
-    """Write the safetensors files ``base`` into the folder ``destination``, made anew, under their names.
+    """Write the safetensors files ``base`` into the folder ``destination``, made again, under their names.
 
     ``change`` gets each tensor's name and values, which it must not write to, and gives what takes its place
     (on the CPU); None leaves it out. A file shows up whole or not at all.
@@ -107,7 +107,7 @@ def _write(source: Path, target: Path, change: Change) -> None:
         out.seek(8 + room)
         end = 0
         for name, entry in sorted(there.items(), key=lambda item: item[1]["data_offsets"]):
-            with safe_open(source, framework="pt") as file:  # anew: pages stay mapped as long as it is open
+            with safe_open(source, framework="pt") as file:  # again: pages stay mapped as long as it is open
                 before = file.get_tensor(name)
                 after = change(name, before)
                 if after is None:

@@ -1,6 +1,6 @@
 """Time of a rank in collectives in each step, which shows who is late, as all steps take equally long.
 
-In synchronous training every rank's step takes as long as the slowest's. Who is slow waits for nobody, and
+In synchronous training every rank's step takes as long as the slowest's. Who is slow waits for no one, and
 the others wait for it: it is the one that spends the least time in collectives.
 """
 

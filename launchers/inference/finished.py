@@ -20,7 +20,7 @@ from launchers.run_config import RunConfig
 
 ADAPTER_CONFIG = "adapter_config.json"
 _CONFIGS = ("config.json", "model_index.json")  # of a language model, of a pipeline that generates images
-SETTINGS = "settings.yaml"  # of the run, beside the folder of its model
+SETTINGS = "settings.yaml"  # of the run, next to the folder of its model
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

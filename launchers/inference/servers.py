@@ -159,7 +159,7 @@ def local_command(
 
 
 def free_port(host: str, port: int) -> int:
-    """Return ``port``, or for 0 any free one. Raises UserError if it is in use or can't be bound."""
+    """Return ``port``, or for 0 any free one. Raises UserError if it is in use or cannot be bound."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,4 +1,4 @@
-"""Questions to AWS, and what its compute environments may start. What can't be asked is one clear line."""
+"""Questions to AWS, and what its compute environments may start. What cannot be asked is one clear line."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def clients() -> Callable[[str], Any]:
 
 
 def ask(question: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """The answer; UserError in one line where AWS can't be asked, NotToldError where it refuses to say."""
+    """The answer; UserError in one line where AWS cannot be asked, NotToldError where it refuses to say."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:

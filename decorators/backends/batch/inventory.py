@@ -14,7 +14,7 @@ from estimator.hardware.cluster import Aside, Cluster, ClusterNodes
 
 
 def read(destination: Destination) -> Cluster:
-    """Ask AWS. Raises UserError where it can't be asked, or has no queue that is known here.
+    """Ask AWS. Raises UserError where it cannot be asked, or has no queue that is known here.
 
     Which machines a queue's GPUs may be: where queues are named by GPU, each gives its own GPU only.
     """

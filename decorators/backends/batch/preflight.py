@@ -76,7 +76,7 @@ def _check_once(request: Request, job: JobSettings, minimum: MinimumRequest | No
 def inspect(
     request: Request, *, job: JobSettings, minimum: MinimumRequest | None = None, clock: Clock | None = None
 ) -> Findings:
-    """All rows of the preflight. Raises UserError where AWS can't be asked at all, or no queue is named."""
+    """All rows of the preflight. Raises UserError where AWS cannot be asked at all, or no queue is named."""
     preflight = _Preflight(
         client=aws.clients(),
         request=request,

@@ -26,7 +26,7 @@ _PLAIN = re.compile(r"^(docker\.io/)?(library/)?python(:|$)")
 
 
 def check(image: str | None, findings: Findings, clock: Clock, *, gpus: bool) -> None:
-    """Add a row on the image: refused where its registry has none, unknown where that can't be told."""
+    """Add a row on the image: refused where its registry has none, unknown where that cannot be told."""
     if not image:
         findings.unknown("image", "none is named: Metaflow takes its default")
         return

@@ -166,7 +166,7 @@ def look(job: WaitedJob) -> None:
 
 
 def lost(job: WaitedJob, last_words: Callable[[], LastWords | None]) -> Loss | None:
-    """Return what the cluster took away from a failed job; None if nothing, or if somebody deleted it.
+    """Return what the cluster took away from a failed job; None if nothing, or if someone deleted it.
 
     Waits until its pods have ended.
     """

@@ -1,7 +1,7 @@
 """Before anything is submitted: could this Kubernetes cluster ever run that request?
 
 Every question has a limit in seconds, and so has the whole. What the cluster doesn't tell is unknown, which
-stops nobody; what can never work is a UserError after the table.
+stops no one; what can never work is a UserError after the table.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def inspect(
     context: str | None = None,
     clock: Clock | None = None,
 ) -> tuple[Findings, ClusterFacts]:
-    """All rows, and what the nodes have told. Raises UserError where the API can't be used at all."""
+    """All rows, and what the nodes have told. Raises UserError where the API cannot be used at all."""
     with ClusterApi(context, clock=clock) as api:
         where = f"Kubernetes context {api.context}, namespace {pods.namespace},"
         preflight = Preflight(
@@ -130,7 +130,7 @@ def inspect_beside(
 
 
 def ask(preflight: Preflight, check: Callable[[Preflight], None], name: str = "") -> None:
-    """One check; what can't be asked is unknown."""
+    """One check; what cannot be asked is unknown."""
     name = (name or check.__name__).strip("_").replace("_", " ")
     try:
         check(preflight)

@@ -18,7 +18,7 @@ ARGO, ARGO_VERSION = "argoproj.io", "v1alpha1"
 def survey(pods: PodSettings, *, clock: Clock | None = None) -> tuple[Findings, Findings, Findings]:
     """Check the requirements of pods of any size: of a step on one node, on several, of Argo Workflows.
 
-    Raises UserError where the API can't be used at all.
+    Raises UserError where the API cannot be used at all.
     """
     with ClusterApi(clock=clock) as api:
         one, several = (

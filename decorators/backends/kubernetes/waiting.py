@@ -20,7 +20,7 @@ _REFUSED = (
     "namespace,limitrange,resourcequota shows them."
 )
 # What a Job's controller is told where the API server takes its pods under no circumstances: LimitRanges, pod
-# security, a quota of limits, webhooks and admission policies, fields that can't be, a priority class that
+# security, a quota of limits, webhooks and admission policies, fields that cannot be, a priority class that
 # isn't there. A quota that is used up passes, and so does a webhook that doesn't answer.
 _FOR_GOOD = re.compile(
     r"usage per (Container|Pod) is|violates PodSecurity|must specify |denied (the )?request|is invalid: "

@@ -149,7 +149,7 @@ def _load(job: TrainJob, env: RankEnv, device: torch.device) -> Any:
 
 
 def _storage_dtype(job: TrainJob) -> torch.dtype:
-    """The type of the weights of the base: fp32 where they are trained beside their 16-bit copies."""
+    """The type of the weights of the base: fp32 where they are trained next to their 16-bit copies."""
     mixed = job.plan.layout.precision == "bf16-mixed" and not job.plan.adapters
     return torch.float32 if mixed else model.dtype_of(job)
 

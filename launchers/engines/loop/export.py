@@ -45,7 +45,7 @@ def check_mergeable(network: Any, job: TrainJob) -> None:
 def save(model: TrainedModel, job: TrainJob, env: RankEnv) -> None:
     """Called by every rank; rank 0 writes the weights: output/model and, for adapters, output/adapter.
 
-    A LLaMA-Adapter can't be merged, and is alone; so is an adapter on experts, which the base's files hold
+    A LLaMA-Adapter cannot be merged, and is alone; so is an adapter on experts, which the base's files hold
     one by one and transformers in one tensor.
     """
     state = model.trained_state(job)

@@ -26,7 +26,7 @@ class HeldOut(Protocol):
 
     count: int  # rows, of all ranks
     passes: int  # that each rank makes
-    metrics: tuple[str, ...]  # the names of the figures beside the loss
+    metrics: tuple[str, ...]  # the names of the figures next to the loss
     divisor: int  # of the summed loss and figures
     captions: tuple[str, ...]  # that pictures are made of
 

@@ -2,7 +2,7 @@
 
 bitsandbytes' own layers are not used: its product keeps the gathered weight from the forward to the backward
 pass (0.50.2, MatMul4Bit: a view of it), so that ZeRO-3 would divide nothing; on some CPUs it packs weights
-anew in evaluation mode; and its 8-bit layer keeps a second reference to the whole weight.
+again in evaluation mode; and its 8-bit layer keeps a second reference to the whole weight.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class QuantisedLinear(nn.Linear):
             )
 
     def whole(self) -> torch.Tensor:
-        """The weight as the adapter is trained beside it, [out, in]."""
+        """The weight as the adapter is trained next to it, [out, in]."""
         scales = {name: scale for name in _NAMES if (scale := self._buffers.get(name)) is not None}
         shape = torch.Size((self.out_features, self.in_features))
         return unpacked(self.weight.detach(), scales, self.kind, shape)
@@ -196,7 +196,7 @@ def as_trained_on(network: nn.Module, device: torch.device) -> Change:
     """Return the function that gives a base weight as the adapter was trained on it: quantized as on loading,
     and unpacked.
 
-    Weights are packed anew, on the device that has packed them, as a rank may hold a part of each only.
+    Weights are packed again, on the device that has packed them, as a rank may hold a part of each only.
     """
     modules = ((name, m) for name, m in network.named_modules() if isinstance(m, QuantisedLinear))
     layers = {base_name(name): layer for name, layer in modules}

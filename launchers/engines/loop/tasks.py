@@ -38,7 +38,7 @@ from launchers.settings import Settings
 class Task(Protocol):
     """One kind of training; its batches are its own."""
 
-    metrics: ClassVar[tuple[str, ...]]  # the names of the figures beside the loss
+    metrics: ClassVar[tuple[str, ...]]  # the names of the figures next to the loss
 
     def check(self, model: Answering, data: Prepared, /) -> None:
         """Raise ValueError where the model would read the data otherwise than they were prepared."""

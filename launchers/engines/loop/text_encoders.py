@@ -86,7 +86,7 @@ class UNetWithTexts(nn.Module):
 
 
 def with_texts(unet: Any, job: TrainJob, dtype: torch.dtype, *, weights: bool) -> UNetWithTexts:
-    """A job's UNet beside its text encoders, with their weights or with none."""
+    """A job's UNet next to its text encoders, with their weights or with none."""
     with collector_paused():
         from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 

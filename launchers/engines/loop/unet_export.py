@@ -25,7 +25,7 @@ ADAPTER = "default"  # PEFT's name of the only one
 def save(model: TrainedModel, job: TrainJob, state: dict[str, Any] | None) -> None:
     """On rank 0: output/model/unet, where the whole UNet is handed over; with LoRA output/adapter, too.
 
-    Merged text encoders lie beside it.
+    Merged text encoders lie next to it.
     """
     shutil.rmtree(job.output_dir, ignore_errors=True)
     whole = job.output_dir / "model" / _pipeline_layout.UNET

@@ -52,7 +52,7 @@ def recipe_config(job: TrainJob) -> dict[str, Any]:
         "device": layout.device,
         "dtype": layout.precision,
         "model": model_component(spec, settings),
-        # A pad id beyond the model's vocabulary can't be embedded; what padding holds doesn't matter.
+        # A pad id beyond the model's vocabulary cannot be embedded; what padding holds doesn't matter.
         "tokenizer": {
             "_component_": f"{_PARTS}.PadOnly",
             "pad_id": data.info.pad_id if 0 <= data.info.pad_id < spec.vocab else 0,

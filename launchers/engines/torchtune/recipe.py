@@ -7,7 +7,7 @@ little as gives a run what it needs:
 ``setup``                after the recipe's own: first adapters that don't depend on the number of processes,
                          weights and optimizers from the checkpoint that the run goes on from, the step
                          counter, and the hooks that time forward and backward passes
-``_setup_lr_scheduler``  the schedule of the whole run, begun at the step that the run goes on from
+``_setup_lr_scheduler``  the schedule of the whole run, started at the step that the run goes on from
 ``_setup_profiler``      the profiler's ``step``, which every rank calls after every optimizer step, is where
                          telemetry and checkpoints are written, held-out rows evaluated, and the run
                          stopped early
