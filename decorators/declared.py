@@ -10,7 +10,7 @@ import dataclasses
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from decorators._metaflow import Backend
 from decorators.backends.destination import find_cluster
@@ -107,7 +107,7 @@ class DeclaredPlan:
         values: dict[str, Any] = {}
         for name, given in self.options.items():
             value = fill(given, parameters, f"@gpu_profile({name}={given!r})")
-            if "list" in str(hints[name]) and isinstance(value, str):
+            if isinstance(value, str) and list[str] in get_args(hints[name]):
                 value = [value]
             try:
                 values[name] = TypeAdapter(hints[name]).validate_python(value)

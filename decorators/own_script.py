@@ -7,6 +7,7 @@ node.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import inspect
 import json
@@ -20,6 +21,7 @@ from typing import Any, TextIO
 from metaflow import current
 
 from decorators import _metaflow
+from decorators.backends import disruptions
 from decorators.storage import datastore
 from estimator.errors import UserError
 from estimator.hardware import local_machine
@@ -30,8 +32,8 @@ from launchers.gang.script_job import Processes, ScriptJob, values_of
 from launchers.report.telemetry import Event
 from launchers.workdir import work_folder
 
-HANG_TIMEOUT_S = 1800.0
-JOIN_TIMEOUT_S = 300.0  # of one node for the others
+LOCAL_JOIN_S = 300.0  # wait of one node for the others on this machine
+CLUSTER_JOIN_S = 1860.0  # as long as the launch waits for pods (Options.pending_timeout), and a minute more
 _POLL_S = 0.5
 _calls = 0  # of this process: a step may run several scripts
 
@@ -40,35 +42,36 @@ def torchrun(
     plan: Plan | None,
     on_event: Callable[[Event], None],
     script: str | Path | Callable[..., Any],
-    arguments: Sequence[Any] = (),
-    keywords: Mapping[str, Any] | None = None,
+    arguments: Sequence[Any],
+    keywords: Mapping[str, Any] | None,
     *,
-    processes_per_node: int | None = None,
-    hang_timeout_s: float = HANG_TIMEOUT_S,
+    processes_per_node: int | None,
+    hang_timeout_s: float,
 ) -> None:
     """Run a script or a function in every process of this step's nodes: see ``Profile.torchrun``."""
     global _calls
     _calls += 1
     where = current.parallel if getattr(current, "parallel", None) else None
     node, nodes = (where.node_index, where.num_nodes) if where is not None else (0, 1)
-    key = f"runs/{current.run_id}/{current.step_name}/{current.retry_count}/rendezvous-{_calls}.json"
+    # A disrupted job is submitted again as the same attempt: the launch tells them apart
+    launch = disruptions.of_run(current.run_id).launch(current.step_name, current.retry_count)
+    name = f"{current.run_id}/{current.step_name}/{launch}/{_calls}"
+    timeout_s = CLUSTER_JOIN_S if _metaflow.in_container() else LOCAL_JOIN_S
     with work_folder(str(current.run_id), f"{current.step_name}-script", f"{current.task_id}") as work:
         job = _job(plan, script, arguments, keywords or {}, work, nodes, processes_per_node, hang_timeout_s)
-        ports, secret = _rendezvous(key, node, nodes)
-        address = NodeAddress(
-            node=node,
-            nodes=nodes,
-            main_host=where.main_ip if where is not None else "127.0.0.1",
-            ports=ports,
-            secret=secret,
-            run=f"{current.run_id}/{current.step_name}/{current.retry_count}/{_calls}",
-            join_timeout_s=JOIN_TIMEOUT_S,
-        )
         first_rank = node * job.layout.processes_per_node
-        with _following(job.logs_dir, first_rank):
-            run_node(job, address, on_event=on_event)
-    if node == 0 and nodes > 1:
-        datastore().delete([key])
+        with _rendezvous(f"runs/{name}/rendezvous.json", node, nodes, timeout_s) as (ports, secret):
+            address = NodeAddress(
+                node=node,
+                nodes=nodes,
+                main_host=where.main_ip if where is not None else "127.0.0.1",
+                ports=ports,
+                secret=secret,
+                run=name,
+                join_timeout_s=timeout_s,
+            )
+            with _following(job.logs_dir, first_rank):
+                run_node(job, address, on_event=on_event)
 
 
 def _job(
@@ -127,26 +130,36 @@ def _importable(function: Callable[..., Any]) -> tuple[Path, str]:
     return Path(file).resolve(), name
 
 
-def _rendezvous(key: str, node: int, nodes: int) -> tuple[tuple[int, ...], Secret]:
-    """Agree on ports and secret: node 0 writes them to the run's datastore, the other nodes wait for them."""
+@contextlib.contextmanager
+def _rendezvous(
+    key: str, node: int, nodes: int, timeout_s: float
+) -> Iterator[tuple[tuple[int, ...], Secret]]:
+    """Agree on ports and secret through the run's datastore, where node 0 keeps them until the block ends."""
     if nodes == 1:
-        return (), Secret("")
-    store = datastore()
-    if node == 0:
-        ports, secret = choose_ports(local=not _metaflow.in_container()), Secret.make()
+        yield (), Secret("")
+    elif node == 0:
+        store, ports, secret = datastore(), choose_ports(local=not _metaflow.in_container()), Secret.make()
         store.put_bytes(key, json.dumps({"ports": ports, "secret": secret.text}).encode())
-        return ports, secret
-    deadline = time.monotonic() + JOIN_TIMEOUT_S
-    while True:
+        try:
+            yield ports, secret
+        finally:
+            store.delete([key])
+    else:
+        yield _published(key, timeout_s)
+
+
+def _published(key: str, timeout_s: float) -> tuple[tuple[int, ...], Secret]:
+    """Wait for the ports and the secret of node 0. Raises UserError after ``timeout_s``."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
         with contextlib.suppress(FileNotFoundError):
-            values = json.loads(store.get_bytes(key))
+            values = json.loads(datastore().get_bytes(key))
             return tuple(values["ports"]), Secret(values["secret"])
-        if time.monotonic() > deadline:
-            raise UserError(
-                f"Node 0 did not start its script within {JOIN_TIMEOUT_S:g} s.",
-                "Look at the log of the step's first task.",
-            )
         time.sleep(_POLL_S)
+    raise UserError(
+        f"Node 0 did not start its script within {timeout_s:g} s.",
+        "Look at the log of the step's first task.",
+    )
 
 
 @contextlib.contextmanager
@@ -165,14 +178,15 @@ def _following(logs: Path, rank: int) -> Iterator[None]:
 
 def _copy(streams: Sequence[tuple[Path, TextIO]], ended: threading.Event) -> None:
     offsets = [0] * len(streams)
+    decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in streams]
     while True:
         last = ended.is_set()
         for number, (path, output) in enumerate(streams):
-            with contextlib.suppress(OSError), path.open("rb") as file:  # not there yet
+            with contextlib.suppress(FileNotFoundError), path.open("rb") as file:  # until the rank starts
                 file.seek(offsets[number])
-                if text := file.read():
-                    offsets[number] += len(text)
-                    output.write(text.decode(errors="replace"))
+                if data := file.read():
+                    offsets[number] += len(data)
+                    output.write(decoders[number].decode(data))
                     output.flush()
         if last:
             return

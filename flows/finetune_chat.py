@@ -12,15 +12,17 @@ import typer
 if TYPE_CHECKING:
     from launchers.inference.finished import FinishedModel
 
+ModelArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[RUN|FOLDER|NAME]",
+        help="Run id, folder of a model or adapter, or model name. [default: the newest run]",
+    ),
+]
+
 
 def chat(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[RUN|FOLDER|NAME]",
-            help="Run id, folder of a model or adapter, or model name. [default: the newest run]",
-        ),
-    ] = None,
+    model: ModelArgument = None,
     once: Annotated[
         bool, typer.Option("--once", help="Read one message from standard input, print the answer, end.")
     ] = False,
@@ -47,11 +49,7 @@ def chat(
         Literal["auto", "cuda", "cpu"], typer.Option(help="auto: GPUs if there are any.")
     ] = "auto",
 ) -> None:
-    """Chat with a finished model, with the chat template and end tokens it was trained with.
-
-    finetune chat --with-base
-    echo "My router is broken." | finetune chat --once
-    """
+    """Chat with a finished model, with the chat template and end tokens it was trained with."""
     message = _message() if once else None
     finished = find(model)
     finished.spec()  # refuses a model that generates no text, before torch is imported

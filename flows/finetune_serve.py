@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from estimator.errors import UserError
+from flows.finetune_chat import ModelArgument, find
 
 if TYPE_CHECKING:
     from estimator.planning.serving import Serving
@@ -22,13 +23,7 @@ ANY = "0.0.0.0"  # noqa: S104 - inside a pod, behind its Service
 
 
 def serve(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[RUN|FOLDER|NAME]",
-            help="Run id, folder of a model or adapter, or model name. [default: the newest run]",
-        ),
-    ] = None,
+    model: ModelArgument = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 is any that is free.")] = 8000,
     host: Annotated[
         str, typer.Option(help="Address to listen on; 0.0.0.0 is reachable from other machines.")
@@ -79,7 +74,6 @@ def serve(
     """
     if apply and with_ is None:
         raise UserError("--apply belongs to --with kubernetes.", "Give both, or neither.")
-    from flows.finetune_chat import find
 
     token = bool(os.environ.get("VLLM_API_KEY"))
     finished = find(model)

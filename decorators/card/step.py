@@ -261,7 +261,7 @@ def count(value: float | None) -> str:
 
 def _speed_curve(state: CardState) -> dict[str, Any]:
     plan, steps = state.plan, state.run.steps
-    speeds, title = [(s.step, s.tokens_per_second) for s in steps], "tokens/s"
+    speeds, title = [(s.step, s.tokens_per_second or None) for s in steps], "tokens/s"
     if plan is not None and TASKS[plan.task].images:
         batch, title = plan.layout.global_batch_size, "images/s"
         speeds = [(s.step, batch / s.dt) for s in steps if s.dt > 0]

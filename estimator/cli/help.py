@@ -20,6 +20,7 @@ _NAMES = 29  # columns of the options' names
 EXAMPLES = {
     "plan": "finetune plan --model llama-8b --method lora --tokens 100M",
     "estimate": "finetune estimate --model llama-8b --method lora --gpu L40S",
+    "chat": "finetune chat --with-base",
     "run": "finetune run --model llama-8b --method lora --with kubernetes",
 }
 

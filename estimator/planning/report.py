@@ -140,14 +140,22 @@ def _memory(plan: Plan, width: int) -> list[str]:
     ]
 
 
-def _speed(plan: Plan) -> str:
-    prediction = plan.prediction
+def describe_speed(prediction: Prediction) -> str:
+    """Format tokens/s with their range, or the reason why they are unknown."""
     if prediction.tokens_per_second is None:
-        return f"unknown: {prediction.throughput_basis or 'no figures'}"
+        return f"unknown: {prediction.throughput_basis or 'no measurements'}"
     text = f"{prediction.tokens_per_second:,.0f} tokens/s"
     if prediction.tokens_per_second_range is not None:
         low, high = prediction.tokens_per_second_range
         text += f" ({low:,.0f} to {high:,.0f})"
+    return text
+
+
+def _speed(plan: Plan) -> str:
+    prediction = plan.prediction
+    text = describe_speed(prediction)
+    if prediction.tokens_per_second is None:
+        return text
     if prediction.hours is not None:
         text += f", {format_duration(prediction.hours * 3600)} at most"
         text += _start_up(prediction) + _evaluations(prediction)

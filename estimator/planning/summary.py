@@ -11,7 +11,7 @@ from estimator.errors import CannotFit, UserError
 from estimator.formatting import MIB, format_bytes, format_duration, format_usd
 from estimator.models.diffusion import side_of
 from estimator.plan import Plan, Request
-from estimator.planning.report import LABEL, describe_layout
+from estimator.planning.report import LABEL, describe_layout, describe_speed
 from estimator.planning.rows import usd_per_million_tokens
 from estimator.vocabulary import TASKS
 
@@ -113,12 +113,9 @@ def _price(plan: Plan) -> str:
 
 def _time(plan: Plan) -> str:
     prediction = plan.prediction
+    text = describe_speed(prediction)
     if prediction.tokens_per_second is None:
-        return f"unknown: {prediction.throughput_basis or 'no measurements'}"
-    text = f"{prediction.tokens_per_second:,.0f} tokens/s"
-    if prediction.tokens_per_second_range is not None:
-        low, high = prediction.tokens_per_second_range
-        text += f" ({low:,.0f} to {high:,.0f})"
+        return text
     if prediction.hours is not None:
         text = f"{format_duration(prediction.hours * 3600)} at most: {text}"
     if prediction.start_up is not None:

@@ -180,13 +180,13 @@ class RunState:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Median over the steps, summed over all processes of the run."""
-        return typical(self.steps, lambda metrics: metrics.tokens_per_second)
+        """Median over the steps, summed over all processes of the run; None if no step reported tokens."""
+        return typical(self.steps, lambda metrics: metrics.tokens_per_second) or None
 
     @property
     def mfu(self) -> float | None:
-        """Median over the steps."""
-        return typical(self.steps, lambda metrics: metrics.mfu)
+        """Median over the steps; None if no step reported tokens."""
+        return typical(self.steps, lambda metrics: metrics.mfu) or None
 
     @property
     def eta_seconds(self) -> float | None:
@@ -324,5 +324,6 @@ class RunState:
             allocated_peak_bytes=memory.allocated_peak if memory else None,
             reserved_peak_bytes=memory.reserved_peak if memory else None,
             rss_peak_bytes=memory.rss_peak if memory else None,
-            tokens_per_second=median([step.tokens / step.dt for step in steps[1:] or steps if step.dt > 0]),
+            tokens_per_second=median([step.tokens / step.dt for step in steps[1:] or steps if step.dt > 0])
+            or None,
         )

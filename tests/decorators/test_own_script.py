@@ -32,7 +32,7 @@ def test_a_function_and_a_script_run_in_every_process_and_report_to_their_step(h
     assert "2 ranks made 12" in done.stdout
     gathered = home.artifacts("ScriptedFlow", "gather", "steps", "ranks")
     assert gathered == {"steps": [3, 3], "ranks": [[0], [1]]}
-    assert not list((home.path / ".metaflow").rglob("rendezvous-*"))
+    assert not list((home.path / ".metaflow").rglob("rendezvous*"))
 
 
 @pytest.mark.slow
@@ -41,3 +41,4 @@ def test_a_rank_that_fails_ends_all_nodes_and_is_named(home: Home) -> None:
     assert done.returncode == 1
     assert "the last rank is broken" in done.stdout + done.stderr
     assert "rank 1" in done.stdout + done.stderr
+    assert not list((home.path / ".metaflow").rglob("rendezvous*")), "the secret does not outlast the nodes"

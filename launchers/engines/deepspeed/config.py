@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from estimator.vocabulary import SHARDINGS
 from launchers.gang.job import TrainJob
 from launchers.settings import overlay
 
@@ -18,12 +17,8 @@ BUCKET_MULTIPLE = 2  # DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py, nccl_sta
 
 
 def zero_stage(job: TrainJob) -> int:
-    """ZeRO stage of the plan's sharding; plain data parallelism is stage 0."""
-    name = job.plan.layout.sharding
-    sharding = SHARDINGS[name]
-    if sharding.divides and sharding.zero_stage is None:
-        raise ValueError(f"plan.layout.sharding = {name!r}: DeepSpeed shards with zero0 to zero3.")
-    return sharding.zero_stage or 0
+    """Return the ZeRO stage of the plan's sharding; plain data parallelism is stage 0."""
+    return int(job.plan.to_deepspeed()["zero_optimization"]["stage"])
 
 
 def configuration(
@@ -37,27 +32,14 @@ def configuration(
     CUDA or C++ extension has to be compiled; naming an "optimizer" or a "scheduler" in
     ``settings.engine_options`` hands them over to DeepSpeed.
     """
-    layout = job.plan.layout
-    stage = zero_stage(job)
     bucket = min(LARGEST_BUCKET, job.plan.parameters if trained is None else trained)
     bucket += bucket % BUCKET_MULTIPLE
-    zero: dict[str, Any] = {
-        "stage": stage,
-        "overlap_comm": layout.device == "cuda",
-        "contiguous_gradients": True,
-        "reduce_bucket_size": bucket,
-        "allgather_bucket_size": bucket,
-    }
-    if stage and layout.offload == "cpu":
-        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": layout.device == "cuda"}
-    values: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": layout.micro_batch_size,
-        "gradient_accumulation_steps": layout.accumulation,
+    values = job.plan.to_deepspeed()  # bf16 has fp32 master weights in the optimizer
+    values["zero_optimization"] |= {"reduce_bucket_size": bucket, "allgather_bucket_size": bucket}
+    values |= {
         "gradient_clipping": job.settings.clip_grad_norm or 0.0,
-        "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,  # SGD
         "zero_force_ds_cpu_optimizer": False,  # DeepSpeed's CPU Adam has to be compiled, torch's has not
-        "bf16": {"enabled": layout.precision != "fp32"},  # with fp32 master weights in the optimizer
         "steps_per_print": 1_000_000_000,
         "wall_clock_breakdown": False,
     }

@@ -129,6 +129,13 @@ def test_a_step_that_took_no_time_has_no_speed_and_leaves_none() -> None:
     assert only.tokens_per_second == only.samples_per_second == only.eta_seconds == run.eta_seconds == 0
 
 
+def test_steps_without_tokens_leave_the_speed_unknown() -> None:
+    run = RunState()
+    for number in (1, 2, 3):
+        run.add(step(number, tokens=0))
+    assert (run.tokens_per_second, run.mfu, run.ranks[0].tokens_per_second) == (None, None, None)
+
+
 def test_a_resumed_run_has_all_steps_and_counts_its_own_times_for_the_eta() -> None:
     first = state(cpu_plan(), [1000] * 10, *(step(number, dt=9.0) for number in (1, 2, 3)))
     first.add(evaluated(2, 2.0, 50.0))
