@@ -16,12 +16,9 @@ import struct
 from collections.abc import Iterable
 from pathlib import Path
 
-from checklist.measurements import Nic
+from checklist.measurements import COMMAND_LINE, CPU, PARAMETER, Nic
 
-CPU = "cpu"  # the model; identifies the kind of a host and is not a setting
 MODULES = ("nvidia_peermem", "gdrdrv")  # GPU Direct RDMA; read if the GPU's driver is loaded
-PARAMETER = "kernel parameter "
-COMMAND_LINE = "kernel parameters"  # "read" if readable; then missing parameters are known to be unset
 # Parameters of Documentation/admin-guide/kernel-parameters.txt that affect speed; others may be host-specific
 _PARAMETERS = (
     *("iommu", "intel_iommu", "amd_iommu", "iommu.passthrough", "iommu.strict"),

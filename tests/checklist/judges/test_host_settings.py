@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from checklist.measurements import Measurements
-from checklist.probes.settings import COMMAND_LINE
+from checklist.measurements import COMMAND_LINE, Measurements
 from checklist.reference import Reference
 from checklist.result import Finding, Result
 from checklist.verdict import judge
