@@ -166,7 +166,7 @@ def help_text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HelpText]:
     """``help_text("card", "view", flow=FLOW)``: the help of a flow's command."""
     home = tmp_path_factory.mktemp("help")
     variables = environment(home)
-    with WarmPython("flows.finetune.nodes", environment=variables, folder=home) as warm:
+    with WarmPython("flows.finetune.steps", environment=variables, folder=home) as warm:
 
         @cache
         def of(*words: str, flow: Path = FLOW) -> str:
