@@ -4,7 +4,7 @@
     python flows/rejection_flow.py run --score reward/model --answers 8 --model llama-8b --with kubernetes
 
 The steps are those of flows/finetune_flow.py with generate, score and select between prepare and train, and
-compare after evaluate. Results of generate and score are stored shard by shard: a retry or `resume` reuses them.
+compare after evaluate. generate and score store results shard by shard, which a retry or `resume` reuses.
 """
 
 from __future__ import annotations
