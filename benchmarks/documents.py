@@ -305,7 +305,7 @@ def risk_table() -> str:
 
 def checks_table() -> str:
     """All checks, by phase."""
-    lines = ["| Phase | Check | Tells |", "|---|---|---|"]
+    lines = ["| Phase | Check | What it verifies |", "|---|---|---|"]
     for phase in (*PHASES, None):
         found = [check for check in CHECKS.values() if check.phase == phase]
         for number, check in enumerate(found):
@@ -330,7 +330,7 @@ def conversions() -> str:
 
 
 GENERATED = {
-    "checks": ("docs/checklist.md", checks_table),
+    "checks": ("docs/checklist-rules.md", checks_table),
     "bandwidth": ("docs/bandwidth.md", busbw.documented),
     "conversions": ("docs/convert.md", conversions),
     "plan": ("README.md", plan_block),
