@@ -264,7 +264,7 @@ def planned_families() -> str:
 
 
 def errors_of_the_estimator() -> str:
-    """The sentence of docs/estimator.md on both fits, from their committed scores."""
+    """Accuracy of both fits for docs/accuracy.md, from their committed scores."""
     results = ROOT / "benchmarks" / "results"
     memory = json.loads((results / "estimator_fit.json").read_text())
     speed = json.loads((results / "throughput_fit.json").read_text())["all"]
@@ -335,7 +335,7 @@ GENERATED = {
     "conversions": ("docs/convert.md", conversions),
     "plan": ("README.md", plan_block),
     "measured": ("docs/estimator.md", measured_runs.table),
-    "errors": ("docs/estimator.md", errors_of_the_estimator),
+    "errors": ("docs/accuracy.md", errors_of_the_estimator),
     "risk": ("docs/estimator.md", risk_table),
     "models": ("docs/models.md", models_table),
     "families": ("docs/models.md", planned_families),
