@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import busbw, image_plans, measured_runs, record_reference, support_table
+from benchmarks import busbw, image_plans, measured_runs, method_table, record_reference, support_table
 from checklist.checks import CHECKS
 from checklist.measurements import PHASES
 from estimator import models
@@ -133,7 +133,7 @@ def models_table() -> str:
             f"{spec.parameters / 1e9:.1f} B" if spec.parameters >= 1e8 else f"{spec.parameters / 1e6:.1f} M"
         )
         notes = [] if runs_somewhere(name) else ["planning only"]
-        notes += ["asks for a token"] if spec.gated else []
+        notes += ["requires a token"] if spec.gated else []
         cells = (f"`{name}`", spec.hf_id or "", size, f"{spec.max_seq_len:,}", ", ".join(notes))
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -244,21 +244,20 @@ def listed(words: Iterable[str], conjunction: str = "and") -> str:
 
 
 def planned_families() -> str:
-    """The sentence of docs/models.md about which config.json is understood."""
+    """Write the paragraphs of docs/models.md on supported values of model_type."""
     rows = support_table.read()
     trained = dict.fromkeys(row.family for row in rows if row.part == "families")
     others = [family for family in models.FAMILIES if family not in trained]
     sentence = (
-        "Any other model of text alone whose `config.json` has the `model_type` "
-        f"{listed(trained, 'or')} works by its Hugging Face id, as a folder or from S3, in 16 or 32 bits. "
+        "A text-only model works by Hugging Face id, as a folder or from S3, in 16 or 32 bits, if its "
+        f"`config.json` has one of these values of `model_type`: {listed(trained, 'or')}. Models of type "
         f"{listed(others)} can be planned for, not trained."
     )
     more = (
         f"The {len(untried.classes())} other causal models of transformers 5.4 "
-        "([their names](../estimator/data/untried_families.csv)) run too where `config.json` has the usual "
-        "fields: nobody here has tried them, their plan says so, and its memory and speed are those of a "
-        "Llama of these widths. Packing is refused for them: nobody has looked whether documents see each "
-        "other."
+        "([names](../estimator/data/untried_families.csv)) work if their `config.json` has the usual fields. "
+        "They are untested: their plan says so, and uses memory and speed of a Llama of the same widths. "
+        "Packing is refused for them, as documents might attend to each other."
     )
     return "\n\n".join(textwrap.fill(text, WIDTH) for text in (sentence, more))
 
@@ -337,13 +336,15 @@ GENERATED = {
     "measured": ("docs/estimator.md", measured_runs.table),
     "errors": ("docs/estimator.md", errors_of_the_estimator),
     "risk": ("docs/estimator.md", risk_table),
-    "models": ("docs/models.md", models_table),
+    "models": ("docs/known-models.md", models_table),
     "families": ("docs/models.md", planned_families),
-    "matrix": ("docs/methods.md", matrix),
-    "methods": ("docs/methods.md", proved_methods),
+    "matrix": ("docs/support.md", matrix),
+    "methods": ("docs/support.md", proved_methods),
     "tasks": ("docs/tasks.md", proved_tasks),
-    "proofs": ("docs/methods.md", proofs),
+    "proofs": ("docs/support.md", proofs),
     "images": ("docs/images.md", image_plans.table),
+    "method-memory": ("docs/which-method.md", method_table.methods),
+    "method-by-gpu": ("docs/which-method.md", method_table.table),
     "records": ("docs/artifacts.md", record_reference.tables),
 }
 
