@@ -340,7 +340,7 @@ GENERATED = {
     "families": ("docs/models.md", planned_families),
     "matrix": ("docs/support.md", matrix),
     "methods": ("docs/support.md", proved_methods),
-    "tasks": ("docs/tasks.md", proved_tasks),
+    "tasks": ("docs/support.md", proved_tasks),
     "proofs": ("docs/support.md", proofs),
     "images": ("docs/images.md", image_plans.table),
     "method-memory": ("docs/which-method.md", method_table.methods),
