@@ -280,7 +280,8 @@ def check_run(where: str, options: dict[str, list[str]], place: Path) -> None:
         answer = planned(parameters, backends[0] if backends else "local")
     except UserError as error:
         answer = str(error)
-    assert answer.startswith("Plan: ") or "Alternatives that fit:" in answer, f"{where}: {answer}"
+    too_small = ("Alternatives that fit:", "this machine has no NVIDIA GPU")
+    assert answer.startswith("Plan: ") or any(words in answer for words in too_small), f"{where}: {answer}"
 
 
 def test_every_command_of_the_estimator_is_one_that_the_command_line_takes(place: Path) -> None:
