@@ -19,7 +19,6 @@ from decorators.backends import disruptions
 from decorators.gpu_profile import current_plan, current_profile, gpu_profile
 from decorators.storage import datastore
 from estimator.cli.common import COMMON
-from estimator.errors import spelled_as
 from estimator.vocabulary import TASKS
 from flows import finetune_artifacts, finetune_harness, finetune_launch, scorers
 from flows.commands import command_line, config_file, console_script
@@ -82,9 +81,8 @@ def read_settings(text: str) -> dict[str, Any]:
 
 @contextmanager
 def task_folder(step_name: str) -> Iterator[Path]:
-    """An empty work folder for this attempt; a UserError in it names options as the flow takes them."""
+    """Create an empty work folder for this attempt."""
     with (
-        spelled_as(finetune_launch.FLOW),
         work_folder(current.run_id, step_name, current.task_id) as work,
         recorded_task(work),
     ):
@@ -302,12 +300,7 @@ class FinetuneSteps(FlowSpec):
 
         Errors go into the artifact ``stage_errors``, the step of the first one into ``failed_step``.
         """
-
-        def spelled() -> T:
-            with spelled_as(finetune_launch.FLOW):
-                return work()
-
-        result = stages.attempt(stage, spelled)
+        result = stages.attempt(stage, work)
         if result.error is not None:
             if not self.stage_errors:
                 self.failed_step = current.step_name

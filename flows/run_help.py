@@ -6,7 +6,8 @@ import json
 
 from estimator.cli.common import COMMON
 from estimator.cli.help import EXAMPLES, GROUPS, Line, page
-from flows.run_options import OF_METAFLOW, setting_options
+from flows.run_options import OF_METAFLOW
+from launchers.setting_options import setting_options
 from launchers.settings import default_of, help_of
 
 SHOWN = (

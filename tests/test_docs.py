@@ -44,10 +44,10 @@ from estimator.cli.app import load
 from estimator.errors import UserError
 from flows import finetune_launch
 from flows.commands import RUNS, flow_words
-from flows.run_options import setting_options, translate
 from launchers import settings
 from launchers.dataset import preferences, rows
 from launchers.models import weights
+from launchers.setting_options import setting_options, translate
 from tests.conftest import write_images, write_pairs
 from tests.flows.conftest import FLOW, environment
 from tests.warm_python import WarmPython

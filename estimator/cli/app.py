@@ -13,7 +13,6 @@ import typer
 from typer.core import TyperGroup
 
 from estimator import logs
-from estimator.changes import FINETUNE
 from estimator.cli.help import PlainHelp
 from estimator.errors import MISTAKE, CannotFit, UserError
 from estimator.names import check_options, did_you_mean
@@ -90,7 +89,7 @@ class Commands(TyperGroup):
         command = load(str(name))
         if not command.ignore_unknown_options:  # else a flow reads them, by its own names
             options = {text for option in command.params for text in (*option.opts, *option.secondary_opts)}
-            check_options(rest, {"--help", *options}, FINETUNE)
+            check_options(rest, {"--help", *options})
         return name, command, rest
 
     def invoke(self, ctx: Any) -> Any:
@@ -143,6 +142,10 @@ def _help(module: Any, name: str) -> str:
 def _cannot_fit(error: CannotFit, command: str) -> str:
     from estimator.planning.summary import render_cannot_fit
 
+    # `finetune plan` plans for a cluster with --no-here, where `finetune run` has --with
+    error.suggestions = tuple(
+        {"here": False} if "with" in suggestion else suggestion for suggestion in error.suggestions
+    )
     return render_cannot_fit(error, command)
 
 

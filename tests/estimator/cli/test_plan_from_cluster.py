@@ -13,8 +13,8 @@ from typing import Any
 from typer.testing import CliRunner
 
 from estimator.cli.app import app
-from flows.run_options import translate
 from launchers import settings
+from launchers.setting_options import translate
 from tests.estimator.hardware.test_from_cluster import (
     Api,
     bare_metal,
