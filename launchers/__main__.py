@@ -23,14 +23,14 @@ import typer
 from estimator import logs
 from estimator.errors import MISTAKE, UserError
 from launchers import settings
+from launchers.base.workdir import work_folder
 from launchers.cluster.allocation import Allocation, node_address
 from launchers.cluster.hangup import outlive_shell
 from launchers.cluster.processes import outlive_parent
 from launchers.gang.failures import GangFailed, NodeLeft
 from launchers.scheduler.meeting import ElsewhereError
 from launchers.scheduler.run import SchedulerRun, run
-from launchers.setting_options import translate
-from launchers.workdir import work_folder
+from launchers.settings.options import translate
 
 FAILED = 1
 STOPPED = 75  # EX_TEMPFAIL in sysexits.h: try again

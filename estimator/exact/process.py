@@ -49,7 +49,7 @@ def trace(setups: Sequence[Setup], time_limit_s: float) -> list[ExactEstimate]:
     if child.returncode != 0 or not lines:
         messages = err.strip().splitlines()
         raise UserError(
-            f"The trace of exact mode failed: {messages[-1] if messages else f'exit code {child.returncode}'}",
+            f"The trace failed: {messages[-1] if messages else f'exit code {child.returncode}'}",
             "Remove --exact: the formulas need no trace.",
         )
     answers = json.loads(lines[-1])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from estimator.hardware import VARIABLE
-from estimator.hardware.cluster_taints import opening
+from estimator.hardware.cluster.taints import opening
 from estimator.job import DEFAULT_BATCH
 from estimator.models import PROJECTIONS
 from estimator.models.diffusion import side_of

@@ -13,9 +13,9 @@ from typing import Any
 from typer.testing import CliRunner
 
 from estimator.cli.app import app
+from flows.commands.run_options import translate
 from launchers import settings
-from launchers.setting_options import translate
-from tests.estimator.hardware.test_from_cluster import (
+from tests.estimator.hardware.cluster.test_machines import (
     Api,
     bare_metal,
     eks_p5,
@@ -153,4 +153,4 @@ def test_the_contexts_and_namespaces_options_go_with_the_cluster() -> None:
             timeout=120,
             check=False,
         )
-        assert f"{option} goes with --from-cluster." in done.stderr
+        assert f"{option} needs --from-cluster." in done.stderr

@@ -23,7 +23,7 @@ from estimator.plan import GIB
 from launchers import settings
 from launchers.scheduler.hosts import Host, Start, plan_for_hosts, prepare_start, smallest
 from launchers.scheduler.ownership import Ownership
-from launchers.setting_options import setting_options, translate
+from launchers.settings.options import setting_options, translate
 
 SMALL = Machine(cpu_cores=4, ram_bytes=16 * GIB, disk_free_bytes=100 * GIB)
 H100 = ("NVIDIA H100 80GB HBM3", hardware.gpu("h100-sxm").vram_bytes)
