@@ -19,8 +19,8 @@ from benchmarks import busbw, image_plans, measured_runs, method_table, record_r
 from checklist.measurements import PHASES
 from checklist.registry import CHECKS
 from estimator import models
-from estimator.changes import option_of
 from estimator.models import untried
+from estimator.option_names import option_name
 from estimator.vocabulary import LAUNCHED_ENGINES
 from flows.finetune import planning
 from launchers import engines, settings
@@ -82,7 +82,7 @@ def settings_page() -> str:
     for name in settings.dotted_names():
         section = name.rpartition(".")[0]
         values = _schema_of(schema, name)
-        cells = (f"`{name}`", f"`{option_of(name)}`", _default(values), _takes(values))
+        cells = (f"`{name}`", f"`{option_name(name)}`", _default(values), _takes(values))
         text = settings.help_of(name).replace("|", "\\|")
         sections.setdefault(section, []).append(f"| {' | '.join(cells)} | {text} |")
     for section, table in sections.items():

@@ -1,4 +1,4 @@
-"""Figures as people read them: sizes in memory, durations, amounts of money."""
+"""Formatting of sizes, durations, amounts of money and lists."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from estimator.errors import Change, UserError
+from estimator.errors import UserError
 from estimator.models import untried
 from estimator.models.architectures import FAMILIES, family_of
 from estimator.models.config_reader import ConfigReader
@@ -110,7 +110,7 @@ def _refuse(reader: ConfigReader, family: str) -> None:
     if reader.get("quantization_config") and not family_of(family).published_quantised:
         raise UserError(
             f"Model {reader.name}: its weights are already quantised (quantization_config in config.json).",
-            ("Start from the unquantised model; ", Change("method", "qlora"), " quantises it on loading."),
+            "Start from the unquantised model; --method qlora quantises it on loading.",
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from estimator.errors import Change, UserError
+from estimator.errors import UserError
 from estimator.hardware import Gpu
 from estimator.job import Job
 from estimator.models import DiffusionSpec, ModelSpec, untried
@@ -104,8 +104,8 @@ def refuse_gpu(job: Job, gpu: Gpu) -> None:
     reason = unsupported_gpu(job, gpu)
     if reason is not None:
         raise UserError(
-            (Change("fp8"), f": {reason}."),
-            ("Leave ", Change("fp8"), " out, or ask for another GPU, as H100."),
+            f"--fp8: {reason}.",
+            "Leave --fp8 out, or ask for another GPU, as H100.",
         )
 
 

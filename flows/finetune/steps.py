@@ -14,7 +14,6 @@ from decorators._metaflow import in_container, shell_path, user_errors
 from decorators.backends import disruptions
 from decorators.gpu_profile import current_plan, current_profile
 from decorators.storage import datastore
-from estimator.errors import spelled_as
 from estimator.vocabulary import TASKS
 from flows.commands.flow_commands import command_line, console_script
 from flows.commands.run_logs import recorded_task
@@ -42,9 +41,8 @@ T = TypeVar("T")
 
 @contextmanager
 def task_folder(step_name: str) -> Iterator[Path]:
-    """An empty work folder for this attempt; a UserError in it names options as the flow takes them."""
+    """Create an empty work folder for this attempt."""
     with (
-        spelled_as(planning.FLOW),
         work_folder(current.run_id, step_name, current.task_id) as work,
         recorded_task(work),
     ):
@@ -187,12 +185,7 @@ class FinetuneRun(FinetuneParameters):
 
         Errors go into the artifact ``stage_errors``, the step of the first one into ``failed_step``.
         """
-
-        def spelled() -> T:
-            with spelled_as(planning.FLOW):
-                return work()
-
-        result = stages.attempt(stage, spelled)
+        result = stages.attempt(stage, work)
         if result.error is not None:
             if not self.stage_errors:
                 self.failed_step = current.step_name

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from estimator.errors import Change, UserError
+from estimator.errors import UserError
 from estimator.names import did_you_mean
 from launchers.settings import Settings
 
@@ -50,7 +50,7 @@ def check(settings: Settings) -> None:
         return
     if settings.task == "reward":
         raise UserError(
-            ("harness.tasks: a model of ", Change("task", "reward"), " generates no answers."),
+            "harness.tasks: a model of --task reward generates no answers.",
             "Remove harness.tasks.",
         )
     for task in tasks:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from estimator.errors import Change, UserError
+from estimator.errors import UserError
 
 # Configuration, tokenizer, safetensors; no other formats of the same weights, no folders
 PATTERNS = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
@@ -180,7 +180,7 @@ def read_header(path: Path) -> dict[str, tuple[int, ...]]:
     if quantised is not None:
         raise UserError(
             f"{path}: {quantised} is of type {kinds[quantised]}, which is not trained.",
-            ("Start from the unquantised model; ", Change("method", "qlora"), " quantises it on loading."),
+            "Start from the unquantised model; --method qlora quantises it on loading.",
         )
     if size > expected:
         raise UserError(
