@@ -1,12 +1,23 @@
-"""Figures as people read them: sizes in memory, durations, amounts of money."""
+"""Figures as people read them: sizes in memory, durations, amounts of money; and text safe to print."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
 GIB = 2**30
 MIB = 2**20
+# C0 and C1 controls but tab and line feed; marks, embeddings, overrides and isolates of text direction; and
+# halves of surrogate pairs, which no terminal's encoding can write
+_UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def printable(text: str) -> str:
+    r"""Escape what controls a terminal or reorders text: ESC becomes \x1b, a direction override \u202e."""
+    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def format_bytes(size: float | None) -> str:

@@ -7,12 +7,12 @@ left to the plan.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from estimator.errors import Change, UserError
+from estimator.untrusted import parse_json, read_text
 
 _DIRECT = {
     "train_batch_size": "global_batch_size",
@@ -58,7 +58,7 @@ def settings_of(path: str) -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = parse_json(read_text(path))
     except OSError as error:
         raise UserError(
             f"Cannot read {path}: {error.strerror}.",
