@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -35,7 +34,7 @@ from launchers.inference.finished import fetch_cached
 from launchers.model_card import Facts, cache_folder, cache_name, slug
 from launchers.run_config import RunConfig
 from launchers.settings import Settings
-from launchers.store.bundles import fetch_files, get_bundle, has_bundle, put_bundle, sha256_of
+from launchers.store.bundles import fetch_files, get_bundle, has_bundle, put_bundle, put_files, sha256_of
 
 # What the launching process leaves for the tasks
 
@@ -106,12 +105,7 @@ def stage_files(store: MetaflowStorage, files: Mapping[str, Path]) -> str:
     contents = [(name, sha256_of(path)) for name, path in sorted(files.items())]
     key = f"staged/{hashlib.sha256(repr(contents).encode()).hexdigest()[:32]}"
     if not has_bundle(store, key):
-        with tempfile.TemporaryDirectory() as temporary:
-            for name, path in files.items():
-                link = Path(temporary) / name
-                link.parent.mkdir(parents=True, exist_ok=True)
-                link.symlink_to(path.resolve())
-            put_bundle(store, key, Path(temporary))
+        put_files(store, key, files)
     return key
 
 

@@ -14,11 +14,13 @@ import json
 import os
 import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 from estimator.errors import UserError
+from estimator.untrusted import MAX_DEPTH, DeepError, check_depth, parse_json, plain_name, read_text
 from launchers.dataset.readable import NOT_UTF_8, check_readable
 
 FORMS = (
@@ -111,14 +113,15 @@ class _Lines(Rows):
 
 def _decoded(line: bytes, number: int) -> Any:
     try:
-        return json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip(), cls=_Decoder)
+        value = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip(), cls=_Decoder)
+        return check_depth(value) if line.count(b"[") + line.count(b"{") > MAX_DEPTH else value
     except json.JSONDecodeError as error:
         return BadRow(f"not JSON ({error.msg} at column {error.colno})")
     except UnicodeDecodeError as error:
         return BadRow(f"{NOT_UTF_8} (byte {error.start + 1})")
     except _Unusable as error:
         return BadRow(str(error))
-    except RecursionError:
+    except (RecursionError, DeepError):
         return BadRow("JSON that is nested too deeply")
 
 
@@ -128,11 +131,11 @@ class _Unusable(ValueError):  # noqa: N818 - as BadRow
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Build a JSON object, refusing duplicate keys, of which Python would silently use the last."""
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        names = [name for name, _ in pairs]
-        duplicate = next(name for name in names if names.count(name) > 1)
-        raise _Unusable(f"the key `{duplicate}` is there twice")
+    values: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in values:
+            raise _Unusable(f"the key `{name}` is there twice")
+        values[name] = value
     return values
 
 
@@ -163,7 +166,7 @@ class _Json(Rows):
                 yield self._number, BadRow(f"{NOT_UTF_8} ({error.reason})")
             except _Unusable as error:
                 yield self._number, BadRow(str(error))
-            except RecursionError:
+            except (RecursionError, DeepError):
                 yield self._number, BadRow("JSON that is nested too deeply")
 
     def share(self) -> float:
@@ -233,7 +236,10 @@ class _Cursor:
                 raise
             if isinstance(value, int | float) and end > len(self._text) - _CUT and self._read_more():
                 continue  # the number may continue
+            begin = self._at
             self._go_to(end)
+            if self._text.count("[", begin, end) + self._text.count("{", begin, end) > MAX_DEPTH:
+                check_depth(value)
             return value
 
     def line_of(self, place: int) -> int:
@@ -286,7 +292,7 @@ class _Csv(Rows):
 
     def _columns(self, names: list[str]) -> list[str]:
         columns = [name.strip() for name in names]
-        twice = sorted({name for name in columns if columns.count(name) > 1})
+        twice = sorted(name for name, times in Counter(columns).items() if times > 1)
         if twice:
             raise UserError(f"Dataset {self.path} has two columns `{twice[0]}`.", "Rename one of them.")
         return columns
@@ -352,6 +358,8 @@ class _Saved(Rows):
                 "pip install 'metaflow-finetune[train]'",
             ) from None
         try:
+            for file in parse_json(read_text(self.path / _SAVED))["_data_files"]:
+                plain_name(file["filename"])
             saved = datasets.load_from_disk(str(self.path))
         except (OSError, ValueError, KeyError, TypeError) as error:
             reason = str(error).strip().partition("\n")[0]

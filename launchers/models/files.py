@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from estimator.errors import Change, UserError
-from estimator.untrusted import parse_json, read_json_object
+from estimator.untrusted import parse_json, plain_name, read_json_object
 
 # Configuration, tokenizer, safetensors; no other formats of the same weights, no folders
 PATTERNS = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
@@ -86,10 +86,10 @@ def _weight_map(folder: Path, index: str = _INDEX) -> dict[str, str]:
     weight_map = read_json_object(path).get("weight_map")
     if not isinstance(weight_map, dict):
         raise UserError(f"{path} has no weight_map.", "Fetch it again.")
-    for name in weight_map.values():
-        if not isinstance(name, str) or Path(name).name != name:
-            raise UserError(f"{path} lists {name!r}, which is not a file name.", "Fetch it again.")
-    return weight_map
+    try:
+        return {name: plain_name(file) for name, file in weight_map.items()}
+    except ValueError as reason:
+        raise UserError(f"{path}: {reason}.", "Fetch it again, or list files of that folder alone.") from None
 
 
 def weight_files(folder: Path) -> list[Path]:
