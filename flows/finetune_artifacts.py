@@ -6,13 +6,11 @@ looked up there, and under which keys of the datastore it has put local files of
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import hashlib
 import json
 import os
 import shutil
-import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -20,7 +18,8 @@ from typing import Any
 
 from decorators.gpu_profile import STAGED_VARIABLE
 from decorators.storage import MetaflowStorage, datastore
-from estimator import models, remote
+from estimator import models, remote, untrusted
+from estimator.errors import UserError
 from estimator.formatting import format_bytes
 from estimator.models import ModelRef, ModelSource
 from estimator.plan import Plan
@@ -42,7 +41,7 @@ from launchers.store.bundles import fetch_files, get_bundle, has_bundle, put_bun
 def carry(model: ModelRef, datasets: dict[str, str] | None = None) -> None:
     """Leave the model, and the keys of datasets by what the user calls them, for every task of this run."""
     values = {"model": model.to_dict(), "datasets": datasets or {}}
-    os.environ[STAGED_VARIABLE] = base64.b64encode(zlib.compress(json.dumps(values).encode(), 9)).decode()
+    os.environ[STAGED_VARIABLE] = untrusted.pack(json.dumps(values))
 
 
 def carried_model(name: str) -> ModelRef:
@@ -58,7 +57,12 @@ def carried_model(name: str) -> ModelRef:
 
 def _carried() -> dict[str, Any]:
     text = os.environ.get(STAGED_VARIABLE)
-    values: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(text))) if text else {}
+    try:
+        values: dict[str, Any] = untrusted.parse_json(untrusted.unpack(text)) if text else {}
+    except ValueError as error:
+        raise UserError(
+            f"{STAGED_VARIABLE} can't be read: {error}.", "Launch the run again, or deploy the flow anew."
+        ) from None
     return values
 
 

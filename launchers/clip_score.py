@@ -43,8 +43,8 @@ def score(model: str, images: Sequence[Any], captions: Sequence[str], device: st
         from transformers import CLIPModel, CLIPProcessor
 
     source = str(Path(model).expanduser()) if Path(model).expanduser().is_dir() else model
-    clip: Any = CLIPModel.from_pretrained(source).to(device).eval()
-    processor = CLIPProcessor.from_pretrained(source)
+    clip: Any = CLIPModel.from_pretrained(source, trust_remote_code=False).to(device).eval()
+    processor = CLIPProcessor.from_pretrained(source, trust_remote_code=False)
     inputs = processor(
         text=list(captions), images=list(images), return_tensors="pt", padding=True, truncation=True
     )

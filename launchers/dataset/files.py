@@ -29,7 +29,8 @@ FORMS = (
 )
 SUFFIXES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")  # of files of rows
 _SAVED = "state.json"  # file of a folder with one split; a folder with several has dataset_dict.json
-_BATCH = 1024  # rows decoded at a time
+_PARQUET_BATCH = 16  # rows decoded at a time: a few bytes of a file may stand for a large value of each
+_MAX_COMPRESSION = 100  # text is compressed to a twentieth at most, by what writes Parquet in practice
 _CHUNK = 1 << 20  # characters of a JSON list read at a time
 _BLANK = re.compile(r"[ \t\r\n]*")
 _CUT = 16  # an error this near to the end of the buffer may be caused by a value that continues after it
@@ -332,17 +333,47 @@ class _Parquet(Rows):
                 columns = (
                     None if self._columns is None else [name for name in self._columns if name in present]
                 )
-                for batch in file.iter_batches(batch_size=_BATCH, columns=columns or None):
-                    for row in batch.to_pylist():
+                self._check_compression(file.metadata)
+                for batch in file.iter_batches(batch_size=_PARQUET_BATCH, columns=columns or None):
+                    for row in _converted(batch):
                         number += 1
                         self._share = number / total
                         yield number, row
-        except (OSError, pyarrow.ArrowException) as error:
+        except (OSError, ValueError, pyarrow.ArrowException) as error:
             reason = str(error).strip().partition("\n")[0]
             raise UserError(f"Dataset {self.path} can't be read as Parquet: {reason}") from None
 
+    def _check_compression(self, metadata: Any) -> None:
+        """Raise UserError if a few bytes of the file would expand to a large value in each row."""
+        for group in map(metadata.row_group, range(metadata.num_row_groups)):
+            for column in map(group.column, range(group.num_columns)):
+                expanded, stored = column.total_uncompressed_size, column.total_compressed_size
+                if expanded > max(2**20, _MAX_COMPRESSION * stored):
+                    raise UserError(
+                        f"Dataset {self.path}: {column.path_in_schema} has {expanded:,} bytes, compressed to "
+                        f"{stored:,}: more than {_MAX_COMPRESSION} times, as decompression bombs have.",
+                        "If the rows are meant to be so alike, write the file without compression.",
+                    )
+
     def share(self) -> float:
         return self._share
+
+
+def _converted(batch: Any) -> list[Any]:
+    """Convert a batch to rows; one that Python has no values for becomes a BadRow."""
+    unusable = (
+        ValueError,
+        OverflowError,
+        RecursionError,
+    )  # text that is not UTF-8, dates after the year 9999
+    try:
+        rows: list[Any] = batch.to_pylist()
+    except unusable as error:
+        if batch.num_rows == 1:
+            reason = NOT_UTF_8 if isinstance(error, UnicodeDecodeError) else str(error)
+            return [BadRow(reason)]
+        return [row for number in range(batch.num_rows) for row in _converted(batch.slice(number, 1))]
+    return rows
 
 
 class _Saved(Rows):
@@ -351,6 +382,7 @@ class _Saved(Rows):
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         try:
             import datasets
+            from pyarrow import ArrowException
         except ImportError:
             raise UserError(
                 f"Dataset {self.path}: save_to_disk's folders need the `datasets` package, which is not "
@@ -361,13 +393,13 @@ class _Saved(Rows):
             for file in parse_json(read_text(self.path / _SAVED))["_data_files"]:
                 plain_name(file["filename"])
             saved = datasets.load_from_disk(str(self.path))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            self._total, self._done = len(saved), 0
+            for row in saved:
+                self._done += 1
+                yield self._done, row
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, ArrowException) as error:
             reason = str(error).strip().partition("\n")[0]
             raise UserError(f"Dataset {self.path} can't be read: {reason}") from None
-        self._total, self._done = len(saved), 0
-        for row in saved:
-            self._done += 1
-            yield self._done, row
 
     def share(self) -> float:
         return self._done / max(1, self._total)

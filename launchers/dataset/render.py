@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from estimator.errors import UserError
 from launchers.dataset.rows import Conversation
 from launchers.dataset.turns import Message
-from launchers.imports import collector_paused
+from launchers.models import causal
 from launchers.settings import Settings
 
 _BATCH = 1024  # conversations tokenized at a time
@@ -37,11 +37,8 @@ def load_tokenizer(model_dir: Path, settings: Settings) -> Any:
 
     Nothing is downloaded.
     """
-    with collector_paused():
-        from transformers import AutoTokenizer
-
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(model_dir), local_files_only=True)
+        tokenizer = causal.tokenizer(model_dir)
         tokenizer("a")  # some broken files fail only here
         if tokenizer.eos_token is None and not (model_dir / "tokenizer_config.json").is_file():
             raise ValueError("tokenizer_config.json, which names the special tokens, is missing")

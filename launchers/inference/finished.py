@@ -16,6 +16,7 @@ from launchers import engines, pipeline
 from launchers.engines._hf_layout import ADAPTER_V2_CONFIG
 from launchers.handover import PAGE
 from launchers.model_card import cache_folder, cache_name
+from launchers.models import own_code
 from launchers.run_config import RunConfig
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -78,6 +79,7 @@ def from_folder(folder: Path) -> FinishedModel:
             f"Give a folder with config.json or {ADAPTER_CONFIG}, or one that finetune run has written.",
         )
     files_inside(found)
+    own_code.check_model(found)
     settings = _read_settings(found.parent / SETTINGS)
     base = settings.model if settings is not None else _base_of(found)
     name = found.name if settings is None else finetuned_name(settings.model)

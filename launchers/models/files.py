@@ -11,6 +11,7 @@ from typing import Any
 
 from estimator.errors import Change, UserError
 from estimator.untrusted import parse_json, plain_name, read_json_object
+from launchers.models import own_code
 
 # Configuration, tokenizer, safetensors; no other formats of the same weights, no folders
 PATTERNS = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
@@ -34,6 +35,7 @@ def check_complete(folder: Path) -> None:
     if not folder.is_dir():
         raise UserError(f"There is no model directory {folder}.")
     config = read_config(folder)
+    own_code.check_model(folder)
     tokenizers = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
     if not any(all((folder / name).is_file() for name in names) for names in tokenizers):
         raise UserError(f"{folder} has no tokenizer.", "tokenizer.json (or tokenizer.model) belongs there.")
