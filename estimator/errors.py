@@ -15,6 +15,7 @@ from estimator.changes import (
     in_words,
     suggestion_in_words,
 )
+from estimator.formatting import printable
 
 if TYPE_CHECKING:
     from estimator.plan import Plan
@@ -41,7 +42,7 @@ class UserError(Exception):
     def __init__(self, problem: Text, advice: Text = "") -> None:
         super().__init__(problem, advice)
         self._texts: tuple[Text, Text] = (problem, advice)
-        self.problem, self.advice = in_words(problem, FINETUNE), in_words(advice, FINETUNE)
+        self.problem, self.advice = (printable(in_words(text, FINETUNE)) for text in self._texts)
 
     def __str__(self) -> str:
         return f"{self.problem}\n{self.advice}" if self.advice else self.problem
@@ -51,7 +52,7 @@ class UserError(Exception):
 
     def spell(self, spelling: Spelling) -> None:
         """Name options as this front door does."""
-        self.problem, self.advice = (in_words(text, spelling) for text in self._texts)
+        self.problem, self.advice = (printable(in_words(text, spelling)) for text in self._texts)
 
 
 @contextmanager

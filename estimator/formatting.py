@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import math
-import re
+import unicodedata
 from collections.abc import Sequence
 
 GIB = 2**30
 MIB = 2**20
-# C0 and C1 controls but tab and line feed; marks, embeddings, overrides and isolates of text direction; and
-# halves of surrogate pairs, which no terminal's encoding can write
-_UNPRINTABLE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
-)
+_HARMLESS = "\n\t\u200c\u200d"  # the joiners of Persian, Hindi and emoji are formatting characters too
+_ACTIVE = ("Cc", "Cf", "Cs", "Zl", "Zp")  # controls, formatting, halves of surrogates, separators
 
 
 def printable(text: str) -> str:
-    r"""Escape what controls a terminal or reorders text: ESC becomes \x1b, a direction override \u202e."""
-    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    """Replace control and formatting characters by ``\\x1b``-like text, so that no terminal acts on them.
+
+    Covers C0, DEL, C1, Unicode's invisible formatting characters (bidirectional overrides), and surrogates.
+    """
+    if text.isascii() and text.replace("\n", "").replace("\t", "").isprintable():
+        return text
+    return "".join(
+        character
+        if character in _HARMLESS or unicodedata.category(character) not in _ACTIVE
+        else character.encode("unicode_escape").decode()
+        for character in text
+    )
 
 
 def format_bytes(size: float | None) -> str:
