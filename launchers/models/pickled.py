@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from estimator.errors import UserError
-from launchers.imports import collector_paused
+from launchers.base.imports import collector_paused
+from launchers.base.workdir import is_caused_by_full_disk
 from launchers.models.files import (
     PATTERNS,
     PICKLED_INDEX,
@@ -26,7 +27,6 @@ from launchers.models.files import (
     is_model_file,
     pickled_files,
 )
-from launchers.workdir import is_caused_by_full_disk
 
 if TYPE_CHECKING:
     import torch

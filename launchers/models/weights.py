@@ -18,6 +18,7 @@ from estimator.errors import UserError
 from estimator.formatting import format_bytes, format_duration
 from estimator.models import ModelSource
 from estimator.untrusted import files_inside
+from launchers.base.workdir import full_disk_explained
 from launchers.models import pickled, pipelines
 from launchers.models.files import (
     NOT_PATTERNS,
@@ -28,7 +29,6 @@ from launchers.models.files import (
     patterns_for,
     pickled_files,
 )
-from launchers.workdir import full_disk_explained
 
 _log = logging.getLogger(__name__)
 

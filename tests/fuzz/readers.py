@@ -11,27 +11,28 @@ from pathlib import Path
 from typing import Any
 
 from checklist import measurements, options, past_runs, result
-from checklist.judges import thresholds
+from checklist.checks.gpu import dcgm_probe
+from checklist.judging import thresholds
 from checklist.measurements import Diagnosed
-from checklist.probes import dcgm
 from decorators.backends import pod_template
 from decorators.gpu_profile import pack, unpack
 from estimator import untrusted
 from estimator.calibration.finished import Store
 from estimator.errors import UserError
-from estimator.hardware import csv_files
-from estimator.hardware.cluster_api import ApiRefusedError
-from estimator.hardware.cluster_pools import read_autoscalers
-from estimator.hardware.quantities import quantity
+from estimator.hardware.catalogue import csv_files
+from estimator.hardware.cluster.api import ApiRefusedError
+from estimator.hardware.cluster.pools import read_autoscalers
+from estimator.hardware.cluster.quantities import quantity
 from estimator.models import hf_files
-from launchers import clip_score, convert, deepspeed_file, settings
+from launchers import settings
 from launchers.cluster.allocation import expand_hosts
 from launchers.dataset import files, preferences, prompts, rows, sources, texts
 from launchers.harness import tasks
-from launchers.images import decoding, pictures
+from launchers.images import clip_score, decoding, pictures
 from launchers.inference import finished, side_by_side
 from launchers.models import files as model_files
 from launchers.models import own_code, pipelines
+from launchers.settings import convert, deepspeed_file
 from launchers.store.bundles import LocalStorage, get_bundle
 from tests.decorators.backends.plans import planned
 
@@ -309,7 +310,7 @@ READERS: dict[str, Reader] = {
         file="a.csv",
     ),
     "DCGM's answer": Reader(
-        read=lambda path: dcgm.read(Diagnosed(node=0, level=1), text_of(path), {}),
+        read=lambda path: dcgm_probe.read(Diagnosed(node=0, level=1), text_of(path), {}),
         seed=dumped(
             {
                 "DCGM Diagnostic": {
