@@ -48,7 +48,7 @@ def settings_page() -> str:
         "`finetune settings WORD` searches the same list.",
         "",
         "Settings are given in a YAML file, as options of `finetune run`, or by `--set NAME=VALUE`. Options",
-        "override the file; `--set` overrides both. The artifact `used_settings`, and `settings.yaml` next to",
+        "override the file; `--set` overrides both. The artifact `used_settings` and `settings.yaml` next to",
         "the model, contain the values that were used. A relative path in the file is looked up next to the",
         "file first, then in the working folder.",
         "",
@@ -72,7 +72,7 @@ def settings_page() -> str:
         "| a mapping | `--set 'engine_options={log_every_n_steps: 10}'` |",
         "| several trackers | `--tracker tensorboard,wandb` |",
         "",
-        "Editors complete and check the file with `launchers/settings/settings.schema.json`. With torchtune, keys",
+        "Editors check the file with `launchers/settings/settings.schema.json`. With torchtune, keys",
         "of `engine_options` that follow from the plan are refused: the accounting of a run depends on them.",
         "",
     ]

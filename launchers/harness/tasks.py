@@ -15,6 +15,7 @@ import yaml
 
 from estimator.errors import UserError
 from estimator.names import did_you_mean
+from estimator.untrusted import MAX_YAML_BYTES, parse_yaml, read_text
 from launchers.settings import Settings
 
 PACKAGE = "lm_eval"
@@ -177,7 +178,7 @@ def _functions(value: Any) -> Iterator[_Function]:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        values = yaml.load(file.read_text(), Loader=_Loader)  # noqa: S506 - a SafeLoader
+        values = parse_yaml(read_text(file, MAX_YAML_BYTES), _Loader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise _invalid(file, " ".join(str(error).split())) from None
     if not isinstance(values, dict):

@@ -7,10 +7,12 @@ import json
 import os
 import pickle
 import re
+import resource
 import shutil
 import uuid
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +32,18 @@ if TYPE_CHECKING:
     import torch
 
 _RECORD = ".converted_from.json"  # in a converted folder: names and sizes of the source files
+_SPARE_BYTES = 2**30  # for torch itself while it reads a file
 # Exceptions of torch.load for bytes that are not a complete pickle
-_BROKEN = (RuntimeError, EOFError, ValueError, LookupError, TypeError, AttributeError, AssertionError)
+_BROKEN = (
+    MemoryError,
+    RuntimeError,
+    EOFError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+)
 # torch's messages for a pickle's calls: "Unsupported global: GLOBAL os.system was not an allowed global",
 # "Trying to load unsupported GLOBAL posix.system whose module posix is blocked"
 _CALLED = re.compile(r"GLOBAL ([\w.]+)")
@@ -93,7 +105,7 @@ def _write_safetensors(paths: list[Path], folder: Path) -> None:
     total_bytes = 0
     for path in paths:
         name = path.name.removeprefix("pytorch_").removesuffix(".bin") + ".safetensors"
-        tensors = _deduplicated(read(path))
+        tensors = _deduplicated(path, read(path))
         _save(tensors, folder / name)
         weight_map |= dict.fromkeys(tensors, name)
         total_bytes += sum(tensor.nbytes for tensor in tensors.values())
@@ -120,7 +132,8 @@ def read(path: Path) -> dict[str, torch.Tensor]:
     torch = _torch(path)
     mapped = zipfile.is_zipfile(path)  # False for files of torch before 1.6
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+        with _memory_limited(path.stat().st_size):
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:
         called = _CALLED.search(str(error))
         if called is None:
@@ -137,7 +150,23 @@ def read(path: Path) -> dict[str, torch.Tensor]:
     for name, value in content.items():
         if not isinstance(name, str) or not isinstance(value, torch.Tensor) or value.layout != torch.strided:
             raise _no_weights(path, f"{name!r} as a {type(value).__name__}")
+        if value.nbytes > value.untyped_storage().nbytes():
+            raise _unreadable(path, f"{name!r} would have {value.nbytes:,} bytes, of fewer in the file")
     return content
+
+
+@contextmanager
+def _memory_limited(size: int) -> Iterator[None]:
+    """Let allocations fail in the block that exceed what a file of ``size`` bytes can contain."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    limit = used + 3 * size + _SPARE_BYTES
+    if soft == resource.RLIM_INFINITY or limit < soft:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def _unreadable(path: Path, reason: str) -> UserError:
@@ -165,19 +194,23 @@ def _no_weights(path: Path, found: str) -> UserError:
     )
 
 
-def _deduplicated(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _deduplicated(path: Path, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Give each tensor separate memory; of several names for one tensor (tied weights) keep the first.
 
     The first is the embedding, not the tied head, because models save their parts in the order of the forward
     pass.
     """
     tensors_by_name: dict[str, torch.Tensor] = {}
+    total_bytes, most_bytes = 0, 2 * path.stat().st_size
     forms_by_address: dict[int, set[object]] = {}  # data pointer -> types, shapes and strides
     for name, tensor in tensors.items():
         forms = forms_by_address.setdefault(tensor.data_ptr(), set())
         form = (tensor.dtype, tensor.shape, tensor.stride())
         if tensor.numel() and form in forms:
             continue
+        total_bytes += tensor.nbytes
+        if total_bytes > most_bytes:
+            raise _unreadable(path, f"its tensors have more than {most_bytes:,} bytes")
         shares = bool(forms) or tensor.untyped_storage().nbytes() != tensor.nbytes
         tensors_by_name[name] = (tensor.detach().clone() if shares else tensor.detach()).contiguous()
         forms.add(form)

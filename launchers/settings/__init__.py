@@ -24,6 +24,7 @@ from estimator.models.diffusion import positions_of
 from estimator.names import did_you_mean
 from estimator.option_names import setting_for_alias
 from estimator.setup import default_seq_len
+from estimator.untrusted import parse_yaml as parse_yaml_text
 from estimator.vocabulary import (
     AUTOMATIC_METHODS,
     LAUNCHED_METHODS,
@@ -347,6 +348,8 @@ class _UniqueKeyLoader(_PlainLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         line_of_key: dict[str, int] = {}
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue  # refused by SafeLoader
             line = key.start_mark.line + 1
             if key.value in line_of_key:
                 raise UserError(
@@ -378,7 +381,7 @@ def parse_yaml(text: str, folder: Path = Path()) -> dict[str, Any]:
     is replaced by its path from the working folder; any other stays relative to the working folder.
     """
     try:
-        values = _UniqueKeyLoader(text).get_single_data() or {}
+        values = parse_yaml_text(text, _UniqueKeyLoader) or {}
     except yaml.YAMLError as error:
         raise UserError("The settings file is not YAML: " + " ".join(str(error).split())) from None
     if not isinstance(values, dict):
