@@ -42,8 +42,6 @@ class Family:
         False for an encoder, which sees the whole text and has no output head here.
     free_head_dim:
         Whether heads * head_dim may differ from the hidden size.
-    published_quantised:
-        The publisher's own weights are in 4 or 8 bits; config.json says so, and the shape is the same.
     partial_rotary:
         Whether its code reads ``partial_rotary_factor``, and so may rotate a part of each head only.
     sees_packed:
@@ -81,7 +79,6 @@ class Family:
     shared_expert_gate: bool = False
     pooler: bool = False
     free_head_dim: bool = True
-    published_quantised: bool = False
     partial_rotary: bool = False
     sees_packed: str = ""
     code_elsewhere: bool = False
@@ -112,7 +109,6 @@ def own_names(family: str, targets: Iterable[str]) -> tuple[str, ...]:
 
 _NOT_TRAITS = (
     "free_head_dim",
-    "published_quantised",
     "partial_rotary",
     "sees_packed",
     "code_elsewhere",
@@ -196,16 +192,13 @@ FAMILIES: dict[str, Family] = {  # Hugging Face's `model_type`
         source=_transformers("phi3"),
     ),
     "deepseek_v2": Family(mlp_names_are_experts=True, source=_transformers("deepseek_v2")),
-    "deepseek_v3": Family(
-        published_quantised=True, mlp_names_are_experts=True, source=_transformers("deepseek_v3")
-    ),
+    "deepseek_v3": Family(mlp_names_are_experts=True, source=_transformers("deepseek_v3")),
     "gpt_oss": Family(
         qkv_bias=True,
         o_bias=True,
         mlp_bias=True,
         attention_sinks=True,
         router_bias=True,
-        published_quantised=True,
         sees_packed=_NO_POSITIONS_IN_MASK,
         source=_transformers("gpt_oss"),
     ),

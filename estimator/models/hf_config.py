@@ -10,6 +10,7 @@ from estimator.models import untried
 from estimator.models.architectures import FAMILIES, family_of
 from estimator.models.config_reader import ConfigReader
 from estimator.models.spec import ModelSpec
+from estimator.models.weight_formats import FORMATS
 
 # Our name -> the field of config.json; the first that is there counts.
 _FIELDS = {
@@ -63,7 +64,7 @@ def to_spec(config: Mapping[str, Any], name: str) -> ModelSpec:
     Raises :class:`UserError`, naming field and value, for an architecture that is not supported, a missing
     field, or values that contradict each other.
     """
-    reader = ConfigReader(_language_part(config, name), name)
+    reader = ConfigReader(language_part(config, name), name)
     family = reader.text("model_type")
     family = _SAME_CODE.get(family, family)
     if family not in FAMILIES and not untried.is_untried(family):
@@ -72,7 +73,7 @@ def to_spec(config: Mapping[str, Any], name: str) -> ModelSpec:
             f"Supported are {', '.join(FAMILIES)}, and the causal models of transformers 5.4.",
         )
     reader.defaults = _DEFAULTS.get(family, {})
-    _refuse(reader, family)
+    _refuse(reader)
     shape = _widths(reader, family)
     shape |= _experts(reader, family) | _latent(reader, shape) | _window(reader, family, shape["layers"])
     return ModelSpec(
@@ -86,32 +87,43 @@ def to_spec(config: Mapping[str, Any], name: str) -> ModelSpec:
         norm_eps=_epsilon(reader),
         attention_dropout=reader.number("attention_dropout", or_zero=True) or 0.0,
         sees_images="text_config" in config,
-        quantised_weights=str(reader.mapping("quantization_config").get("quant_method") or ""),
+        quantised_weights=quantization_of(reader) or "",
         source=f"config.json of {name}",
     )
 
 
-def _language_part(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Models that see images too keep the language model's configuration under ``text_config``."""
+def language_part(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return the language model's configuration, which multimodal models keep under ``text_config``."""
     text = config.get("text_config")
     if text is None:
         return config
     if not isinstance(text, Mapping):
         raise UserError(f"Model {name}: config.json has text_config = {text!r}; it must be an object.")
     outer = {key: config[key] for key in ("tie_word_embeddings", "quantization_config") if key in config}
-    return {**outer, **text}
+    return {**text, **outer}  # transformers ties by the outer one
 
 
-def _refuse(reader: ConfigReader, family: str) -> None:
+def _refuse(reader: ConfigReader) -> None:
     attention = reader.mapping("attn_config")
     for flag in _REFUSED:
         if reader.get(flag) or attention.get(flag):
             raise UserError(f"Model {reader.name}: config.json has {flag} = true, which is not supported.")
-    if reader.get("quantization_config") and not family_of(family).published_quantised:
+    method = quantization_of(reader)
+    if method is not None and method not in FORMATS:
         raise UserError(
-            f"Model {reader.name}: its weights are already quantised (quantization_config in config.json).",
+            f"Model {reader.name}: its weights are already quantised (quantization_config in config.json, "
+            f"quant_method {method or 'not given'}). Read are {', '.join(FORMATS)}.",
             ("Start from the unquantised model; ", Change("method", "qlora"), " quantises it on loading."),
         )
+
+
+def quantization_of(reader: ConfigReader) -> str | None:
+    """Return the ``quant_method`` of published weights; None if they are in 16 or 32 bits."""
+    options = reader.mapping("quantization_config")
+    if not options:
+        return None
+    method = str(options.get("quant_method") or "")
+    return "bitsandbytes" if method.startswith("bitsandbytes") else method
 
 
 # ---------------------------------------------------------------------------------------------------------
