@@ -254,7 +254,7 @@ def planned_families() -> str:
         f"{listed(others)} can be planned for, not trained."
     )
     more = (
-        f"The {len(untried.classes())} other causal models of transformers 5.4 "
+        f"The {len(untried.classes())} other causal models of transformers 5.23 "
         "([their names](../estimator/data/untried_families.csv)) run too where `config.json` has the usual "
         "fields: nobody here has tried them, their plan says so, and its memory and speed are those of a "
         "Llama of these widths. Packing is refused for them: nobody has looked whether documents see each "
