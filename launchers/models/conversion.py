@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launchers.base.workdir import is_caused_by_full_disk
 from launchers.models.files import (
     INDEX,
     PATTERNS,
@@ -19,7 +20,6 @@ from launchers.models.files import (
     check_complete,
     is_model_file,
 )
-from launchers.workdir import is_caused_by_full_disk
 
 if TYPE_CHECKING:
     import torch

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from estimator.errors import UserError
-from launchers.imports import collector_paused
+from launchers.base.imports import collector_paused
 
 if TYPE_CHECKING:
     import torch

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from estimator.errors import UserError
-from launchers.imports import collector_paused
+from launchers.base.imports import collector_paused
 from launchers.models import conversion
 from launchers.models.files import pickled_files
 

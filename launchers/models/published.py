@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from estimator.errors import UserError
 from estimator.models import hf_config, weight_formats
-from launchers.imports import collector_paused
+from launchers.base.imports import collector_paused
 from launchers.models import conversion, dequantize
 from launchers.models.files import read_config, tensor_shapes, weight_files
 

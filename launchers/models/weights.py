@@ -17,6 +17,7 @@ from estimator import remote
 from estimator.errors import UserError
 from estimator.formatting import format_bytes, format_duration
 from estimator.models import ModelSource
+from launchers.base.workdir import full_disk_explained
 from launchers.models import conversion, pickled, pipelines, published
 from launchers.models.files import (
     NOT_PATTERNS,
@@ -28,7 +29,6 @@ from launchers.models.files import (
     pickled_files,
     read_config,
 )
-from launchers.workdir import full_disk_explained
 
 _log = logging.getLogger(__name__)
 
