@@ -260,7 +260,7 @@ def planned_families() -> str:
         f"{listed(others)} can be planned for, not trained."
     )
     more = (
-        f"The {len(untried.classes())} other causal models of transformers 5.4 "
+        f"The {len(untried.classes())} other causal models of transformers 5.23 "
         "([names](../estimator/data/untried_families.csv)) work if their `config.json` has the usual fields. "
         "They are untested: their plan says so, and uses memory and speed of a Llama of the same widths. "
         "Packing is refused for them, as documents might attend to each other."
