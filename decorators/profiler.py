@@ -285,6 +285,7 @@ class Profile:
         samples, sampler = self._sampler.samples, self._sampler
         duration = (self._ended or time.time()) - self._started
         price = run.plan.prediction.usd_per_hour if run.plan else None
+        mean_cores = sampler.cpu_seconds / duration if samples.host.count > 1 else None
         return Measured(
             step=self._step,
             node=int(os.environ.get("MF_PARALLEL_NODE_INDEX", "0")),
@@ -297,7 +298,8 @@ class Profile:
             host_total_bytes=int(psutil.virtual_memory().total),
             host_rss_peak_bytes=samples.rss_peak or None,
             host_pss_peak_bytes=samples.pss_of_peak,
-            mean_cpu_cores=sampler.cpu_seconds / duration if samples.host.count > 1 else None,
+            mean_cpu_cores=mean_cores,
+            busy_cpu_cores=samples.busy_cpu_cores or mean_cores,
             shared_memory_peak_bytes=samples.shared_memory_peak,
             disk_free_min_bytes=samples.disk_free_min,
             steps=run.last_step,

@@ -35,13 +35,14 @@ COMMANDS = {
     "serve": "Serve a finished model to OpenAI clients, here or on Kubernetes.",
     "runs": "Runs of the flow beside each other: what differs, loss, predicted and measured, price.",
     "costs": "What runs have cost, by user, team or model.",
+    "rightsize": "Requested against used resources of your flows' steps, and what to request instead.",
     "doctor": "What is installed, what would work here, and what mends the rest.",
 }
 GROUPS = {
     "Run": ("run", "check", "flow"),
     "Plan, with nothing run": ("convert", "plan", "estimate", "gpus", "models", "settings"),
     "Use the model": ("chat", "serve"),
-    "Look back, look around": ("runs", "costs", "doctor"),
+    "Look back, look around": ("runs", "costs", "rightsize", "doctor"),
 }
 ELSEWHERE = {
     "run": "flows.commands",
@@ -53,6 +54,7 @@ ELSEWHERE = {
     "serve": "flows.finetune_serve",
     "runs": "flows.finetune_runs",
     "costs": "flows.finetune_costs",
+    "rightsize": "flows.finetune_rightsize",
     "doctor": "flows.finetune_doctor",
 }  # by name: nothing here knows Metaflow
 OTHER_NAMES = {
