@@ -28,7 +28,7 @@ from decorators.declared import fill
 from decorators.launch import build_destination, build_step_request, check_deployable
 from estimator.errors import UserError
 from estimator.hardware import local_machine
-from estimator.hardware.quantities import quantity
+from estimator.hardware.cluster.quantities import quantity
 from estimator.job import Target
 from estimator.plan import MIB, Request
 from estimator.planning.goals import Goals

@@ -13,7 +13,7 @@ from decorators.backends import oom_kills
 from decorators.backends.kubernetes import errors
 from estimator.plan import MIB
 from estimator.rightsizing.usage import Sizes
-from launchers.replanning import Replanning, plans_key
+from launchers.run.replanning import Replanning, plans_key
 from launchers.store.bundles import LocalStorage
 from tests.decorators.backends.kubernetes.test_errors import Pods, pod
 

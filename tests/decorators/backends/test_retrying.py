@@ -23,7 +23,7 @@ from estimator.models import find
 from estimator.plan import Request
 from estimator.planning.next_plan import NextPlan, after_out_of_memory
 from estimator.rightsizing.usage import Sizes
-from launchers.replanning import Replanning, plans_key
+from launchers.run.replanning import Replanning, plans_key
 from launchers.store.bundles import LocalStorage
 from tests.estimator.rightsizing.records import usage as used
 
