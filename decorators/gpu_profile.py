@@ -54,6 +54,7 @@ from decorators.launch import (
     given_values,
     refused_in_words,
 )
+from decorators.own_checkpoints import foreach_index
 from decorators.profile import calibration
 from decorators.profiler import NO_PROFILE, Profile, RankProfile
 from decorators.storage import remember_origin
@@ -262,7 +263,14 @@ class gpu_profile(LaunchMixin, StepMutator, UserStepDecorator):  # type: ignore[
         plan = current_plan() if self.resolver is not None and self.role == "train" else None
         card = _metaflow.card() if self.role in _WITH_CARD else None
         about = current_plan() if self.resolver is not None else None
-        _active = Profile(plan=plan, step=step_name, interval_s=self.interval, card=card, about=about)
+        _active = Profile(
+            plan=plan,
+            step=step_name,
+            interval_s=self.interval,
+            card=card,
+            about=about,
+            index=foreach_index(flow),
+        )
         _metaflow.set_current("gpu_profile", _active)
         _active.start()
         self._recorder = usage.UsageRecorder(

@@ -203,18 +203,36 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def put_bundle(storage: Storage, key: str, folder: Path) -> Manifest:
+class ChangedError(OSError):
+    """A file was written to while it was stored."""
+
+
+def _state(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+def put_bundle(
+    storage: Storage, key: str, folder: Path, include: Callable[[str], bool] = lambda _: True
+) -> Manifest:
     """Store all files of ``folder`` under ``key``; files that an earlier try has stored are not sent again.
 
-    Raises UserError if the store is full, after deleting the files that this call stored.
+    Only files whose name ``include`` accepts are stored.
+    Raises UserError if the store is full, after deleting the files that this call stored; ChangedError if a
+    file changed meanwhile, and leaves the bundle that was there before.
     """
+    paths = [
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and include(path.relative_to(folder).as_posix())
+    ]
+    before = [_state(path) for path in paths]
     manifest = Manifest(
         files=tuple(
             BundleFile(
                 name=path.relative_to(folder).as_posix(), size=path.stat().st_size, sha256=sha256_of(path)
             )
-            for path in sorted(folder.rglob("*"))
-            if path.is_file()
+            for path in paths
         )
     )
     sent: list[str] = []
@@ -227,6 +245,9 @@ def put_bundle(storage: Storage, key: str, folder: Path) -> Manifest:
                 _log.debug("Upload %s (%d bytes)", file_key, file.size)
                 sent.append(file_key)
                 storage.put_file(file_key, folder / file.name)
+        for file, seen in zip(manifest.files, before, strict=True):
+            if _state(folder / file.name) != seen:
+                raise ChangedError(f"{folder / file.name} was changed while it was stored")
         storage.put_bytes(f"{key}/{MANIFEST}", manifest.to_json())
     except OSError as error:
         if not is_disk_full(error):
