@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from estimator.errors import UserError
+from launchers.base.tokenizer import tokenizer_in
 from launchers.dataset.cpu_limit import cpu_limit
 from launchers.dataset.rows import Conversation
 from launchers.dataset.turns import Message
-from launchers.models import causal
 from launchers.settings import Settings
 
 _BATCH = 1024  # conversations tokenized at a time
@@ -40,7 +40,7 @@ def load_tokenizer(model_dir: Path, settings: Settings) -> Any:
     Nothing is downloaded.
     """
     try:
-        tokenizer = causal.tokenizer(model_dir)
+        tokenizer = tokenizer_in(model_dir)
         tokenizer("a")  # some broken files fail only here
         if tokenizer.eos_token is None and not (model_dir / "tokenizer_config.json").is_file():
             raise ValueError("tokenizer_config.json, which names the special tokens, is missing")

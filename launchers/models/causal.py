@@ -38,14 +38,6 @@ def build(folder: Path, **options: Any) -> Any:
         return _class_of(config).from_config(config, trust_remote_code=False, **options)
 
 
-def tokenizer(folder: Path) -> Any:
-    """Load the tokenizer; nothing is downloaded, and no code in the folder is run."""
-    with collector_paused():
-        from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-
-
 def gives_rewards(config: Any) -> bool:
     """Whether the model outputs one score per text instead of next tokens."""
     return any(name.endswith("ForSequenceClassification") for name in config.architectures or ())
