@@ -130,7 +130,7 @@ def flow_commands(file: str) -> list[tuple[str, list[str]]]:
 
 def estimator_commands() -> list[tuple[str, list[str]]]:
     """(where, words after finetune), but for those of two pages whose own tests run them."""
-    elsewhere = ("docs/command-line.md", "docs/hardware.md")
+    elsewhere = ("docs/estimate.md", "docs/hardware.md")
     found = []
     for where, line in shell_lines():
         words = shlex.split(line.partition(" >")[0])

@@ -41,7 +41,7 @@ def test_no_page_asks_another_host_for_anything_to_be_shown(site: Path) -> None:
 
 
 def test_links_that_leave_the_documents_lead_to_the_repository(site: Path) -> None:
-    page = (site / "estimator" / "index.html").read_text()
+    page = (site / "accuracy" / "index.html").read_text()
     assert re.search(r'href="https://github.com/[^"]+/blob/main/benchmarks/results/estimators.md"', page)
     assert 'href="../../' not in page.replace('href="../assets', "")
 
