@@ -19,8 +19,8 @@ from benchmarks import busbw, image_plans, measured_runs, method_table, record_r
 from checklist.measurements import PHASES
 from checklist.registry import CHECKS
 from estimator import models
-from estimator.changes import option_of
 from estimator.models import untried
+from estimator.option_names import option_name
 from estimator.vocabulary import LAUNCHED_ENGINES
 from flows.finetune import planning
 from launchers import engines, settings
@@ -48,9 +48,9 @@ def settings_page() -> str:
         "`finetune settings WORD` searches the same list.",
         "",
         "Settings are given in a YAML file, as options of `finetune run`, or by `--set NAME=VALUE`. Options",
-        "override the file; `--set` overrides both. The artifact `used_settings`, and `settings.yaml` next",
-        "to the model, contain the values that were used. A relative path in the file is looked up next to",
-        "the file first, then in the working folder.",
+        "override the file; `--set` overrides both. The artifact `used_settings` and `settings.yaml` next to",
+        "the model, contain the values that were used. A relative path in the file is looked up next to the",
+        "file first, then in the working folder.",
         "",
         "```bash",
         "finetune run my.yaml --lr 1e-5 --lora-rank 16",
@@ -72,9 +72,8 @@ def settings_page() -> str:
         "| a mapping | `--set 'engine_options={log_every_n_steps: 10}'` |",
         "| several trackers | `--tracker tensorboard,wandb` |",
         "",
-        "Editors complete and check the file with `launchers/settings/settings.schema.json`. With",
-        "torchtune, keys of `engine_options` that follow from the plan are refused: the accounting of a run",
-        "depends on them.",
+        "Editors check the file with `launchers/settings/settings.schema.json`. With torchtune, keys",
+        "of `engine_options` that follow from the plan are refused: the accounting of a run depends on them.",
         "",
     ]
     header = ["| Setting | Option | Default | Takes | |", "|---|---|---|---|---|"]
@@ -83,7 +82,7 @@ def settings_page() -> str:
     for name in settings.dotted_names():
         section = name.rpartition(".")[0]
         values = _schema_of(schema, name)
-        cells = (f"`{name}`", f"`{option_of(name)}`", _default(values), _takes(values))
+        cells = (f"`{name}`", f"`{option_name(name)}`", _default(values), _takes(values))
         text = settings.help_of(name).replace("|", "\\|")
         sections.setdefault(section, []).append(f"| {' | '.join(cells)} | {text} |")
     for section, table in sections.items():
@@ -261,7 +260,7 @@ def planned_families() -> str:
         f"{listed(others)} can be planned for, not trained."
     )
     more = (
-        f"The {len(untried.classes())} other causal models of transformers 5.4 "
+        f"The {len(untried.classes())} other causal models of transformers 5.23 "
         "([names](../estimator/data/untried_families.csv)) work if their `config.json` has the usual fields. "
         "They are untested: their plan says so, and uses memory and speed of a Llama of the same widths. "
         "Packing is refused for them, as documents might attend to each other."

@@ -43,11 +43,11 @@ from estimator.cli.app import app as finetune
 from estimator.cli.app import load
 from estimator.errors import UserError
 from flows.commands.flow_commands import RUNS, flow_words
-from flows.commands.run_options import setting_options, translate
 from flows.finetune import planning
 from launchers import settings
 from launchers.dataset import preferences, rows
 from launchers.models import weights
+from launchers.settings.options import setting_options, translate
 from tests.conftest import write_images, write_pairs
 from tests.flows.conftest import FLOW, environment
 from tests.warm_python import WarmPython
@@ -166,7 +166,7 @@ def help_text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HelpText]:
     """``help_text("card", "view", flow=FLOW)``: the help of a flow's command."""
     home = tmp_path_factory.mktemp("help")
     variables = environment(home)
-    with WarmPython("flows.finetune.nodes", environment=variables, folder=home) as warm:
+    with WarmPython("flows.finetune.steps", environment=variables, folder=home) as warm:
 
         @cache
         def of(*words: str, flow: Path = FLOW) -> str:
