@@ -52,7 +52,7 @@ ELSEWHERE = {
     "runs": "flows.commands.runs",
     "costs": "flows.commands.costs",
     "doctor": "flows.doctor.command",
-}  # by name: nothing here knows Metaflow
+}  # by name: this package does not import Metaflow
 OTHER_NAMES = {
     "train": "run",
     "finetune": "run",

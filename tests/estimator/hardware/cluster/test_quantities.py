@@ -26,5 +26,5 @@ def test_a_number_is_one_too() -> None:
 
 @pytest.mark.parametrize("text", ["", "Gi", "1Gib", "1 Gi", "1e", "ten", "1mm", "1.2.3", "nan", "inf"])
 def test_anything_else_is_none(text: str) -> None:
-    with pytest.raises(ValueError, match="is not an amount as Kubernetes writes it"):
+    with pytest.raises(ValueError, match="is not a Kubernetes quantity"):
         quantity(text)

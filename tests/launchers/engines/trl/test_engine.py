@@ -21,13 +21,13 @@ def test_grpo_is_trained_by_trl_alone(method: str) -> None:
     settings = build({**GRPO, "method": method})
     assert checks.first_supported_engine(settings, TINY) == "trl"
     for engine in ("torchtune", "deepspeed", "fsdp2"):
-        assert "which engine trl does" in (engines.get(engine).unsupported(settings, TINY) or "")
+        assert "which engine trl supports" in (engines.get(engine).unsupported(settings, TINY) or "")
 
 
 @pytest.mark.parametrize("task", ["sft", "pretrain", "dpo", "kto", "reward"])
 def test_trl_trains_nothing_else(task: str) -> None:
     reason = engines.get("trl").unsupported(build({"task": task, "method": "lora"}), TINY)
-    assert reason == f"task {task}: engine trl learns grpo alone here"
+    assert reason == f"task {task}: engine trl supports only grpo here"
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_trl_trains_nothing_else(task: str) -> None:
     [
         ({"packing": True}, "packing"),
         ({"method": "qlora"}, "qlora"),
-        ({"zero": {"stage": 3}}, "nothing is divided"),
+        ({"zero": {"stage": 3}}, "without sharding"),
         ({"compile": True}, "compile"),
         ({"fp8": "tensorwise"}, "fp8"),
         ({"optimizer": {"name": "muon"}}, "optimizer muon"),
