@@ -225,9 +225,9 @@ def test_a_default_batch_becomes_what_processes_and_data_can_make_up(dataset: Pa
     given = {"dataset": str(dataset), "evaluation": {"fraction": 0}, "epochs": 2}
     run = preparation.plan_run(settings.build({**given, "resources": {"gpus": 5, "device": "cpu"}}), HERE)
     assert run.settings.global_batch_size == run.plan.layout.global_batch_size == 15
-    assert any("nearest to the default of 16" in line for line in run.plan.why)
+    assert any("nearest possible one to the default of 16" in line for line in run.plan.why)
     assert run.plan.prediction.tokens == 2 * 60 // 15 * 15 * TINY_SEQ_LEN, "in steps of that batch"
-    with pytest.raises(UserError, match="batch of 16 can't be divided"):
+    with pytest.raises(UserError, match="batch of 16 is not divisible"):
         preparation.plan_run(
             settings.build({**given, "global_batch_size": 16, "resources": {"gpus": 5, "device": "cpu"}}),
             HERE,
@@ -235,7 +235,7 @@ def test_a_default_batch_becomes_what_processes_and_data_can_make_up(dataset: Pa
 
 
 def test_gpus_that_are_asked_for_where_there_are_none_are_refused() -> None:
-    with pytest.raises(UserError, match="has no NVIDIA GPU that its driver reports") as refused:
+    with pytest.raises(UserError, match="has no NVIDIA GPU reported by a driver") as refused:
         preparation.plan_run(settings.build({"resources": {"gpus": 4}}), HERE)
     assert "Train in 4 process(es) on CPUs" in refused.value.advice
     run = preparation.plan_run(settings.build({"resources": {"gpus": 4, "device": "cpu"}}), HERE)

@@ -21,13 +21,13 @@ def test_grpo_is_trained_by_trl_alone(method: str) -> None:
     settings = build({**GRPO, "method": method})
     assert first_supported_engine(settings, TINY) == "trl"
     for engine in ("torchtune", "deepspeed", "fsdp2"):
-        assert "which engine trl does" in (unsupported(engine, settings, TINY) or "")
+        assert "which engine trl supports" in (unsupported(engine, settings, TINY) or "")
 
 
 @pytest.mark.parametrize("task", ["sft", "pretrain", "dpo", "kto", "reward"])
 def test_trl_trains_nothing_else(task: str) -> None:
     reason = unsupported("trl", build({"task": task, "method": "lora"}), TINY)
-    assert reason == f"task {task}: engine trl learns grpo alone here"
+    assert reason == f"task {task}: engine trl supports only grpo here"
 
 
 @pytest.mark.parametrize(
