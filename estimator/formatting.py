@@ -1,4 +1,4 @@
-"""Figures as people read them: sizes in memory, durations, amounts of money; and text safe to print."""
+"""Formatting of sizes, durations, amounts of money and lists; escaping of text before it is printed."""
 
 from __future__ import annotations
 

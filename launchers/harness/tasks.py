@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from estimator.errors import Change, UserError
+from estimator.errors import UserError
 from estimator.names import did_you_mean
 from estimator.untrusted import MAX_YAML_BYTES, parse_yaml, read_text, yaml_loader
 from launchers.settings import Settings
@@ -51,7 +51,7 @@ def check(settings: Settings) -> None:
         return
     if settings.task == "reward":
         raise UserError(
-            ("harness.tasks: a model of ", Change("task", "reward"), " generates no answers."),
+            "harness.tasks: a model of --task reward generates no answers.",
             "Remove harness.tasks.",
         )
     for task in tasks:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from estimator.errors import Change, UserError
+from estimator.errors import UserError
 from estimator.untrusted import files_inside, read_json_object
 from launchers.base.imports import collector_paused
 
@@ -26,12 +26,12 @@ def check(model: str) -> None:
         kind = read_json_object(config).get("model_type") if config.is_file() else None
         if kind != "clip":
             raise UserError(
-                (Change(SETTING, model), ": the folder has no config.json of a CLIP model."),
+                f"--images-clip-model {model}: the folder has no config.json of a CLIP model.",
                 "Use a folder saved by transformers' CLIPModel and CLIPProcessor, or a Hugging Face id.",
             )
     elif model.count("/") != 1 or model.startswith((".", "/", "~")):
         raise UserError(
-            (Change(SETTING, model), ": no such folder."),
+            f"--images-clip-model {model}: no such folder.",
             "Use an existing folder, or a Hugging Face id such as openai/clip-vit-large-patch14.",
         )
 

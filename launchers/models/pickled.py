@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-import errno
-import json
-import os
 import pickle
 import re
 import resource
-import shutil
-import uuid
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from estimator.errors import UserError
 from launchers.base.imports import collector_paused
-from launchers.base.workdir import is_caused_by_full_disk
-from launchers.models.files import (
-    PATTERNS,
-    PICKLED_INDEX,
-    PICKLED_PATTERNS,
-    check_complete,
-    is_model_file,
-    pickled_files,
-)
+from launchers.models import conversion
+from launchers.models.files import pickled_files
 
 if TYPE_CHECKING:
     import torch
 
-_RECORD = ".converted_from.json"  # in a converted folder: names and sizes of the source files
 _SPARE_BYTES = 2**30  # for torch itself while it reads a file
 # Exceptions of torch.load for bytes that are not a complete pickle
 _BROKEN = (
@@ -49,82 +36,20 @@ _BROKEN = (
 _CALLED = re.compile(r"GLOBAL ([\w.]+)")
 
 
-def has_record_of(sizes: Mapping[str, int], folder: Path) -> bool:
-    """Whether ``folder`` was converted from files of these names and sizes."""
-    try:
-        record = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return bool(record == dict(sizes))
+def write_safetensors(source: Path, folder: Path) -> None:
+    """Write the weights of a folder with PyTorch files as safetensors into ``folder``, one file at a time.
 
-
-def is_converted_from(source: Path, folder: Path) -> bool:
-    """Whether ``folder`` was converted from ``source``, whose files have not changed since."""
-    paths = _sources(source)
-    if not has_record_of(_sizes(paths), folder):
-        return False
-    converted_ns = (folder / _RECORD).stat().st_mtime_ns
-    return all(path.stat().st_mtime_ns <= converted_ns for path in paths)
-
-
-def convert(source: Path, folder: Path) -> None:
-    """Convert a model to safetensors in ``folder`` atomically, replacing its content.
-
-    One file is read at a time, and none of its code is executed. ``source`` is not changed. Raises UserError
-    for a pickle that contains anything but tensors, or is unreadable.
+    None of the files' code is executed. Raises UserError for a pickle that contains anything but tensors, or
+    is unreadable.
     """
-    temporary = folder.with_name(f".{folder.name}-{uuid.uuid4().hex[:8]}")
-    temporary.mkdir(parents=True)
-    try:
-        paths = _sources(source)
-        (temporary / _RECORD).write_text(json.dumps(_sizes(paths), indent=2) + "\n", encoding="utf-8")
-        for path in paths:
-            if is_model_file(path.name, PATTERNS) and path.name != PICKLED_INDEX:
-                shutil.copyfile(path, temporary / path.name)
-        _write_safetensors(pickled_files(source), temporary)
-        check_complete(temporary)
-        shutil.rmtree(folder, ignore_errors=True)
-        temporary.rename(folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _sources(folder: Path) -> list[Path]:
-    patterns = PATTERNS + PICKLED_PATTERNS
-    return [
-        path for path in sorted(folder.iterdir()) if path.is_file() and is_model_file(path.name, patterns)
-    ]
-
-
-def _sizes(paths: list[Path]) -> dict[str, int]:
-    return {path.name: path.stat().st_size for path in paths}
-
-
-def _write_safetensors(paths: list[Path], folder: Path) -> None:
-    weight_map: dict[str, str] = {}
-    total_bytes = 0
-    for path in paths:
-        name = path.name.removeprefix("pytorch_").removesuffix(".bin") + ".safetensors"
-        tensors = _deduplicated(path, read(path))
-        _save(tensors, folder / name)
-        weight_map |= dict.fromkeys(tensors, name)
-        total_bytes += sum(tensor.nbytes for tensor in tensors.values())
-    if len(paths) > 1:
-        index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
-        path = folder / "model.safetensors.index.json"
-        path.write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def _save(tensors: dict[str, torch.Tensor], path: Path) -> None:
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
-    try:
-        save_file(tensors, path, metadata={"format": "pt"})
-    except SafetensorError as error:  # also raised for a full disk
-        if is_caused_by_full_disk(error, path.parent):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
-        raise
+    files = (
+        (
+            path.name.removeprefix("pytorch_").removesuffix(".bin") + ".safetensors",
+            _deduplicated(path, read(path)),
+        )
+        for path in pickled_files(source)
+    )
+    conversion.write_shards(files, folder)
 
 
 def read(path: Path) -> dict[str, torch.Tensor]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from estimator.errors import Change, UserError
+from estimator.errors import UserError
 from estimator.memory.generation import kv_cache_bytes
 from estimator.models import ModelSpec, hf_files
 from launchers.dataset import render
@@ -24,7 +24,7 @@ from launchers.settings import Settings
 # Set before the import of vLLM: reproducible sampling in this process, and no usage statistics
 _ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 CPU_BLOCK = 128  # tokens per block of the KV cache (vLLM 0.32, platforms/cpu.py)
-_WITHOUT = ("Remove ", Change("rejection.generator"), " to sample with transformers.")
+_WITHOUT = "Remove --rejection-generator to sample with transformers."
 
 
 class VllmSampler:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from estimator.errors import Change, UserError
+from estimator.errors import UserError
 from estimator.formatting import format_bytes
 from estimator.remote import hub_token
 from estimator.untrusted import files_inside
@@ -44,13 +44,13 @@ def check(settings: Settings, *, must_reach: bool) -> None:
         raise UserError("export.push: huggingface_hub is not installed.", "pip install -e '.[train]'")
     if not hub_token():
         raise UserError(
-            (Change("export.push", repo), ": no token is set in the environment."),
+            f"--push {repo}: no token is set in the environment.",
             f"Set HF_TOKEN to a token with write access from {_TOKENS} (on a cluster with @secrets).",
         )
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
         if must_reach:
             raise UserError(
-                (Change("export.push", repo), ": HF_HUB_OFFLINE is set on this machine."),
+                f"--push {repo}: HF_HUB_OFFLINE is set on this machine.",
                 "Unset it, or remove export.push: the model's folder can be uploaded later.",
             )
         return
@@ -75,7 +75,7 @@ def _check_rights(account: dict[str, Any], repo: str) -> None:
     if owner != account.get("name") and owner not in organisations:
         raise UserError(
             f"export.push: the token belongs to {account.get('name')}, who is not a member of {owner}.",
-            ("Use ", Change("export.push", f"{account.get('name')}/{name}"), ", or another token."),
+            f"Use --push {account.get('name')}/{name}, or another token.",
         )
     token = account.get("auth", {}).get("accessToken", {})
     scoped = token.get("fineGrained", {}).get("scoped") if token.get("role") == "fineGrained" else None

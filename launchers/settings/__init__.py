@@ -16,13 +16,13 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
-from estimator.changes import meant_by
 from estimator.errors import UserError
 from estimator.formatting import format_list
 from estimator.job import DEFAULT_BATCH, nearest_multiple
 from estimator.models import DiffusionSpec, ModelSpec
 from estimator.models.diffusion import positions_of
 from estimator.names import did_you_mean
+from estimator.option_names import setting_for_alias
 from estimator.setup import default_seq_len
 from estimator.untrusted import parse_yaml as parse_yaml_text
 from estimator.untrusted import yaml_loader
@@ -589,7 +589,7 @@ def _explain(error: ValidationError) -> tuple[str, str]:
         name = ".".join(part for part in setting_parts if part not in ("bool", "float", "int", "str"))
         if item["type"] == "extra_forbidden":
             name = ".".join(path)
-            suggestion = meant_by(name)
+            suggestion = setting_for_alias(name)
             wrong[f"unknown setting `{name}`"] = []
             advice = f"Did you mean {suggestion}?" if suggestion else did_you_mean(name, dotted_names())
         elif item["type"] == "missing":  # an item of a list, as no setting is required

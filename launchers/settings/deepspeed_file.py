@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from estimator.errors import Change, UserError
+from estimator.errors import UserError
 from estimator.untrusted import parse_json, read_text
 
 _DIRECT = {
@@ -29,7 +29,7 @@ def settings_of(path: str) -> dict[str, Any]:
     if "gradient_accumulation_steps" in values:
         raise UserError(
             f"{path}: gradient_accumulation_steps follows from the batch, the micro batch and the GPUs.",
-            ("Remove it, and set ", Change("global_batch_size"), "."),
+            "Remove it, and set --global-batch-size.",
         )
     settings: dict[str, Any] = {"engine": "deepspeed"}
     for name, setting in _DIRECT.items():
@@ -70,9 +70,8 @@ def _read(path: Path) -> dict[str, Any]:
         raise UserError(
             f"Cannot read {path}: {error.strerror}.",
             (
-                "For a run on a cluster, set ",
-                Change("zero.config"),
-                " in the settings file, which is read where the run is launched.",
+                "For a run on a cluster, set --zero-config in the settings file, which is read where the run "
+                "is launched."
             ),
         ) from None
     except ValueError as error:

@@ -204,18 +204,31 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def put_bundle(storage: Storage, key: str, folder: Path) -> Manifest:
+class ChangedError(OSError):
+    """A file was written to while it was stored."""
+
+
+def _state(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+def put_bundle(
+    storage: Storage, key: str, folder: Path, include: Callable[[str], bool] = lambda _: True
+) -> Manifest:
     """Store all files of ``folder`` under ``key``; files that an earlier try has stored are not sent again.
 
-    Raises UserError for a link that leads out of the folder, and if the store is full, after deleting the
-    files that this call stored.
+    Only files whose name ``include`` accepts are stored. Raises UserError for a link that leads out of the
+    folder, and if the store is full, after deleting the files that this call stored; ChangedError if a file
+    changed meanwhile.
     """
     files = {path.relative_to(folder).as_posix(): path for path in files_inside(folder)}
-    return put_files(storage, key, files)
+    return put_files(storage, key, {name: path for name, path in files.items() if include(name)})
 
 
 def put_files(storage: Storage, key: str, files: Mapping[str, Path]) -> Manifest:
     """Store files under these names as a bundle; see :func:`put_bundle`."""
+    before = {name: _state(path) for name, path in files.items()}
     try:
         manifest = Manifest(
             files=tuple(
@@ -235,6 +248,9 @@ def put_files(storage: Storage, key: str, files: Mapping[str, Path]) -> Manifest
                 _log.debug("Upload %s (%d bytes)", file_key, file.size)
                 sent.append(file_key)
                 storage.put_file(file_key, files[file.name])
+        changed = next((path for name, path in files.items() if _state(path) != before[name]), None)
+        if changed is not None:
+            raise ChangedError(f"{changed} was changed while it was stored")
         storage.put_bytes(f"{key}/{MANIFEST}", manifest.to_json())
     except OSError as error:
         if not is_disk_full(error):
