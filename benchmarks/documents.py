@@ -23,7 +23,8 @@ from estimator.models import untried
 from estimator.option_names import option_name
 from estimator.vocabulary import LAUNCHED_ENGINES
 from flows.finetune import planning
-from launchers import engines, settings
+from launchers import settings
+from launchers.run.job import unsupported
 from launchers.settings import convert
 
 ROOT = Path(__file__).parents[1]
@@ -158,7 +159,7 @@ COLUMNS = [
 def refusal(model: str, engine: str, method: str) -> str | None:
     """Why this engine refuses, at otherwise default settings."""
     wanted = settings.build({"model": model, "method": method, "engine": engine})
-    return engines.get(engine).unsupported(wanted, models.find(model))
+    return unsupported(engine, wanted, models.find(model))
 
 
 def refusal_of_column(model: str, group: tuple[str, ...], method: str) -> str | None:
