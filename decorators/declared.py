@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from estimator.job import Job, Target
     from estimator.plan import Plan
 
-OWN_ARGUMENTS = ("plan", "request", "interval")  # those that are no options of `finetune plan`
+OWN_ARGUMENTS = ("plan", "request", "interval", "rightsize")  # those that are no options of `finetune plan`
+SIZE_ARGUMENTS = ("cpu", "memory", "gpus", "gpu", "gpu_memory")  # of a step without a model
 _REFERENCE = re.compile(r"\{(\w+)\}")  # to a parameter of the flow
 _COMMAND_LINE_ONLY = ("here", "from_cluster", "context", "namespace")  # the run's backend decides these
 
@@ -88,7 +89,8 @@ class DeclaredPlan:
         if "model" not in self.options:
             raise UserError(
                 f"@gpu_profile({', '.join(f'{name}=' for name in self.options)}) names no model.",
-                'Add model="llama-8b", or another name of `finetune models`.',
+                'Add model="llama-8b", or another name of `finetune models`. '
+                f"Without a model it takes {', '.join(SIZE_ARGUMENTS)}.",
             )
         values: dict[str, Any] = {}
         for name, given in self.options.items():

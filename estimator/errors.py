@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from estimator.formatting import printable
 from estimator.suggestions import Suggestion, format_suggestion
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class UserError(Exception):
 
     def __init__(self, problem: str, advice: str = "") -> None:
         super().__init__(problem, advice)
-        self.problem, self.advice = problem, advice
+        self.problem, self.advice = printable(problem), printable(advice)
 
     def __str__(self) -> str:
         return f"{self.problem}\n{self.advice}" if self.advice else self.problem

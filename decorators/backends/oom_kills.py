@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from decorators import _metaflow
+from decorators import _metaflow, usage
 from decorators._metaflow import WaitedJob
 from decorators.backends.disruptions import Disruptions
 from decorators.storage import datastore
@@ -61,5 +61,6 @@ def note(what: str | None) -> None:
     try:
         launch = Disruptions(storage=datastore(), run=run).launch(step, attempt)
         Replanning(storage=datastore(), prefix=plans_key(run)).note_kill(step, launch, what)
+        usage.note_kill(run, step, _metaflow.waited_task(), attempt)
     except Exception as error:  # noqa: BLE001  # how the step has ended is to be told all the same
         _metaflow.say(f"{what} ran out of memory, which could not be noted for the next attempt: {error}")

@@ -21,7 +21,8 @@ from decorators.backends.placing import remembered_with
 from decorators.backends.registry import BACKENDS
 from decorators.storage import datastore
 from estimator.errors import UserError
-from estimator.plan import Plan
+from estimator.formatting import format_bytes
+from estimator.plan import MIB, Plan
 from launchers.run.replanning import Replanning, plans_key
 
 
@@ -51,26 +52,36 @@ class Retrying:
 
     def place(self, plan: Plan) -> dict[str, str]:
         """Ask for this plan's machine from now on; nothing is changed where it cannot be had."""
-        options, given = self.step_request.options, self.step_request.given
-        request, _ = apply_given(plan.request, given, self.step_request.backend)
-        backend = BACKENDS[self.step_request.backend]
+        request, _ = apply_given(plan.request, self.step_request.given, self.step_request.backend)
         step_request = replace(self.step_request, request=request, minimum=self.minimum(plan))
-        present = self.step.values(step_request.backend)
-        try:
-            facts = backend.preflight(replace(step_request, configured=present))
-            values = backend.values_for(replace(step_request, facts=facts))
-            if not options.preflight and "queue" in present and "queue" not in values.compute:
-                raise UserError(f"no queue is named for it: FINETUNE_QUEUES={request.gpu_type}=QUEUE")
-        except UserError as error:
-            say(f"The next attempt has the same GPUs, as {request.gpu_type} can't be had: {error.problem}")
-            return {}
-        # Metaflow has merged @resources into the compute decorator by now
-        sizes = {name: value for name, value in values.resources.items() if value is not None}
-        sizes = {name: value for name, value in sizes.items() if name in present}
-        self.step.set_values(step_request.backend, {**_texts(sizes), **values.compute})
-        say(f"The next attempt asks for {request.gpus} on each node.")
-        patches = pod_shape.remembered_with(self.step.name, values.pod_patches)
-        return self.carry(plan) | patches | remembered_with(self.step, values.environment)
+        variables = place_again(self.step, step_request)
+        return {} if variables is None else self.carry(plan) | variables
+
+
+def place_again(step: StepView, step_request: StepRequest) -> dict[str, str] | None:
+    """Change a step's request for its next attempt; return the attempt's variables.
+
+    None, and nothing is changed, where the backend cannot run it.
+    """
+    options, request = step_request.options, step_request.request
+    backend = BACKENDS[step_request.backend]
+    present = step.values(step_request.backend)
+    try:
+        facts = backend.preflight(replace(step_request, configured=present))
+        values = backend.values_for(replace(step_request, facts=facts))
+        if not options.preflight and "queue" in present and "queue" not in values.compute:
+            raise UserError(f"no queue is named for it: FINETUNE_QUEUES={request.gpu_type}=QUEUE")
+    except UserError as error:
+        say(f"The next attempt has the same request, as another can't be had: {error.problem}")
+        return None
+    # Metaflow has merged @resources into the compute decorator by now
+    sizes = {name: value for name, value in values.resources.items() if value is not None}
+    sizes = {name: value for name, value in sizes.items() if name in present}
+    step.set_values(step_request.backend, {**_texts(sizes), **values.compute})
+    gpus = f"{request.gpus} and " if request.gpus_per_node else ""
+    say(f"The next attempt asks for {gpus}{format_bytes(request.memory_mib * MIB)} on each node.")
+    patches = pod_shape.remembered_with(step.name, values.pod_patches)
+    return patches | remembered_with(step, values.environment)
 
 
 def _texts(sizes: Mapping[str, Any]) -> dict[str, str]:

@@ -52,6 +52,7 @@ class Measured:
     usd: float | None  # at the plan's price, for this duration
     notes: tuple[str, ...]
     checkpoint_seconds: float | None = None  # that training stood still for one, the median
+    busy_cpu_cores: float | None = None  # that 90 % of the samples stay below; of a short step the mean
 
     @property
     def sampling_share(self) -> float:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from estimator import json_lines
 from estimator.errors import UserError
+from estimator.untrusted import parse_json
 
 VARIABLE = "FINETUNE_CALIBRATION"
 SCHEMA_VERSION = 1
@@ -83,7 +84,7 @@ class Finished:
     def from_json(cls, text: str) -> Finished:
         """Parse a line written by :meth:`to_json`; raises UserError with the reason for an invalid line."""
         try:
-            values = json.loads(text)
+            values = parse_json(text)
         except ValueError:
             raise UserError("it is not JSON") from None
         if not isinstance(values, dict):

@@ -33,13 +33,14 @@ COMMANDS = {
     "serve": "Serve a finished model to OpenAI clients, here or on Kubernetes.",
     "runs": "Compare runs: differing settings, loss, prediction and measurement, price.",
     "costs": "Sum up the costs of runs by user, team or model.",
+    "rightsize": "Compare requested and used resources of your flows' steps; print better requests.",
     "doctor": "Diagnose the installation: what works here, and how to fix the rest.",
 }
 GROUPS = {
     "Run": ("run", "check", "flow"),
     "Plan": ("convert", "plan", "estimate", "gpus", "models", "settings"),
     "Use the model": ("chat", "serve"),
-    "Inspect": ("runs", "costs", "doctor"),
+    "Inspect": ("runs", "costs", "rightsize", "doctor"),
 }
 ELSEWHERE = {
     "run": "flows.commands.flow_commands",
@@ -51,6 +52,7 @@ ELSEWHERE = {
     "serve": "flows.commands.serve",
     "runs": "flows.commands.runs",
     "costs": "flows.commands.costs",
+    "rightsize": "flows.commands.rightsize",
     "doctor": "flows.doctor.command",
 }  # by name: this package does not import Metaflow
 OTHER_NAMES = {

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from estimator.errors import UserError
+from estimator.formatting import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,7 +44,7 @@ def print_csv(rows: Sequence[Mapping[str, Any]]) -> None:
 
 def note(text: str) -> None:
     """Write a line to standard error, to keep it out of JSON and CSV output."""
-    print(text, file=sys.stderr)
+    print(printable(text), file=sys.stderr)
 
 
 def one_format(**formats: bool) -> None:

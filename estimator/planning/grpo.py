@@ -24,10 +24,6 @@ def _model(model: ModelSpec) -> str | None:
         return f"grpo trains generative models, and {model.name} is an encoder"
     if family_of(model.family).code_elsewhere:
         return f"transformers has no code of {model.family} models, of which {model.name} is one"
-    if model.sees_images:
-        return f"grpo supports text-only models here, and {model.name} has images as input"
-    if model.quantised_weights:
-        return f"grpo trains 16- or 32-bit weights, and {model.name} has {model.quantised_weights}"
     if model.experts:
         return f"grpo: TRL is not tested here with mixture-of-experts models such as {model.name}"
     return None

@@ -80,7 +80,25 @@ class Place:
 
 
 def choose_places(job: Job, target: Target, goals: Goals) -> list[Place]:
-    """Return the places that match the user's options. Raises UserError if there are none."""
+    """Return the places that can run the job and match the options. Raises UserError if there are none."""
+    usable = list_places(target, goals, any_gpu=job.precision == "fp32")
+    if not usable:
+        raise _none_left(job, target, goals)
+    able = [place for place in usable if unsupported_gpu(job, place.gpu) is None]
+    if not able:
+        refuse_gpu(job, usable[0].gpu)
+    given_rate = goals.interruption_rate
+    return [
+        replace(place, interruptions=rate_of(place.cloud, place.name, given_rate)) if place.spot else place
+        for place in able
+    ]
+
+
+def list_places(target: Target, goals: Goals, *, any_gpu: bool = False) -> list[Place]:
+    """Return the places with NVIDIA GPUs that match the options, for any job.
+
+    ``any_gpu``: include GPUs without bf16, which otherwise must be named by the user.
+    """
     # A name of several GPUs ("A100") matches all of them
     gpus = {gpu.name for gpu in hardware.gpus_called(target.gpu)} if target.gpu else set()
     if goals.cluster is not None:
@@ -88,7 +106,7 @@ def choose_places(job: Job, target: Target, goals: Goals) -> list[Place]:
         any_gpu = True
     else:
         names = (*goals.instance_types, *((target.instance_type,) if target.instance_type else ()))
-        any_gpu = bool(names) or bool(gpus) or job.precision == "fp32"
+        any_gpu = any_gpu or bool(names) or bool(gpus)
         candidates = [_of_catalogue(item, goals.spot) for item in _instances(target, goals, names)]
     usable = [
         place
@@ -101,16 +119,7 @@ def choose_places(job: Job, target: Target, goals: Goals) -> list[Place]:
     ]
     if not usable and target.kind == "catalogue":
         usable = _of_own_gpus(target, goals)
-    if not usable:
-        raise _none_left(job, target, goals)
-    able = [place for place in usable if unsupported_gpu(job, place.gpu) is None]
-    if not able:
-        refuse_gpu(job, usable[0].gpu)
-    given_rate = goals.interruption_rate
-    return [
-        replace(place, interruptions=rate_of(place.cloud, place.name, given_rate)) if place.spot else place
-        for place in able
-    ]
+    return usable
 
 
 def _of_own_gpus(target: Target, goals: Goals) -> list[Place]:

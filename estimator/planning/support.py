@@ -412,13 +412,6 @@ def _loop_model(engine: str, model: ModelSpec) -> str | None:
         return f"{engine} trains the prediction of the next token, and {model.name} is an encoder"
     if family_of(model.family).code_elsewhere:
         return f"transformers has no code of {model.family} models, of which {model.name} is one"
-    if model.sees_images:
-        return f"{engine} trains models of text alone here, and {model.name} sees images too"
-    if model.quantised_weights:
-        return (
-            f"{engine} trains weights of 16 or 32 bits, and {model.name} is published in "
-            f"{model.quantised_weights}"
-        )
     if model.family == "mpt" and model.position_embeddings:
         return f"transformers' mpt has no learned positions, and {model.name} has {model.position_embeddings}"
     return _partial_rotation(model)

@@ -16,6 +16,7 @@ from estimator.memory.generation import kv_cache_bytes
 from estimator.models import ModelSpec, hf_files
 from launchers.dataset import render
 from launchers.dataset.prompts import Prompt
+from launchers.models import causal
 from launchers.rejection import answers as rows
 from launchers.rejection.answers import Answers, BatchLimit, Ends
 from launchers.settings import Settings
@@ -52,10 +53,8 @@ class VllmSampler:
         memory_bytes: int | None,
         longest: int,
     ) -> None:
-        from transformers import AutoConfig
-
         vllm = _import(device)
-        config = AutoConfig.from_pretrained(model_dir)
+        config = causal.configuration(model_dir)
         tokenizer = render.load_tokenizer(model_dir, settings)
         self._settings, self._tokenizer = settings, tokenizer
         self._max_prompt = rows.max_prompt_tokens(config, settings)

@@ -19,6 +19,7 @@ from typing import Any
 from estimator.errors import UserError
 from estimator.formatting import format_bytes
 from estimator.remote import hub_token
+from estimator.untrusted import files_inside
 from launchers import engines
 from launchers.results.handover import PAGE
 from launchers.settings import Settings
@@ -106,9 +107,10 @@ def push(folder: Path, page: str, settings: Settings) -> str:
 
     repo = str(settings.export.push)
     result = engines.result_of(folder)
-    files = {path.relative_to(result).as_posix(): path for path in _files(result) if path.name != PAGE}
-    if result.name != "adapter":
-        files |= {path.relative_to(folder).as_posix(): path for path in _files(folder / "adapter")}
+    files = {path.relative_to(result).as_posix(): path for path in files_inside(result) if path.name != PAGE}
+    adapter = folder / "adapter"
+    if result.name != "adapter" and adapter.is_dir():
+        files |= {path.relative_to(folder).as_posix(): path for path in files_inside(adapter)}
     size = sum(path.stat().st_size for path in files.values())
     additions = [CommitOperationAdd(path_in_repo=PAGE, path_or_fileobj=page.encode())]
     additions += [CommitOperationAdd(path_in_repo=name, path_or_fileobj=path) for name, path in files.items()]
@@ -138,10 +140,6 @@ def license_of(hub_id: str | None) -> str | None:
         card = _api().model_info(hub_id).card_data
         return None if card is None else card.get("license")
     return None
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def _api() -> Any:
