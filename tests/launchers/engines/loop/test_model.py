@@ -27,7 +27,7 @@ ONE_OF_EACH_FAMILY = {
 }  # Qwen 1's code is its own, on the Hub
 
 
-# Families of which no model has sourced figures in the table; tests/launchers/engines/test_families.py trains them
+# Families of which no model has sourced figures in the table
 UNLISTED = {"qwen", "ministral", "olmo3", "seed_oss", "hunyuan_v1_dense"}
 
 
