@@ -33,7 +33,7 @@ from decorators.launch import (
     user_values_of,
 )
 from decorators.storage import datastore
-from estimator.hardware.cluster_taints import Toleration
+from estimator.hardware.cluster.taints import Toleration
 from estimator.plan import Request
 
 LAUNCH_VARIABLE = "CHECKLIST_LAUNCH"  # data of the flow for its tasks

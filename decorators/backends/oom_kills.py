@@ -1,7 +1,7 @@
 """Detection of containers that were killed for lack of memory, by the process that waits for them.
 
 A killed container cannot report it. The record in the run's store lets the next attempt use a plan that needs
-less memory (launchers.replanning).
+less memory (launchers.run.replanning).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from decorators import _metaflow
 from decorators._metaflow import WaitedJob
 from decorators.backends.disruptions import Disruptions
 from decorators.storage import datastore
-from launchers.replanning import Replanning, plans_key
+from launchers.run.replanning import Replanning, plans_key
 
 _KUBERNETES = "OOMKilled"  # the kubelet's reason for a terminated container
 _BATCH = "OutOfMemoryError"  # prefix of ECS's reason for a stopped container

@@ -12,7 +12,7 @@ from decorators.backends import pod_template
 from estimator import hardware
 from estimator.errors import UserError
 from launchers import settings
-from launchers.sections import Resources
+from launchers.settings.sections import Resources
 
 QUEUES_VARIABLE = "FINETUNE_QUEUES"  # "H100=queue-a,A10G=queue-b"
 # Names of flow parameters that are also settings, then names that are settings only

@@ -1,8 +1,8 @@
 """Change of a step's request for the attempt after one that ran out of memory.
 
 Metaflow starts each attempt from the process that runs the flow, with the current values of the step's
-decorators. That process reads the record of the failed attempt (launchers.replanning) and requests the other
-machine. Steps of a deployed flow have fixed sizes: their next attempt gets the same machine.
+decorators. That process reads the record of the failed attempt (launchers.run.replanning) and requests the
+other machine. Steps of a deployed flow have fixed sizes: their next attempt gets the same machine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from decorators.backends.registry import BACKENDS
 from decorators.storage import datastore
 from estimator.errors import UserError
 from estimator.plan import Plan
-from launchers.replanning import Replanning, plans_key
+from launchers.run.replanning import Replanning, plans_key
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from estimator.calibration import Finished, Store
 from estimator.errors import UserError
 from estimator.plan import Plan
 from launchers.report.state import RankMeasured
-from launchers.trial import WARM_UP, TrialResult
+from launchers.run.trial import WARM_UP, TrialResult
 
 # optimizer states are created at the end of the first step, so memory peaks in the second at the earliest
 MIN_STEPS = 2

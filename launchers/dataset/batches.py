@@ -37,7 +37,9 @@ class MicroBatch:
     cu_seq_lens: torch.Tensor | None = None  # int32 [documents + 1], cumulative lengths from 0
     max_length: int = 0  # upper bound of a document's tokens, a power of two
     desirable: torch.Tensor | None = None  # [sequences] bool, for judged answers
-    reference: torch.Tensor | None = None  # [rows, answers], log-probabilities from launchers.reference
+    reference: torch.Tensor | None = (
+        None  # [rows, answers], log-probabilities from launchers.evaluation.reference
+    )
 
     @property
     def tokens(self) -> int:
@@ -106,7 +108,8 @@ def micro_batches(
     """Iterate over a rank's micro batches of a step: rows rank, rank + world size, ... of the step.
 
     ``pairs``: rows are pairs (:func:`collate_pairs`). ``reference``: log-probabilities of all rows from
-    launchers.reference; each batch gets those of its rows. ``padding_free``: see :class:`MicroBatch`.
+    launchers.evaluation.reference; each batch gets those of its rows. ``padding_free``: see
+    :class:`MicroBatch`.
     """
     collate_rows = collate_pairs if pairs else collate
     multiple = token_multiple(data, padding_free=padding_free)

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from estimator.errors import UserError
+from launchers.base.imports import collector_paused
 from launchers.dataset.rows import Conversation
 from launchers.dataset.turns import Message
-from launchers.imports import collector_paused
 from launchers.settings import Settings
 
 _BATCH = 1024  # conversations tokenized at a time

@@ -22,7 +22,7 @@ from decorators.backends import oom_kills, tables
 from decorators.backends.interface import GangEnd, Loss
 from decorators.backends.kubernetes.waiting import exists, pods_of
 from estimator.errors import UserError
-from estimator.hardware.cluster_api import ApiRefusedError, ClusterApi, Json, UnreachableError
+from estimator.hardware.cluster.api import ApiRefusedError, ClusterApi, Json, UnreachableError
 
 OBSERVE_EVERY_S = 2.0
 ENDING_S = 10.0  # extra seconds after the pods' grace period to observe that they have ended

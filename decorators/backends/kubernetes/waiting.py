@@ -9,7 +9,7 @@ from typing import Any
 from decorators._metaflow import WaitedJob
 from decorators.backends.interface import STARTED, PermanentFailure, WaitState
 from estimator.errors import UserError
-from estimator.hardware.cluster_api import ApiRefusedError, ClusterApi, Json, UnreachableError, found_at
+from estimator.hardware.cluster.api import ApiRefusedError, ClusterApi, Json, UnreachableError, found_at
 
 JOBSETS = "/apis/jobset.x-k8s.io/v1alpha2"
 _BAD_IMAGE = "Check the image name and the pull secret. Show the registry's response: kubectl describe pods"

@@ -70,8 +70,8 @@ class TextTask(Task, Protocol):
 class OfRows:
     """Common part of tasks on rows of tokens.
 
-    ``reference``: launchers.reference's file, where the run has one. ``padding_free``: batches are joined
-    without padding (launchers.dataset.batches.MicroBatch).
+    ``reference``: launchers.evaluation.reference's file, where the run has one. ``padding_free``: batches are
+    joined without padding (launchers.dataset.batches.MicroBatch).
     """
 
     pairs: ClassVar[bool] = False  # whether a row is a pair
