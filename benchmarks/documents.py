@@ -15,12 +15,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import busbw, image_plans, measured_runs, record_reference, support_table
+from benchmarks import busbw, image_plans, measured_runs, method_table, record_reference, support_table
 from checklist.measurements import PHASES
 from checklist.registry import CHECKS
 from estimator import models
-from estimator.changes import option_of
 from estimator.models import untried
+from estimator.option_names import option_name
 from estimator.vocabulary import LAUNCHED_ENGINES
 from flows.finetune import planning
 from launchers import engines, settings
@@ -44,13 +44,13 @@ def settings_page() -> str:
     lines = [
         "# Settings",
         "",
-        "Generated from `launchers/settings/`; editors read `launchers/settings/settings.schema.json`.",
+        "After this page you can look up every setting with its option, default and values.",
+        "`finetune settings WORD` searches the same list.",
         "",
-        "Give a setting in a YAML file, as an option of `finetune run`, or by `--set NAME=VALUE`.",
-        "Options override the file, `--set` overrides both. The artifact `used_settings` has the values that",
-        "were used; `settings.yaml` next to the model has the same.",
-        "",
-        "A relative path in the file is looked up next to the file first, then in the working folder.",
+        "Settings are given in a YAML file, as options of `finetune run`, or by `--set NAME=VALUE`. Options",
+        "override the file; `--set` overrides both. The artifact `used_settings` and `settings.yaml` next to",
+        "the model, contain the values that were used. A relative path in the file is looked up next to the",
+        "file first, then in the working folder.",
         "",
         "```bash",
         "finetune run my.yaml --lr 1e-5 --lora-rank 16",
@@ -65,10 +65,15 @@ def settings_page() -> str:
         "  weight_decay: 0.01",
         "```",
         "",
-        "An empty value is written `--set clip_grad_norm=`, a list `--set 'lora.targets=[q_proj, v_proj]'`,",
-        "a mapping `--set 'engine_options={log_every_n_steps: 10}'`; the flag `--tracker` takes",
-        "`tensorboard,wandb`. With torchtune, keys of `engine_options` that follow from the plan are",
-        "refused: the accounting of a run depends on them.",
+        "| Value | Written as |",
+        "|---|---|",
+        "| empty | `--set clip_grad_norm=` |",
+        "| a list | `--set 'lora.targets=[q_proj, v_proj]'` |",
+        "| a mapping | `--set 'engine_options={log_every_n_steps: 10}'` |",
+        "| several trackers | `--tracker tensorboard,wandb` |",
+        "",
+        "Editors check the file with `launchers/settings/settings.schema.json`. With torchtune, keys",
+        "of `engine_options` that follow from the plan are refused: the accounting of a run depends on them.",
         "",
     ]
     header = ["| Setting | Option | Default | Takes | |", "|---|---|---|---|---|"]
@@ -77,7 +82,7 @@ def settings_page() -> str:
     for name in settings.dotted_names():
         section = name.rpartition(".")[0]
         values = _schema_of(schema, name)
-        cells = (f"`{name}`", f"`{option_of(name)}`", _default(values), _takes(values))
+        cells = (f"`{name}`", f"`{option_name(name)}`", _default(values), _takes(values))
         text = settings.help_of(name).replace("|", "\\|")
         sections.setdefault(section, []).append(f"| {' | '.join(cells)} | {text} |")
     for section, table in sections.items():
@@ -134,7 +139,7 @@ def models_table() -> str:
             f"{spec.parameters / 1e9:.1f} B" if spec.parameters >= 1e8 else f"{spec.parameters / 1e6:.1f} M"
         )
         notes = [] if runs_somewhere(name) else ["planning only"]
-        notes += ["asks for a token"] if spec.gated else []
+        notes += ["requires a token"] if spec.gated else []
         cells = (f"`{name}`", spec.hf_id or "", size, f"{spec.max_seq_len:,}", ", ".join(notes))
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -245,27 +250,26 @@ def listed(words: Iterable[str], conjunction: str = "and") -> str:
 
 
 def planned_families() -> str:
-    """The sentence of docs/models.md about which config.json is understood."""
+    """Write the paragraphs of docs/models.md on supported values of model_type."""
     rows = support_table.read()
     trained = dict.fromkeys(row.family for row in rows if row.part == "families")
     others = [family for family in models.FAMILIES if family not in trained]
     sentence = (
-        "Any other model of text alone whose `config.json` has the `model_type` "
-        f"{listed(trained, 'or')} works by its Hugging Face id, as a folder or from S3, in 16 or 32 bits. "
+        "A text-only model works by Hugging Face id, as a folder or from S3, in 16 or 32 bits, if its "
+        f"`config.json` has one of these values of `model_type`: {listed(trained, 'or')}. Models of type "
         f"{listed(others)} can be planned for, not trained."
     )
     more = (
-        f"The {len(untried.classes())} other causal models of transformers 5.4 "
-        "([their names](../estimator/data/untried_families.csv)) run too where `config.json` has the usual "
-        "fields: nobody here has tried them, their plan says so, and its memory and speed are those of a "
-        "Llama of these widths. Packing is refused for them: nobody has looked whether documents see each "
-        "other."
+        f"The {len(untried.classes())} other causal models of transformers 5.23 "
+        "([names](../estimator/data/untried_families.csv)) work if their `config.json` has the usual fields. "
+        "They are untested: their plan says so, and uses memory and speed of a Llama of the same widths. "
+        "Packing is refused for them, as documents might attend to each other."
     )
     return "\n\n".join(textwrap.fill(text, WIDTH) for text in (sentence, more))
 
 
 def errors_of_the_estimator() -> str:
-    """The sentence of docs/estimator.md on both fits, from their committed scores."""
+    """Accuracy of both fits for docs/accuracy.md, from their committed scores."""
     results = ROOT / "benchmarks" / "results"
     memory = json.loads((results / "estimator_fit.json").read_text())
     speed = json.loads((results / "throughput_fit.json").read_text())["all"]
@@ -306,7 +310,7 @@ def risk_table() -> str:
 
 def checks_table() -> str:
     """All checks, by phase."""
-    lines = ["| Phase | Check | Tells |", "|---|---|---|"]
+    lines = ["| Phase | Check | What it verifies |", "|---|---|---|"]
     for phase in (*PHASES, None):
         found = [check for check in CHECKS.values() if check.phase == phase]
         for number, check in enumerate(found):
@@ -331,20 +335,22 @@ def conversions() -> str:
 
 
 GENERATED = {
-    "checks": ("docs/checklist.md", checks_table),
+    "checks": ("docs/checklist-rules.md", checks_table),
     "bandwidth": ("docs/bandwidth.md", busbw.documented),
     "conversions": ("docs/convert.md", conversions),
     "plan": ("README.md", plan_block),
     "measured": ("docs/estimator.md", measured_runs.table),
-    "errors": ("docs/estimator.md", errors_of_the_estimator),
+    "errors": ("docs/accuracy.md", errors_of_the_estimator),
     "risk": ("docs/estimator.md", risk_table),
-    "models": ("docs/models.md", models_table),
+    "models": ("docs/known-models.md", models_table),
     "families": ("docs/models.md", planned_families),
-    "matrix": ("docs/methods.md", matrix),
-    "methods": ("docs/methods.md", proved_methods),
-    "tasks": ("docs/tasks.md", proved_tasks),
-    "proofs": ("docs/methods.md", proofs),
+    "matrix": ("docs/support.md", matrix),
+    "methods": ("docs/support.md", proved_methods),
+    "tasks": ("docs/support.md", proved_tasks),
+    "proofs": ("docs/support.md", proofs),
     "images": ("docs/images.md", image_plans.table),
+    "method-memory": ("docs/which-method.md", method_table.methods),
+    "method-by-gpu": ("docs/which-method.md", method_table.table),
     "records": ("docs/artifacts.md", record_reference.tables),
 }
 

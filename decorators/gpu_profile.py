@@ -5,6 +5,8 @@ In a flow::
     @gpu_profile(model="llama-8b", method="lora")            # options of `finetune plan`
     @gpu_profile(plan=plan_from_parameters)                  # a planning function, shared by the flow's steps
     @gpu_profile(plan=plan_from_parameters, request="none")  # carry the plan, request no GPUs
+    @gpu_profile(memory="40GiB", gpus=2)                     # the cheapest machine that has these
+    @gpu_profile(rightsize=True)                             # what earlier runs of the step used
 
 or, for any flow, ``run --with gpu_profile``: only measure.
 
@@ -16,11 +18,9 @@ inherit them, containers get them through ``@environment``. A resource that the 
 
 from __future__ import annotations
 
-import base64
 import os
 import signal
 import sys
-import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from typing import Any, get_args
 
 from metaflow import StepMutator, UserStepDecorator, current
 
-from decorators import _metaflow
+from decorators import _metaflow, usage
 from decorators._metaflow import Backend, FinetuneError, StepView, TrainingFailed
 from decorators.backends import cluster_name, resubmitting
 from decorators.backends.destination import planning_for
@@ -40,7 +40,7 @@ from decorators.backends.options import Options
 from decorators.backends.overrides import GPUS_PARAMETER, Role, request_for, with_user_values
 from decorators.backends.placing import note_lowered_sizes, place
 from decorators.backends.retrying import Retrying
-from decorators.declared import OWN_ARGUMENTS, DeclaredPlan, summarize
+from decorators.declared import OWN_ARGUMENTS, SIZE_ARGUMENTS, DeclaredPlan, summarize
 from decorators.launch import (
     LaunchMixin,
     Once,
@@ -52,9 +52,11 @@ from decorators.launch import (
     user_errors_for_metaflow,
     user_values_of,
 )
+from decorators.own_checkpoints import foreach_index
 from decorators.profile import calibration
 from decorators.profiler import NO_PROFILE, Profile, RankProfile
 from decorators.storage import remember_origin
+from estimator import untrusted
 from estimator.errors import MISTAKE, UserError
 from estimator.plan import MIB, Plan, Request
 from launchers.cluster.processes import die_with_parent
@@ -95,13 +97,19 @@ def _variable_of(step: str) -> str:
 
 
 def pack(plan: Plan) -> str:
-    """Serialize a plan to a short string: AWS Batch allows 8,192 characters for all variables together."""
-    return base64.b64encode(zlib.compress(plan.to_json().encode(), 9)).decode()
+    """Serialize a plan to a short string."""
+    return untrusted.pack(plan.to_json())
 
 
 def unpack(text: str) -> Plan:
-    """Deserialize a plan from the output of :func:`pack`."""
-    return Plan.from_json(zlib.decompress(base64.b64decode(text)).decode())
+    """Deserialize a plan from the output of :func:`pack`; raises UserError if it is damaged."""
+    try:
+        return Plan.from_json(untrusted.unpack(text))
+    except ValueError as error:
+        raise UserError(
+            f"The plan in {PLAN_VARIABLE} can't be read: {error}.",
+            "Launch the run again, or deploy the flow anew.",
+        ) from None
 
 
 class gpu_profile(LaunchMixin, StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa: N801
@@ -122,11 +130,17 @@ class gpu_profile(LaunchMixin, StepMutator, UserStepDecorator):  # type: ignore[
         one of its nodes with all GPUs; no card. ``"evaluate"``: request the fewest of its GPUs that hold the
         model; the plan predicts training only, so the card shows measured values. ``"data"``: request disk
         for weights and data, no GPUs; no card. ``"none"``: pass on the plan, request nothing; no card.
+    cpu, memory, gpus, gpu, gpu_memory:
+        Without a model: sizes of each node, such as ``memory="40GiB"``. The step runs on the cheapest machine
+        or node that has them.
+    rightsize:
+        Request the resources that earlier tasks of the same step with comparable parameters used, instead of
+        those in the flow; more after a task that ran out of memory. ``--with`` takes precedence.
     interval:
         Seconds between two samples of the profiler; longer if sampling uses too much CPU time.
     """
 
-    carried = (PLAN_VARIABLE, STAGED_VARIABLE)
+    carried: tuple[str, ...] = (PLAN_VARIABLE, STAGED_VARIABLE)
     variable = PLAN_VARIABLE  # variable that holds the plan
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -151,7 +165,15 @@ class gpu_profile(LaunchMixin, StepMutator, UserStepDecorator):  # type: ignore[
                 f"@gpu_profile takes either plan= or {', '.join(f'{name}=' for name in options)}.",
                 "Give a planning function, or options of `finetune plan`.",
             )
-        self.resolver: Resolver | None = DeclaredPlan(options) if options else planner
+        sizes = {} if set(options) - set(SIZE_ARGUMENTS) else options
+        self.resolver: Resolver | None = DeclaredPlan(options) if options and not sizes else planner
+        self.rightsize = _switch("rightsize", kwargs.get("rightsize", False))
+        self.sizes: dict[str, Any] | None = sizes if sizes or self.rightsize else None
+        if self.rightsize and self.resolver is not None:
+            raise FinetuneError(
+                "@gpu_profile(rightsize=True) has no plan: the step's history decides.",
+                "Leave out either rightsize= or the plan's arguments.",
+            )
         self.role: Role = kwargs.get("request", "train")
         self.interval = float(kwargs.get("interval", 1.0))
         if self.role not in get_args(Role):
@@ -168,10 +190,23 @@ class gpu_profile(LaunchMixin, StepMutator, UserStepDecorator):  # type: ignore[
         if isinstance(self.resolver, DeclaredPlan):
             self.variable = _variable_of(step.name)
             self.carried = (self.variable, STAGED_VARIABLE)
+        if self.sizes is not None:
+            self.variable = usage.SIZES_VARIABLE
+            self.carried = ()  # each step's own sizes alone
         if self.role in _WITH_CARD:
             step.add_card(CARD_REFRESH_SECONDS)
-        if self.resolver is not None and self.decide_or_apply(step) and step.backend() == "kubernetes":
+        self._parameters = step.parameter_variables()
+        kind = _metaflow.command()
+        launches = kind in ("run", "resume", "deploy")
+        if launches:
+            usage.set_sizes(step.name, usage.sizes_of_step(step))
+        planned = self.resolver is not None or self.sizes is not None
+        if planned and self.decide_or_apply(step) and step.backend() == "kubernetes":
             pod_shape.install()
+        if launches and self.resolver is not None:
+            usage.set_sizes(step.name, usage.sizes_of_step(step))
+        if step.backend() != "local" and kind in ("deploy", "trampoline"):
+            step.add_environment(usage.sizes_variable(step.name))
 
     def is_launched(self) -> bool:
         """Whether this run has a plan for the step."""
@@ -179,6 +214,12 @@ class gpu_profile(LaunchMixin, StepMutator, UserStepDecorator):  # type: ignore[
 
     def at_launch(self, step: StepView) -> None:
         """Plan the step, once for all steps that share a planning function, and request its hardware."""
+        if self.sizes is not None:
+            from decorators.sizing import SizeArguments, StepSizing
+
+            with user_errors_for_metaflow():
+                sizing = StepSizing(arguments=SizeArguments(**self.sizes), rightsize=self.rightsize)
+                sizing.at_launch(step)
         if self.resolver is None:
             return
         check_deployable(step)
@@ -229,9 +270,27 @@ class gpu_profile(LaunchMixin, StepMutator, UserStepDecorator):  # type: ignore[
         plan = current_plan() if self.resolver is not None and self.role == "train" else None
         card = _metaflow.card() if self.role in _WITH_CARD else None
         about = current_plan() if self.resolver is not None else None
-        _active = Profile(plan=plan, step=step_name, interval_s=self.interval, card=card, about=about)
+        _active = Profile(
+            plan=plan,
+            step=step_name,
+            interval_s=self.interval,
+            card=card,
+            about=about,
+            index=foreach_index(flow),
+        )
         _metaflow.set_current("gpu_profile", _active)
         _active.start()
+        self._recorder = usage.UsageRecorder(
+            {
+                "flow": current.flow_name,
+                "step": step_name,
+                "run": str(current.run_id),
+                "task": str(current.task_id),
+                "attempt": int(current.retry_count),
+            },
+            usage.digest_parameters({name: getattr(flow, own) for name, own in self._parameters.items()}),
+        )
+        self._recorder.start(_active.measured)
 
     def post_step(
         self,
@@ -242,6 +301,7 @@ class gpu_profile(LaunchMixin, StepMutator, UserStepDecorator):  # type: ignore[
         """Called by Metaflow in the task, after the step's code has succeeded or failed."""
         if _active is not None:
             _active.stop(failed=_headline(exception))
+            self._recorder.stop(_active.measured(), exception)
             if exception is None:
                 _store_measurements(_active)
         return _displayed_error(exception), None
@@ -273,6 +333,14 @@ def _headline(exception: Exception | None) -> str | None:
     if isinstance(exception, (UserError, FinetuneError)):
         return exception.problem
     return f"{type(exception).__name__}: {exception}"
+
+
+def _switch(name: str, value: Any) -> bool:
+    """Return a switch, which ``--with gpu_profile:rightsize=true`` gives as text."""
+    known = {"true": True, "false": False}
+    if str(value).lower() not in known:
+        raise FinetuneError(f"@gpu_profile({name}={value!r}): it is true or false.")
+    return known[str(value).lower()]
 
 
 def _check_above_step(*decorated: Any) -> None:

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -41,6 +42,7 @@ _calls = 0  # of this process: a step may run several scripts
 def torchrun(
     plan: Plan | None,
     on_event: Callable[[Event], None],
+    checkpoint_dir: Path,
     script: str | Path | Callable[..., Any],
     arguments: Sequence[Any],
     keywords: Mapping[str, Any] | None,
@@ -59,6 +61,7 @@ def torchrun(
     timeout_s = CLUSTER_JOIN_S if _metaflow.in_container() else LOCAL_JOIN_S
     with work_folder(str(current.run_id), f"{current.step_name}-script", f"{current.task_id}") as work:
         job = _job(plan, script, arguments, keywords or {}, work, nodes, processes_per_node, hang_timeout_s)
+        job = replace(job, checkpoint_dir=checkpoint_dir)
         first_rank = node * job.layout.processes_per_node
         with _rendezvous(f"runs/{name}/rendezvous.json", node, nodes, timeout_s) as (ports, secret):
             address = NodeAddress(

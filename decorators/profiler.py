@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -21,8 +21,11 @@ from estimator.plan import Plan
 from launchers.evaluation.evaluate import EvaluationResult
 from launchers.harness.result import HarnessResult
 from launchers.report.state import RunState
-from launchers.report.telemetry import Event, Step, Writer, memory_now
+from launchers.report.telemetry import CHECKPOINTS_VARIABLE, Event, Step, Writer, memory_now
 from launchers.run.trial import TrialResult
+
+if TYPE_CHECKING:
+    from decorators.own_checkpoints import OwnCheckpoints
 
 FIRST_CARD_SECONDS = 2.0
 CARD_SECONDS = 5.0  # minimum interval between card updates
@@ -45,6 +48,8 @@ class Profile:
         Minimum seconds between two samples.
     card:
         Metaflow's CardComponentManager, or None.
+    index:
+        Position of the task in the enclosing foreach steps.
     about:
         The run's plan, for the title of a step that it makes no predictions for.
     """
@@ -57,6 +62,7 @@ class Profile:
         interval_s: float = 1.0,
         card: Any | None = None,
         about: Plan | None = None,
+        index: str = "",
     ) -> None:
         self._run = RunState(plan)
         self._about = about
@@ -68,6 +74,8 @@ class Profile:
         self._lock = threading.Lock()
         self._trials: list[TrialResult] = []
         self._evaluation: EvaluationResult | None = None
+        self._index = index
+        self._checkpoints: OwnCheckpoints | None = None
         self._exported: tuple[tuple[str, str], ...] = ()
         self._task_metrics: HarnessResult | None = None
         self._sampler = Sampler(interval_s, foreign=_metaflow.local_node_command())
@@ -86,6 +94,8 @@ class Profile:
 
     def stop(self, failed: str | None = None) -> None:
         """Stop sampling and draw the last state of the card; ``failed``: text of the error."""
+        if self._checkpoints is not None:
+            self._checkpoints.end(succeeded=failed is None)
         self._sampler.stop()
         self._ended, self._failed = time.time(), failed
         self._ending.set()
@@ -206,6 +216,19 @@ class Profile:
 
         return for_lightning(self.report)
 
+    @property
+    def checkpoint_dir(self) -> Path:
+        """Folder for the script's own checkpoints on this node, with those of an earlier attempt in it.
+
+        While the step runs, its files are stored in the run's datastore whenever they have come to rest. A
+        retry and a resumed run find them here again, on all nodes.
+        """
+        if self._checkpoints is None:
+            from decorators.own_checkpoints import OwnCheckpoints
+
+            self._checkpoints = OwnCheckpoints(self._index)
+        return self._checkpoints.folder
+
     def torchrun(
         self,
         script: str | Path | Callable[..., Any],
@@ -246,6 +269,7 @@ class Profile:
         torchrun(
             self.plan,
             self.add,
+            self.checkpoint_dir,
             script,
             arguments,
             keywords,
@@ -287,6 +311,7 @@ class Profile:
         samples, sampler = self._sampler.samples, self._sampler
         duration = (self._ended or time.time()) - self._started
         price = run.plan.prediction.usd_per_hour if run.plan else None
+        mean_cores = sampler.cpu_seconds / duration if samples.host.count > 1 else None
         return Measured(
             step=self._step,
             node=int(os.environ.get("MF_PARALLEL_NODE_INDEX", "0")),
@@ -299,7 +324,8 @@ class Profile:
             host_total_bytes=int(psutil.virtual_memory().total),
             host_rss_peak_bytes=samples.rss_peak or None,
             host_pss_peak_bytes=samples.pss_of_peak,
-            mean_cpu_cores=sampler.cpu_seconds / duration if samples.host.count > 1 else None,
+            mean_cpu_cores=mean_cores,
+            busy_cpu_cores=samples.busy_cpu_cores or mean_cores,
             shared_memory_peak_bytes=samples.shared_memory_peak,
             disk_free_min_bytes=samples.disk_free_min,
             steps=run.last_step,
@@ -376,6 +402,11 @@ class RankProfile(_NoProfile):
     def add(self, event: Event) -> None:
         """Send an event of this rank to the step's task."""
         self._writer.write(event)
+
+    @property
+    def checkpoint_dir(self) -> Path:
+        """Folder of the step's task for checkpoints, which all ranks of a node share."""
+        return Path(os.environ[CHECKPOINTS_VARIABLE])
 
 
 def _ratio(total: float, seconds: float) -> float | None:

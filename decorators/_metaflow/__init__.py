@@ -95,6 +95,7 @@ from decorators._metaflow.jobs import (
     WaitedJob,
     on_batch_client,
     waited_attempt,
+    waited_task,
     watch_waiting,
 )
 from decorators._metaflow.labels import label_jobs
@@ -169,6 +170,7 @@ __all__ = [
     "submit_again",
     "user_errors",
     "waited_attempt",
+    "waited_task",
     "waits_for_other_nodes",
     "watch_waiting",
     "without_retry",

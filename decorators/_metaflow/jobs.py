@@ -112,6 +112,11 @@ def on_batch_client(prepare: Callable[[Any], None]) -> None:
     BatchClient.__init__ = prepared
 
 
+def waited_task() -> str:
+    """Return the id of the task that this process waits for."""
+    return str(click.get_current_context().params["task_id"])
+
+
 def waited_attempt() -> tuple[str, str, int]:
     """Return (run, step, attempt) of the task that this process (``kubernetes step``) waits for."""
     params = click.get_current_context().params

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from metaflow import current
+from metaflow import IncludeFile, current
 from metaflow._vendor import click
 from metaflow.datastore import FlowDataStore, TaskDataStoreSet
 from metaflow.parameters import DelayedEvaluationParameter, deploy_time_eval
@@ -108,7 +108,12 @@ class StepView:
 
     def flow_values(self) -> dict[str, Any]:
         """Return the run's parameters (by name, dashes as underscores) and configs."""
-        values: dict[str, Any] = {name: _plain(value) for name, value in self._mutable.flow.configs}
+        configs = {name: _plain(value) for name, value in self._mutable.flow.configs}
+        return configs | self.parameter_values()
+
+    def parameter_values(self) -> dict[str, Any]:
+        """Return the run's parameters (by name, dashes as underscores)."""
+        values: dict[str, Any] = {}
         declared = dict(self._mutable.flow.parameters)
         kind = command()
         if kind == "run":
@@ -120,6 +125,18 @@ class StepView:
         for parameter in declared.values():
             values[_key(parameter)] = _plain(parsed.get(_key(parameter)))
         return values
+
+    def parameter_variables(self) -> dict[str, str]:
+        """Return the names by which a task's flow has its parameters, by those of :meth:`parameter_values`.
+
+        Files are left out: their content is not read.
+        """
+        declared = dict(self._mutable.flow.parameters)
+        return {
+            _key(parameter): variable
+            for variable, parameter in declared.items()
+            if not isinstance(parameter, IncludeFile)
+        }
 
     def _origin_parameters(self, declared: dict[str, Any]) -> dict[str, Any]:
         run_id, tasks = _origin_tasks("_parameters", list(declared))

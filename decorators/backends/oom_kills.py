@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from decorators import _metaflow
+from decorators import _metaflow, usage
 from decorators._metaflow import WaitedJob
 from decorators.backends.disruptions import Disruptions
 from decorators.storage import datastore
@@ -61,6 +61,7 @@ def note(killed: str | None) -> None:
     try:
         launch = Disruptions(storage=datastore(), run=run).launch(step, attempt)
         Replanning(storage=datastore(), prefix=plans_key(run)).note_kill(step, launch, killed)
+        usage.note_kill(run, step, _metaflow.waited_task(), attempt)
     except Exception as error:  # noqa: BLE001  # the step's failure must still be reported
         _metaflow.print_line(
             f"{killed} ran out of memory, which could not be recorded for the next attempt: {error}"

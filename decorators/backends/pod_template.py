@@ -13,6 +13,7 @@ from decorators.backends import tables
 from decorators.backends.strategic_merge import DIRECTIVE
 from estimator.errors import UserError
 from estimator.names import did_you_mean
+from estimator.untrusted import MAX_YAML_BYTES, parse_yaml, read_text
 
 NAME = "resources.pod_template"
 _QUANTITIES = ("limits", "requests")  # their values may be numbers
@@ -35,7 +36,7 @@ def read(value: str | Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(value, str):
         where = f"{NAME} {value}"
         try:
-            value = yaml.safe_load(Path(value).expanduser().read_text())
+            value = parse_yaml(read_text(Path(value).expanduser(), MAX_YAML_BYTES))
         except OSError as error:
             raise UserError(f"{where} cannot be read: {error.strerror}.", "Name a YAML file.") from None
         except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -20,7 +20,8 @@ from decorators.backends.placing import remembered_with
 from decorators.backends.registry import BACKENDS
 from decorators.storage import datastore
 from estimator.errors import UserError
-from estimator.plan import Plan
+from estimator.formatting import format_bytes
+from estimator.plan import MIB, Plan
 from launchers.run.replanning import Replanning, plans_key
 
 
@@ -52,28 +53,37 @@ class Retrying:
 
     def place(self, plan: Plan) -> dict[str, str]:
         """Request the plan's machine from now on; changes nothing if it is not available."""
-        options, user_values = self.step_request.options, self.step_request.user_values
+        user_values = self.step_request.user_values
         request, _ = apply_user_values(plan.request, user_values, self.step_request.backend)
-        backend = BACKENDS[self.step_request.backend]
         step_request = replace(self.step_request, request=request, minimum=self.minimum(plan))
-        present = self.step.values(step_request.backend)
-        try:
-            facts = backend.preflight(replace(step_request, configured=present))
-            values = backend.values_for(replace(step_request, facts=facts))
-            if not options.preflight and "queue" in present and "queue" not in values.compute:
-                raise UserError(f"no queue is configured: FINETUNE_QUEUES={request.gpu_type}=QUEUE")
-        except UserError as error:
-            print_line(
-                f"The next attempt uses the same GPUs; {request.gpu_type} is not available: {error.problem}"
-            )
-            return {}
-        # Metaflow has merged @resources into the compute decorator by now
-        sizes = {name: value for name, value in values.resources.items() if value is not None}
-        sizes = {name: value for name, value in sizes.items() if name in present}
-        self.step.set_values(step_request.backend, {**_texts(sizes), **values.compute})
-        print_line(f"The next attempt requests {request.gpus} per node.")
-        patches = pod_shape.remembered_with(self.step.name, values.pod_patches)
-        return self.carry(plan) | patches | remembered_with(self.step, values.environment)
+        variables = place_again(self.step, step_request)
+        return {} if variables is None else self.carry(plan) | variables
+
+
+def place_again(step: StepView, step_request: StepRequest) -> dict[str, str] | None:
+    """Change a step's request for its next attempt; return the attempt's variables.
+
+    Returns None and changes nothing if the backend cannot run it.
+    """
+    options, request = step_request.options, step_request.request
+    backend = BACKENDS[step_request.backend]
+    present = step.values(step_request.backend)
+    try:
+        facts = backend.preflight(replace(step_request, configured=present))
+        values = backend.values_for(replace(step_request, facts=facts))
+        if not options.preflight and "queue" in present and "queue" not in values.compute:
+            raise UserError(f"no queue is configured: FINETUNE_QUEUES={request.gpu_type}=QUEUE")
+    except UserError as error:
+        print_line(f"The next attempt uses the same request; another is not available: {error.problem}")
+        return None
+    # Metaflow has merged @resources into the compute decorator by now
+    sizes = {name: value for name, value in values.resources.items() if value is not None}
+    sizes = {name: value for name, value in sizes.items() if name in present}
+    step.set_values(step_request.backend, {**_texts(sizes), **values.compute})
+    gpus = f"{request.gpus} and " if request.gpus_per_node else ""
+    print_line(f"The next attempt requests {gpus}{format_bytes(request.memory_mib * MIB)} per node.")
+    patches = pod_shape.remembered_with(step.name, values.pod_patches)
+    return patches | remembered_with(step, values.environment)
 
 
 def _texts(sizes: Mapping[str, Any]) -> dict[str, str]:

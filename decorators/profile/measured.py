@@ -51,6 +51,7 @@ class Measured:
     usd: float | None  # for this duration at the plan's price
     notes: tuple[str, ...]
     checkpoint_seconds: float | None = None  # median pause of training for a checkpoint
+    busy_cpu_cores: float | None = None  # 90th percentile over the samples; mean for a short step
 
     @property
     def sampling_share(self) -> float:

@@ -9,7 +9,9 @@ may take the kernel a second, and no peak of a GPU must be missed meanwhile.
 
 from __future__ import annotations
 
+import math
 import os
+import resource
 import shutil
 import threading
 import time
@@ -34,6 +36,7 @@ PSS_SECONDS = 10.0
 PSS_CPU_BUDGET = 0.001
 GROWN = 1.1  # growth of resident memory since the last PSS sample that allows ten times the budget
 PSS_OF_PEAK = 0.9  # minimum share of the peak resident memory for a PSS sample to count as the peak's
+SHORTEST_CPU_S = 0.5  # minimum interval for measuring the cores in use: clocks tick in hundredths
 KEPT_SAMPLES = 1000
 MAX_NOTES = 5
 T = TypeVar("T")
@@ -67,6 +70,7 @@ class HostSample:
     used_bytes: int
     shared_memory_bytes: int | None
     disk_free_bytes: int | None
+    cpu_cores: float | None = None  # in use since the last sample
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,6 +189,7 @@ class Samples:
     rss_peak: int = 0
     pss_peak: int | None = None
     rss_at_pss_peak: int = 0
+    forgotten_peak: int = 0
     shared_memory_peak: int | None = None
     disk_free_min: int | None = None
     gpu_start: tuple[int, ...] = ()
@@ -225,12 +230,24 @@ class Samples:
                 self.gpu_utilisation[i][1] += seconds
 
     @property
+    def busy_cpu_cores(self) -> float | None:
+        """Cores that 90 % of the samples stay below; None with fewer than three samples."""
+        cores = sorted(sample.cpu_cores for sample in self.host.samples if sample.cpu_cores is not None)
+        return cores[math.ceil(0.9 * len(cores)) - 1] if len(cores) >= 3 else None
+
+    @property
     def pss_of_peak(self) -> int | None:
         """PSS at the peak of memory; None if none was sampled near it."""
         return self.pss_peak if self.rss_at_pss_peak >= PSS_OF_PEAK * self.rss_peak else None
 
+    def add_peak(self, rss_bytes: int) -> None:
+        """Add the kernel's own peak of a process, which samples may have missed."""
+        if rss_bytes > self.forgotten_peak:
+            self.rss_peak = max(self.rss_peak, rss_bytes)
+
     def forget_peaks(self) -> None:
         """Reset the peaks; the memory in use at the start of the step is kept."""
+        self.forgotten_peak = highest_resident_bytes()
         self.rss_peak, self.pss_peak, self.shared_memory_peak = 0, None, None
         self.rss_at_pss_peak = 0
         self.gpu_peak = self.gpu_start
@@ -279,6 +296,7 @@ class Sampler:
         self._figures_turn = _Turn(interval_s, GPU_FIGURES_CPU_BUDGET)
         self._host_turn = _Turn(interval_s, HOST_CPU_BUDGET)
         self._last_figures = self.started
+        self._last_host: float | None = None
         self._next_pss = self._next_pss_if_grown = 0.0
         self._rss_at_pss = 0
         self._stop = threading.Event()
@@ -374,11 +392,26 @@ class Sampler:
             used_bytes=int(memory.total - memory.available),
             shared_memory_bytes=_used(SHARED_MEMORY),
             disk_free_bytes=_free(Path.cwd()),
+            cpu_cores=(self._tree.cpu_seconds - self.cpu_seconds) / (now - self._last_host)
+            if self._last_host is not None and now - self._last_host >= SHORTEST_CPU_S
+            else None,
         )
+        self._last_host = now
         with self.lock:
             self.samples.add_host(sample)
+            self.samples.add_peak(highest_resident_bytes())
             self.cpu_seconds = self._tree.cpu_seconds
         self._sampled.set()
+
+
+def highest_resident_bytes() -> int:
+    """Return the peak of this process, or of an ended child if larger, by the kernel; 0 if unknown."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return 0
+    own = next((int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:")), 0)
+    return 1024 * max(own, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 
 
 def _used(path: Path) -> int | None:

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from estimator import hardware, models
-from estimator.changes import FINETUNE, Suggestion, contradicting, suggestion_in_words
 from estimator.charts import appearance, ordered
 from estimator.errors import CannotFit, UserError
 from estimator.job import DEFAULT_BATCH, Job, Target
 from estimator.models import ModelSpec
+from estimator.option_names import option_name
 from estimator.plan import Plan
 from estimator.planner_page import fields, pasted
 from estimator.planning import images
@@ -22,6 +22,7 @@ from estimator.planning.ranking import Ranking
 from estimator.planning.report import render
 from estimator.planning.rows import row_of
 from estimator.planning.run_command import run_command
+from estimator.suggestions import Suggestion, contradicting, format_suggestion
 
 TOP = 5  # plans, as `finetune plan` shows
 WIDTH = 88  # columns of a plan in full
@@ -125,11 +126,10 @@ def _categories(plan: Plan, order: tuple[str, ...]) -> list[dict[str, Any]]:
 
 
 def _refused(error: UserError) -> dict[str, Any]:
-    error.spell(FINETUNE)
     refused: dict[str, Any] = {"problem": error.problem, "advice": error.advice, "suggestions": []}
     if isinstance(error, CannotFit):
         refused["suggestions"] = [
-            {"words": suggestion_in_words(suggestion, FINETUNE), "fields": changed}
+            {"words": format_suggestion(suggestion), "fields": changed}
             for suggestion in error.suggestions
             if (changed := _changed(suggestion)) is not None
         ]
@@ -139,15 +139,15 @@ def _refused(error: UserError) -> dict[str, Any]:
 def _changed(suggestion: Suggestion) -> dict[str, str] | None:
     """The texts of the fields that a suggestion changes; None where the form lacks one."""
     by_option = {field.option: field for field in fields.FIELDS}
-    left_out = [by_option.get(FINETUNE.name(option)) for option in contradicting(suggestion)]
+    left_out = [by_option.get(option_name(setting)) for setting in contradicting(suggestion)]
     changed = {field.name: "" for field in left_out if field is not None}
-    for change in suggestion:
-        field = by_option.get(FINETUNE.name(change.option))
+    for setting, value in suggestion.items():
+        field = by_option.get(option_name(setting))
         if field is None:
             return None
-        if isinstance(change.value, bool):
-            on = "on" if change.value else ""
+        if isinstance(value, bool):
+            on = "on" if value else ""
             changed[field.name] = on or ("off" if field.choices == fields.GIVEN else "")
         else:
-            changed[field.name] = "" if change.value is None else str(change.value)
+            changed[field.name] = "" if value is None else str(value)
     return changed

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from estimator import hardware, models, token_counts
-from estimator.changes import FINETUNE
 from estimator.errors import UserError
 from estimator.models import diffusion
+from estimator.option_names import option_name
 from estimator.planning.goals import PREFERENCES
 from estimator.vocabulary import (
     LAUNCHED_OPTIMIZERS,
@@ -42,7 +42,7 @@ class Field:
     @property
     def option(self) -> str:
         """Of ``finetune plan``; for a document, the option that stands for it in a command."""
-        return _DOCUMENTS.get(self.name) or FINETUNE.name(self.name)
+        return _DOCUMENTS.get(self.name) or option_name(self.name)
 
 
 _DOCUMENTS = {"config": "--model", "cluster": "--from-cluster"}

@@ -9,8 +9,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from estimator.changes import Suggestion
-from estimator.errors import CannotFit, Change, UserError
+from estimator.errors import CannotFit, UserError
 from estimator.formatting import format_duration, format_usd
 from estimator.job import Job, Target
 from estimator.plan import Plan
@@ -19,6 +18,7 @@ from estimator.planning.goals import Goals
 from estimator.planning.ranking import Rejection
 from estimator.planning.search import Candidate, title
 from estimator.planning.support import unsupported_job
+from estimator.suggestions import Suggestion
 from estimator.vocabulary import ENGINES, LAUNCHED_ENGINES, METHODS, LaunchedOptimizer
 
 SHORTEST_SEQUENCE = 256  # shorter ones train on little more than a prompt
@@ -50,15 +50,15 @@ def of_survey(seen: Survey) -> Failure:
     if seen.beyond and all(miss.kind == "interruptions" for _, miss in seen.beyond):
         return _interrupted(seen)
     if seen.beyond:
-        problem, nearest, change = _goals_missed(seen)
-        figure = (nearest.usd if change.option == "budget_usd" else nearest.hours)(seen.tokens)
+        problem, nearest, suggestion = _goals_missed(seen)
+        figure = (nearest.usd if "budget_usd" in suggestion else nearest.hours)(seen.tokens)
         return Failure(
             Rejection(what=method, reason=problem, kind="method"),
             (0, math.inf if figure is None else figure),
             lambda: CannotFit(
                 f"{problem}.",
                 example_plan=build_plan(seen, nearest, (), nearest),
-                suggestions=((change,),),
+                suggestions=(suggestion,),
             ),
         )
     # What fits its GPUs and is short of disk alone is nearer than what doesn't fit them
@@ -91,11 +91,8 @@ def _interrupted(seen: Survey) -> Failure:
         lambda: UserError(
             f"{problem}.",
             (
-                "Leave ",
-                Change("resources.spot"),
-                " out, train for fewer hours or on fewer nodes, or give a rate that you have seen: ",
-                Change("resources.interruption_rate", "RATE"),
-                ".",
+                "Remove --spot, train for fewer hours or on fewer nodes, or give a rate that you have "
+                "measured: --interruption-rate RATE."
             ),
         ),
     )
@@ -109,7 +106,7 @@ def _no_batch(seen: Survey) -> str:
     return f"a batch of {seen.job.global_batch_size} can't be made up by {numbers} GPU(s) with these choices"
 
 
-def _goals_missed(seen: Survey) -> tuple[str, Candidate, Change]:
+def _goals_missed(seen: Survey) -> tuple[str, Candidate, Suggestion]:
     """The problem, the nearest plan, and the change that would admit it."""
     goals, tokens = seen.goals, seen.tokens
     kinds = {miss.kind for _, miss in seen.beyond}
@@ -125,7 +122,7 @@ def _goals_missed(seen: Survey) -> tuple[str, Candidate, Change]:
             f"the cheapest is {format_usd(usd)}, "
             f"in {format_duration((best.hours(tokens) or 0) * 3600)} on {best.what}"
         )
-        return problem, best, Change("budget_usd", math.ceil(usd))
+        return problem, best, {"budget_usd": math.ceil(usd)}
     if "deadline" in kinds:
         near = [found for found, miss in seen.beyond if miss.kind == "deadline"]
         best = min(near, key=lambda found: found.hours(tokens) or math.inf)
@@ -135,11 +132,11 @@ def _goals_missed(seen: Survey) -> tuple[str, Candidate, Change]:
             f"the fastest takes {format_duration(hours * 3600)} on {best.what}"
             + (f", for {format_usd(price)}" if price is not None else "")
         )
-        return problem, best, Change("deadline_hours", f"{math.ceil(hours * 10) / 10:g}")
+        return problem, best, {"deadline_hours": f"{math.ceil(hours * 10) / 10:g}"}
     candidate, miss = seen.beyond[0]
     goal = "deadline" if miss.kind == "speed" else "budget"
     problem = f"{title(seen.job)} fits, but nothing says whether the {goal} is met; {miss}"
-    return problem, candidate, Change("deadline_hours" if goal == "deadline" else "budget_usd")
+    return problem, candidate, {"deadline_hours" if goal == "deadline" else "budget_usd": None}
 
 
 _DISK = " Weights, checkpoints and result need that ephemeral storage: use nodes with a larger disk."
@@ -152,8 +149,10 @@ def _memory_missed(seen: Survey, problem: str) -> CannotFit:
     example_plan = best_or_none(job, free, unlimited) if (free, unlimited) != (target, goals) else None
     suggestions: list[Suggestion] = []
     if example_plan is not None:
-        machine = Change("resources.instance_type", example_plan.request.instance_type)
-        suggestions.append((Change("resources.nodes", example_plan.request.nodes), machine))
+        request = example_plan.request
+        suggestions.append(
+            {"resources.nodes": request.nodes, "resources.instance_type": request.instance_type}
+        )
     suggestions += _other_machines(job, target, goals)
 
     def fits(other: Job) -> bool:
@@ -161,11 +160,11 @@ def _memory_missed(seen: Survey, problem: str) -> CannotFit:
 
     suggestions += with_lean_states(job, fits)
     suggestions += smaller(job, fits)
-    suggestions = list(dict.fromkeys(suggestions))[:MOST_SUGGESTIONS]
+    suggestions = [each for n, each in enumerate(suggestions) if each not in suggestions[:n]]
     return CannotFit(
         problem,
         example_plan=example_plan,
-        suggestions=tuple(suggestions),
+        suggestions=tuple(suggestions[:MOST_SUGGESTIONS]),
         here=f"{len({place.name for place in seen.places})} machine types that go with the options given",
     )
 
@@ -182,12 +181,12 @@ def _other_machines(job: Job, target: Target, goals: Goals) -> Iterator[Suggesti
     if target.gpu and limited:
         other = best_or_none(job, replace(target, gpu=None), goals)
         if other is not None:
-            yield (Change("resources.gpu", other.request.gpu_type),)
+            yield {"resources.gpu": other.request.gpu_type}
 
 
 def _numbers(plan: Plan) -> Suggestion:
     request = plan.request
-    return (Change("resources.nodes", request.nodes), Change("resources.gpus", request.gpus_per_node))
+    return {"resources.nodes": request.nodes, "resources.gpus": request.gpus_per_node}
 
 
 def smaller(job: Job, fits: Callable[[Job], bool]) -> list[Suggestion]:
@@ -197,20 +196,20 @@ def smaller(job: Job, fits: Callable[[Job], bool]) -> list[Suggestion]:
     singles = [suggestion for suggestion, change in _leaner(job) if fits(change(job))]
     seq_len = _shorter(job, fits)
     if seq_len is not None:
-        singles.append((Change("seq_len", seq_len),))
+        singles.append({"seq_len": seq_len})
     if singles:
         return singles
-    together: Suggestion = ()
+    together: Suggestion = {}
     for suggestion, change in _leaner(job):
         if suggestion == _LORA:
             continue  # QLoRA, which comes next, needs less
         job = change(job)
         several = bool(together)
-        together = (*together, *suggestion)
+        together = together | suggestion
         if several and fits(job):
             return [together]
     seq_len = _shorter(job, fits) if together else None
-    return [(*together, Change("seq_len", seq_len))] if seq_len is not None else []
+    return [together | {"seq_len": seq_len}] if seq_len is not None else []
 
 
 def with_lean_states(job: Job, fits: Callable[[Job], bool]) -> Iterator[Suggestion]:
@@ -222,12 +221,12 @@ def with_lean_states(job: Job, fits: Callable[[Job], bool]) -> Iterator[Suggesti
     if job.adapters or job.optimizer != "adamw":
         return
     lean = replace(job, optimizer=STATES_IN_8_BITS)
-    changes = [Change("optimizer.name", STATES_IN_8_BITS)]
+    suggestion: Suggestion = {"optimizer.name": STATES_IN_8_BITS}
     if unsupported_job(lean) is not None:
         lean = replace(lean, engine="fsdp2", precision="bf16")
-        changes += [Change("engine", "fsdp2"), Change("precision", "bf16")]
+        suggestion |= {"engine": "fsdp2", "precision": "bf16"}
     if unsupported_job(lean) is None and fits(lean):
-        yield tuple(changes)
+        yield suggestion
         return
     if not ENGINES[job.engine].optimizer_in_backward or job.micro_batch_size is not None:
         return
@@ -236,26 +235,25 @@ def with_lean_states(job: Job, fits: Callable[[Job], bool]) -> Iterator[Suggesti
         return
     batches = [job.global_batch_size // 2**power for power in range(job.global_batch_size.bit_length())]
     batch = next(batch for batch in batches if fits(replace(lean, global_batch_size=batch)))
-    smaller_batch = (Change("global_batch_size", batch),) if batch != job.global_batch_size else ()
-    yield (Change("optimizer.name", PAGED_STATES), Change("optimizer.in_backward", True), *smaller_batch)
+    smaller_batch = {"global_batch_size": batch} if batch != job.global_batch_size else {}
+    yield {"optimizer.name": PAGED_STATES, "optimizer.in_backward": True, **smaller_batch}
 
 
-_LORA = (Change("method", "lora"),)
+_LORA: Suggestion = {"method": "lora"}
 
 
 def _leaner(job: Job) -> Iterator[tuple[Suggestion, Callable[[Job], Job]]]:
     """Yield changes that make the job smaller, as options and as functions of jobs, cheapest first."""
     if job.activation_checkpointing is False:
-        checkpointing = Change("activation_checkpointing", True)
-        yield (checkpointing,), lambda job: replace(job, activation_checkpointing=True)
+        yield {"activation_checkpointing": True}, lambda job: replace(job, activation_checkpointing=True)
     if (job.micro_batch_size or 1) > 1:
-        yield (Change("micro_batch_size", 1),), lambda job: replace(job, micro_batch_size=1)
+        yield {"micro_batch_size": 1}, lambda job: replace(job, micro_batch_size=1)
     yield from _on_the_loop(job)
     if not job.adapters:
         yield _LORA, lambda job: replace(job, method="lora")
     quantised = as_qlora(job)
     if quantised is not None:
-        yield tuple(_differences(job, quantised)), lambda job: as_qlora(job) or job
+        yield _differences(job, quantised), lambda job: as_qlora(job) or job
 
 
 def _on_the_loop(job: Job) -> Iterator[tuple[Suggestion, Callable[[Job], Job]]]:
@@ -272,11 +270,11 @@ def _on_the_loop(job: Job) -> Iterator[tuple[Suggestion, Callable[[Job], Job]]]:
             continue
         section = ENGINES[engine].sharding_options
         names = {"liger": "liger", "offload": f"{section}.offload"}
-        changes = [Change(names[name], value) for name, value in missing.items()]
+        suggestion: Suggestion = {names[name]: value for name, value in missing.items()}
         if engine != job.engine:
-            changes.append(Change("engine", engine))
+            suggestion["engine"] = engine
         values = {**missing, "engine": engine}
-        yield tuple(changes), lambda job, values=values: replace(job, **values)  # type: ignore[misc]
+        yield suggestion, lambda job, values=values: replace(job, **values)  # type: ignore[misc]
 
 
 def _has(job: Job, engine: str, fields: dict[str, object]) -> bool:
@@ -288,20 +286,21 @@ def _has(job: Job, engine: str, fields: dict[str, object]) -> bool:
     return engine in LAUNCHED_ENGINES and unsupported_job(changed) is None
 
 
-def _differences(job: Job, quantised: Job) -> Iterator[Change]:
-    """Yield the changes from one job to the other; an engine's options change with the engine."""
-    yield Change("method", quantised.method)
+def _differences(job: Job, quantised: Job) -> Suggestion:
+    """Return the changes from one job to the other; an engine's options change with the engine."""
+    suggestion: Suggestion = {"method": quantised.method}
     if quantised.engine == job.engine:
-        return
-    yield Change("engine", quantised.engine)
+        return suggestion
+    suggestion["engine"] = quantised.engine
     if job.zero_stage is not None:
-        yield Change("zero.stage")
+        suggestion["zero.stage"] = None
     if job.fsdp_sharding is not None:
-        yield Change("fsdp.sharding")
+        suggestion["fsdp.sharding"] = None
     if job.replicas is not None:
-        yield Change("fsdp.replicas")
+        suggestion["fsdp.replicas"] = None
     if job.offload != "none":
-        yield Change(f"{ENGINES[job.engine].sharding_options}.offload")
+        suggestion[f"{ENGINES[job.engine].sharding_options}.offload"] = "none"
+    return suggestion
 
 
 def _shorter(job: Job, fits: Callable[[Job], bool]) -> int | None:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from estimator.errors import Change, UserError
+from estimator.errors import UserError
 from estimator.formatting import format_usd
 from estimator.job import Job
 from estimator.names import unknown_choice
@@ -74,7 +74,7 @@ class Goals:
                 raise UserError(
                     f"A {name} of {value:g} {'hours' if name == 'deadline' else 'USD'} says nothing without "
                     "the amount of training.",
-                    ("Give the tokens of the whole job: ", Change("tokens"), "."),
+                    "Give the tokens of the whole job: --tokens.",
                 )
         return None
 

@@ -24,10 +24,6 @@ def _model(model: ModelSpec) -> str | None:
         return f"grpo trains a model that answers, and {model.name} is an encoder"
     if family_of(model.family).code_elsewhere:
         return f"transformers has no code of {model.family} models, of which {model.name} is one"
-    if model.sees_images:
-        return f"grpo is of models of text alone here, and {model.name} sees images too"
-    if model.quantised_weights:
-        return f"grpo trains weights of 16 or 32 bits, and {model.name} is in {model.quantised_weights}"
     if model.experts:
         return f"grpo: TRL was not tried here with mixtures of experts, of which {model.name} is one"
     return None

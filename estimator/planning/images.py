@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from estimator.changes import Change
 from estimator.errors import UserError
 from estimator.models import PROJECTIONS, DiffusionSpec, ModelSpec
 from estimator.models.diffusion import positions_of
@@ -27,14 +26,14 @@ def length_of(model: ModelSpec, seq_len: int | None, resolution: int | None) -> 
     if not isinstance(model, DiffusionSpec):
         if resolution is not None:
             raise UserError(
-                (Change("resolution", resolution), f": {model.name} makes no images."),
-                ("Use ", Change("seq_len"), ", or leave it out."),
+                f"--resolution {resolution}: {model.name} makes no images.",
+                "Use --seq-len, or leave it out.",
             )
         return default_seq_len(model) if seq_len is None else seq_len
     if seq_len is not None:
         raise UserError(
-            (Change("seq_len", seq_len), f": {model.name} makes images, which have no tokens."),
-            ("Use ", Change("resolution"), ", or leave it out."),
+            f"--seq-len {seq_len}: {model.name} makes images, which have no tokens.",
+            "Use --resolution, or leave it out.",
         )
     return positions_of(model.resolution if resolution is None else resolution)
 

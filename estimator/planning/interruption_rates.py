@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from estimator.errors import Change, UserError
+from estimator.errors import UserError
 
 TABLE = Path(__file__).parents[1] / "data" / "interruptions.csv"
 
@@ -43,10 +43,7 @@ def check_rate(rate: float | None) -> None:
     """Raise UserError where it cannot be a rate an hour."""
     if rate is not None and not (math.isfinite(rate) and rate > 0):
         raise UserError(
-            (
-                Change("resources.interruption_rate", rate),
-                " must be a number above 0: how often one node is taken away in an hour.",
-            ),
+            (f"--interruption-rate {rate} must be a number above 0: interruptions of one node per hour."),
             "0.05 is once in 20 hours. Leave it out where nobody knows it.",
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from estimator.errors import Change, UserError
+from estimator.errors import UserError
 from estimator.job import Job
 from estimator.models import ModelSpec
 from estimator.planning.training import Training
@@ -34,6 +34,6 @@ def refuse_cpu(job: Job) -> None:
     """Raise UserError for a job with these kernels that is planned on CPUs."""
     if job.liger:
         raise UserError(
-            (Change("liger", True), ": its kernels are Triton's, for GPUs, and this would run on CPUs."),
-            ("Leave ", Change("liger"), " out, or run where there is a GPU."),
+            "--liger: its kernels are Triton's, for GPUs, and this would run on CPUs.",
+            "Leave --liger out, or run where there is a GPU.",
         )

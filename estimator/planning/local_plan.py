@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from estimator import hardware
-from estimator.changes import Suggestion
-from estimator.errors import CannotFit, Change, UserError
+from estimator.errors import CannotFit, UserError
 from estimator.formatting import format_bytes, format_duration
 from estimator.job import Job, Machine, Target
 from estimator.plan import Plan
@@ -27,11 +26,13 @@ from estimator.planning.search import (
     title,
 )
 from estimator.planning.support import refuse_gpu
+from estimator.suggestions import Suggestion
 
 # What a process without a GPU may ask of a cluster at most: nearly every one has machines with room for that.
 # 4 GiB for each core is what general-purpose machines have (AWS's M family, 2025).
 CORES_OF_A_PROCESS = 4
 RAM_OF_A_PROCESS = 16 * 2**30
+_CLUSTER = "--with kubernetes or --with batch (`finetune plan`: --no-here)"
 
 
 def pod_of_cpus(processes: int) -> Machine:
@@ -69,34 +70,16 @@ def _plan(job: Job, target: Target, goals: Goals, evidence: Evidence) -> Plan:
         raise UserError(f"A plan for {target.kind} needs to know the machine.")
     if target.device == "cuda" and not machine.gpus:
         raise UserError(
-            (
-                Change("resources.device", "cuda"),
-                ": there is no NVIDIA GPU here that its driver reports.",
-            ),
+            "--device cuda: there is no NVIDIA GPU here that its driver reports.",
             "Ask the scheduler for nodes with GPUs."
             if target.kind == "allocation"
-            else (
-                "Use ",
-                Change("resources.device", "cpu"),
-                ", or ",
-                Change("with", "kubernetes"),
-                " or ",
-                Change("with", "batch"),
-                ".",
-            ),
+            else f"Use --device cpu, or a cluster: {_CLUSTER}.",
         )
     _check_gpu(target, machine)
     if target.gpus and not machine.gpus and target.device == "auto":
-        number = Change("resources.gpus", target.gpus)
         raise UserError(
-            (number, f": {describe_place(target)} has no NVIDIA GPU that its driver reports."),
-            (
-                f"Train in {target.gpus} process(es) on CPUs: ",
-                Change("resources.device", "cpu"),
-                ", or leave ",
-                Change("resources.gpus"),
-                " out.",
-            ),
+            f"--gpus {target.gpus}: {describe_place(target)} has no NVIDIA GPU that its driver reports.",
+            f"Train in {target.gpus} process(es) on CPUs: --device cpu, or leave --gpus out.",
         )
     if machine.gpus and target.device != "cpu":
         return _on_gpus(job, target, machine, goals, evidence)
@@ -115,12 +98,11 @@ def _check_gpu(target: Target, machine: Machine) -> None:
 
     So it is where a cloud's machine is asked for.
     """
-    for option, value in (("instance_type", target.instance_type), ("cloud", target.cloud)):
+    for option, value in (("--instance-type", target.instance_type), ("--cloud", target.cloud)):
         if value is not None and target.kind == "local":
-            change = Change(f"resources.{option}", value)
             raise UserError(
-                (change, ": the run is to go to this machine."),
-                ("Leave it out, or add ", Change("with", "kubernetes"), " or ", Change("with", "batch"), "."),
+                f"{option} {value}: the plan is for this machine.",
+                f"Remove it, or use a cluster: {_CLUSTER}.",
             )
     if target.gpu is None:
         return
@@ -131,8 +113,8 @@ def _check_gpu(target: Target, machine: Machine) -> None:
         return
     found = ", ".join(here) if target.device != "cpu" else ""
     raise UserError(
-        (Change("resources.gpu", target.gpu), f": {describe_place(target)} has {found or 'no GPU to use'}."),
-        ("Leave ", Change("resources.gpu"), " out, or run where there is one."),
+        f"--gpu {target.gpu}: {describe_place(target)} has {found or 'no GPU to use'}.",
+        "Leave --gpu out, or run where there is one.",
     )
 
 
@@ -148,15 +130,7 @@ def _on_gpus(job: Job, target: Target, machine: Machine, goals: Goals, evidence:
         raise UserError(
             f"{nodes} local node(s) of {target.gpus or 1} GPU(s) need {nodes * (target.gpus or 1)} GPUs, "
             f"this machine has {len(machine.gpus)}.",
-            (
-                "Ask for fewer with ",
-                Change("resources.gpus"),
-                " or ",
-                Change("resources.nodes"),
-                ", or use ",
-                Change("with", "kubernetes"),
-                ".",
-            ),
+            f"Request fewer with --gpus or --nodes, or use a cluster: {_CLUSTER}.",
         )
     counts = [target.gpus] if target.gpus else [n for n in range(most, 0, -1) if divides(job, nodes, n)]
     if not counts:
@@ -224,18 +198,16 @@ def _cannot_fit_here(job: Job, target: Target, problem: str) -> CannotFit:
     if target.kind != "local":
         return CannotFit(
             problem,
-            ("Leave ", Change("resources.device"), " out: it is planned for GPUs then.")
-            if cloud_plan is not None
-            else "",
+            "Leave --device out: it is planned for GPUs then." if cloud_plan is not None else "",
             example_plan=cloud_plan,
         )
     if cloud_plan is None:
         anywhere = replace(anywhere, gpu=None, instance_type=None, cloud=None)
         cloud_plan = best_or_none(job, anywhere)
     if cloud_plan is not None:
-        suggestions.append((Change("with", "kubernetes"),))
+        suggestions.append({"with": "kubernetes"})
         if best_or_none(job, replace(anywhere, kind="batch")) is not None:
-            suggestions.append((Change("with", "batch"),))
+            suggestions.append({"with": "batch"})
     suggestions += with_lean_states(job, lambda other: _fits(other, target))
     suggestions += smaller(job, lambda other: _fits(other, target))
     return CannotFit(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from estimator.errors import Change, UserError
+from estimator.errors import UserError
 from estimator.hardware.cluster import Cluster, ClusterNodes
 from estimator.hardware.cluster.nodes import GPUS
 from estimator.hardware.cluster.taints import opening
@@ -63,7 +63,7 @@ def _of_guess(error: UserError, job: Job, target: Target, cluster: Cluster) -> U
     return UserError(
         f"Nothing that {cluster.where} is known to have will do for {job.model.name} ({plan.method}); "
         f"{groups} may add machines, and it is not told which.",
-        ("If they would do, name them: ", Change("resources.instance_type", plan.request.instance_type), "."),
+        f"If they would do, name them: --instance-type {plan.request.instance_type}.",
     )
 
 

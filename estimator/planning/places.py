@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from estimator import hardware
-from estimator.errors import Change, UserError
+from estimator.errors import UserError
 from estimator.hardware import Gpu, Instance
 from estimator.hardware.cluster.nodes import GPUS
 from estimator.hardware.cluster.taints import opening
@@ -80,6 +81,24 @@ class Place:
 
 def choose_places(job: Job, target: Target, goals: Goals) -> list[Place]:
     """The machines that the user's choices leave; raises UserError where they leave none."""
+    usable = list_places(target, goals, any_gpu=job.precision == "fp32")
+    if not usable:
+        raise _none_left(job, target, goals)
+    able = [place for place in usable if unsupported_gpu(job, place.gpu) is None]
+    if not able:
+        refuse_gpu(job, usable[0].gpu)
+    given_rate = goals.interruption_rate
+    return [
+        replace(place, interruptions=rate_of(place.cloud, place.name, given_rate)) if place.spot else place
+        for place in able
+    ]
+
+
+def list_places(target: Target, goals: Goals, *, any_gpu: bool = False) -> list[Place]:
+    """Return the NVIDIA machines that the user's choices leave, for whatever job.
+
+    ``any_gpu``: also GPUs without bf16, which otherwise only count where the user names them.
+    """
     # A name of several GPUs ("A100") stands for those that there are
     gpus = {gpu.name for gpu in hardware.gpus_called(target.gpu)} if target.gpu else set()
     if goals.cluster is not None:
@@ -87,7 +106,7 @@ def choose_places(job: Job, target: Target, goals: Goals) -> list[Place]:
         any_gpu = True
     else:
         names = (*goals.instance_types, *((target.instance_type,) if target.instance_type else ()))
-        any_gpu = bool(names) or bool(gpus) or job.precision == "fp32"
+        any_gpu = any_gpu or bool(names) or bool(gpus)
         candidates = [_of_catalogue(item, goals.spot) for item in _instances(target, goals, names)]
     usable = [
         place
@@ -100,16 +119,7 @@ def choose_places(job: Job, target: Target, goals: Goals) -> list[Place]:
     ]
     if not usable and target.kind == "catalogue":
         usable = _of_own_gpus(target, goals)
-    if not usable:
-        raise _none_left(job, target, goals)
-    able = [place for place in usable if unsupported_gpu(job, place.gpu) is None]
-    if not able:
-        refuse_gpu(job, usable[0].gpu)
-    given_rate = goals.interruption_rate
-    return [
-        replace(place, interruptions=rate_of(place.cloud, place.name, given_rate)) if place.spot else place
-        for place in able
-    ]
+    return usable
 
 
 def _of_own_gpus(target: Target, goals: Goals) -> list[Place]:
@@ -157,7 +167,7 @@ def _clouds(target: Target, goals: Goals) -> tuple[str, ...]:
                 f"{did_you_mean(cloud, hardware.clouds())} It has {', '.join(hardware.clouds())}.".lstrip(),
             )
         if target.kind == "batch" and cloud.lower() != "aws":
-            raise UserError((Change("resources.cloud", cloud), ": AWS Batch runs on aws only."))
+            raise UserError(f"--cloud {cloud}: AWS Batch runs on aws only.")
     if clouds:
         return tuple(cloud.lower() for cloud in clouds)
     if target.kind == "catalogue":
@@ -359,33 +369,27 @@ def _waits_for(same: list[ClusterNodes], limits: _Limits) -> list[str]:
 
 
 def _none_left(job: Job, target: Target, goals: Goals) -> UserError:
-    choices = [("cloud", cloud) for cloud in (*goals.clouds, target.cloud)]
-    choices += [("instance_type", name) for name in (*goals.instance_types, target.instance_type)]
-    choices += [("gpu", target.gpu), ("gpus", str(target.gpus) if target.gpus else None)]
-    wishes: list[str | Change] = [Change("resources.spot")] if goals.spot else []
-    for name, value in choices:
-        if value:
-            wishes += [" and "] if wishes else []
-            wishes.append(Change(f"resources.{name}", value))
+    choices = [("--cloud", cloud) for cloud in (*goals.clouds, target.cloud)]
+    choices += [("--instance-type", name) for name in (*goals.instance_types, target.instance_type)]
+    choices += [("--gpu", target.gpu), ("--gpus", str(target.gpus) if target.gpus else None)]
+    options = ["--spot"] if goals.spot else []
+    options += [shlex.join((name, value)) for name, value in choices if value]
+    requested = " and ".join(options)
     if goals.cluster is not None:
         has = goals.cluster.in_words or "no NVIDIA GPU that can be planned with"
-        what, small = goals.cluster.where, job.model.parameters <= LARGEST_MODEL_ON_CPU
+        what = goals.cluster.where
+        on_cpus = ", or use --device cpu" if job.model.parameters <= LARGEST_MODEL_ON_CPU else ""
         return UserError(
-            (f"No machine of {what} goes with ", *(wishes or ["the job"]), f": it has {has}."),
-            (
-                "Leave one of them out, or plan" if wishes else "Plan",
-                " with machines that it doesn't have: ",
-                Change("resources.from_catalogue"),
-                *((", or on CPUs: ", Change("resources.device", "cpu")) if small else ()),
-                ".",
-            ),
+            f"No machine of {what} matches {requested or 'the job'}: it has {has}.",
+            f"{'Remove one of them, or plan' if requested else 'Plan'} for machines of the catalogue "
+            f"(`finetune plan` without --from-cluster, `finetune run` with --from-catalogue){on_cpus}.",
         )
     if target.gpu is not None and all(gpu.vendor != "nvidia" for gpu in hardware.gpus_called(target.gpu)):
         return UserError(
-            (Change("resources.gpu", target.gpu), " is not an NVIDIA GPU."),
+            f"--gpu {target.gpu} is not an NVIDIA GPU.",
             "Name one of NVIDIA's: the engines here are tried with CUDA alone.",
         )
     return UserError(
-        ("No machine of the instance table goes with ", *(wishes or [target.kind]), "."),
+        f"No machine of the instance table matches {requested or target.kind}.",
         "Leave one of them out; estimator/data/instances.csv lists the machines.",
     )

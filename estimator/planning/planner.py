@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from estimator import hardware
-from estimator.errors import CannotFit, Change, UserError
+from estimator.errors import CannotFit, UserError
 from estimator.formatting import format_list
 from estimator.job import DEFAULT_BATCH, Job, Target
 from estimator.plan import Plan
@@ -102,19 +102,14 @@ def _plans(job: Job, target: Target, goals: Goals, top: int, evidence: Evidence)
     _check_world(jobs[0], target)
     if target.device == "cpu" and target.kind == "catalogue":
         raise UserError(
-            (Change("resources.device", "cpu"), ": machines are chosen for their GPUs."),
-            ("Leave ", Change("resources.device"), " out, or name where it is to run."),
+            "--device cpu: machines are chosen for their GPUs.",
+            "Leave --device out, or name where it is to run.",
         )
     if target.device == "cpu" and not target.at_hand:
-        for name, value in (("gpu", target.gpu), ("instance_type", target.instance_type)):
+        for name, value in (("--gpu", target.gpu), ("--instance-type", target.instance_type)):
             if value is not None:
                 raise UserError(
-                    (
-                        Change("resources.device", "cpu"),
-                        " and ",
-                        Change(f"resources.{name}", value),
-                        " contradict each other.",
-                    ),
+                    f"--device cpu and {name} {value} contradict each other.",
                     "Give one of them.",
                 )
         target = replace(target, machine=pod_of_cpus(target.gpus or 1))
@@ -305,7 +300,7 @@ def _check_world(jobs: list[Job], target: Target) -> None:
         raise UserError(
             f"tensor_parallel = {job.tensor_parallel} stays inside a node and does not divide its "
             f"{target.gpus} GPUs.",
-            ("Give a multiple of it with ", Change("resources.gpus"), "."),
+            "Give a multiple of it with --gpus.",
         )
     if not target.nodes and not target.gpus:
         return

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from estimator.formatting import format_bytes, format_usd
+from estimator.formatting import format_bytes, format_duration, format_usd
 from estimator.job import DEGREES, Job, Target
 from estimator.memory import latents
 from estimator.memory.generation import drawn_batch, kv_cache_bytes
 from estimator.memory.states import computing
-from estimator.models import DiffusionSpec
+from estimator.models import DiffusionSpec, ModelSpec, weight_formats
 from estimator.plan import Layout
 from estimator.planning import varlen
 from estimator.planning.capacity import why_rare
@@ -20,6 +20,7 @@ from estimator.planning.ladders import LARGEST_MICRO_BATCH
 from estimator.planning.measured_gpus import UNMEASURED
 from estimator.planning.ranking import compared
 from estimator.planning.search import INDISTINCT, Candidate, Search
+from estimator.planning.step_requests import PREPARE_CPU
 from estimator.planning.support import untried_line
 from estimator.vocabulary import ENGINES, LAUNCHED_ENGINES, METHODS, QUANTIZATIONS, TASKS
 
@@ -37,8 +38,25 @@ def of_layout(search: Search, candidate: Candidate) -> list[str]:
         *_documents_apart(job, candidate),
         *_varying_lengths(job, candidate),
         *_task(search, candidate),
+        *_conversion(job.model),
         *filter(None, [untried_line(job.model)]),
     ]
+
+
+def _conversion(model: ModelSpec) -> list[str]:
+    """Explain the one-time conversion of a published checkpoint that is quantized or multimodal."""
+    lines = []
+    if (published := weight_formats.format_of(model)) is not None:
+        files = format_bytes(weight_formats.file_bytes(model))
+        converted = format_bytes(weight_formats.BF16_BYTES * model.stored_parameters)
+        seconds = weight_formats.conversion_seconds(model, PREPARE_CPU)
+        lines.append(
+            f"{published.title} weights are dequantized to bf16 once, on {PREPARE_CPU} CPU cores: {files} to "
+            f"{converted} on disk, at most about {format_duration(seconds)}; the exported model is bf16"
+        )
+    if model.sees_images:
+        lines.append("of this multimodal checkpoint the language model alone is trained and exported")
+    return lines
 
 
 def _precision(job: Job, layout: Layout) -> str:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from estimator import memory
 from estimator.job import Job, Target
 from estimator.memory.evaluation import inference_gpus, inference_host_bytes
+from estimator.models import weight_formats
 from estimator.plan import GIB, MIB, Layout, Request
 from estimator.planning.engines import setup_of
 from estimator.planning.search import Candidate
@@ -77,7 +78,7 @@ def for_preparation(job: Job, training: Request) -> Request:
         cpu=min(training.cpu, PREPARE_CPU),
         memory_mib=min(training.memory_mib, PREPARE_MEMORY // MIB),
         shared_memory_mib=0,
-        disk_mib=-(-(_files(job) + DATA_BYTES) // MIB),
+        disk_mib=-(-(_files(job) + _published(job) + DATA_BYTES) // MIB),
         instance_type=None,
         spot=False,  # nor are its nodes those of the GPUs
     )
@@ -109,6 +110,11 @@ def for_evaluation(job: Job, candidate: Candidate, training: Request) -> Request
 def _files(job: Job) -> int:
     """Bytes of the model's files: 2 for each parameter."""
     return 2 * job.model.stored_parameters
+
+
+def _published(job: Job) -> int:
+    """Bytes of published files that lie beside the converted ones while they are dequantized."""
+    return weight_formats.file_bytes(job.model) if weight_formats.format_of(job.model) is not None else 0
 
 
 def _cpu(candidate: Candidate, gpus: int) -> int:

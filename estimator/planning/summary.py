@@ -6,13 +6,13 @@ import shlex
 import textwrap
 from collections.abc import Sequence
 
-from estimator.changes import FINETUNE, Spelling, command_with
 from estimator.errors import CannotFit, UserError
 from estimator.formatting import MIB, format_bytes, format_duration, format_usd
 from estimator.models.diffusion import side_of
 from estimator.plan import Plan, Request
 from estimator.planning.report import LABEL, describe_layout, describe_speed
 from estimator.planning.rows import usd_per_million_tokens
+from estimator.suggestions import apply_suggestion
 from estimator.vocabulary import TASKS
 
 WIDTH = 80
@@ -56,10 +56,10 @@ def render_summary(plan: Plan, alternatives: Sequence[Plan] = ()) -> str:
     return "\n".join(lines)
 
 
-def render_cannot_fit(error: CannotFit, argv_hint: str, *, spelling: Spelling = FINETUNE) -> str:
+def render_cannot_fit(error: CannotFit, command: str) -> str:
     """Format what does not fit, the available hardware, a plan that would fit, and commands that would work.
 
-    ``argv_hint``: the command that was given; each suggestion is that command with its changes.
+    ``command``: the command line of the user; each suggestion is that command with its changes.
     """
     lines = textwrap.wrap(error.problem, WIDTH)
     if error.here:
@@ -68,11 +68,11 @@ def render_cannot_fit(error: CannotFit, argv_hint: str, *, spelling: Spelling = 
         lines += ["", "It would run as:", render_summary(error.example_plan)]
     if error.suggestions:
         try:
-            command = shlex.split(argv_hint)
+            words = shlex.split(command)
         except ValueError as unreadable:
-            raise UserError(f"The command {argv_hint!r} can't be read: {unreadable}.") from None
+            raise UserError(f"The command {command!r} can't be read: {unreadable}.") from None
         lines += ["", "Alternatives that fit:"]
-        offered = (shlex.join(command_with(command, changes, spelling)) for changes in error.suggestions)
+        offered = (shlex.join(apply_suggestion(words, suggestion)) for suggestion in error.suggestions)
         lines += [f"  {line}" for line in dict.fromkeys(offered)]
     return "\n".join(lines)
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import yaml
 
-from estimator.errors import Change, UserError
+from estimator.errors import UserError
 from estimator.names import did_you_mean
+from estimator.untrusted import MAX_YAML_BYTES, parse_yaml, read_text
 from launchers.settings import Settings
 
 PACKAGE = "lm_eval"
@@ -50,7 +51,7 @@ def check(settings: Settings) -> None:
         return
     if settings.task == "reward":
         raise UserError(
-            ("harness.tasks: a model of ", Change("task", "reward"), " generates no answers."),
+            "harness.tasks: a model of --task reward generates no answers.",
             "Remove harness.tasks.",
         )
     for task in tasks:
@@ -177,7 +178,7 @@ def _functions(value: Any) -> Iterator[_Function]:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        values = yaml.load(file.read_text(), Loader=_Loader)  # noqa: S506 - a SafeLoader
+        values = parse_yaml(read_text(file, MAX_YAML_BYTES), _Loader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise _invalid(file, " ".join(str(error).split())) from None
     if not isinstance(values, dict):

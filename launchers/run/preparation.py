@@ -1,8 +1,7 @@
 """Steps of one run, shared by all launchers: settings -> model -> plan -> data -> evaluation.
 
 The flow and ``python -m launchers`` call the same functions. They pass in what differs: the destination of
-the run (``Target``), the function that chooses among plans, the function that fetches data, and the notation
-of options in messages (:func:`estimator.errors.spelled_as`).
+the run (``Target``), the function that chooses among plans, and the function that fetches data.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import Any
 
 from estimator import calibration, models
 from estimator.calibration import Calibration
-from estimator.errors import Change, UserError
+from estimator.errors import UserError
 from estimator.job import Job, Target
 from estimator.models import DiffusionSpec, ModelRef, ModelSource, ModelSpec, untried
 from estimator.plan import Plan
@@ -355,7 +354,7 @@ def read_samples(settings: Settings, path: Path) -> Iterator[Sample]:
     if texts.is_text_file(path):
         raise UserError(
             f"Dataset {path} is plain text, which task {settings.task} does not support.",
-            ("Use ", Change("task", "pretrain"), ", or a JSONL dataset."),
+            "Use --task pretrain, or a JSONL dataset.",
         )
     if TASKS[settings.task].judged:
         return preferences.read_judged(path)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from estimator.errors import Change, UserError
+from estimator.errors import UserError
 from estimator.formatting import format_bytes
 from estimator.plan import Counted, Plan
 from estimator.planning.trials import trial_plans
@@ -173,7 +173,7 @@ def _await_decision(store: Storage, prefix: str) -> Decision:
         time.sleep(1)
     raise UserError(
         f"The first node has not chosen one of the tried plans within {DECISION_S:.0f} s.",
-        ("See its log, or run without ", Change("trial"), "."),
+        "See its log, or run without --trial.",
     )
 
 

@@ -16,14 +16,15 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
-from estimator.changes import meant_by
 from estimator.errors import UserError
 from estimator.formatting import format_list
 from estimator.job import DEFAULT_BATCH, nearest_multiple
 from estimator.models import DiffusionSpec, ModelSpec
 from estimator.models.diffusion import positions_of
 from estimator.names import did_you_mean
+from estimator.option_names import setting_for_alias
 from estimator.setup import default_seq_len
+from estimator.untrusted import parse_yaml as parse_yaml_text
 from estimator.vocabulary import (
     AUTOMATIC_METHODS,
     LAUNCHED_METHODS,
@@ -347,6 +348,8 @@ class _UniqueKeyLoader(_PlainLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         line_of_key: dict[str, int] = {}
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue  # refused by SafeLoader
             line = key.start_mark.line + 1
             if key.value in line_of_key:
                 raise UserError(
@@ -378,7 +381,7 @@ def parse_yaml(text: str, folder: Path = Path()) -> dict[str, Any]:
     is replaced by its path from the working folder; any other stays relative to the working folder.
     """
     try:
-        values = _UniqueKeyLoader(text).get_single_data() or {}
+        values = parse_yaml_text(text, _UniqueKeyLoader) or {}
     except yaml.YAMLError as error:
         raise UserError("The settings file is not YAML: " + " ".join(str(error).split())) from None
     if not isinstance(values, dict):
@@ -584,7 +587,7 @@ def _explain(error: ValidationError) -> tuple[str, str]:
         name = ".".join(part for part in setting_parts if part not in ("bool", "float", "int", "str"))
         if item["type"] == "extra_forbidden":
             name = ".".join(path)
-            suggestion = meant_by(name)
+            suggestion = setting_for_alias(name)
             wrong[f"unknown setting `{name}`"] = []
             advice = f"Did you mean {suggestion}?" if suggestion else did_you_mean(name, dotted_names())
         elif item["type"] == "missing":  # an item of a list, as no setting is required

@@ -17,7 +17,7 @@ from decorators.backends import tables
 from decorators.backends.interface import ClusterFacts
 from decorators.backends.options import Options
 from decorators.backends.tables import PodFabric
-from estimator.errors import Change, UserError
+from estimator.errors import UserError
 from estimator.plan import Request
 
 MULTUS = "k8s.v1.cni.cncf.io/networks"
@@ -74,7 +74,7 @@ def fabric_of(request: Request, options: Options, facts: ClusterFacts) -> UsedFa
         )
         raise UserError(
             f"resources.fabric {options.fabric}: the nodes offer no {requested} (available: {available}).",
-            ("Install its device plugin, or set ", Change("resources.fabric", "auto"), "."),
+            "Install its device plugin, or use --fabric auto.",
         )
     return None
 

@@ -19,6 +19,7 @@ from urllib.parse import urlencode
 
 from estimator.errors import UserError
 from estimator.names import did_you_mean
+from estimator.untrusted import parse_json
 
 _log = logging.getLogger(__name__)
 
@@ -247,7 +248,7 @@ class ClusterApi:
             raise UnreachableError(plain(error)) from None
         _log.debug("Kubernetes %s %s: status %d", method, path, answer.status)
         try:
-            content = json.loads(answer.data)
+            content = parse_json(answer.data)
         except ValueError:
             content = {}
         if answer.status >= 400:

@@ -21,6 +21,7 @@ from estimator.hardware.cluster.quantities import quantities
 from estimator.hardware.cluster.tables import labels_of
 from estimator.hardware.cluster.taints import Toleration, taint_text
 from estimator.plan import MIB, Request
+from estimator.untrusted import parse_yaml
 
 KARPENTER = "karpenter.sh"
 STATUS = {"namespace": "kube-system", "name": "cluster-autoscaler-status"}  # a ConfigMap
@@ -299,19 +300,24 @@ def _read_groups(get: Callable[..., Json], may: Callable[..., bool]) -> tuple[tu
     found = found_at(get, "/api/v1/namespaces/{namespace}/configmaps/{name}".format(**STATUS))
     if found is None:
         return (), ""
-    text = str((found.get("data") or {}).get("status") or "")
+    data = found.get("data")
+    text = str(data.get("status") or "") if isinstance(data, dict) else ""
     unreadable = "{namespace}/{name} can't be read".format(**STATUS)
     try:
-        content = yaml.safe_load(text)
+        content = parse_yaml(text, most_bytes=2**20)
     except yaml.YAMLError:
         content = None
     told = content.get("nodeGroups") if isinstance(content, dict) else None
+    if told is not None and not (isinstance(told, list) and all(isinstance(each, dict) for each in told)):
+        return (), unreadable
     if told is None:
         old = tuple(_group(name, int(now), int(most)) for name, now, most in _OLD_GROUP.findall(text))
         return old, "" if old else unreadable
     groups = []
     for item in told:
-        health = item.get("health") or {}
+        health = item.get("health")
+        if not isinstance(health, dict):
+            return (), unreadable
         now, most = health.get("cloudProviderTarget", 0), health.get("maxSize")  # a target of 0 is left out
         if isinstance(now, int) and isinstance(most, int):
             groups.append(_group(str(item.get("name", "")), now, most))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
 
+from estimator.errors import UserError
 from estimator.formatting import GIB
 
 _NUMBER = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:[eE]([+-]?\d+)|([KMGTPE]i|[numkMGTPE]))?")
+_MAX_LENGTH = 100  # characters of an amount
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}  # powers of ten
 _BINARY = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}  # powers of 1024
 
@@ -17,16 +20,26 @@ def quantity(text: str | float) -> float:
     """An amount in its base unit: bytes, cores, pieces.
 
     The format: https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/. Raises
-    ValueError for anything else.
+    UserError for anything else.
     """
-    found = _NUMBER.fullmatch(str(text).strip())
-    if found is None:
-        raise ValueError(f"{text!r} is not an amount as Kubernetes writes it")
+    found = _NUMBER.fullmatch(str(text).strip()[: _MAX_LENGTH + 1])
+    if found is None or len(found[0]) > _MAX_LENGTH:
+        raise _invalid(text)
     number, exponent, unit = found.groups()
     if unit in _BINARY:
         return float(number) * 1024.0 ** _BINARY[unit]
     # By Python's own reading of decimals, so that 100m is the same number as 0.1
-    return float(f"{number}e{_DECIMAL[unit] if unit else exponent or 0}")
+    amount = float(f"{number}e{_DECIMAL[unit] if unit else exponent or 0}")
+    if math.isinf(amount):
+        raise _invalid(text)
+    return amount
+
+
+def _invalid(text: object) -> UserError:
+    return UserError(
+        f"The cluster reports an amount of {str(text)[:_MAX_LENGTH]!r}, which is no Kubernetes quantity.",
+        "Write an amount such as 500m, 16 or 96Gi in the object that has it (node, pod, quota or queue).",
+    )
 
 
 def format_amount(resource: str, amount: float) -> str:

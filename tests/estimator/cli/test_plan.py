@@ -63,7 +63,7 @@ def test_goals_reach_the_planner() -> None:
     [
         ("--model llama-9b", "Did you mean llama-8b"),
         ("--model llama-8b --deadline-hours 1", "--tokens"),
-        ("--model llama-8b --context here", "--context goes with --from-cluster"),
+        ("--model llama-8b --context here", "--context needs --from-cluster"),
         ("--model llama-8b --json --csv", "two formats"),
     ],
 )

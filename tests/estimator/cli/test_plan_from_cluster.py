@@ -153,4 +153,4 @@ def test_the_contexts_and_namespaces_options_go_with_the_cluster() -> None:
             timeout=120,
             check=False,
         )
-        assert f"{option} goes with --from-cluster." in done.stderr
+        assert f"{option} needs --from-cluster." in done.stderr

@@ -132,7 +132,7 @@ def test_a_gang_that_cant_end_well_on_spot_is_refused_with_the_arithmetic_in_two
         r"On spot this run would hardly end on .*: [\d,.]+ h on \d+ spot node", caught.value.problem
     )
     assert "of the 20 that a run takes" in caught.value.problem
-    assert caught.value.advice.startswith("Leave --spot out")
+    assert caught.value.advice.startswith("Remove --spot,")
     assert len(str(caught.value).splitlines()) == 2
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from estimator import Target, models
 from estimator.cli.plan import JobOptions, job_from
-from estimator.errors import UserError, spelled_as
+from estimator.errors import UserError
 from estimator.job import Job, Machine
 from estimator.models import find
 from estimator.plan import GIB
@@ -21,7 +21,6 @@ from launchers import engines, settings
 from launchers.engines.deepspeed import engine as deepspeed
 from launchers.run import checks, preparation
 from launchers.settings.sections import DEFAULT_ANSWERS, Evaluation
-from launchers.settings.spelling import SET
 from tests.lab.configs import config
 
 MACHINE = Machine(cpu_cores=4, ram_bytes=16 * GIB, disk_free_bytes=100 * GIB)
@@ -173,10 +172,10 @@ def _never(*_: object) -> object:
     raise AssertionError("a plan was made where none may be")
 
 
-def test_advice_is_spelled_as_the_front_door_that_was_used_takes_it() -> None:
-    with pytest.raises(UserError) as refused, spelled_as(SET):
+def test_advice_names_an_engine_that_supports_the_settings() -> None:
+    with pytest.raises(UserError) as refused:
         checks.check_supported(settings.build({"engine": "deepspeed", "compile": True}), find("llama-8b"))
-    assert refused.value.advice == "Use --set engine=torchtune."
+    assert refused.value.advice == "Use --engine torchtune."
 
 
 def test_an_engine_whose_packages_are_missing_is_refused_with_what_to_install(
