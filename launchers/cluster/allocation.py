@@ -110,7 +110,7 @@ def _hosts_of_scontrol(nodelist: str) -> list[str]:
 def _hosts_of_ranges(nodelist: str) -> list[str]:
     """Expand a host list without scontrol; python-hostlist could do it, but is under the GPL."""
     hosts: list[str] = []
-    for word in re.findall(r"(?:[^,\[]|\[[^\]]*\]|\[)+", nodelist):
+    for word in re.findall(r"(?:[^,\[]|\[[^\[\]]*\]|\[)+", nodelist):
         pieces = re.split(r"\[([^\[\]]*)\]", word)  # text, ranges, text, ranges, ..., text
         if any(bracket in text for text in pieces[::2] for bracket in "[]"):
             raise _no_hosts(nodelist, word)

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from estimator.errors import UserError
+from launchers.base.tokenizer import tokenizer_in
 from launchers.dataset.cpu_limit import cpu_limit
 from launchers.dataset.rows import Conversation
-from launchers.dataset.tokenizers import read_tokenizer
 from launchers.dataset.turns import Message
 from launchers.settings import Settings
 
@@ -40,7 +40,7 @@ def load_tokenizer(model_dir: Path, settings: Settings) -> Any:
     Nothing is downloaded.
     """
     try:
-        tokenizer = read_tokenizer(model_dir)
+        tokenizer = tokenizer_in(model_dir)
         tokenizer("a")  # some broken files fail only here
         if tokenizer.eos_token is None and not (model_dir / "tokenizer_config.json").is_file():
             raise ValueError("tokenizer_config.json, which names the special tokens, is missing")

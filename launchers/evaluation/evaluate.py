@@ -21,9 +21,9 @@ from estimator.errors import UserError
 from estimator.formatting import format_clock, printable
 from estimator.vocabulary import IMAGE_TASK, METHODS, TASKS
 from launchers.base.imports import collector_paused
+from launchers.base.tokenizer import tokenizer_in
 from launchers.cluster.processes import PARENT, die_with_parent, started, tail
 from launchers.dataset.measured import MAX_BATCH_TOKENS, MAX_ROWS
-from launchers.dataset.tokenizers import read_tokenizer
 from launchers.evaluation.held_out import DRAWN_TOKENS, CalibrationBin, Score, scorer_of
 from launchers.evaluation.image_evaluation import Pictures, measure
 from launchers.models import causal
@@ -399,7 +399,7 @@ def _answers(model: Any, tokenizer_dir: Path, prompts: list[str], max_new_tokens
     """Generate greedy continuations of the prompts, in batches by length."""
     if not prompts:
         return []
-    tokenizer = read_tokenizer(tokenizer_dir)
+    tokenizer = tokenizer_in(tokenizer_dir)
     pad = next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
     max_prompt = max(1, getattr(model.config, "max_position_embeddings", 2**31) - max_new_tokens)
     encoded = [tokenizer(prompt, add_special_tokens=False).input_ids[-max_prompt:] for prompt in prompts]

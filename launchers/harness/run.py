@@ -20,8 +20,8 @@ from typing import Any, Literal
 from estimator.errors import UserError
 from launchers.base.imports import collector_paused
 from launchers.base.request_process import PROBLEM, serve
+from launchers.base.tokenizer import tokenizer_in
 from launchers.cluster.processes import relevant_tail, started
-from launchers.dataset.tokenizers import read_tokenizer
 from launchers.evaluation.evaluate import load_model, precision_on
 from launchers.harness import tasks
 from launchers.harness.result import HarnessResult, TaskScore, merged, scores_of
@@ -229,7 +229,7 @@ def _score(request: HarnessRequest, name: str, loaded: list[Any]) -> tuple[list[
             request.models[name], request.models["base"], request.device, precision, settings
         ),
         # both models use the finished model's tokenizer, as in launchers.evaluation.evaluate
-        tokenizer=read_tokenizer(request.models["finetuned"]),
+        tokenizer=tokenizer_in(request.models["finetuned"]),
         backend="causal",
         batch_size=harness.batch_size,
         max_batch_size=_MAX_BATCH_SIZE,

@@ -15,7 +15,7 @@ import yaml
 
 from estimator.errors import UserError
 from estimator.names import did_you_mean
-from estimator.untrusted import MAX_YAML_BYTES, parse_yaml, read_text
+from estimator.untrusted import MAX_YAML_BYTES, parse_yaml, read_text, yaml_loader
 from launchers.settings import Settings
 
 PACKAGE = "lm_eval"
@@ -23,7 +23,7 @@ _EXAMPLES = "https://github.com/EleutherAI/lm-evaluation-harness, docs/new_task_
 SUFFIXES = (".yaml", ".yml")
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(yaml_loader()):  # type: ignore[misc]
     """Loader for the harness's YAML, which keeps ``!function module.name`` as a :class:`_Function`."""
 
 
@@ -113,7 +113,10 @@ def files_of(file: Path) -> list[Path]:
         values.get("custom_dataset"), _Function
     ):
         raise _invalid(file, "it has no `dataset_path`, such as json")
-    needed += _data(file, values)
+    try:
+        needed += _data(file, values)
+    except (OSError, ValueError, NotImplementedError) as error:  # e.g. a name that is too long, a bad pattern
+        raise _invalid(file, f"its data files can't be looked for ({error!s:.200})") from None
     for function in _functions(values):
         module = file.parent / f"{function.rpartition('.')[0].replace('.', '/')}.py"
         if module.is_file():  # else it is a module that is installed

@@ -11,7 +11,7 @@ from typing import Any
 
 from estimator.errors import UserError
 from launchers.base.imports import imported_quietly
-from launchers.dataset.tokenizers import read_tokenizer
+from launchers.base.tokenizer import tokenizer_in
 from launchers.engines.new_tokens import with_new_tokens
 from launchers.evaluation.evaluate import load_model, precision_on
 from launchers.inference.finished import FinishedModel, fetch_cached
@@ -87,7 +87,7 @@ def load_finetuned(finished: FinishedModel, device: str, work: Path) -> LoadedMo
             base = with_new_tokens(base, finished.settings, work / "base")
     with _quietly():
         model = load_model(finished.folder, base, device, precision_on(device), finished.settings)
-    return LoadedModel(name=finished.name, model=model, tokenizer=read_tokenizer(finished.folder))
+    return LoadedModel(name=finished.name, model=model, tokenizer=tokenizer_in(finished.folder))
 
 
 def load_base(loaded: LoadedModel, finished: FinishedModel, device: str) -> LoadedModel:

@@ -42,7 +42,7 @@ def check_pipeline(index: Path) -> None:
 def _has_model(values: dict[str, Any]) -> bool:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-    return values.get("model_type") in CONFIG_MAPPING_NAMES
+    return str(values.get("model_type")) in CONFIG_MAPPING_NAMES
 
 
 def _has_tokenizer(values: dict[str, Any]) -> bool:

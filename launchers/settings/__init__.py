@@ -25,6 +25,7 @@ from estimator.names import did_you_mean
 from estimator.option_names import setting_for_alias
 from estimator.setup import default_seq_len
 from estimator.untrusted import parse_yaml as parse_yaml_text
+from estimator.untrusted import yaml_loader
 from estimator.vocabulary import (
     AUTOMATIC_METHODS,
     LAUNCHED_METHODS,
@@ -331,11 +332,11 @@ class Settings(Section):
         return self
 
 
-class _PlainLoader(yaml.SafeLoader):
+class _PlainLoader(yaml_loader()):  # type: ignore[misc]
     """YAML loader that keeps 20:23 as text, which YAML 1.1 reads as a base-60 number."""
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
-        tag = super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
+        tag = super().resolve(kind, value, implicit)
         number = tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
         if number and isinstance(value, str) and ":" in value and implicit != (False, False):
             return "tag:yaml.org,2002:str"
@@ -358,7 +359,8 @@ class _UniqueKeyLoader(_PlainLoader):
                     "Remove one of them.",
                 )
             line_of_key[str(key.value)] = line
-        return super().construct_mapping(node, deep)
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
 
 
 # Settings that may name a file or folder which the run reads

@@ -31,6 +31,8 @@ def place(folder: Path, reader: Reader, data: bytes) -> Path:
 
 def fuzz(reader: Reader, folder: Path, examples: int, limit_s: float, *, repeatable: bool) -> int:
     """Read damaged inputs until one fails or the time is over; returns how many were read."""
+    with contextlib.suppress(*reader.refusals):  # imports what the reader needs
+        reader.read(place(folder, reader, reader.seed))
     done, problem, end = 0, "", time.monotonic() + limit_s
 
     @settings(
@@ -69,10 +71,7 @@ def fuzz(reader: Reader, folder: Path, examples: int, limit_s: float, *, repeata
 def test_damaged_input_is_refused_in_one_clear_error(
     name: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    reader = READERS[name]
-    with contextlib.suppress(*reader.refusals):  # imports what the reader needs
-        reader.read(place(tmp_path / "input", reader, reader.seed))
-    record_property("inputs", fuzz(reader, tmp_path / "input", FAST, FAST_S, repeatable=True))
+    record_property("inputs", fuzz(READERS[name], tmp_path / "input", FAST, FAST_S, repeatable=True))
 
 
 @pytest.mark.slow

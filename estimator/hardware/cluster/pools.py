@@ -304,7 +304,7 @@ def _read_groups(get: Callable[..., Json], may: Callable[..., bool]) -> tuple[tu
     text = str(data.get("status") or "") if isinstance(data, dict) else ""
     unreadable = "{namespace}/{name} can't be read".format(**STATUS)
     try:
-        content = parse_yaml(text, most_bytes=2**20)
+        content = parse_yaml(text)
     except yaml.YAMLError:
         content = None
     told = content.get("nodeGroups") if isinstance(content, dict) else None

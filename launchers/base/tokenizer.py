@@ -8,8 +8,8 @@ from typing import Any
 from launchers.base.imports import collector_paused
 
 
-def read_tokenizer(folder: Path) -> Any:
-    """Load the tokenizer; nothing is downloaded, and no code in the folder is run."""
+def tokenizer_in(folder: Path) -> Any:
+    """Load the tokenizer of a model's folder; nothing is downloaded, and no code in the folder is run."""
     with collector_paused():
         from transformers import AutoTokenizer
 
