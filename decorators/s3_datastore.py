@@ -1,7 +1,7 @@
 """Storage in Metaflow's S3 datastore for files of any size; waits for a limited time while S3 is unavailable.
 
 S3 that doesn't answer, answers 5xx or takes the credentials for expired is asked on for the minutes of
-FINETUNE_DATASTORE_TIMEOUT (docs/backends.md). What is still so then is a UserError, and this process never
+FINETUNE_DATASTORE_TIMEOUT (docs/disruptions.md). What is still so then is a UserError, and this process never
 waits again.
 """
 
