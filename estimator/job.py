@@ -130,7 +130,7 @@ class Job:
                     f"{self.micro_batch_size}."
                 ),
                 (
-                    "Nearest workable batch: --global-batch-size "
+                    "Nearest possible batch: --global-batch-size "
                     f"{nearest_multiple(self.global_batch_size, self.micro_batch_size)}."
                 ),
             )

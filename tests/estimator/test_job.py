@@ -44,7 +44,7 @@ def test_a_job_names_the_value_that_can_not_be(change: dict[str, Any], words: st
         ({"device": "tpu"}, "device = 'tpu'"),
         ({"nodes": 0}, "nodes = 0"),
         ({"gpus": 0}, "gpus = 0"),
-        ({"machine": None}, "needs to know the machine"),
+        ({"machine": None}, "needs a description of the machine"),
     ],
 )
 def test_a_target_names_the_value_that_can_not_be(change: dict[str, Any], words: str) -> None:
