@@ -27,8 +27,8 @@ from estimator.names import did_you_mean
 from estimator.untrusted import parse_yaml as parse_yaml_text
 
 Device = Literal["auto", "cpu", "cuda"]
-MOST_NODES = 4096
-MOST_SHARE = 0.25  # of the cluster's nodes to mark; more bad ones are rather the network's fault, or ours
+MAX_NODES = 4096
+MAX_SHARE = 0.25  # of the cluster's nodes to mark; more bad ones are rather the network's fault, or ours
 START_S = 60.0
 ROUNDS_WITHIN_LIMIT = 8  # of pairs; more of them make the phase's limit longer in proportion
 _NO_FLAG: JsonDict = {"flag": False}
@@ -111,10 +111,8 @@ class CheckOptions(_Model):
 
     @model_validator(mode="after")
     def _check_options(self) -> CheckOptions:
-        if not 1 <= self.nodes <= MOST_NODES:
-            raise UserError(
-                f"--nodes {self.nodes} is not possible.", f"Give a number from 1 to {MOST_NODES}."
-            )
+        if not 1 <= self.nodes <= MAX_NODES:
+            raise UserError(f"--nodes {self.nodes} is not possible.", f"Give a number from 1 to {MAX_NODES}.")
         if self.gpus_per_node is not None and self.gpus_per_node < 1:
             raise UserError(
                 f"--gpus-per-node {self.gpus_per_node} is not possible.",
@@ -239,7 +237,7 @@ with warnings.catch_warnings():
         """Label nodes in Kubernetes as fit or unfit; only says so without --apply."""
         apply: bool = False
         """Really mark the nodes; otherwise it is only said what would be done."""
-        most_share: float = MOST_SHARE
+        most_share: float = MAX_SHARE
         """Share of the cluster's nodes that may be marked in all."""
 
         @model_validator(mode="after")

@@ -36,7 +36,7 @@ from checklist.run import local
 from decorators._metaflow import Backend
 from decorators.backends import cluster_name, pod_template
 from decorators.backends.options import Options as Placement
-from decorators.node_request import LAUNCH_VARIABLE, Asked
+from decorators.node_request import LAUNCH_VARIABLE, NodeRequest
 from estimator import hardware, untrusted
 from estimator.errors import UserError
 from estimator.hardware.cluster.taints import Toleration
@@ -46,7 +46,7 @@ from launchers.base import workdir
 SCHEMA_FILE = Path(__file__).with_name("options.schema.json")
 RESULT_FILE = "checklist-result.json"  # of a run on this machine, in the folder that it is started from
 REMOTE_START_S = 1200.0  # for machines and images to come; on this machine Options' own limit holds
-MOST_LAUNCH = 4000  # characters; AWS Batch takes 8192 for all variables together
+MAX_LAUNCH = 4000  # characters; AWS Batch takes 8192 for all variables together
 _GIB = 1024  # MiB
 # Of a rank's process: torch with a CUDA context is some 4 GiB; pinned buffers and the sweep's come on top
 _CPU_OF_RANK, _MEMORY_OF_RANK_MIB, _MEMORY_OF_NODE_MIB = 4, 8 * _GIB, 8 * _GIB
@@ -144,7 +144,7 @@ def result_file(options: FlowOptions, *, here: bool) -> Path | None:
     return Path(RESULT_FILE) if here else None
 
 
-def ask(values: Mapping[str, Any], backend: Backend, gpus: int | None) -> Asked:
+def ask(values: Mapping[str, Any], backend: Backend, gpus: int | None) -> NodeRequest:
     """Return the request of a run with these parameters, at launch; ``gpus`` are those from ``--with``.
 
     Raises UserError for all that can be known to be wrong before anything is launched.
@@ -168,13 +168,13 @@ def ask(values: Mapping[str, Any], backend: Backend, gpus: int | None) -> Asked:
         reference=_read_reference(options),
         reference_file=_reference_of(options),
     ).pack()
-    if len(launch) > MOST_LAUNCH and backend != "local":
+    if len(launch) > MAX_LAUNCH and backend != "local":
         raise UserError(
             f"{_files(options)} too large to travel with a run on {backend}.",
             "Leave only the rows of this system in --thresholds, with shorter sources; beside "
             "--reference-settings name one node by --reference-node.",
         )
-    return Asked(
+    return NodeRequest(
         request=_request(options, gpus_per_node),
         launch=launch,
         options=Placement(
