@@ -283,7 +283,7 @@ class Target:
             if getattr(self, name) is not None:
                 _at_least_one(name, getattr(self, name))
         if self.at_hand and self.machine is None:
-            raise UserError(f"A plan for {self.kind} needs to know the machine.")
+            raise UserError(f"A plan for {self.kind} needs a description of the machine.")
 
     @property
     def at_hand(self) -> bool:
