@@ -23,7 +23,8 @@ from estimator.models import untried
 from estimator.option_names import option_name
 from estimator.vocabulary import LAUNCHED_ENGINES
 from flows.finetune import planning
-from launchers import engines, settings
+from launchers import settings
+from launchers.run.job import unsupported
 from launchers.settings import convert
 
 ROOT = Path(__file__).parents[1]
@@ -158,7 +159,7 @@ COLUMNS = [
 def refusal(model: str, engine: str, method: str) -> str | None:
     """Why this engine refuses, at otherwise default settings."""
     wanted = settings.build({"model": model, "method": method, "engine": engine})
-    return engines.get(engine).unsupported(wanted, models.find(model))
+    return unsupported(engine, wanted, models.find(model))
 
 
 def refusal_of_column(model: str, group: tuple[str, ...], method: str) -> str | None:
@@ -273,25 +274,26 @@ def errors_of_the_estimator() -> str:
     results = ROOT / "benchmarks" / "results"
     memory = json.loads((results / "estimator_fit.json").read_text())
     speed = json.loads((results / "throughput_fit.json").read_text())["all"]
-    fitted, apart = memory["in_sample"]["all"], memory["held_out_by_source"]["all"]
-    told, untold = speed["fitted"], speed["source held out"]
-
-    def score(values: dict[str, float]) -> str:
-        return (
-            f"the median error is {values['median_abs_error']:.1%}, 95 % are within "
-            f"{values['p95_abs_error']:.0%}, and the range holds {values['covered']:.0%}"
-        )
-
-    judged = memory["verdict"]["in_sample"]
-    sentences = (
-        f"Of {judged['ran']} published runs that ran, {judged['refused_of_ran']} are called impossible; of "
-        f"{judged['oom']} that ran out of memory, {judged['accepted_of_oom']} are said to fit.",
-        f"On {fitted['rows']} published memory peaks, those whose configuration is stated precisely, "
-        f"{score(fitted)}; with a run's whole source left out of the fit {score(apart)}.",
-        f"On {told['rows']} published speeds the median error is {told['median_abs_error']:.1%}; with the "
-        f"source left out {untold['median_abs_error']:.1%}, on the {untold['rows']} that are predicted then.",
+    scores = (
+        ("memory peaks with an exact configuration", memory["in_sample"]["all"]),
+        ("the same, with the row's source left out of the fit", memory["held_out_by_source"]["all"]),
+        ("speeds", speed["fitted"]),
+        ("speeds that can be predicted with their source left out", speed["source held out"]),
     )
-    return textwrap.fill(" ".join(sentences), WIDTH)
+    lines = [
+        "| Published values | Rows | Median error | 95 % are within | In the range |",
+        "|---|---|---|---|---|",
+    ]
+    for title, score in scores:
+        rest = [f"{score[key]:.0%}" if key in score else "" for key in ("p95_abs_error", "covered")]
+        lines.append(f"| {title} | {score['rows']} | {score['median_abs_error']:.1%} | {' | '.join(rest)} |")
+    verdicts = memory["verdict"]["in_sample"]
+    lines += [
+        *("", "| Published runs | Runs | Wrong verdicts |", "|---|---|---|"),
+        f"| succeeded | {verdicts['ran']} | {verdicts['refused_of_ran']} do not fit |",
+        f"| ran out of memory | {verdicts['oom']} | {verdicts['accepted_of_oom']} fit |",
+    ]
+    return "\n".join(lines)
 
 
 def risk_table() -> str:

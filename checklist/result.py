@@ -33,7 +33,7 @@ class Finding:
     __pydantic_config__ = STRICT
     check: str
     code: str
-    """A name in data/advice.yaml."""
+    """Key of an advice.yaml in checklist/checks/ or checklist/judging/."""
     verdict: Gravity
     title: str
     """One line: what is wrong with whom, in figures."""

@@ -206,7 +206,9 @@ class gpu_profile(LaunchMixin, StepMutator, UserStepDecorator):  # type: ignore[
         if launches and self.resolver is not None:
             usage.set_sizes(step.name, usage.sizes_of_step(step))
         if step.backend() != "local" and kind in ("deploy", "trampoline"):
-            step.add_environment(usage.sizes_variable(step.name))
+            variables = usage.sizes_variable(step.name)
+            if variables:
+                step.add_environment(variables)
 
     def is_launched(self) -> bool:
         """Whether this run has a plan for the step."""

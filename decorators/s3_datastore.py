@@ -1,7 +1,7 @@
 """Storage in Metaflow's S3 datastore for files of any size, with a limited wait while S3 is unavailable.
 
 If S3 does not respond, responds with 5xx or rejects expired credentials, requests are retried for
-FINETUNE_DATASTORE_TIMEOUT minutes (docs/backends.md). After that the error is raised as UserError, and this
+FINETUNE_DATASTORE_TIMEOUT minutes (docs/disruptions.md). After that the error is raised as UserError, and this
 process does not wait again.
 """
 

@@ -61,7 +61,7 @@ class Job:
     average: bool = False  # a moving average of the trained weights is kept (images)
     activation_checkpointing: bool | None = None
     recompute: Recompute = "full"  # what checkpointing recomputes of a block
-    recompute_every: int = 1  # of so many blocks one is recomputed
+    recompute_every: int = 1  # one of this many blocks is recomputed
     lora_rank: int = 8
     lora_targets: tuple[str, ...] = PROJECTIONS
     lora_experts: bool = False  # adapters on the experts too
@@ -69,7 +69,7 @@ class Job:
     quantization: LaunchedQuantization = "nf4-double"  # of qlora's base
     adapter_prompt_length: int = 10  # LLaMA-Adapter's prompt vectors of each block
     adapter_start_layer: int = 2  # the first block that has them
-    trained_modules: tuple[str, ...] = ()  # of TRAINED_MODULES, trained whole beside LoRA's adapters
+    trained_modules: tuple[str, ...] = ()  # of TRAINED_MODULES, trained in full next to LoRA adapters
     new_tokens: int = 0  # rows of the model's embedding and head that it was not published with
     packing: bool = False
     longest_first: bool = True  # batches that vary in length begin with the longest
@@ -84,9 +84,9 @@ class Job:
     steps: int | None = None  # optimizer steps of the whole run; None: not known yet
     evaluated_sequences: int = 0  # held-out ones that go through the model while it trains, at most
     keep_checkpoints: int = 2
-    adapter_only: bool = False  # an adapter is handed over alone, not merged into its base
+    adapter_only: bool = False  # export the adapter without merging it
     answer_len: int | None = None  # of grpo, tokens of an answer, of seq_len; None: setup.drawn_answer
-    compares: bool | None = None  # of grpo, with the model as it was; None: with adapters alone
+    compares: bool | None = None  # grpo with a KL term; None: with adapters only
     reward_parameters: int = 0  # of a reward model that scores answers in a step
     tensor_parallel: int | None = None
     context_parallel: int | None = None
@@ -126,11 +126,11 @@ class Job:
         if self.batch_over(1) is None and self.micro_batch_size:
             raise UserError(
                 (
-                    f"A batch of {self.global_batch_size} can't be divided by --micro-batch-size "
+                    f"A batch of {self.global_batch_size} is not divisible by --micro-batch-size "
                     f"{self.micro_batch_size}."
                 ),
                 (
-                    "Nearest workable batch: --global-batch-size "
+                    "Nearest possible batch: --global-batch-size "
                     f"{nearest_multiple(self.global_batch_size, self.micro_batch_size)}."
                 ),
             )
@@ -233,7 +233,7 @@ class Job:
         return self.method == "auto" or METHODS[self.method].low_rank
 
     def batch_over(self, data_parallel: int) -> int | None:
-        """Global batch that so many data parallel processes make up; None if they can't make up the user's.
+        """Return the global batch for this many data-parallel processes; None if the user's is not divisible.
 
         A default batch becomes the nearest one that they can.
         """
@@ -273,7 +273,7 @@ class Target:
     instance_type: str | None = None
     cloud: str | None = None
     device: RequestedDevice = "auto"
-    capacity: Capacity = "usual"  # usual: what is rarely to be had on demand is last
+    capacity: Capacity = "usual"  # usual: rank low on-demand availability last
 
     def __post_init__(self) -> None:
         _one_of("target", self.kind, get_args(TargetKind))
@@ -287,7 +287,7 @@ class Target:
 
     @property
     def at_hand(self) -> bool:
-        """Whether the machines are there already, rather than to be chosen by the planner."""
+        """Whether the hardware is given, instead of chosen by the planner."""
         return self.kind in ("local", "allocation")
 
     @property
@@ -297,13 +297,13 @@ class Target:
 
 
 def divides_heads(model: ModelSpec, degree: int) -> bool:
-    """Whether ``degree`` tensor parallel processes get equal parts of the heads and of the MLP."""
+    """Return whether ``degree`` tensor parallel processes get equal parts of the heads and of the MLP."""
     shared = model.kv_heads % degree == 0 or degree % model.kv_heads == 0
     return model.heads % degree == 0 and shared and model.ffn % degree == 0
 
 
 def divides_sequence(seq_len: int, degree: int) -> bool:
-    """Whether ``degree`` context parallel processes get equal work.
+    """Return whether ``degree`` context parallel processes get equal work.
 
     With a causal mask each takes one piece from the front and one from the back (zig-zag): twice as many
     pieces as processes. Megatron-LM, core/utils.py, get_batch_on_this_cp_rank.
@@ -312,12 +312,12 @@ def divides_sequence(seq_len: int, degree: int) -> bool:
 
 
 def divisors(number: int) -> list[int]:
-    """All whole numbers that divide ``number``, in order."""
+    """Return all whole numbers that divide ``number``, in order."""
     return [degree for degree in range(1, number + 1) if number % degree == 0]
 
 
 def nearest_multiple(value: int, of: int) -> int:
-    """The multiple of ``of`` that is nearest to ``value``, at least ``of`` itself."""
+    """Return the multiple of ``of`` that is nearest to ``value``, at least ``of`` itself."""
     return max(round(value / of), 1) * of
 
 

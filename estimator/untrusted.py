@@ -132,7 +132,7 @@ def unpack(word: str) -> str:
 
 def plain_name(name: object) -> str:
     """Return the name of a file or folder as another file lists it; raises ValueError for a path."""
-    if not isinstance(name, str) or Path(name).name != name or "\0" in name or len(name) > _MAX_NAME:
+    if not isinstance(name, str) or name in ("", "..") or set(name) & set("/\0") or len(name) > _MAX_NAME:
         raise ValueError(f"{name!r:.100} is not a plain file name")
     return name
 

@@ -165,6 +165,7 @@ HelpText = Callable[..., str]
 def help_text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HelpText]:
     """``help_text("card", "view", flow=FLOW)``: the help of a flow's command."""
     home = tmp_path_factory.mktemp("help")
+    (home / ".metaflow").mkdir()  # without it, the help of `card` ends with an error
     variables = environment(home)
     with WarmPython("flows.finetune.steps", environment=variables, folder=home) as warm:
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,17 +38,25 @@ def read(value: str | Mapping[str, Any]) -> dict[str, Any]:
         where = f"{NAME} {value}"
         try:
             value = parse_yaml(read_text(Path(value).expanduser(), MAX_YAML_BYTES))
-        except OSError as error:
-            raise UserError(f"{where} cannot be read: {error.strerror}.", "Name a YAML file.") from None
         except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise UserError(
-                f"{where} is not YAML: {' '.join(str(error).split())}.", "Correct the file."
-            ) from None
+            problem = f"{where} is not YAML: {' '.join(str(error).split())}."
+            raise UserError(problem, "Correct the file.") from None
+        except (OSError, ValueError) as error:  # ValueError: a null byte in its path
+            reason = getattr(error, "strerror", None) or error
+            raise UserError(f"{where} cannot be read: {reason}.", "Name a YAML file.") from None
     if not isinstance(value, Mapping) or not value:
         raise UserError(f"{where} must be a mapping.", _EXAMPLE)
     patch = dict(value)
     _check(patch, "V1PodTemplateSpec", "", where)
+    _check_text(patch, where)
     return patch
+
+
+def _check_text(patch: Mapping[str, Any], where: str) -> None:
+    """Raise UserError for text that no API server accepts: null bytes, and halves of surrogate pairs."""
+    text = json.dumps(patch, ensure_ascii=False, default=str)
+    if "\\u0000" in text or any("\ud800" <= character <= "\udfff" for character in text):
+        raise UserError(f"{where} holds text with a null byte or half a surrogate pair.", "Remove it.")
 
 
 def _check(value: Any, kind: str, path: str, where: str) -> None:

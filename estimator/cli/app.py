@@ -54,7 +54,7 @@ ELSEWHERE = {
     "costs": "flows.commands.costs",
     "rightsize": "flows.commands.rightsize",
     "doctor": "flows.doctor.command",
-}  # by name: nothing here knows Metaflow
+}  # by name: this package does not import Metaflow
 OTHER_NAMES = {
     "train": "run",
     "finetune": "run",

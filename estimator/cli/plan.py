@@ -177,7 +177,7 @@ class GoalOptions:
     capacity: Annotated[
         str,
         Option(
-            help="Rank instance types with poor availability last (usual), or treat all alike (any).",
+            help="Rank instance types with poor availability last (usual), or treat all equally (any).",
             rich_help_panel=_PLACE,
         ),
     ] = "usual"

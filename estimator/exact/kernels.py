@@ -94,7 +94,7 @@ def as_on_gpu(setup: Setup) -> Iterator[None]:
         if setup.device == "cuda" and fused:
             plain = torch.nn.functional.rms_norm
             stack.enter_context(mock.patch.object(torch.nn.functional, "rms_norm", _rms_norm(plain)))
-        if setup.device == "cpu":  # a step count is a number there, and a fake tensor has none
+        if setup.device == "cpu":  # reads the step count, which a fake tensor does not have
             for module in ("torch.optim.adam", "torch.optim.adamw"):
                 stack.enter_context(mock.patch(f"{module}._get_value", return_value=1.0, create=True))
         if not torchtune_modules(setup):

@@ -12,7 +12,7 @@ from estimator.models.config_reader import ConfigReader
 from estimator.models.spec import ModelSpec
 from estimator.models.weight_formats import FORMATS
 
-# Our name -> the field of config.json; the first that is there counts.
+# Name here -> field of config.json; the first existing one counts.
 _FIELDS = {
     "layers": ("num_hidden_layers", "n_layers", "n_layer"),
     "hidden": ("hidden_size", "d_model", "n_embd"),
@@ -89,7 +89,7 @@ _REFUSED = ("qk_layernorm", "qk_ln", "add_cross_attention")  # they add paramete
 
 
 def to_spec(config: Mapping[str, Any], name: str) -> ModelSpec:
-    """The shape that a ``config.json`` describes; of its language part where there are others.
+    """Return the shape that a ``config.json`` describes; of its language part where there are others.
 
     Raises :class:`UserError`, naming field and value, for an architecture that is not supported, a missing
     field, or values that contradict each other.
@@ -193,7 +193,7 @@ def _kv_heads(reader: ConfigReader, family: str, heads: int) -> int:
 
 
 def _ffn(reader: ConfigReader, family: str, hidden: int) -> int:
-    """Width of the MLP, or of one expert."""
+    """Return the width of the MLP, or of one expert."""
     if family in _EXPERT_WIDTH or (untried.is_untried(family) and reader.get("moe_intermediate_size")):
         return reader.whole("moe_intermediate_size")
     if family == "mpt":
@@ -222,7 +222,7 @@ def _experts(reader: ConfigReader, family: str) -> dict[str, int]:
 
 
 def _shared_width(reader: ConfigReader, family: str) -> int:
-    """Width of a block's shared experts together."""
+    """Return the width of a block's shared experts together."""
     if family == "llama4_text":
         return reader.whole("intermediate_size")
     if family == "qwen2_moe":
@@ -232,7 +232,7 @@ def _shared_width(reader: ConfigReader, family: str) -> int:
 
 
 def _dense_layers(reader: ConfigReader, family: str) -> int:
-    """Number of blocks without experts, by the rules of transformers' configuration and model classes."""
+    """Return the number of blocks without experts, by the rules of transformers."""
     layers = reader.whole(*_FIELDS["layers"])
     if family == "llama4_text":
         every = reader.whole("interleave_moe_layer_step", default=1)
@@ -265,7 +265,7 @@ def _latent(reader: ConfigReader, shape: Mapping[str, int]) -> dict[str, int]:
 
 
 def _window(reader: ConfigReader, family: str, layers: int) -> dict[str, int | None]:
-    """The window and how many blocks use it, by the rules of transformers' configuration classes."""
+    """Return the window and how many blocks use it, by the rules of transformers' configuration classes."""
     field = "attention_chunk_size" if family == "llama4_text" else "sliding_window"
     window = reader.whole(field, default=0, least=0)
     if not window or (reader.get("use_sliding_window") is False) or family in _NO_WINDOW:
@@ -347,7 +347,7 @@ def _traits(reader: ConfigReader, family: str) -> dict[str, Any]:
 
 
 def _activation(reader: ConfigReader, family: str) -> dict[str, str]:
-    """The MLP's activation, where config.json has one; MPT's is fixed in its code."""
+    """Return the MLP's activation, where config.json has one; MPT's is fixed in its code."""
     field = _ACTIVATION.get(family, "hidden_act")
     if family == "mpt" or reader.get(field) is None:
         return {}

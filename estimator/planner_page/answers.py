@@ -1,4 +1,4 @@
-"""The page's question and its answer: plans with their bars, prices and commands, or why there is none."""
+"""Plans for a form: memory bars, prices and commands, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from estimator.suggestions import Suggestion, contradicting, format_suggestion
 
 TOP = 5  # plans, as `finetune plan` shows
 WIDTH = 88  # columns of a plan in full
-ADDED = ("categories", "text", "run")  # of a plan, to its row
+ADDED = ("categories", "text", "run")  # fields added to the row of a plan
 _OF_JOB = (
     *("global_batch_size", "lora_rank", "precision", "optimizer", "micro_batch_size"),
     *("activation_checkpointing", "packing", "method", "engine"),
@@ -36,11 +36,11 @@ _OF_GOALS = ("tokens", "deadline_hours", "budget_usd", "prefer", "spot", "max_gp
 
 
 def answer(form: Mapping[str, str]) -> dict[str, Any]:
-    """Plans for what a form asks (texts by the names of ``fields.FIELDS``), as plain values.
+    """Plan for a form (texts by the names of ``fields.FIELDS``), and return plain values.
 
-    ``command`` is the ``finetune plan`` that says the same. With ``plans``: a row each, with its memory by
-    category in bytes, and the command that runs it. Without a plan: ``problem``, ``advice`` and what would
-    work, each with the fields to change. Nothing is raised for what a form may say.
+    ``command``: the equivalent ``finetune plan``. ``plans``: one row per plan, with memory by category in
+    bytes, and the command that runs it. Without a plan: ``problem``, ``advice`` and ``suggestions``, each
+    with the fields to change. Never raises for the values of a form.
     """
     command = shlex.join(["finetune", "plan", *fields.words(form)])
     try:
@@ -137,7 +137,7 @@ def _refused(error: UserError) -> dict[str, Any]:
 
 
 def _changed(suggestion: Suggestion) -> dict[str, str] | None:
-    """The texts of the fields that a suggestion changes; None where the form lacks one."""
+    """Return the texts of the fields that a suggestion changes; None if the form does not have one."""
     by_option = {field.option: field for field in fields.FIELDS}
     left_out = [by_option.get(option_name(setting)) for setting in contradicting(suggestion)]
     changed = {field.name: "" for field in left_out if field is not None}

@@ -1,6 +1,6 @@
-"""Explanations of jobs without a plan: what is missing, by how much, and what would fit instead.
+"""Explanations of jobs without a plan: the shortage, and suggestions that fit.
 
-Everything that is suggested was planned before it is said.
+Every suggestion has been planned before it is shown.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from estimator.planning.support import unsupported_job
 from estimator.suggestions import Suggestion
 from estimator.vocabulary import ENGINES, LAUNCHED_ENGINES, METHODS, LaunchedOptimizer
 
-SHORTEST_SEQUENCE = 256  # shorter ones train on little more than a prompt
+SHORTEST_SEQUENCE = 256  # shorter ones have room for little more than a prompt
 MOST_SUGGESTIONS = 5
-# They train as well as 32-bit ones (Dettmers et al. 2021, arXiv:2110.02861); paged ones wait for the host's
-# link
+# Training quality equals that of 32-bit states (Dettmers et al. 2021, arXiv:2110.02861); paged states are
+# slowed by transfers to the host
 STATES_IN_8_BITS: LaunchedOptimizer = "adamw8bit"
 PAGED_STATES: LaunchedOptimizer = "paged-adamw8bit"
 
@@ -34,7 +34,7 @@ class Failure:
     """Reason why a method has no plan. The error is built on demand, as its suggestions take time."""
 
     rejection: Rejection
-    distance: tuple[int, float]  # how far from a plan: methods compare by it
+    distance: tuple[int, float]  # distance from a plan, to compare methods
     error: Callable[[], UserError]
 
 
@@ -61,11 +61,11 @@ def of_survey(seen: Survey) -> Failure:
                 suggestions=(suggestion,),
             ),
         )
-    # What fits its GPUs and is short of disk alone is nearer than what doesn't fit them
+    # A layout that lacks only disk space is nearer than one that does not fit the GPUs
     miss = min(seen.misses, key=lambda miss: (miss.where != "disk", miss.over), default=None)
     if miss is not None:
         what = f"{method} on {miss.what}"
-        problem = f"{title(seen.job)} fits on none of the machines asked for; nearest: {miss}."
+        problem = f"{title(seen.job)} does not fit on the requested hardware; nearest: {miss}."
         problem += _DISK if miss.where == "disk" else ""
         return Failure(
             Rejection(what=what, reason=miss.reason, kind="method", over=miss.over),
@@ -73,7 +73,7 @@ def of_survey(seen: Survey) -> Failure:
             lambda: _memory_missed(seen, problem),
         )
     reason = _no_batch(seen)
-    advice = "Choose another batch, or leave parallel degrees or numbers of GPUs to the planner."
+    advice = "Choose another batch size, or leave parallelism or GPU counts to the planner."
     return Failure(
         Rejection(what=method, reason=reason, kind="method"),
         (2, 0.0),
@@ -82,9 +82,9 @@ def of_survey(seen: Survey) -> Failure:
 
 
 def _interrupted(seen: Survey) -> Failure:
-    """Every machine that would do is on spot, and taken away too often for the run to end."""
+    """Build the failure of spot instances that are interrupted too often for the run to finish."""
     nearest, miss = min(seen.beyond, key=lambda pair: pair[1].over or math.inf)
-    problem = f"On spot this run would hardly end on {nearest.what}: {miss.reason}"
+    problem = f"On spot instances this run would hardly finish on {nearest.what}: {miss.reason}"
     return Failure(
         Rejection(what=seen.job.method, reason=problem, kind="method"),
         (0, miss.over or math.inf),
@@ -101,18 +101,20 @@ def _interrupted(seen: Survey) -> Failure:
 def _no_batch(seen: Survey) -> str:
     counts = sorted(seen.indivisible)
     if not counts:
-        return "no machine has as many GPUs as the options ask for and allow"
+        return "no instance type has the requested number of GPUs"
     numbers = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    return f"a batch of {seen.job.global_batch_size} can't be made up by {numbers} GPU(s) with these choices"
+    return (
+        f"a batch of {seen.job.global_batch_size} is not divisible over {numbers} GPU(s) with these options"
+    )
 
 
 def _goals_missed(seen: Survey) -> tuple[str, Candidate, Suggestion]:
-    """The problem, the nearest plan, and the change that would admit it."""
+    """Return the problem, the nearest plan, and the change that would allow it."""
     goals, tokens = seen.goals, seen.tokens
     kinds = {miss.kind for _, miss in seen.beyond}
     amount = f"{_count(tokens)} tokens of {seen.job.model.name} ({seen.job.method})"
     if "budget" in kinds:
-        # Those that miss the deadline as well are no help
+        # Candidates that miss the deadline as well do not help
         near = [found for found, miss in seen.beyond if miss.kind == "budget"]
         best = min(near, key=lambda found: found.usd(tokens) or math.inf)
         within = f" within {goals.deadline_hours:g} h" if goals.deadline_hours is not None else ""
@@ -135,11 +137,11 @@ def _goals_missed(seen: Survey) -> tuple[str, Candidate, Suggestion]:
         return problem, best, {"deadline_hours": f"{math.ceil(hours * 10) / 10:g}"}
     candidate, miss = seen.beyond[0]
     goal = "deadline" if miss.kind == "speed" else "budget"
-    problem = f"{title(seen.job)} fits, but nothing says whether the {goal} is met; {miss}"
+    problem = f"{title(seen.job)} fits, but whether it meets the {goal} is unknown; {miss}"
     return problem, candidate, {"deadline_hours" if goal == "deadline" else "budget_usd": None}
 
 
-_DISK = " Weights, checkpoints and result need that ephemeral storage: use nodes with a larger disk."
+_DISK = " Weights, checkpoints and the result need ephemeral storage: use nodes with a larger disk."
 
 
 def _memory_missed(seen: Survey, problem: str) -> CannotFit:
@@ -165,12 +167,12 @@ def _memory_missed(seen: Survey, problem: str) -> CannotFit:
         problem,
         example_plan=example_plan,
         suggestions=tuple(suggestions[:MOST_SUGGESTIONS]),
-        here=f"{len({place.name for place in seen.places})} machine types that go with the options given",
+        here=f"{len({place.name for place in seen.places})} instance types that match the options",
     )
 
 
 def _other_machines(job: Job, target: Target, goals: Goals) -> Iterator[Suggestion]:
-    """More of the same, or another GPU in the same number."""
+    """Suggest more of the same GPUs, or the same number of another GPU."""
     limited = target.gpus or target.nodes or goals.max_nodes or goals.max_gpus
     if limited:
         more = best_or_none(
@@ -190,9 +192,7 @@ def _numbers(plan: Plan) -> Suggestion:
 
 
 def smaller(job: Job, fits: Callable[[Job], bool]) -> list[Suggestion]:
-    """Suggest changes that need less memory and fit; if no single one does, the first few together that
-    do.
-    """
+    """Suggest changes that reduce memory and fit; if no single one does, the first few in combination."""
     singles = [suggestion for suggestion, change in _leaner(job) if fits(change(job))]
     seq_len = _shorter(job, fits)
     if seq_len is not None:
@@ -202,7 +202,7 @@ def smaller(job: Job, fits: Callable[[Job], bool]) -> list[Suggestion]:
     together: Suggestion = {}
     for suggestion, change in _leaner(job):
         if suggestion == _LORA:
-            continue  # QLoRA, which comes next, needs less
+            continue  # QLoRA, which follows, needs less
         job = change(job)
         several = bool(together)
         together = together | suggestion
@@ -213,10 +213,10 @@ def smaller(job: Job, fits: Callable[[Job], bool]) -> list[Suggestion]:
 
 
 def with_lean_states(job: Job, fits: Callable[[Job], bool]) -> Iterator[Suggestion]:
-    """Ways to keep less of AdamW's states with which full training would fit, from what costs least.
+    """Suggest smaller AdamW states with which full training would fit, the cheapest first.
 
-    8-bit states, by the job's engine or by FSDP2 in bf16; and each gradient used as soon as it is there, as
-    torchtune's recipes do, which leaves nothing to accumulate: there with the largest batch that fits.
+    8-bit states, with the job's engine or FSDP2 in bf16; or an optimizer in the backward pass, as in
+    torchtune's recipes, which excludes gradient accumulation: with the largest batch that fits.
     """
     if job.adapters or job.optimizer != "adamw":
         return
@@ -257,9 +257,9 @@ def _leaner(job: Job) -> Iterator[tuple[Suggestion, Callable[[Job], Job]]]:
 
 
 def _on_the_loop(job: Job) -> Iterator[tuple[Suggestion, Callable[[Job], Job]]]:
-    """Liger-Kernel's loss without logits, states in host memory, and both: the same training in less memory.
+    """Suggest Liger-Kernel's fused loss, states in host memory, or both: the same training in less memory.
 
-    By the job's engine, else by the first that has them.
+    With the job's engine, otherwise the first engine that supports them.
     """
     for fields in ({"liger": True}, {"offload": "cpu"}, {"liger": True, "offload": "cpu"}):
         missing = {name: value for name, value in fields.items() if getattr(job, name) != value}
@@ -278,7 +278,7 @@ def _on_the_loop(job: Job) -> Iterator[tuple[Suggestion, Callable[[Job], Job]]]:
 
 
 def _has(job: Job, engine: str, fields: dict[str, object]) -> bool:
-    """Whether an engine can train the job with these changes."""
+    """Return whether an engine can train the job with these changes."""
     try:
         changed = replace(job, engine=engine, **fields)  # type: ignore[arg-type]
     except UserError:  # options of another engine
@@ -287,7 +287,7 @@ def _has(job: Job, engine: str, fields: dict[str, object]) -> bool:
 
 
 def _differences(job: Job, quantised: Job) -> Suggestion:
-    """Return the changes from one job to the other; an engine's options change with the engine."""
+    """Return the changes from one job to the other; options of the old engine are removed."""
     suggestion: Suggestion = {"method": quantised.method}
     if quantised.engine == job.engine:
         return suggestion
@@ -304,9 +304,9 @@ def _differences(job: Job, quantised: Job) -> Suggestion:
 
 
 def _shorter(job: Job, fits: Callable[[Job], bool]) -> int | None:
-    """The longest half, quarter... of the sequence that fits."""
+    """Return the longest half, quarter... of the sequence that fits, or None."""
     seq_len = job.seq_len // 2
-    # Memory falls with the length: where the shortest doesn't fit, none does
+    # Memory decreases with the length: if the shortest does not fit, none does
     if seq_len < SHORTEST_SEQUENCE or not fits(replace(job, seq_len=SHORTEST_SEQUENCE)):
         return None
     while seq_len > SHORTEST_SEQUENCE and not fits(replace(job, seq_len=seq_len)):

@@ -1,4 +1,4 @@
-"""The command that runs a plan for a cluster, as ``finetune run`` takes its options."""
+"""``finetune run`` command of a plan."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def run_command(
 ) -> str:
     """Return the shell command that launches this plan, or a comment line if no engine supports it.
 
-    ``model`` as the user has named it; ``cluster``: None for one that has such nodes, open to the run's pods;
-    ``namespace`` and ``hardware_file`` where the user has given them.
+    ``model``: as named by the user; ``cluster``: for tolerations of its taints, None if none are needed;
+    ``namespace`` and ``hardware_file``: if set by the user.
     """
     if plan.planned_only is not None:
         return f"No command runs this plan: {plan.planned_only}."
@@ -60,13 +60,13 @@ def run_command(
 
 
 def _machine(plan: Plan) -> tuple[str, str]:
-    """By its type, or where nodes have no label of one, by its GPU."""
+    """Return the option for the instance type, or for the GPU if nodes have no label of their type."""
     kind, gpu = plan.request.instance_type, plan.request.gpu_type or ""
     return ("--instance-type", kind) if kind and " " not in kind else ("--gpu", gpu)
 
 
 def _settings(plan: Plan, job: Job) -> Iterator[tuple[str, object]]:
-    """Settings of the job that differ from their defaults, with their values."""
+    """Yield the settings of the job that differ from their defaults."""
     if TASKS[job.task].images:
         yield "images.resolution", side_of(job.seq_len)
     else:

@@ -16,21 +16,14 @@ from estimator.formatting import format_bytes
 from estimator.models import ModelSpec
 from estimator.option_names import option_name
 from estimator.plan import MIB, Plan
-from estimator.planning.support import engine_order
-from estimator.vocabulary import ENGINES, LAUNCHED_ENGINES, METHODS, TASKS, LaunchedEngine
+from estimator.vocabulary import ENGINES, LAUNCHED_ENGINES, METHODS, TASKS
 from launchers import engines
 from launchers.report import trackers
+from launchers.run.job import first_supported_engine, unsupported
 from launchers.scoring.check import check_function
 from launchers.scoring.functions import scorer_of
 from launchers.scoring.reward_model import check_reward_model
 from launchers.settings import Settings
-
-
-def first_supported_engine(settings: Settings, spec: ModelSpec) -> LaunchedEngine:
-    """Return the first engine that supports these settings for the model; the first of all if none does."""
-    order = engine_order(settings.task)
-    supported = (name for name in order if engines.get(name).unsupported(settings, spec) is None)
-    return next(supported, order[0])
 
 
 def check_supported(
@@ -55,9 +48,9 @@ def check_supported(
         )
     _check_adapter_only(settings)
     engine = first_supported_engine(settings, spec) if settings.engine == "auto" else settings.engine
-    reason = engines.get(engine).unsupported(settings, spec)
+    reason = unsupported(engine, settings, spec)
     if reason is not None:
-        reasons = {name: engines.get(name).unsupported(settings, spec) for name in LAUNCHED_ENGINES}
+        reasons = {name: unsupported(name, settings, spec) for name in LAUNCHED_ENGINES}
         supported = next((name for name, other_reason in reasons.items() if other_reason is None), None)
         problem = f"--model {settings.model} --method {settings.method} --engine {engine}: {reason}."
         if supported is not None:
@@ -126,16 +119,6 @@ def check_layout(settings: Settings, plan: Plan, spec: ModelSpec) -> None:
             f"profile.ranks: rank {max(settings.profile.ranks)} does not exist, the last is {last}.",
             "Choose ranks of the plan, such as profile.ranks=0.",
         )
-
-
-def installed_engines() -> tuple[LaunchedEngine, ...]:
-    """The engines whose packages are here; all where none has them, as none is to be preferred then."""
-    found = tuple(
-        name
-        for name in LAUNCHED_ENGINES
-        if all(importlib.util.find_spec(package) is not None for package in engines.needs(name).packages)
-    )
-    return found or LAUNCHED_ENGINES
 
 
 def check_installed(engine: str, method: str = "full", *, liger: bool = False) -> None:

@@ -18,7 +18,7 @@ from estimator.hardware.cluster.tables import Room, SpotLabel
 from estimator.hardware.cluster.taints import Toleration
 from estimator.plan import MIB, Request
 
-UNTOLERATED = "with a taint that is not tolerated:"
+UNTOLERATED = "untolerated taint"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

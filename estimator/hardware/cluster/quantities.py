@@ -1,4 +1,4 @@
-"""Amounts as Kubernetes writes them: "500m", "96Gi", "1e3"."""
+"""Quantities of Kubernetes: "500m", "96Gi", "1e3"."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _BINARY = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}  # powers of 10
 
 
 def quantity(text: str | float) -> float:
-    """An amount in its base unit: bytes, cores, pieces.
+    """Parse a quantity in its base unit: bytes, cores, counts.
 
-    The format: https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/. Raises
+    Format: https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/. Raises
     UserError for anything else.
     """
     found = _NUMBER.fullmatch(str(text).strip()[: _MAX_LENGTH + 1])
@@ -28,7 +28,7 @@ def quantity(text: str | float) -> float:
     number, exponent, unit = found.groups()
     if unit in _BINARY:
         return float(number) * 1024.0 ** _BINARY[unit]
-    # By Python's own reading of decimals, so that 100m is the same number as 0.1
+    # Parsed as a decimal literal, so that 100m equals 0.1
     amount = float(f"{number}e{_DECIMAL[unit] if unit else exponent or 0}")
     if math.isinf(amount):
         raise _invalid(text)
@@ -37,17 +37,17 @@ def quantity(text: str | float) -> float:
 
 def _invalid(text: object) -> UserError:
     return UserError(
-        f"The cluster reports an amount of {str(text)[:_MAX_LENGTH]!r}, which is no Kubernetes quantity.",
+        f"The cluster reports an amount of {str(text)[:_MAX_LENGTH]!r}, which is not a Kubernetes quantity.",
         "Write an amount such as 500m, 16 or 96Gi in the object that has it (node, pod, quota or queue).",
     )
 
 
 def format_amount(resource: str, amount: float) -> str:
-    """Format an amount of a resource as Kubernetes writes it: "24Gi" of memory and disk, "16" of others."""
+    """Format an amount as a Kubernetes quantity: "24Gi" for memory and disk, "16" for others."""
     in_bytes = resource.endswith(("memory", "ephemeral-storage"))
     return f"{amount / GIB:.0f}Gi" if in_bytes else f"{amount:g}"
 
 
 def quantities(table: Mapping[str, Any] | None) -> dict[str, float]:
-    """Convert a table of amounts by resource, such as a container's requests."""
+    """Convert quantities by resource, such as a container's requests."""
     return {name: quantity(value) for name, value in (table or {}).items()}

@@ -131,7 +131,7 @@ def test_what_is_not_known_is_a_question_mark_and_null() -> None:
     [
         (("--min-vram", "0"), "--min-vram 0"),
         (("--min-vram", "nan"), "--min-vram nan"),
-        (("--max-price", "-1"), "--max-price -1: a price can't be below 0"),
+        (("--max-price", "-1"), "--max-price -1: a price cannot be negative"),
         (("--json", "--csv"), "--json and --csv"),
         (("--context", "a"), "--context needs --from-cluster"),
     ],

@@ -77,7 +77,7 @@ def test_a_missing_field_is_named(field: str) -> None:
         ({"model_type": "t5"}, "model_type 't5', which is not supported"),
         ({"hidden_size": 4095}, "hidden_size 4095, which 32 attention heads don't divide"),
         ({"num_hidden_layers": 0}, "num_hidden_layers = 0"),
-        ({"num_key_value_heads": 5}, "32 attention heads can't be shared by 5"),
+        ({"num_key_value_heads": 5}, "32 attention heads are not divisible by 5"),
         ({"qk_layernorm": True}, "qk_layernorm"),
         ({"text_config": "llama"}, "text_config = 'llama'"),
         ({"model_type": "qwen3_moe"}, "no moe_intermediate_size"),

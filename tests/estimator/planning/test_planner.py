@@ -66,7 +66,7 @@ def test_a_default_batch_never_refuses_machines_that_are_asked_for(target: dict[
         plan(job_of("llama-8b", global_batch_size=16), where)
     made = plan(job_of("llama-8b", global_batch_size=16, batch_multiple=1), where)
     assert made.layout.global_batch_size % made.layout.world_size == 0
-    assert any("nearest to the default of 16" in line for line in made.why)
+    assert any("nearest possible one to the default of 16" in line for line in made.why)
 
 
 def test_a_default_batch_is_kept_where_machines_can_make_it_up_and_left_where_none_can() -> None:
@@ -174,7 +174,7 @@ def test_a_large_model_is_not_tried_on_a_cpu_unless_asked() -> None:
 
 
 def test_cpus_asked_for_are_refused_by_memory_only() -> None:
-    with pytest.raises(CannotFit, match="does not fit in the memory at hand"):
+    with pytest.raises(CannotFit, match="does not fit in the available memory"):
         plan(job_of("llama-8b"), Target(machine=LAPTOP, device="cpu"))
 
 
@@ -221,7 +221,7 @@ def test_a_gpu_without_bf16_trains_in_fp32() -> None:
         (
             {"global_batch_size": 10},
             {"nodes": 2, "gpus": 2},
-            "batch of 10 can't be divided over 2 node(s) of 2",
+            "batch of 10 is not divisible over 2 node(s) of 2",
         ),
         ({"global_batch_size": 8, "micro_batch_size": 4}, {"nodes": 4}, "with micro batch 4"),
         ({"global_batch_size": 8}, {"machine": None, "kind": "catalogue", "gpus": 3}, "over 1 node(s) of 3"),
@@ -233,7 +233,7 @@ def test_a_batch_that_the_processes_do_not_divide_is_refused_with_the_nearest_on
     with pytest.raises(UserError) as caught:
         plan(job_of("tiny-llama", **job), Target(**{"machine": LAPTOP, **target}))
     assert words in caught.value.problem
-    assert "Nearest workable batch" in caught.value.advice
+    assert "Nearest possible batch" in caught.value.advice
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_a_model_too_large_for_a_clusters_cpus_is_planned_for_gpus_instead() -> 
     with pytest.raises(CannotFit) as caught:
         plan(job_of("llama-8b"), Target(kind="kubernetes", device="cpu"))
     assert "does not fit" in caught.value.problem
-    assert "Leave --device out" in caught.value.advice
+    assert "Remove --device" in caught.value.advice
 
 
 def test_gpus_that_a_machine_lacks_are_refused() -> None:

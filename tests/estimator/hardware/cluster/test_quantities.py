@@ -29,5 +29,5 @@ def test_a_number_is_one_too() -> None:
     "text", ["", "Gi", "1Gib", "1 Gi", "1e", "ten", "1mm", "1.2.3", "nan", "inf", "1e999"]
 )
 def test_anything_else_is_none(text: str) -> None:
-    with pytest.raises(UserError, match="is no Kubernetes quantity"):
+    with pytest.raises(UserError, match="is not a Kubernetes quantity"):
         quantity(text)
