@@ -347,20 +347,21 @@ def read_samples(settings: Settings, path: Path) -> Iterator[Sample]:
 
     Raises UserError before the first row or after the last one.
     """
+    columns = settings.columns
     if settings.task == "pretrain":
-        return texts.read(path)
+        return texts.read(path, columns)
     if TASKS[settings.task].images:
-        return pictures.read(path, min_side=image_runs.min_side(settings))
+        return pictures.read(path, min_side=image_runs.min_side(settings), columns=columns)
     if texts.is_text_file(path):
         raise UserError(
             f"Dataset {path} is plain text, which task {settings.task} does not support.",
             ("Use ", Change("task", "pretrain"), ", or a JSONL dataset."),
         )
     if TASKS[settings.task].judged:
-        return preferences.read_judged(path)
+        return preferences.read_judged(path, columns)
     if TASKS[settings.task].draws_answers:
-        return prompts.read(path)
-    return preferences.read(path) if settings.trains_on_pairs else rows.read(path)
+        return prompts.read(path, columns)
+    return preferences.read(path, columns) if settings.trains_on_pairs else rows.read(path, columns)
 
 
 def _samples_of(settings: Settings, name: str, path: Path) -> Iterator[Sample]:

@@ -41,6 +41,7 @@ from launchers.image_sections import Images
 from launchers.sections import (
     Adapter,
     Auto,
+    Columns,
     Evaluation,
     Fsdp,
     Lora,
@@ -93,6 +94,9 @@ class Settings(Section):
     mixture: dict[str, Weight] = Field(default_factory=dict)
     """Additional datasets with weights: how often one epoch repeats the rows of each. 2: twice; 0.5: a random
     half."""
+    columns: Columns = Field(default_factory=dict)
+    """Names of the dataset's columns by the key that they stand for: `prompt=question,response=answer`, or a
+    mapping. For all datasets of the run; rows without such a column are read as they are."""
     seq_len: Positive | None = None
     """Maximum sequence length in tokens; longer rows are truncated, or split for pretrain. Empty: 2048
     (tiny-llama: 256), or the model's limit if lower."""
