@@ -234,7 +234,7 @@ def _values(conversation: Conversation) -> dict[str, Any]:
 def _turn(message: Message) -> list[Any]:
     """Encode a turn as role and content, with further fields if it has any."""
     more: dict[str, Any] = {} if message.trained else {"trained": False}
-    for name in ("tool_calls", "name", "tool_call_id"):
+    for name in ("tool_calls", "name", "tool_call_id", "reasoning"):
         if value := getattr(message, name):
             more[name] = value
     return [message.role, message.content, more] if more else [message.role, message.content]

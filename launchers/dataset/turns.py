@@ -26,7 +26,8 @@ _ROLES: dict[str, Role] = {
     "observation": "tool",
 }
 _CALLS = ("tool_calls", "function_call")
-_USED = {"role", "content", "from", "value", "weight", "name", "tool_call_id", *_CALLS}
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+_USED = {"role", "content", "from", "value", "weight", "name", "tool_call_id", *_CALLS, *_REASONING}
 _EMPTY: tuple[Any, ...] = (None, "", [], {})
 
 
@@ -40,12 +41,15 @@ class Message:
     tool_calls: str = ""
     name: str = ""  # name of the responding tool
     tool_call_id: str = ""
+    reasoning: str = ""  # reasoning before the answer, if it is separate from the content
 
     def as_template(self) -> dict[str, Any]:
         """Convert to the form that chat templates expect."""
         values: dict[str, Any] = {"role": self.role, "content": self.content}
         if self.tool_calls:
             values["tool_calls"] = json.loads(self.tool_calls)
+        if self.reasoning:
+            values["reasoning_content"] = self.reasoning
         if self.name:
             values["name"] = self.name
         if self.tool_call_id:
@@ -165,6 +169,7 @@ def _turn(value: Any, where: str, keys: tuple[str, str], row: Fields) -> Message
     content = joined_parts(value.get(content_key), where)
     if role_name == "function_call":
         return Message(role=role, content="", tool_calls=_calls([decoded(content)], where))
+    reasoning = next((str(value[key]) for key in _REASONING if value.get(key) not in _EMPTY), "")
     if calls and role != "assistant":
         raise BadRow(f"{where} has `{calls}`, but is no turn of the assistant")
     if calls:
@@ -174,9 +179,15 @@ def _turn(value: Any, where: str, keys: tuple[str, str], row: Fields) -> Message
             content="" if content in _EMPTY else text_of(content, where),
             trained=_trained(value, where),
             tool_calls=_calls(raw_calls if calls == "tool_calls" else [raw_calls], where),
+            reasoning=reasoning,
         )
     if role != "tool":
-        return Message(role=role, content=text_of(content, where), trained=_trained(value, where))
+        return Message(
+            role=role,
+            content=text_of(content, where),
+            trained=_trained(value, where),
+            reasoning=reasoning if role == "assistant" else "",
+        )
     answer = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
     name, call = (str(value.get(key) or "") for key in ("name", "tool_call_id"))
     return Message(role=role, content=answer, name=name, tool_call_id=call)  # a tool's response may be empty
