@@ -31,6 +31,7 @@ from estimator.vocabulary import (
     RequestedPrecision,
     TargetKind,
     Task,
+    Vision,
 )
 
 DEFAULT_BATCH = 16  # sequences per optimizer step, where the user gives none
@@ -75,6 +76,7 @@ class Job:
     expandable_segments: bool = True  # of the CUDA allocator: freed blocks of any size are used again
     compile: bool = False
     liger: bool = False  # Liger-Kernel's kernels in place of the model's own
+    vision: Vision | None = None  # how the tower of a vision-language model is trained; None: text alone
     optimizer_in_backward: bool = False  # each gradient is used at once, so that none is kept to accumulate
     zero_stage: int | None = None
     fsdp_sharding: FsdpSharding | None = None  # whether weights are resharded after their use

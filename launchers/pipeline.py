@@ -34,7 +34,7 @@ from launchers.dataset.prepared import Prepared, PreparedInfo
 from launchers.dataset.stored import StoredRows
 from launchers.engines._schedule import warmup_steps
 from launchers.harness import tasks
-from launchers.images import pictures
+from launchers.images import attached, pictures
 from launchers.models import weights
 from launchers.models.files import tensor_shapes
 from launchers.models.fit import check_fits
@@ -82,7 +82,7 @@ def plan_run(
         For anything the user can correct; CannotFit, a subclass, if no available machine fits.
     """
     model = models.resolve(settings.model, online=True)
-    settings = run_config.apply_defaults(settings, model.spec)
+    settings = with_vision(run_config.apply_defaults(settings, model.spec), model.spec)
     checks.check_supported(settings, model.spec)
     image_runs.check(settings)
     _check_files(settings, model)
@@ -110,6 +110,16 @@ def plan_run(
     _log.info("Engine %s (requested: %s), method %s", config.engine, settings.engine, config.method)
     checks.check_layout(config, plan, model.spec)
     return PlannedRun(model=model, settings=config, plan=plan)
+
+
+def with_vision(settings: Settings, spec: ModelSpec) -> Settings:
+    """Decide an empty ``vision``: frozen if the first rows of a local dataset have images the model sees."""
+    if settings.vision is not None or settings.task != "sft" or not spec.sees_images:
+        return settings
+    local = [name for name in mixture.names(settings) if sources.kind_of(name) == "path"]
+    if not any(attached.has_images(sources.local(name), settings.columns) for name in local):
+        return settings
+    return settings.model_copy(update={"vision": "frozen"})
 
 
 def load_corrections() -> Calibration | None:
@@ -238,6 +248,7 @@ def build_job(settings: Settings, spec: ModelSpec, steps: int | None, *, install
         expandable_segments=settings.expandable_segments,
         compile=settings.compile,
         liger=settings.liger,
+        vision=settings.vision,
         zero_stage=None if stage == "auto" else stage,
         fsdp_sharding=None if settings.fsdp.sharding == "auto" else settings.fsdp.sharding,
         replicas=None if settings.fsdp.replicas == "auto" else settings.fsdp.replicas,
@@ -342,10 +353,11 @@ def stored_data(folder: Path) -> tuple[StoredRows, StoredRows | None]:
     return StoredRows(folder / "train"), StoredRows(held_out) if held_out.is_dir() else None
 
 
-def read_samples(settings: Settings, path: Path) -> Iterator[Sample]:
+def read_samples(settings: Settings, path: Path, *, fetches: bool = False) -> Iterator[Sample]:
     """Iterate over a file's rows in the task's form: conversations, pairs, judged answers, prompts, texts.
 
-    Raises UserError before the first row or after the last one.
+    ``fetches``: download images that rows refer to by URL; otherwise these are left unread. Raises UserError
+    before the first row or after the last one.
     """
     columns = settings.columns
     if settings.task == "pretrain":
@@ -361,13 +373,18 @@ def read_samples(settings: Settings, path: Path) -> Iterator[Sample]:
         return preferences.read_judged(path, columns)
     if TASKS[settings.task].draws_answers:
         return prompts.read(path, columns)
-    return preferences.read(path, columns) if settings.trains_on_pairs else rows.read(path, columns)
+    if settings.trains_on_pairs:
+        return preferences.read(path, columns)
+    images = None
+    if settings.vision is not None:
+        images = attached.Reader(folder=path if path.is_dir() else path.parent, fetches=fetches)
+    return rows.read(path, columns, images)
 
 
 def _samples_of(settings: Settings, name: str, path: Path) -> Iterator[Sample]:
     """Iterate over the rows of a dataset in the task's form, converting the chats of built-in datasets."""
     if sources.kind_of(name) != "built-in" or TASKS[settings.task].images:
-        return read_samples(settings, path)
+        return read_samples(settings, path, fetches=True)
     chats = rows.read(path)
     if settings.task == "pretrain":
         return texts.from_conversations(chats)

@@ -34,6 +34,7 @@ from estimator.vocabulary import (
     RequestedMethod,
     RequestedPrecision,
     Task,
+    Vision,
 )
 from launchers import deepspeed_file
 from launchers.handover_sections import Export, Harness
@@ -100,6 +101,10 @@ class Settings(Section):
     seq_len: Positive | None = None
     """Maximum sequence length in tokens; longer rows are truncated, or split for pretrain. Empty: 2048
     (tiny-llama: 256), or the model's limit if lower."""
+    vision: Vision | None = None
+    """Train a vision-language model on rows with images (task sft). frozen: the vision tower is not trained;
+    the projector is with method full. lora: adapters in the tower, too. full: the tower is trained in full.
+    Empty: frozen if the rows of a local dataset have images and the model sees them, else text alone."""
     packing: bool = False
     """Pack several short rows into one sequence (attention stays within each row)."""
     group_by_length: bool = False

@@ -38,7 +38,10 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen2_moe": {"qkv_bias": True},
     "gpt_neox": {"attention_bias": True, "use_parallel_residual": True},
 }
-_SAME_CODE = {"kimi_k2": "deepseek_v3"}  # its model_type in transformers
+_SAME_CODE = {
+    "kimi_k2": "deepseek_v3",  # its model_type in transformers
+    "qwen3_vl_text": "qwen3",  # positions of images and of video apart
+}
 _TIED = ("gemma", "gemma2", "gemma3_text", "falcon", "mpt", "bert")  # unless config.json says otherwise
 _FFN = {
     "falcon": "ffn_hidden_size",

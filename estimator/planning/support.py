@@ -14,7 +14,7 @@ from estimator.hardware import Gpu
 from estimator.job import Job
 from estimator.models import DiffusionSpec, ModelSpec, untried
 from estimator.models.architectures import family_of
-from estimator.planning import grpo, images, liger, trained_parts
+from estimator.planning import grpo, images, liger, trained_parts, vision
 from estimator.planning.grpo import ELSEWHERE
 from estimator.planning.training import Training
 from estimator.vocabulary import ENGINES, LAUNCHED_ENGINES, METHODS, OPTIMIZERS, TASKS, LaunchedEngine
@@ -155,6 +155,7 @@ def _training(job: Job, processes: int, *, engine: str | None = None) -> Trainin
         optimizer_in_backward=job.optimizer_in_backward,
         compile=job.compile,
         liger=job.liger,
+        vision=job.vision,
         part_recomputed=(job.recompute, job.recompute_every) != ("full", 1),
         packing=job.packing,
         lora_targets=job.lora_targets,
@@ -249,6 +250,8 @@ def _torchtune_training(model: ModelSpec, training: Training) -> str | None:
             f"torchtune 0.6.1 has no sliding-window attention, and {model.name}'s window of "
             f"{model.sliding_window} is shorter than seq_len {training.seq_len}"
         )
+    if training.vision is not None:
+        return "vision: the torchtune recipes here train on text alone"
     if training.fp8 != "none":
         return _fp8_elsewhere(training)
     if training.liger:
@@ -340,7 +343,9 @@ def _loop(engine: str, model: ModelSpec, training: Training) -> str | None:
         return "ZeRO is DeepSpeed's"
     if training.fsdp and spec.sharding_options != "fsdp":
         return "FSDP2's options belong to engine fsdp2"
-    if (reason := _loop_model(engine, model) or _task_of_loop(model, training)) is not None:
+    if (reason := _loop_model(engine, model, training) or _task_of_loop(model, training)) is not None:
+        return reason
+    if training.vision is not None and (reason := vision.unsupported(model, training)) is not None:
         return reason
     if training.packing and (seen := family_of(model.family).sees_packed):
         return (
@@ -404,7 +409,7 @@ def _pairs_apart(training: Training) -> str:
     return f"packing: a row of {training.task} is {what}, and not put into one sequence with others"
 
 
-def _loop_model(engine: str, model: ModelSpec) -> str | None:
+def _loop_model(engine: str, model: ModelSpec, training: Training) -> str | None:
     """Return the reason why transformers' code or the published weights of a model are unsuitable for the
     loop.
     """
@@ -412,7 +417,7 @@ def _loop_model(engine: str, model: ModelSpec) -> str | None:
         return f"{engine} trains the prediction of the next token, and {model.name} is an encoder"
     if family_of(model.family).code_elsewhere:
         return f"transformers has no code of {model.family} models, of which {model.name} is one"
-    if model.sees_images:
+    if model.sees_images and training.vision is None:
         return f"{engine} trains models of text alone here, and {model.name} sees images too"
     if model.quantised_weights:
         return (

@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from launchers.dataset.turns import IMAGE
+
 Span = tuple[int, int]
 Messages = Sequence[dict[str, Any]]
 Render = Callable[[Messages, bool], str]  # messages, and whether to add the generation prompt
@@ -94,7 +96,7 @@ def _aligned(shown: str, text: str, first: int, message: dict[str, Any]) -> int 
         middle = (low + high) // 2
         low, high = (low, middle) if text.find(shown[middle:], first) >= 0 else (middle + 1, high)
     found = shown[low:]
-    content = str(message["content"]).strip().rpartition("\n")[2].strip()
+    content = str(message["content"]).strip().rpartition("\n")[2].rpartition(IMAGE)[2].strip()
     required = [content, *(call["function"]["name"] for call in message.get("tool_calls", ()))]
     if not found.strip() or any(each not in found for each in required):
         return None

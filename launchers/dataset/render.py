@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from estimator.errors import UserError
 from launchers.dataset.answer_spans import Messages, Span, has_marks, marked_spans, turn_span
 from launchers.dataset.rows import Conversation
-from launchers.dataset.turns import Message
+from launchers.dataset.turns import IMAGE, Message
+from launchers.images.processor import VisionTokenizer, in_parts
 from launchers.imports import collector_paused
 from launchers.settings import Settings
 
@@ -61,7 +62,7 @@ def load_tokenizer(model_dir: Path, settings: Settings) -> Any:
         eos = "{{ eos_token }}" if tokenizer.eos_token else ""
         template = INSTRUCTION_TEMPLATE.replace("{{ bos_token }}", bos).replace("{{ eos_token }}", eos)
         tokenizer.chat_template = template
-    return tokenizer
+    return tokenizer if settings.vision is None else VisionTokenizer(tokenizer, model_dir)
 
 
 def pad_id_of(tokenizer: Any) -> int:
@@ -104,7 +105,8 @@ def _tokenise(
     marked = _is_marked(tokenizer)
     turns_by_row = [_turns_to_find(each, train_on_prompt, last_turn_only) for each in conversations]
     rendered = [
-        _render(each, tokenizer, turns) for each, turns in zip(conversations, turns_by_row, strict=True)
+        _with_images(each, tokenizer, *_render(each, tokenizer, turns))
+        for each, turns in zip(conversations, turns_by_row, strict=True)
     ]
     chats = [text for (text, _), c in zip(rendered, conversations, strict=True) if c.messages]
     texts = [c.text for c in conversations if c.text is not None]
@@ -123,6 +125,8 @@ def _tokenise(
         for first, last in itertools.zip_longest(bounds[::2], bounds[1::2], fillvalue=len(ids)):
             end = last if marked or count_all else ending.end_of_turn(ids, first, last)
             counted[first:end] = not count_all
+        if conversation.images:
+            counted[: len(ids)] &= ~np.isin(ids, tokenizer.image_ids)
         counted[0] = False
         eos = ending.missing(ids) if conversation.ends else None
         if eos is not None:
@@ -220,6 +224,22 @@ def _render(conversation: Conversation, tokenizer: Any, turns: list[int]) -> tup
     return full_text, cuts[:-1] if cuts[-1:] == [len(full_text)] else cuts
 
 
+def _with_images(
+    conversation: Conversation, tokenizer: Any, text: str, cuts: list[int]
+) -> tuple[str, list[int]]:
+    """Expand the places of images in a rendered text to their tokens."""
+    if not conversation.images:
+        return text, cuts
+    try:
+        expanded: tuple[str, list[int]] = tokenizer.expanded(conversation.images, text, cuts)
+    except ValueError as error:  # of each family's own processor
+        raise UserError(
+            f"{_name(conversation)}: its images can't be processed: {one_line(error).removesuffix('.')}.",
+            "Change the row, or its images.",
+        ) from None
+    return expanded
+
+
 def _is_marked(tokenizer: Any) -> bool:
     template = tokenizer.chat_template
     return isinstance(template, str) and has_marks(template)
@@ -236,6 +256,8 @@ def _marks(tokenizer: Any, conversation: Conversation, messages: Messages) -> li
     from transformers.utils.chat_template_utils import render_jinja_template
 
     def spans(values: list[dict[str, Any]]) -> list[Span]:
+        if isinstance(tokenizer, VisionTokenizer):
+            values = in_parts(values)
         _, marked = render_jinja_template(
             [values],
             tools=json.loads(conversation.tools) if conversation.tools else None,
@@ -255,7 +277,7 @@ def _check_contents(conversation: Conversation, text: str) -> None:
     is searched.
     """
     for number, message in enumerate(conversation.messages, start=1):
-        last_line = message.content.strip().rpartition("\n")[2].strip()
+        last_line = message.content.strip().rpartition("\n")[2].rpartition(IMAGE)[2].strip()
         if last_line not in text and json.dumps(last_line, ensure_ascii=False)[1:-1] not in text:
             raise UserError(
                 f"{_name(conversation)}: the chat template leaves out what the {message.role} says in turn "

@@ -20,9 +20,10 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from estimator.changes import Text
 from estimator.errors import UserError
@@ -38,6 +39,18 @@ NO_COLUMNS: Mapping[str, str] = MappingProxyType({})
 _SHOWN_KEYS = 12  # unused keys listed in a message
 
 Parsed = TypeVar("Parsed")
+
+
+class ImageReader(Protocol):
+    """Reader of the images in rows (launchers.images.attached)."""
+
+    def attach(
+        self, messages: Sequence[Message], row: Fields, /
+    ) -> tuple[tuple[Message, ...], tuple[bytes, ...]]:
+        """Return the turns with a mark for each image, and the images in that order; raises BadRow."""
+        ...
+
+
 # For each form: key of the question, keys of an optional addition, keys of the answer
 _PAIRS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("instruction", ("input", "context"), ("output", "response")),
@@ -57,6 +70,7 @@ class Conversation:
 
     messages: tuple[Message, ...] = ()
     tools: str = ""  # tools available in the chat, as a JSON list
+    images: tuple[bytes, ...] = ()  # encoded images, in the order of turns.IMAGE in the messages
     text: str | None = None
     begins: bool = True  # for text: whether it contains the beginning of its document
     ends: bool = True  # for text: whether it contains the end of its document
@@ -74,9 +88,11 @@ class Conversation:
         return self.messages[:-1] if ends else self.messages
 
 
-def read(path: Path, columns: Mapping[str, str] = NO_COLUMNS) -> Iterator[Conversation]:
-    """Read the conversations of a file, see :func:`read_as`."""
-    return read_as(path, parse, columns)
+def read(
+    path: Path, columns: Mapping[str, str] = NO_COLUMNS, images: ImageReader | None = None
+) -> Iterator[Conversation]:
+    """Read the conversations of a file, see :func:`read_as`. ``images``: reads their images, if any."""
+    return read_as(path, parse if images is None else partial(parse_with_images, images=images), columns)
 
 
 def read_as(
@@ -149,6 +165,17 @@ def parse(row: Any, line: int = 0) -> Conversation:
     if row.has("text"):
         return Conversation(text=text_of(row["text"], "`text`"), line=line)
     raise _mismatch(row)
+
+
+def parse_with_images(row: Any, line: int = 0, *, images: ImageReader) -> Conversation:
+    """Parse one decoded row as a Conversation with its images; raises BadRow."""
+    row = Fields.of(row)
+    row.parts = []
+    conversation = parse(row, line)
+    if not conversation.messages:
+        return conversation
+    messages, attached = images.attach(conversation.messages, row)
+    return replace(conversation, messages=messages, images=attached)
 
 
 def _pair(row: Fields, question: str, more: tuple[str, ...], answer: str) -> tuple[Message, ...]:

@@ -228,6 +228,8 @@ def _values(conversation: Conversation) -> dict[str, Any]:
         value["messages"] = [_turn(message) for message in conversation.messages]
         if conversation.tools:
             value["tools"] = conversation.tools
+        if conversation.images:
+            value["images"] = [base64.b64encode(image).decode() for image in conversation.images]
     return value
 
 
@@ -250,6 +252,7 @@ def _conversation(value: dict[str, Any]) -> Conversation:
     return Conversation(
         messages=messages,
         tools=value.get("tools", ""),
+        images=tuple(map(base64.b64decode, value.get("images", ()))),
         text=value.get("text"),
         begins=begins,
         ends=ends,

@@ -29,6 +29,9 @@ _CALLS = ("tool_calls", "function_call")
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 _USED = {"role", "content", "from", "value", "weight", "name", "tool_call_id", *_CALLS, *_REASONING}
 _EMPTY: tuple[Any, ...] = (None, "", [], {})
+IMAGE_PARTS = ("image_url", "image", "input_image")  # types of content parts
+IMAGE_KEYS = ("image_url", "image", "url", "path", "bytes", "base64")  # where a part has its image
+IMAGE = "\ufffc"  # place of an image in a turn's content: Unicode's object replacement character
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +39,7 @@ class Message:
     """One turn. Tool calls are JSON in the form of chat templates: a list of functions with arguments."""
 
     role: Role
-    content: str
+    content: str  # with :data:`IMAGE` for each image
     trained: bool = True  # for assistant turns: whether the turn counts in the loss (OpenAI's ``weight``)
     tool_calls: str = ""
     name: str = ""  # name of the responding tool
@@ -62,6 +65,7 @@ class Fields(dict[str, Any]):
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         super().__init__(values)
+        self.parts: list[Any] | None = None  # images of the messages' parts; None: images are not read
         self._used: set[str] = set()
         self._unused: set[str] = set()
 
@@ -166,7 +170,7 @@ def _turn(value: Any, where: str, keys: tuple[str, str], row: Fields) -> Message
     for key in value.keys() - _USED:
         if value[key] not in _EMPTY:
             row.mark_unused(f"{where.partition('[')[0]}[].{key}")
-    content = joined_parts(value.get(content_key), where)
+    content = joined_parts(value.get(content_key), where, row.parts)
     if role_name == "function_call":
         return Message(role=role, content="", tool_calls=_calls([decoded(content)], where))
     reasoning = next((str(value[key]) for key in _REASONING if value.get(key) not in _EMPTY), "")
@@ -268,12 +272,22 @@ def _article(role: Role) -> str:
     return f"an {role}" if role == "assistant" else f"a {role}"
 
 
-def joined_parts(content: Any, where: str) -> Any:
-    """Join OpenAI's list of content parts to one text; return other values unchanged."""
+def joined_parts(content: Any, where: str, images: list[Any] | None = None) -> Any:
+    """Join OpenAI's list of content parts to one text; return other values unchanged.
+
+    ``images`` receives the references of image parts, for which the text has :data:`IMAGE`; None: they are
+    refused.
+    """
     if not isinstance(content, list):
         return content
     texts = []
     for part in content:
+        if isinstance(part, dict) and part.get("type") in IMAGE_PARTS:
+            if images is None:
+                raise BadRow(f"{where} holds an image, which is read only if `vision` is set")
+            images.append(next((part[key] for key in IMAGE_KEYS if part.get(key) not in _EMPTY), None))
+            texts.append(IMAGE)
+            continue
         text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else part
         if not isinstance(text, str):
             raise BadRow(f"{where} holds a part that is not text")

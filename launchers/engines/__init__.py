@@ -87,6 +87,7 @@ def training_of(settings: Settings, spec: ModelSpec) -> Training:
         optimizer_in_backward=settings.optimizer.in_backward,
         compile=settings.compile,
         liger=settings.liger,
+        vision=settings.vision,
         part_recomputed=settings.recompute != type(settings.recompute)(),
         packing=settings.packing,
         lora_targets=generic_targets(settings),
