@@ -3,10 +3,11 @@
     python -m benchmarks.collectives [--repeats 5] [--nodes 2] [--seconds 240]
 
 Writes benchmarks/results/collectives.{json,md}. In each run the checklist's timing
-(checklist/probes/world.py) and the collective with nothing around it take turns in random order, over the
-same group and buffers, each after a barrier, and the slowest rank counts (benchmarks/ratios.py). A ratio
-below 1 is what our timing costs. Sizes below 64 KiB are latency and not compared. Turns of all repeats count
-together; a size that the time has left with few of them has a wide interval.
+(checklist/checks/collectives/world_probe.py) and the collective with nothing around it take turns in random
+order, over the same group and buffers, each after a barrier, and the slowest rank counts
+(benchmarks/ratios.py). A ratio below 1 is what our timing costs. Sizes below 64 KiB are latency and not
+compared. Turns of all repeats count together; a size that the time has left with few of them has a wide
+interval.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ import torch.multiprocessing
 from benchmarks import ratios
 from benchmarks.machine import describe
 from checklist.analysis import busbw
+from checklist.checks.collectives.operations import Unavailable, prepare
+from checklist.checks.collectives.world_probe import WARM_UPS, mark, operations_of_turn, seconds_of_each, wait
 from checklist.effort import EFFORTS
-from checklist.probes.operations import Unavailable, prepare
-from checklist.probes.progress import Progress
-from checklist.probes.world import WARM_UPS, mark, operations_of_turn, seconds_of_each, wait
+from checklist.probing.progress import Progress
 from checklist.run.sweep import DTYPES, GROWTH, OPERATIONS, sizes
 
 RESULTS = Path(__file__).parent / "results"

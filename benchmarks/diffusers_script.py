@@ -29,12 +29,12 @@ import diffusers
 import torch
 
 from benchmarks.machine import describe
-from launchers import image_runs
 from launchers.dataset import drawn_shapes
 from launchers.dataset.prepared import Prepared
 from launchers.engines.loop.images import LatentBatch, TextToImage
 from launchers.gang.job import TrainJob
 from launchers.images import pictures
+from launchers.images import runs as image_runs
 from launchers.models import tiny_sdxl
 from launchers.settings import Settings
 from tests.launchers.engines.loop import runs

@@ -16,14 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import busbw, image_plans, measured_runs, record_reference, support_table
-from checklist.checks import CHECKS
 from checklist.measurements import PHASES
+from checklist.registry import CHECKS
 from estimator import models
 from estimator.changes import option_of
 from estimator.models import untried
 from estimator.vocabulary import LAUNCHED_ENGINES
-from flows import finetune_launch
-from launchers import convert, engines, settings
+from flows.finetune import planning
+from launchers import engines, settings
+from launchers.settings import convert
 
 ROOT = Path(__file__).parents[1]
 WIDTH = 110  # of a line of text
@@ -34,7 +35,7 @@ def planned(parameters: dict[str, Any], backend: str) -> str:
     values = {"settings": settings.parse_yaml(""), **parameters, "plan_only": True, "no_calibration": True}
     output = io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
-        finetune_launch.plan_from_parameters(values, backend)  # type: ignore[arg-type]
+        planning.plan_from_parameters(values, backend)  # type: ignore[arg-type]
     return output.getvalue()
 
 
@@ -43,7 +44,7 @@ def settings_page() -> str:
     lines = [
         "# Settings",
         "",
-        "Generated from `launchers/settings.py`; `launchers/settings.schema.json` is the same for editors.",
+        "Generated from `launchers/settings/`; editors read `launchers/settings/settings.schema.json`.",
         "",
         "Give a setting in a YAML file, as an option of `finetune run`, or by `--set NAME=VALUE`.",
         "Options override the file, `--set` overrides both. The artifact `used_settings` has the values that",

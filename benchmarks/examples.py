@@ -15,7 +15,8 @@ from typing import Any
 from estimator.formatting import format_bytes
 from estimator.job import Target
 from estimator.plan import Plan
-from launchers import pipeline, settings
+from launchers import settings
+from launchers.run import preparation
 
 FOLDER = Path(__file__).parents[1] / "examples"
 README = FOLDER / "README.md"
@@ -26,7 +27,7 @@ _TABLE = re.compile(r"(<!-- generated: examples -->\n).*?(<!-- end -->)", re.DOT
 def plan(path: Path) -> Plan:
     """The plan of an example, on the machines of the tables."""
     chosen = settings.build(settings.parse_yaml(path.read_text(), path.parent))
-    return pipeline.plan_run(chosen, Target(kind="catalogue"), calibrated=False).plan
+    return preparation.plan_run(chosen, Target(kind="catalogue"), calibrated=False).plan
 
 
 def row(path: Path, made: Plan) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 
 from checklist import past_runs
 from checklist.analysis.baseline import DAY_S
-from checklist.judges.thresholds import Table
+from checklist.judging.thresholds import Table
 from checklist.measurements import Measurements, RdmaPort
 from checklist.result import Result
 from checklist.verdict import judge

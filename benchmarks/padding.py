@@ -13,11 +13,11 @@ import tempfile
 from pathlib import Path
 
 from estimator import models
-from launchers import pipeline
 from launchers.dataset import sources
 from launchers.dataset.order import padding_share
 from launchers.dataset.prepared import Prepared
 from launchers.models import weights
+from launchers.run import preparation
 from launchers.settings import Settings
 
 BATCH = 32
@@ -29,11 +29,11 @@ def main(dataset: str) -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         model = weights.fetch(models.locate("tiny-llama"), folder / "model")
-        rows = list(pipeline.read_samples(settings, sources.fetch(dataset, folder)))
+        rows = list(preparation.read_samples(settings, sources.fetch(dataset, folder)))
         orders = {}
         for grouped in (False, True):
             chosen = settings.model_copy(update={"group_by_length": grouped})
-            pipeline.tokenise(rows, None, chosen, model, folder / str(grouped))
+            preparation.tokenise(rows, None, chosen, model, folder / str(grouped))
             data = Prepared(folder / str(grouped))
             orders[grouped] = data.order, data.row_lengths
         print("\nprocesses  micro batch  drawn  grouped")

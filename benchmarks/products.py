@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import describe
-from checklist.probes.gpu_load import Sample, sample
+from checklist.checks.gpu.load_probe import Sample, sample
 
 RESULTS = Path(__file__).parent / "results"
 # The first span begins after the rest, and each ends the one before

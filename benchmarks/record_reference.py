@@ -21,8 +21,8 @@ RECORDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "Measured": ("decorators/profile/measured.py", ("Measured", "GpuMeasured")),
     "RankMeasured": ("launchers/report/state.py", ("RankMeasured",)),
     "Metrics": ("launchers/report/metrics.py", ("Metrics",)),
-    "Outcome": ("flows/finetune_node.py", ("Outcome",)),
-    "EvaluationResult": ("launchers/evaluate.py", ("EvaluationResult", "Answer")),
+    "Outcome": ("flows/finetune/node.py", ("Outcome",)),
+    "EvaluationResult": ("launchers/evaluation/evaluate.py", ("EvaluationResult", "Answer")),
 }
 
 

@@ -31,7 +31,7 @@ from decorators.backends.disruptions import Disruption, Disruptions
 from decorators.backends.kubernetes.nodes import PodSettings
 from decorators.backends.kubernetes.preflight import inspect
 from decorators.backends.options import Options
-from estimator.hardware.cluster_api import Clock
+from estimator.hardware.cluster.api import Clock
 from estimator.plan import Plan
 from launchers.cluster.endpoint import NodeAddress, Secret
 from launchers.gang.control import Timeouts

@@ -105,7 +105,7 @@ class _Conclude:
     result: Result
 
     def __init__(self, options: Options, past: History) -> None:
-        from checklist.judges.thresholds import table
+        from checklist.judging.thresholds import table
 
         self._options, self._past, self._table = options.of_nodes(), past, table(options.thresholds)
         file = options.reference_settings

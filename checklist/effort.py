@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from checklist.analysis.busbw import MIB
-from checklist.checks import Profile
 from checklist.measurements import PhaseName
+from checklist.registry import Profile
 
 GIB = 1024 * MIB
 
@@ -29,7 +29,7 @@ class Effort:
     """Duration of the matrix products, in seconds."""
     storage_bytes: int
     dcgm_level: int
-    """Level of NVIDIA's DCGM diagnostic (checklist/probes/dcgm.py); 0 skips it."""
+    """Level of NVIDIA's DCGM diagnostic (checklist/checks/gpu/dcgm_probe.py); 0 skips it."""
     phase_limits_s: Mapping[PhaseName, float]
     """Time limit of each phase, long enough to measure slow hosts."""
     op_limit_s: float

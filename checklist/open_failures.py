@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping
 
-from checklist.checks import CHECKS, Profile, clears, find
+from checklist.registry import CHECKS, Profile, clears, find
 from checklist.result import CheckResult, Standing
 
 

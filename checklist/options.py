@@ -1,7 +1,7 @@
 """What a user asks of the checklist: one typed model, which flags, parameters and YAML follow from.
 
 :class:`Options` is what a run is given, :class:`CommandOptions` what ``python -m checklist`` takes; the flow
-adds what its backends need (flows/checklist_launch.py). Every field's text is the help of its flag.
+adds what its backends need (flows/cluster_check/launch.py). Every field's text is the help of its flag.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 
-from checklist.checks import Check, Profile, phases_of, select
 from checklist.effort import EFFORTS, Effort
 from checklist.measurements import PHASES, PhaseName
+from checklist.registry import Check, Profile, phases_of, select
 from checklist.round_robin import ALL_PAIRS_UP_TO, MORE_ROUNDS, schedule
 from estimator.errors import UserError
 from estimator.names import did_you_mean

@@ -20,10 +20,10 @@ from pathlib import Path
 from checklist import result as results
 from checklist.analysis.baseline import Record
 from checklist.analysis.recurrence import Look
-from checklist.checks import Profile
-from checklist.judges.loss import look_of
+from checklist.checks.network.loss_judge import look_of
 from checklist.measurements import STRICT, record
 from checklist.open_failures import still_open
+from checklist.registry import Profile
 from checklist.result import CheckResult, Result, Standing, Verdict
 from estimator import json_lines
 from estimator.errors import UserError

@@ -8,8 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from checklist import result
-from checklist.measurements import SAME_AS_RANK, Facts
-from checklist.probes.settings import COMMAND_LINE, CPU, PARAMETER
+from checklist.measurements import COMMAND_LINE, CPU, PARAMETER, SAME_AS_RANK, Facts
 from estimator.errors import UserError
 
 Settings = Mapping[str, str]

@@ -13,8 +13,8 @@ from typing import Any, Literal
 from checklist import json_text
 from checklist.analysis.baseline import Record
 from checklist.analysis.diagnosis import Diagnosis
-from checklist.checks import Profile
 from checklist.measurements import STRICT, Measurements, record
+from checklist.registry import Profile
 from estimator.errors import UserError
 
 SCHEMA_VERSION = 2

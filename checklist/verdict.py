@@ -16,34 +16,19 @@ from checklist.analysis.baseline import STEADY_NIGHTS, Record, baseline, part_of
 from checklist.analysis.busbw import fit
 from checklist.analysis.recurrence import Look
 from checklist.analysis.soundness import sound, sound_records
-from checklist.checks import CHECKS, PROFILES, Check, Profile
+from checklist.checks.collectives import corruption_judge, hangs_judge, pairs_judge, speed_judge, world_judge
+from checklist.checks.collectives.world_judge import EXPECTED_CODES
+from checklist.checks.gpu import dcgm_judge, gpus_judge, load_judge
+from checklist.checks.host import facts_judge, limits_judge, settings_judge
+from checklist.checks.network import efa_judge, loss_judge, mesh_judge, network_judge, open_ports_judge
 from checklist.condensed import condensed
-from checklist.judges import (
-    corruption,
-    coverage,
-    dcgm,
-    efa,
-    facts,
-    gpu_load,
-    gpus,
-    hangs,
-    host_limits,
-    host_settings,
-    loss,
-    mesh,
-    network,
-    open_ports,
-    pairs,
-    speed,
-    unsound,
-    world,
-)
-from checklist.judges.context import Judgement, JudgingContext
-from checklist.judges.thresholds import Table, table
-from checklist.judges.world import EXPECTED_CODES
+from checklist.judging import coverage, unsound
+from checklist.judging.context import Judgement, JudgingContext
+from checklist.judging.thresholds import Table, table
 from checklist.measurements import Measurements
 from checklist.open_failures import still_open
 from checklist.reference import Reference
+from checklist.registry import CHECKS, PROFILES, Check, Profile
 from checklist.result import CheckResult, Finding, FitResult, Result, Skipped, Standing, Verdict
 
 # Decisive checks, required to say that training would work; the others may be unavailable on healthy clusters
@@ -57,38 +42,38 @@ SPEED_UNKNOWN = (
 )
 
 JUDGES: dict[str, Callable[[JudgingContext], Judgement]] = {
-    "ranks": facts.ranks,
-    "gpus": gpus.gpus,
-    "versions": facts.versions,
-    "shared-memory": facts.shared_memory,
-    "memlock": facts.memlock,
-    "host-settings": host_settings.host_settings,
-    "host-limits": host_limits.host_limits,
-    "interface": network.interface,
-    "rdma": network.rdma,
-    "hostname": network.hostname,
-    "clock": facts.clock,
-    "placement": facts.placement,
-    "gpu-health": gpus.gpu_health,
-    "mesh": mesh.mesh,
-    "open-ports": open_ports.open_ports,
-    "dcgm": dcgm.dcgm,
-    "gemm": speed.gemm,
-    "gpu-load": gpu_load.gpu_load,
-    "corruption": corruption.corruption,
-    "hbm": speed.hbm,
-    "host-copy": speed.host_copy,
-    "peer-copy": speed.peer_copy,
-    "efa": efa.efa,
-    "storage": speed.storage,
-    "datastore": speed.datastore,
-    "correctness": world.correctness,
-    "latency": world.latency,
-    "bandwidth": world.bandwidth,
-    "transport": world.transport,
-    "pairs": pairs.pairs,
-    "loss": loss.loss,
-    "hangs": hangs.hangs,
+    "ranks": facts_judge.ranks,
+    "gpus": gpus_judge.gpus,
+    "versions": facts_judge.versions,
+    "shared-memory": facts_judge.shared_memory,
+    "memlock": facts_judge.memlock,
+    "host-settings": settings_judge.host_settings,
+    "host-limits": limits_judge.host_limits,
+    "interface": network_judge.interface,
+    "rdma": network_judge.rdma,
+    "hostname": network_judge.hostname,
+    "clock": facts_judge.clock,
+    "placement": facts_judge.placement,
+    "gpu-health": gpus_judge.gpu_health,
+    "mesh": mesh_judge.mesh,
+    "open-ports": open_ports_judge.open_ports,
+    "dcgm": dcgm_judge.dcgm,
+    "gemm": speed_judge.gemm,
+    "gpu-load": load_judge.gpu_load,
+    "corruption": corruption_judge.corruption,
+    "hbm": speed_judge.hbm,
+    "host-copy": speed_judge.host_copy,
+    "peer-copy": speed_judge.peer_copy,
+    "efa": efa_judge.efa,
+    "storage": speed_judge.storage,
+    "datastore": speed_judge.datastore,
+    "correctness": world_judge.correctness,
+    "latency": world_judge.latency,
+    "bandwidth": world_judge.bandwidth,
+    "transport": world_judge.transport,
+    "pairs": pairs_judge.pairs,
+    "loss": loss_judge.loss,
+    "hangs": hangs_judge.hangs,
 }
 
 

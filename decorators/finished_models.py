@@ -17,7 +17,7 @@ from estimator import models
 from estimator.errors import UserError
 from launchers.inference import finished
 from launchers.inference.finished import FinishedModel
-from launchers.model_card import cache_folder
+from launchers.results.model_card import cache_folder
 
 FLOWS = ("FinetuneFlow", "LinearFinetuneFlow", "RejectionFlow")  # whose runs hand over a model
 _EXPORT = "export"  # the step that leaves the artifact model_path

@@ -34,7 +34,7 @@ from decorators.launch import (
     refused_in_words,
 )
 from decorators.storage import datastore
-from estimator.hardware.cluster_taints import Toleration
+from estimator.hardware.cluster.taints import Toleration
 from estimator.plan import Request
 
 LAUNCH_VARIABLE = "CHECKLIST_LAUNCH"  # what the flow itself wants its tasks to know

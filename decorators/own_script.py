@@ -26,11 +26,11 @@ from decorators.storage import datastore
 from estimator.errors import UserError
 from estimator.hardware import local_machine
 from estimator.plan import Plan
+from launchers.base.workdir import work_folder
 from launchers.cluster.endpoint import NodeAddress, Secret, choose_ports
 from launchers.gang.node import run_node
 from launchers.gang.script_job import Processes, ScriptJob, values_of
 from launchers.report.telemetry import Event
-from launchers.workdir import work_folder
 
 LOCAL_JOIN_S = 300.0  # wait of one node for the others on this machine
 CLUSTER_JOIN_S = 1860.0  # as long as the launch waits for pods (Options.pending_timeout), and a minute more

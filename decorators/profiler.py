@@ -18,11 +18,11 @@ from decorators.card.state import CardState, Setting
 from decorators.profile.measured import GpuMeasured, Measured
 from decorators.profile.sampling import Sampler
 from estimator.plan import Plan
-from launchers.evaluate import EvaluationResult
+from launchers.evaluation.evaluate import EvaluationResult
 from launchers.harness.result import HarnessResult
 from launchers.report.state import RunState
 from launchers.report.telemetry import Event, Step, Writer, memory_now
-from launchers.trial import TrialResult
+from launchers.run.trial import TrialResult
 
 FIRST_CARD_SECONDS = 2.0
 CARD_SECONDS = 5.0  # between two pages of the card, at least

@@ -224,8 +224,8 @@ class Setup:
         """Reference model of DPO, KTO and GRPO: none, the base without adapters, precomputed, or a copy.
 
         Adapters are switched off for a second forward pass. Where all weights are trained, the loop here
-        computes what the untrained model gives once before training (launchers/reference.py), also for
-        LLaMA-Adapters; other engines hold a frozen copy of it.
+        computes what the untrained model gives once before training (launchers/evaluation/reference.py), also
+        for LLaMA-Adapters; other engines hold a frozen copy of it.
         """
         task = TASKS[self.task]
         if task.draws_answers and self.compares:

@@ -5,8 +5,8 @@
     python flows/checklist_flow.py run --with kubernetes --nodes 4 --gpus-per-node 8 --profile standard
     python flows/checklist_flow.py --config options nightly.yaml argo-workflows create   # every night at 3
 
-What can be refused is refused before the run begins: see flows/checklist_launch.py. What a node does, and
-how the past is read, is in flows/checklist_steps.py. The same checks run without Metaflow:
+What can be refused is refused before the run begins: see flows/cluster_check/launch.py. What a node does, and
+how the past is read, is in flows/cluster_check/steps.py. The same checks run without Metaflow:
 ``python -m checklist``.
 """
 
@@ -24,13 +24,13 @@ from decorators.backends.cluster_name import cluster_name, current_cluster
 from decorators.card.writer import write_blocks
 from decorators.node_request import endings, node_request
 from decorators.storage import datastore_root
-from flows import checklist_launch, checklist_steps, suspicions
-from flows.checklist_card import draw
-from flows.checklist_launch import FlowOptions
-from flows.commands import command_line
-from flows.run_logs import recorded_launch, recorded_task
+from flows.cluster_check import launch, steps, suspicions
+from flows.cluster_check.card import draw
+from flows.cluster_check.launch import FlowOptions
+from flows.commands.flow_commands import command_line
+from flows.commands.run_logs import recorded_launch, recorded_task
+from launchers.base.workdir import work_folder
 from launchers.cluster.endpoint import NodeAddress, Secret, choose_ports
-from launchers.workdir import work_folder
 
 CARD_ID = "checklist"
 
@@ -51,7 +51,7 @@ def option(name: str) -> Any:
 def read_options(text: str) -> dict[str, Any]:
     """The options file's values over the defaults; a mistake in it is shown as Metaflow shows errors."""
     with user_errors():
-        return checklist_launch.read_options(text)
+        return launch.read_options(text)
 
 
 @schedule(cron="0 3 * * ? *")  # six fields: EventBridge takes them all, Argo the first five
@@ -92,26 +92,24 @@ class ChecklistFlow(FlowSpec):
     apply = option("apply")
     most_share = option("most_share")
 
-    @node_request(asks=checklist_launch.ask, role="small")
+    @node_request(asks=launch.ask, role="small")
     @step
     def start(self) -> None:
         """Settle what is done, and on how many nodes."""
         with user_errors():
             options = self._options()
-            self.run_config = checklist_launch.resolve(
-                options, checklist_launch.read_launch(), datastore=datastore_root()
-            )
+            self.run_config = launch.resolve(options, launch.read_launch(), datastore=datastore_root())
             if in_container():  # elsewhere it was done before the run
-                for line in checklist_launch.check_outputs(options):
+                for line in launch.check_outputs(options):
                     print(line)
         self.cluster = current_cluster() or cluster_name("local")
         self.suspicions = suspicions.read(self.cluster)
-        self.run_config = checklist_steps.with_suspects(self.run_config, self.suspicions)
+        self.run_config = steps.with_suspects(self.run_config, self.suspicions)
         self.key = f"runs/{current.run_id}/measured.json"  # of what is kept of it in the datastore
         self.topology = "many" if self.run_config.options.nodes > 1 else "one"
         self.next({"one": self.check, "many": self.fan_out}, condition="topology")
 
-    @node_request(asks=checklist_launch.ask, role="small")
+    @node_request(asks=launch.ask, role="small")
     @step
     def fan_out(self) -> None:
         """Agree on the ports where the nodes will meet and on what only they know, and start them."""
@@ -120,7 +118,7 @@ class ChecklistFlow(FlowSpec):
         self.next(self.check_nodes, num_parallel=self.run_config.options.nodes)
 
     @outlived("lost")
-    @node_request(asks=checklist_launch.ask)
+    @node_request(asks=launch.ask)
     @step
     def check(self) -> None:
         """Test one node."""
@@ -130,7 +128,7 @@ class ChecklistFlow(FlowSpec):
         self.next(self.verdict)
 
     @outlived("lost")
-    @node_request(asks=checklist_launch.ask)
+    @node_request(asks=launch.ask)
     @parallel
     @step
     def check_nodes(self) -> None:
@@ -145,7 +143,7 @@ class ChecklistFlow(FlowSpec):
         )
         self.next(self.gather)
 
-    @node_request(asks=checklist_launch.ask, role="small")
+    @node_request(asks=launch.ask, role="small")
     @step
     def gather(self, inputs: Any) -> None:
         """Take what node 0 has collected; the others tell what went wrong."""
@@ -155,39 +153,39 @@ class ChecklistFlow(FlowSpec):
         self.next(self.verdict)
 
     @card(type="blank", id=CARD_ID)
-    @node_request(asks=checklist_launch.ask, role="small")
+    @node_request(asks=launch.ask, role="small")
     @step
     def verdict(self) -> None:
         """Judge, with what earlier runs have left; say it here and on the card."""
         lost = self.lost is not None
         parts = getattr(self, "parts", [])  # none where the step was lost
-        kept = checklist_steps.read_kept(self.key) if lost else None
+        kept = steps.read_kept(self.key) if lost else None
         pods = endings(current.run_id) if lost else ()
-        measured = checklist_steps.merge(self.run_config, parts, lost=lost, kept=kept, endings=pods)
-        past = checklist_steps.read_past_runs(current.flow_name, self.cluster, current.run_id)
-        judged = checklist_steps.judge_run(self.run_config, measured, past, self.suspicions)
-        self.result = checklist_steps.to_plain(judged)
+        measured = steps.merge(self.run_config, parts, lost=lost, kept=kept, endings=pods)
+        past = steps.read_past_runs(current.flow_name, self.cluster, current.run_id)
+        judged = steps.judge_run(self.run_config, measured, past, self.suspicions)
+        self.result = steps.to_plain(judged)
         self.healthy_nodes, self.bad_nodes = list(judged.healthy_nodes), list(judged.bad_nodes)
-        self.kept = checklist_steps.summarise(judged)
+        self.kept = steps.summarise(judged)
         show(judged)
         write_blocks(current.card[CARD_ID], draw(judged, past.runs, self.cluster))
         self.next(self.end)
 
-    @node_request(asks=checklist_launch.ask, role="small")
+    @node_request(asks=launch.ask, role="small")
     @step
     def end(self) -> None:
         """Tell everybody; then fail where training should not begin."""
-        judged = checklist_steps.from_plain(self.result)
+        judged = steps.from_plain(self.result)
         suspicions.settle(self.suspicions, judged)
         options = self._options()
-        checklist_steps.publish_result(
+        steps.publish_result(
             judged,
             outputs_of(options, cluster=self.cluster),
-            checklist_launch.result_file(options, here=self.run_config.local),
+            launch.result_file(options, here=self.run_config.local),
         )
         task = f"{current.run_id}/verdict"
         print(f"card: finetune flow checklist card view {task} --id {CARD_ID}")
-        refusal = checklist_steps.explain_refusal(judged)
+        refusal = steps.explain_refusal(judged)
         if refusal is not None:
             raise final(refusal, NotFit)
 
@@ -196,7 +194,7 @@ class ChecklistFlow(FlowSpec):
     ) -> None:
         self.node = node
         with work_folder(current.run_id, "check", current.task_id) as work, recorded_task(work):
-            self.part, self.problem = checklist_steps.check_node(
+            self.part, self.problem = steps.check_node(
                 self.run_config,
                 NodeAddress(
                     node=node,
@@ -212,7 +210,7 @@ class ChecklistFlow(FlowSpec):
 
     def _options(self) -> FlowOptions:
         """This run's parameters."""
-        return checklist_launch.options_of({name: getattr(self, name) for name in checklist_launch.DEFAULTS})
+        return launch.options_of({name: getattr(self, name) for name in launch.DEFAULTS})
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@
     python flows/finetune_flow.py run --model llama-8b --plan-only           # what would it take?
     python flows/finetune_flow.py run --with kubernetes --model llama-70b
 
-The plan is made before the run begins: see flows/finetune_launch.py for that, flows/finetune_steps.py and
-flows/finetune_nodes.py for the steps, flows/finetune_node.py for what a node does, decorators/gpu_profile.py
+The plan is made before the run begins: see flows/finetune/planning.py for that, flows/finetune/steps.py and
+flows/finetune/nodes.py for the steps, flows/finetune/node.py for what a node does, decorators/gpu_profile.py
 for how the plan becomes the steps' resources.
 """
 
@@ -15,14 +15,14 @@ from metaflow import retry, step
 
 from decorators.gpu_profile import gpu_profile
 from estimator.vocabulary import TASKS
-from flows import finetune_launch
-from flows.finetune_nodes import NodesSteps
+from flows.finetune import planning
+from flows.finetune.nodes import NodesSteps
 
 
 class FinetuneFlow(NodesSteps):
     """Fine-tune a language model, on this machine or on a cluster."""
 
-    @gpu_profile(plan=finetune_launch.plan_from_parameters, request="data")
+    @gpu_profile(plan=planning.plan_from_parameters, request="data")
     @step
     def prepare(self) -> None:
         """Fetch the weights once for the cluster; tokenise the data once for all ranks."""
@@ -31,7 +31,7 @@ class FinetuneFlow(NodesSteps):
         self.way = "encode" if TASKS[self.used_settings.task].images else self.topology
         self.next({"encode": self.encode, "one": self.train, "many": self.fan_out}, condition="way")
 
-    @gpu_profile(plan=finetune_launch.plan_from_parameters, request="encode")
+    @gpu_profile(plan=planning.plan_from_parameters, request="encode")
     @retry(times=2, minutes_between_retries=0)
     @step
     def encode(self) -> None:
@@ -41,4 +41,4 @@ class FinetuneFlow(NodesSteps):
 
 
 if __name__ == "__main__":
-    finetune_launch.run_flow(FinetuneFlow)
+    planning.run_flow(FinetuneFlow)

@@ -11,8 +11,8 @@ from __future__ import annotations
 from metaflow import Parameter, config_expr, step
 
 from decorators.gpu_profile import gpu_profile
-from flows import finetune_launch
-from flows.finetune_steps import FinetuneSteps
+from flows.finetune import planning
+from flows.finetune.steps import FinetuneSteps
 
 
 class FinetuneLinearFlow(FinetuneSteps):
@@ -25,7 +25,7 @@ class FinetuneLinearFlow(FinetuneSteps):
         help="There is no step for more.",
     )
 
-    @gpu_profile(plan=finetune_launch.plan_from_parameters, request="data")
+    @gpu_profile(plan=planning.plan_from_parameters, request="data")
     @step
     def prepare(self) -> None:
         """Fetch the weights once for the cluster; tokenise the data once for all ranks."""
@@ -34,4 +34,4 @@ class FinetuneLinearFlow(FinetuneSteps):
 
 
 if __name__ == "__main__":
-    finetune_launch.run_flow(FinetuneLinearFlow)
+    planning.run_flow(FinetuneLinearFlow)

@@ -18,9 +18,11 @@ from metaflow import Parameter, card, config_expr, current, retry, step
 from decorators.card.writer import write_blocks
 from decorators.gpu_profile import gpu_profile
 from decorators.storage import datastore
-from flows import finetune_artifacts, finetune_launch, rejection_card, rejection_node, scorers
-from flows.finetune_nodes import NodesSteps
-from flows.finetune_steps import task_folder
+from flows.finetune import artifacts, planning, scorers
+from flows.finetune.nodes import NodesSteps
+from flows.finetune.steps import task_folder
+from flows.rejection import card as rejection_card
+from flows.rejection import node
 from launchers import engines
 from launchers.dataset.prepare import held_out_rows
 from launchers.dataset.prompts import Prompt
@@ -39,43 +41,43 @@ class RejectionFlow(NodesSteps):
         "score",
         type=str,
         default=config_expr("settings.rejection.score"),
-        help=help_of(finetune_launch.REJECTION_FLAGS["score"]),
+        help=help_of(planning.REJECTION_FLAGS["score"]),
     )
     asked_answers = Parameter(
         "answers",
         type=int,
         default=config_expr("settings.rejection.answers"),
-        help=help_of(finetune_launch.REJECTION_FLAGS["answers"]),
+        help=help_of(planning.REJECTION_FLAGS["answers"]),
     )
 
-    @gpu_profile(plan=finetune_launch.plan_from_parameters, request="data")
+    @gpu_profile(plan=planning.plan_from_parameters, request="data")
     @step
     def prepare(self) -> None:
         """Fetch the weights once for the cluster, those of a reward model too; make prompts of the rows."""
         with task_folder("prepare") as work:
-            self.model_reference = finetune_artifacts.fetch_weights_once(self.base_model, work)
+            self.model_reference = artifacts.fetch_weights_once(self.base_model, work)
             self.reward_model = scorers.fetch_reward_model_once(
                 self.used_settings.rejection.score or "", "rejection.score", work
             )
-            self.prompts = rejection_node.prepare_prompts(
+            self.prompts = node.prepare_prompts(
                 self._rows(work)[0],
                 self.used_settings,
-                finetune_artifacts.fetch_tokenizer(self.model_reference, work / "model"),
+                artifacts.fetch_tokenizer(self.model_reference, work / "model"),
             )
-        self.drawing_nodes = rejection_node.drawing_nodes(self.plan)
+        self.drawing_nodes = node.drawing_nodes(self.plan)
         self.next(self.generate, foreach="drawing_nodes")
 
     @card(type="blank", id=CARD_ID)
-    @gpu_profile(plan=finetune_launch.plan_from_parameters, request="generate")
+    @gpu_profile(plan=planning.plan_from_parameters, request="generate")
     @retry(times=2, minutes_between_retries=0)
     @step
     def generate(self) -> None:
         """Draw several answers to each of a node's prompts; the nodes know nothing of each other."""
         with task_folder("generate") as work:
             base = as_trained(
-                finetune_artifacts.fetch_model(self.model_reference, work / "base"), self.used_settings, work
+                artifacts.fetch_model(self.model_reference, work / "base"), self.used_settings, work
             )
-            self.drawn = rejection_node.draw(
+            self.drawn = node.draw(
                 "drawn",
                 self.prompts,
                 plan=self.plan,
@@ -88,7 +90,7 @@ class RejectionFlow(NodesSteps):
                 nodes=len(self.drawing_nodes),
             )
             own = range(self.input, self.drawn.shards.count, len(self.drawing_nodes))
-            answers = rejection_node.answers_in(work / "drawn" / "answers", own)
+            answers = node.answers_in(work / "drawn" / "answers", own)
         for name, value in self.drawn.facts():
             print(f"{name}: {value}")
         blocks = rejection_card.draw_answers(self.drawn.facts(), self.prompts, answers)
@@ -96,13 +98,13 @@ class RejectionFlow(NodesSteps):
         self.next(self.score)
 
     @card(type="blank", id=CARD_ID)
-    @gpu_profile(plan=finetune_launch.plan_from_parameters, request="score")
+    @gpu_profile(plan=planning.plan_from_parameters, request="score")
     @retry(times=2, minutes_between_retries=0)
     @step
     def score(self, inputs: Any) -> None:
         """Put the nodes' answers together, and score them."""
         self.merge_artifacts(inputs, exclude=["drawn"])
-        self.drawn = rejection_node.gather([task.drawn for task in inputs])
+        self.drawn = node.gather([task.drawn for task in inputs])
         with task_folder("score") as work:
             self.scored = self._score("scores", self.prompts, self.drawn, work)
             seen = overview(
@@ -114,7 +116,7 @@ class RejectionFlow(NodesSteps):
         self.next(self.select)
 
     @card(type="blank", id=CARD_ID)
-    @gpu_profile(plan=finetune_launch.plan_from_parameters, request="data")
+    @gpu_profile(plan=planning.plan_from_parameters, request="data")
     @step
     def select(self) -> None:
         """Keep the best answers, and make the data of them that is trained on."""
@@ -131,14 +133,14 @@ class RejectionFlow(NodesSteps):
         self.topology = "many" if self.plan.layout.nodes > 1 else "one"
         self.next({"one": self.train, "many": self.fan_out}, condition="topology")
 
-    @gpu_profile(plan=finetune_launch.plan_from_parameters, request="evaluate")
+    @gpu_profile(plan=planning.plan_from_parameters, request="evaluate")
     @step
     def evaluate(self) -> None:
         """Held-out loss before and after, and a few answers of the finished model."""
         self._evaluate()
         self.next(self.compare)
 
-    @gpu_profile(plan=finetune_launch.plan_from_parameters, request="compare")
+    @gpu_profile(plan=planning.plan_from_parameters, request="compare")
     @retry(times=2, minutes_between_retries=0)
     @step
     def compare(self) -> None:
@@ -161,8 +163,8 @@ class RejectionFlow(NodesSteps):
         """Return the mean score of the finished model's answers to ``prompts``."""
         with task_folder("compare") as work:
             get_bundle(datastore(), self.outcome.finished_model, work / "finished")
-            base = finetune_artifacts.fetch_model(self.model_reference, work / "base")
-            drawn = rejection_node.draw(
+            base = artifacts.fetch_model(self.model_reference, work / "base")
+            drawn = node.draw(
                 "compared",
                 prompts,
                 plan=self.plan,
@@ -175,10 +177,8 @@ class RejectionFlow(NodesSteps):
             scores = self._score("compared-scores", prompts, drawn, work / "scored").scores(work / "s")
             return mean_of(scores, {prompt.index for prompt in prompts})
 
-    def _score(
-        self, name: str, prompts: list[Prompt], drawn: rejection_node.Drawn, work: Path
-    ) -> rejection_node.Shards:
-        return rejection_node.score(
+    def _score(self, name: str, prompts: list[Prompt], drawn: node.Drawn, work: Path) -> node.Shards:
+        return node.score(
             name,
             prompts,
             drawn,
@@ -190,4 +190,4 @@ class RejectionFlow(NodesSteps):
 
 
 if __name__ == "__main__":
-    finetune_launch.run_flow(RejectionFlow)
+    planning.run_flow(RejectionFlow)

@@ -24,14 +24,14 @@ from estimator import logs
 from estimator.errors import MISTAKE, UserError
 from estimator.names import check_options
 from launchers import settings
+from launchers.base.workdir import work_folder
 from launchers.cluster.allocation import Allocation, node_address
 from launchers.cluster.hangup import outlive_shell
 from launchers.cluster.processes import outlive_parent
 from launchers.gang.failures import GangFailed, NodeLeft
 from launchers.scheduler.meeting import ElsewhereError
 from launchers.scheduler.run import SchedulerRun, run
-from launchers.spelling import SET
-from launchers.workdir import work_folder
+from launchers.settings.spelling import SET
 
 FAILED = 1
 STOPPED = 75  # EX_TEMPFAIL in sysexits.h: try again

@@ -5,11 +5,11 @@ from __future__ import annotations
 from estimator.models import DiffusionSpec, ModelSpec
 from estimator.plan import Plan
 from estimator.vocabulary import LAUNCHED_METHODS, METHODS, TASKS, LaunchedEngine, LaunchedMethod
-from launchers import image_runs
 from launchers.dataset import sources, support_tickets
+from launchers.images import runs
 from launchers.models import weights
-from launchers.sections import Evaluation, Optimizer, Positive, PositiveFloat
 from launchers.settings import Settings
+from launchers.settings.sections import Evaluation, Optimizer, Positive, PositiveFloat
 
 # tiny-llama starts from random weights and needs far larger learning rates than a pretrained model. For
 # LLaMA-Adapters, whose gates start at 0, litgpt@26857050's finetune_adapter and finetune_adapter_v2 use AdamW
@@ -67,7 +67,7 @@ def apply_defaults(settings: Settings, spec: ModelSpec) -> Settings:
     Raises UserError for a resolution or a sequence length that the kind of model does not support.
     """
     if isinstance(spec, DiffusionSpec):
-        settings = image_runs.apply_defaults(settings, spec)
+        settings = runs.apply_defaults(settings, spec)
     return evaluate_on_test_split(settings)
 
 
@@ -115,7 +115,7 @@ def _default_rates(settings: Settings, spec: ModelSpec) -> dict[str, float]:
     tiny = spec.name == weights.TINY
     task = TASKS[settings.task]
     if task.images:
-        return image_runs.rates(spec)
+        return runs.rates(spec)
     if task.preferences:
         rates = _REWARD_RATES if settings.task == "reward" else _PREFERENCE_RATES
         return _TINY_PREFERENCE_RATES if tiny else rates

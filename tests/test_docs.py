@@ -36,15 +36,15 @@ from benchmarks.documents import (
     with_generated,
 )
 from checklist.__main__ import app as checklist_command
-from checklist.judges import thresholds
+from checklist.judging import thresholds
 from checklist.options import Options, build
 from estimator import models
 from estimator.cli.app import app as finetune
 from estimator.cli.app import load
 from estimator.errors import UserError
-from flows import finetune_launch
-from flows.commands import RUNS, flow_words
-from flows.run_options import setting_options, translate
+from flows.commands.flow_commands import RUNS, flow_words
+from flows.commands.run_options import setting_options, translate
+from flows.finetune import planning
 from launchers import settings
 from launchers.dataset import preferences, rows
 from launchers.models import weights
@@ -166,7 +166,7 @@ def help_text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HelpText]:
     """``help_text("card", "view", flow=FLOW)``: the help of a flow's command."""
     home = tmp_path_factory.mktemp("help")
     variables = environment(home)
-    with WarmPython("flows.finetune_nodes", environment=variables, folder=home) as warm:
+    with WarmPython("flows.finetune.nodes", environment=variables, folder=home) as warm:
 
         @cache
         def of(*words: str, flow: Path = FLOW) -> str:
@@ -266,10 +266,10 @@ def check_run(where: str, options: dict[str, list[str]], place: Path) -> None:
     assert set(backends) <= {"kubernetes", "batch"}, where
     parameters: dict[str, Any] = {
         name: (options["--" + name.replace("_", "-")] or [True])[-1]
-        for name in finetune_launch.FLAGS
+        for name in planning.FLAGS
         if "--" + name.replace("_", "-") in options
     }
-    flags = {f"--{name.replace('_', '-')}" for name in finetune_launch.FLAGS}
+    flags = {f"--{name.replace('_', '-')}" for name in planning.FLAGS}
     given = {option: options[option][-1] for option in setting_options().keys() & options.keys() - flags}
     others = [translate([option, value], (), ())[1] for option, value in given.items()]
     parameters["overrides"] = (*others, *options.get("--set", ()))

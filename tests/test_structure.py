@@ -107,9 +107,11 @@ def test_a_circle_would_be_seen() -> None:
 
 def test_every_module_of_the_packages_is_looked_at() -> None:
     assert len(imports()) > 250
-    assert "checklist.judges.facts" in imports()["checklist.verdict"]
+    assert "checklist.checks.host.facts_judge" in imports()["checklist.verdict"]
     assert "run" in rooms("checklist")["__main__"]
-    assert "checklist.probes.facts" in imports()["checklist.probes.worker"]  # imported inside of a function
+    assert (
+        "checklist.checks.host.facts_probe" in imports()["checklist.run.worker"]
+    )  # imported inside of a function
 
 
 @pytest.mark.parametrize("file", TEST_FILES)

@@ -27,7 +27,7 @@ from benchmarks.gpu_speed.session import Results, Session
 from benchmarks.machine import describe
 from benchmarks.on_gpu.session import Clock
 from estimator.errors import UserError
-from launchers import workdir
+from launchers.base import workdir
 
 RESULTS = Path(__file__).parents[1] / "results"
 NAME = "gpu_speed"

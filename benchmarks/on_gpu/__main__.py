@@ -27,8 +27,8 @@ from benchmarks.on_gpu.session import Clock, Measured, Session
 from estimator import models
 from estimator.errors import UserError
 from estimator.hardware.local_machine import here
-from launchers import workdir
-from launchers.checks import check_installed
+from launchers.base import workdir
+from launchers.run.checks import check_installed
 
 RESULTS = Path(__file__).parents[1] / "results"
 MISTAKE = 2

@@ -16,7 +16,8 @@ from estimator.models import ModelSpec
 from estimator.plan import Plan
 from estimator.planning import planner
 from estimator.vocabulary import LAUNCHED_ENGINES, Device, LaunchedEngine, LaunchedMethod
-from launchers import engines, pipeline
+from launchers import engines
+from launchers.run import preparation
 from launchers.settings import Settings, build
 
 Lengths = Literal["varying", "fixed"]
@@ -160,8 +161,8 @@ def _largest(scale: Scale, machine: Machine, count: int, engine: str, method: st
 
 
 def _plan(settings: Settings, spec: ModelSpec, machine: Machine) -> Plan:
-    job = pipeline.build_job(settings, spec, settings.max_steps)
-    return planner.plan(job, pipeline.apply_resources(settings, Target(machine=machine)))
+    job = preparation.build_job(settings, spec, settings.max_steps)
+    return planner.plan(job, preparation.apply_resources(settings, Target(machine=machine)))
 
 
 def unsupported(case: Case, scale: Scale) -> str | None:

@@ -1,4 +1,4 @@
-"""The engine of a run whose memory is held below a limit: ``launchers.worker --engine`` takes it.
+"""The engine of a run whose memory is held below a limit: ``launchers.run.worker --engine`` takes it.
 
 The only part that touches CUDA: everything else is the launchers', or reads what their ranks report.
 """

@@ -1,7 +1,7 @@
 """One run through the launchers: ``python -m benchmarks.on_gpu.one_run ORDER PARENT_PID``.
 
-What a user's run does from its settings on (launchers.pipeline, launchers.gang), up to the end of the last
-step: nothing is saved, as nothing more is measured then. The order and what came of it are JSON files.
+What a user's run does from its settings on (launchers.run.preparation, launchers.gang), up to the end of the
+last step: nothing is saved, as nothing more is measured then. The order and what came of it are JSON files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from decorators.profile.sampling import Sampler
 from estimator.errors import UserError
 from estimator.hardware.local_machine import here
 from estimator.job import Target
-from launchers import checks, pipeline
 from launchers.cluster.endpoint import NodeAddress, Secret
 from launchers.cluster.processes import die_with_parent
 from launchers.dataset.prepared import Prepared
@@ -33,6 +32,7 @@ from launchers.gang.node import run_node
 from launchers.report.metrics import median, tokens_of_steps
 from launchers.report.state import RunState
 from launchers.report.telemetry import Event, Phase
+from launchers.run import checks, preparation
 from launchers.settings import Settings
 
 SAMPLE_S = 0.1  # between two looks at NVML, where they cost little enough
@@ -140,13 +140,13 @@ def run(order: Order) -> Outcome:
 def _prepare(order: Order) -> TrainJob:
     settings = Settings.model_validate(order.settings)
     target = Target(machine=here(order.folder))
-    planned = pipeline.plan_run(settings, target, calibrated=False, choose=cases.plan_anyway)
+    planned = preparation.plan_run(settings, target, calibrated=False, choose=cases.plan_anyway)
     checks.check_installed(planned.settings.engine, planned.settings.method)
-    model_dir = pipeline.fetch_weights(planned.model, order.folder)
+    model_dir = preparation.fetch_weights(planned.model, order.folder)
     data_dir = order.data / _key(planned.settings)
     if not (data_dir / "info.json").exists():
-        conversations, held_out = pipeline.read_data(planned.settings, order.folder)
-        pipeline.tokenise(conversations, held_out, planned.settings, model_dir, data_dir)
+        conversations, held_out = preparation.read_data(planned.settings, order.folder)
+        preparation.tokenise(conversations, held_out, planned.settings, model_dir, data_dir)
     return TrainJob(
         plan=planned.plan,
         settings=planned.settings,

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from checklist.checks import LOCALS
 from checklist.measurements import Collective, Facts, Measurements
+from checklist.registry import LOCALS
 from estimator import hardware
 
 BEYOND_SHEET = (

@@ -1,9 +1,10 @@
 """Selection of extra pairs to measure in a large run: the slowest of a pass in which all nodes send at once.
 
-Above 32 nodes, the rounds of one night cover only some of the pairs. :mod:`checklist.probes.screen` times all
-of them within minutes, under each other's traffic. Pairs that are slow there are measured in rounds like any
-other pair, and again in isolation before a fault is reported. Screening itself never reports a fault; it only
-directs rounds to the pairs where they are most informative.
+Above 32 nodes, the rounds of one night cover only some of the pairs.
+:mod:`checklist.checks.collectives.screen_probe` times all of them within minutes, under each other's traffic.
+Pairs that are slow there are measured in rounds like any other pair, and again in isolation before a fault is
+reported. Screening itself never reports a fault; it only directs rounds to the pairs where they are most
+informative.
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 from checklist.analysis.baseline import Record
 from checklist.analysis.busbw import SMALL_BYTES
 from checklist.analysis.ceilings import Ceiling, Ceilings, none_above
-from checklist.checks import LOCALS
 from checklist.measurements import (
     Collective,
     Counters,
@@ -26,6 +25,7 @@ from checklist.measurements import (
     Probe,
     Unsound,
 )
+from checklist.registry import LOCALS
 
 UNLIMITED = -1  # value of memlock without a limit
 _COUNTS = (

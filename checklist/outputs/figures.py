@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from checklist.checks import LOCALS
+from checklist.registry import LOCALS
 from checklist.result import CheckResult, Figure, Result
 
 MOST_NAMES = 3  # maximum number of figures named per check

@@ -20,7 +20,7 @@ from checklist.options import MOST_SHARE, OutputOptions
 from checklist.outputs import cloudwatch, prometheus, taint, webhook
 from checklist.result import Result
 from estimator.errors import UserError
-from estimator.hardware import cluster_api
+from estimator.hardware.cluster import api
 
 STANDARD_OUTPUT = "-"
 Output = Literal["prometheus", "cloudwatch", "nodes", "webhook"]
@@ -111,7 +111,7 @@ def _check_folder(option: str, file: Path) -> None:
 
 def _check_nodes(outputs: Outputs) -> str | None:
     taint.check_installed()
-    cluster_api.access(outputs.context)
+    api.access(outputs.context)
     problem = _problem(lambda: taint.check(outputs.context, apply=outputs.apply))
     return f"Nodes could not be marked now. {problem}" if problem else None
 

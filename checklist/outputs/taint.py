@@ -21,7 +21,7 @@ from checklist.open_failures import still_open
 from checklist.options import MOST_SHARE
 from checklist.result import Result, Standing
 from estimator.errors import UserError
-from estimator.hardware.cluster_api import (
+from estimator.hardware.cluster.api import (
     ApiRefusedError,
     Clock,
     ClusterApi,
@@ -29,7 +29,7 @@ from estimator.hardware.cluster_api import (
     api_error,
     list_all,
 )
-from estimator.hardware.cluster_nodes import NODES
+from estimator.hardware.cluster.nodes import NODES
 
 KEY = "training-checklist/unfit"  # key of the taint and the annotation
 LABEL = "training-checklist/fit"

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from checklist import measurements
+from checklist.checks.gpu import gpus_probe
 from checklist.measurements import Measurements
 from checklist.options import Options, build
-from checklist.probes import gpus
-from checklist.probes.context import PARENT
+from checklist.probing.context import PARENT
 from checklist.run.phases import limits_of
 from checklist.run.rendezvous import Rendezvous, of_node
 from checklist.run.supervisor import run
@@ -66,7 +66,7 @@ def shared_out(options: Options) -> tuple[Options, list[tuple[str, ...]]]:
             f"--reference-node {options.reference_node} is one of several hosts, and all nodes are here.",
             "Name a result by --reference-settings, too, or run it on a cluster.",
         )
-    visible = gpus.look().uuids if options.device != "cpu" else ()
+    visible = gpus_probe.look().uuids if options.device != "cpu" else ()
     share = len(visible) // options.nodes
     if visible and options.device == "auto" and not share:
         options = options.model_copy(update={"device": "cpu"})  # one GPU cannot be two nodes

@@ -19,8 +19,8 @@ from checklist.analysis.paths import Paths
 from checklist.analysis.screening import more_rounds, rates, slow_pairs
 from checklist.analysis.second_pass import measure_again
 from checklist.analysis.soundness import sound_pairs, unsound_times
+from checklist.checks.collectives.pairs_probe import summary
 from checklist.measurements import Pair, Probe, Unsound, record
-from checklist.probes.pairs import summary
 from checklist.round_robin import ALL_PAIRS_UP_TO, Pairs, schedule
 from checklist.run import sweep
 from checklist.run.requests import Outcome

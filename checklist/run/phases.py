@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from checklist.checks.gpu import gpus_probe
+from checklist.checks.host.counters import OF_CPU, growth
 from checklist.measurements import (
     PHASES,
     Counters,
@@ -20,8 +22,6 @@ from checklist.measurements import (
     record,
 )
 from checklist.options import Options
-from checklist.probes import gpus
-from checklist.probes.counters import OF_CPU, growth
 from checklist.reference import check_node
 from checklist.round_robin import ALL_PAIRS_UP_TO
 from checklist.run import pairing, sweep
@@ -48,7 +48,7 @@ def limits_of(options: Options) -> Limits:
 
 def facts(run: Session) -> str | None:
     """Phase 0: what each rank says of itself; and how its GPU is before the load."""
-    if run.options.device == "cuda" or (run.options.device == "auto" and gpus.look().uuids):
+    if run.options.device == "cuda" or (run.options.device == "auto" and gpus_probe.look().uuids):
         run.device, run.backend = "cuda", "nccl"
     arguments = {"backend": run.backend, "route_to": run.rendezvous.host}
     outcome = run.ask("facts", dict.fromkeys(run.ranks, arguments), limit_s=run.limits.operation)

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from checklist.checks.collectives import flight
 from checklist.measurements import IDLE, Hang, PhaseName
-from checklist.probes import flight
 from checklist.run.control import (
     At,
     Clock,

@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from checklist.probes.context import DIRECTORY, PARENT, PIPE
-from checklist.probes.progress import Progress
+from checklist.probing.context import DIRECTORY, PARENT, PIPE
+from checklist.probing.progress import Progress
 from checklist.run.control import Do, Ended, FromWorker, Position, Reply
 from checklist.run.rendezvous import SHARED_VARIABLE
 
@@ -70,7 +70,7 @@ class WorkerProcess:
         try:
             with self._log.open("ab") as log:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "checklist.probes.worker"],
+                    [sys.executable, "-m", "checklist.run.worker"],
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=subprocess.STDOUT,

@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 from decorators import _metaflow
 from decorators._metaflow import Backend, StepView
 from estimator.errors import UserError
-from estimator.hardware import cluster_api
-from estimator.hardware.cluster_api import ApiRefusedError, ClusterApi, UnreachableError
-from estimator.hardware.cluster_priorities import read_priority_classes
+from estimator.hardware.cluster import api as cluster_api
+from estimator.hardware.cluster.api import ApiRefusedError, ClusterApi, UnreachableError
+from estimator.hardware.cluster.priorities import read_priority_classes
 
 CLUSTER_VARIABLE = "FINETUNE_CLUSTER"
 UNKNOWN = "unknown"  # no kubeconfig or no region where a flow is compiled for someone else to deploy

@@ -14,8 +14,8 @@ from decorators._metaflow import Backend, Given, WaitedJob, compiles_only
 from decorators.backends.options import Options
 from estimator.errors import UserError
 from estimator.hardware.cluster import Cluster
-from estimator.hardware.cluster_tables import Room, SpotLabel
-from estimator.hardware.cluster_taints import Toleration
+from estimator.hardware.cluster.tables import Room, SpotLabel
+from estimator.hardware.cluster.taints import Toleration
 from estimator.plan import Override, Request
 
 

@@ -1,6 +1,7 @@
 """A container that is ended as a whole for want of memory says nothing: the process that waits for it does.
 
-What it notes in the run's store lets the next attempt take the plan that needs less (launchers.replanning).
+What it notes in the run's store lets the next attempt take the plan that needs less
+(launchers.run.replanning).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from decorators import _metaflow
 from decorators._metaflow import WaitedJob
 from decorators.backends.disruptions import Disruptions
 from decorators.storage import datastore
-from launchers.replanning import Replanning, plans_key
+from launchers.run.replanning import Replanning, plans_key
 
 _KUBERNETES = "OOMKilled"  # the kubelet's reason of a terminated container
 _BATCH = "OutOfMemoryError"  # begins ECS's reason of a stopped container

@@ -12,7 +12,7 @@ from decorators.backends import pod_template
 from estimator import hardware
 from estimator.errors import UserError
 from launchers import settings
-from launchers.sections import Resources
+from launchers.settings.sections import Resources
 
 QUEUES_VARIABLE = "FINETUNE_QUEUES"  # "H100=queue-a,A10G=queue-b"
 # Of a flow, and by the same names in its settings; then those of the settings alone

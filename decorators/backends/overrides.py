@@ -21,7 +21,7 @@ from decorators.backends.kubernetes.request import PLACEMENT
 from decorators.backends.options import Options
 from decorators.backends.placing import PLACED, note_replaced
 from estimator.errors import UserError
-from estimator.hardware.cluster_nodes import INSTANCE_TYPE
+from estimator.hardware.cluster.nodes import INSTANCE_TYPE
 from estimator.plan import MIB, Override, Plan, Request
 from estimator.planning.step_requests import PREPARE_CPU, PREPARE_MEMORY
 

@@ -1,8 +1,9 @@
 """The attempt after one that ran out of memory may need another machine, which only a new request brings.
 
 Metaflow starts every attempt from the process that runs the flow, with the step's decorators as they are by
-then. So that process looks at what the failed attempt has left (launchers.replanning) and asks for the other
-machine. A deployed flow's steps are sized once and for all: there the next attempt has the same machine.
+then. So that process looks at what the failed attempt has left (launchers.run.replanning) and asks for the
+other machine. A deployed flow's steps are sized once and for all: there the next attempt has the same
+machine.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from decorators.backends.registry import BACKENDS
 from decorators.storage import datastore
 from estimator.errors import UserError
 from estimator.plan import Plan
-from launchers.replanning import Replanning, plans_key
+from launchers.run.replanning import Replanning, plans_key
 
 
 @dataclass(frozen=True, kw_only=True)

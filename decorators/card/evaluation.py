@@ -9,9 +9,9 @@ from typing import Any
 from decorators.card.blocks import UNKNOWN, Block, Chart, Grid, Picture, Text, breaking
 from decorators.card.charts import PAIR_WIDTH, SCHEMA
 from estimator.vocabulary import IMAGE_TASK, TASKS
-from launchers.evaluate import EXACT_MATCH, EvaluationResult
+from launchers.evaluation.evaluate import EXACT_MATCH, EvaluationResult
+from launchers.evaluation.held_out import CalibrationBin, Score
 from launchers.harness.result import HEADERS, HarnessResult
-from launchers.held_out import CalibrationBin, Score
 from launchers.report.telemetry import Drawn
 
 _NAMES = {"accuracy": "pairs ranked right"}

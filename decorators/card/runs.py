@@ -12,7 +12,7 @@ from decorators.card.charts import SCHEMA, smoothed_values, thin
 from decorators.profile.measured import Measured
 from estimator.formatting import format_clock
 from estimator.plan import Plan
-from launchers.evaluate import EvaluationResult
+from launchers.evaluation.evaluate import EvaluationResult
 from launchers.report.evaluations import HeldOutLoss, best_of
 from launchers.report.metrics import Metrics, typical
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from decorators.profile.measured import Measured
 from decorators.profile.sampling import GpusSample, HostSample
 from estimator.plan import Plan
-from launchers.evaluate import EvaluationResult
+from launchers.evaluation.evaluate import EvaluationResult
 from launchers.harness.result import HarnessResult
 from launchers.report.state import RunState
-from launchers.trial import TrialResult
+from launchers.run.trial import TrialResult
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from decorators.card.blocks import size
 from estimator.plan import Plan
-from launchers.trial import TrialResult, describe_layout
+from launchers.run.trial import TrialResult, describe_layout
 
 
 def trial_rows(trials: Sequence[TrialResult], kept: Plan | None) -> tuple[tuple[str, str, str], ...]:

@@ -13,7 +13,7 @@ from estimator.calibration import Finished, Store
 from estimator.errors import UserError
 from estimator.plan import Plan
 from launchers.report.state import RankMeasured
-from launchers.trial import WARM_UP, TrialResult
+from launchers.run.trial import WARM_UP, TrialResult
 
 FEWEST_STEPS = (
     2  # the optimizer's states are made at the end of the first, so the second is the first to peak

@@ -44,16 +44,16 @@ GROUPS = {
     "Look back, look around": ("runs", "costs", "doctor"),
 }
 ELSEWHERE = {
-    "run": "flows.commands",
-    "check": "flows.commands",
-    "flow": "flows.commands",
-    "settings": "flows.finetune_settings",
-    "convert": "flows.finetune_convert",
-    "chat": "flows.finetune_chat",
-    "serve": "flows.finetune_serve",
-    "runs": "flows.finetune_runs",
-    "costs": "flows.finetune_costs",
-    "doctor": "flows.finetune_doctor",
+    "run": "flows.commands.flow_commands",
+    "check": "flows.commands.flow_commands",
+    "flow": "flows.commands.flow_commands",
+    "settings": "flows.commands.settings",
+    "convert": "flows.commands.convert",
+    "chat": "flows.commands.chat",
+    "serve": "flows.commands.serve",
+    "runs": "flows.commands.runs",
+    "costs": "flows.commands.costs",
+    "doctor": "flows.doctor.command",
 }  # by name: nothing here knows Metaflow
 OTHER_NAMES = {
     "train": "run",

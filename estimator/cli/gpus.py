@@ -75,7 +75,7 @@ def gpus(
     for line in (*refreshed, *catalogue.warnings):
         typer.echo(line, err=True)
     if from_cluster:
-        from estimator.hardware.inventory import read_cluster
+        from estimator.hardware.cluster.inventory import read_cluster
 
         cluster = read_cluster(context, catalogue=catalogue)
         catalogue = cluster.catalogue(catalogue)
@@ -95,7 +95,7 @@ def gpus(
 
 def _refresh(hardware_file: Path | None) -> tuple[str, ...]:
     from estimator import hardware
-    from estimator.hardware.refresh import refresh
+    from estimator.hardware.prices.refresh import refresh
 
     return refresh(hardware.catalogue(hardware_file))
 

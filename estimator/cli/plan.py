@@ -451,8 +451,8 @@ def _cluster(goal_options: GoalOptions) -> Cluster | None:
             )
     if not goal_options.from_cluster:
         return None
-    from estimator.hardware.cluster_pods import PodRules
-    from estimator.hardware.inventory import read_cluster
+    from estimator.hardware.cluster.inventory import read_cluster
+    from estimator.hardware.cluster.pods import PodRules
     from estimator.planning.run_command import DEFAULT_NAMESPACE, NAMESPACE_VARIABLE
 
     namespace = goal_options.namespace or os.environ.get(NAMESPACE_VARIABLE) or DEFAULT_NAMESPACE

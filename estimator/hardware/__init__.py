@@ -14,8 +14,8 @@ from datetime import date
 from functools import lru_cache
 from pathlib import Path
 
-from estimator.hardware import price_cache, tables
-from estimator.hardware.catalogue import Catalogue, Gpu, Instance
+from estimator.hardware.catalogue import Catalogue, Gpu, Instance, tables
+from estimator.hardware.prices import cache
 
 __all__ = [
     "Catalogue",
@@ -133,7 +133,7 @@ def _cached(files: str, *_place_of_prices: str | None) -> Catalogue:
 
 def _load(files: tuple[Path, ...]) -> Catalogue:
     merged = tables.shipped(DATA)
-    warnings = price_cache.overlay(merged, price_cache.path())
+    warnings = cache.overlay(merged, cache.path())
     for file in files:
         tables.overlay(merged, file)
     return tables.build(merged, warnings)

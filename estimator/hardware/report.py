@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from estimator.errors import UserError
 from estimator.hardware.catalogue import Catalogue, Gpu, Instance, normal
-from estimator.hardware.columns import GPU, INSTANCE
+from estimator.hardware.catalogue.columns import GPU, INSTANCE
 from estimator.plan import GIB, MIB
 
 if TYPE_CHECKING:

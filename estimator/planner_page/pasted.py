@@ -12,9 +12,9 @@ from typing import Any
 from estimator import hardware
 from estimator.errors import UserError
 from estimator.hardware.cluster import Cluster
-from estimator.hardware.cluster_nodes import node_of
-from estimator.hardware.cluster_pods import PodRules, Usage, read_usage
-from estimator.hardware.inventory import ClusterState, offered
+from estimator.hardware.cluster.inventory import ClusterState, offered
+from estimator.hardware.cluster.nodes import node_of
+from estimator.hardware.cluster.pods import PodRules, Usage, read_usage
 from estimator.models import ModelSpec, hf_config
 from estimator.planner_page.fields import KUBECTL
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from estimator.errors import Change, UserError
 from estimator.hardware.cluster import Cluster, ClusterNodes
-from estimator.hardware.cluster_nodes import GPUS
-from estimator.hardware.cluster_taints import opening
+from estimator.hardware.cluster.nodes import GPUS
+from estimator.hardware.cluster.taints import opening
 from estimator.job import Job, Target
 from estimator.plan import MIB, Plan
 from estimator.planning import planner

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from estimator import hardware
 from estimator.errors import Change, UserError
 from estimator.hardware import Gpu, Instance
-from estimator.hardware.cluster_nodes import GPUS
-from estimator.hardware.cluster_taints import opening
+from estimator.hardware.cluster.nodes import GPUS
+from estimator.hardware.cluster.taints import opening
 from estimator.job import Job, Target
 from estimator.names import did_you_mean
 from estimator.planning.goals import Goals
@@ -19,7 +19,7 @@ from estimator.planning.support import refuse_gpu, unsupported_gpu
 
 if TYPE_CHECKING:
     from estimator.hardware.cluster import Cluster, ClusterNodes
-    from estimator.hardware.cluster_quotas import Quota
+    from estimator.hardware.cluster.quotas import Quota
 
 # Without a GPU, training a larger model than this takes days for a first result: a 0.5 B model does some
 # 10 to 50 tokens/s on a laptop's cores. --device cpu overrides it.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from estimator.changes import option_of
 from estimator.hardware import VARIABLE
-from estimator.hardware.cluster_taints import opening
+from estimator.hardware.cluster.taints import opening
 from estimator.job import DEFAULT_BATCH
 from estimator.models import PROJECTIONS
 from estimator.models.diffusion import side_of

@@ -16,7 +16,7 @@ from decorators.backends.interface import StepRequest
 from decorators.backends.kubernetes.nodes import PodSettings
 from decorators.backends.kubernetes.survey import survey
 from estimator.errors import UserError
-from estimator.hardware.cluster_api import Clock
+from estimator.hardware.cluster.api import Clock
 from estimator.plan import Request
 from flows.doctor.configuration import DATASTORES
 from flows.doctor.line import Line

@@ -11,8 +11,9 @@ from estimator.exact.torchtune_imports import torchtune_imports
 from estimator.vocabulary import ENGINES
 from flows.doctor.installed import US
 from flows.doctor.line import Line
-from launchers import checks, engines
-from launchers.imports import collector_paused
+from launchers import engines
+from launchers.base.imports import collector_paused
+from launchers.run import checks
 from launchers.settings import build
 
 _MODEL = "tiny-llama"

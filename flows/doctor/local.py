@@ -8,16 +8,17 @@ import tempfile
 from pathlib import Path
 
 from flows.doctor.line import Line
-from launchers import settings, workdir
+from launchers import settings
+from launchers.base import workdir
 
 
 def default_job() -> list[Line]:
     """Plans it as the flow does, which checks model, memory, packages and disk. Raises UserError."""
-    from flows import finetune_launch  # imports Metaflow, which may be what is broken
+    from flows.finetune import planning  # imports Metaflow, which may be what is broken
 
     values = {"settings": settings.parse_yaml(""), "no_calibration": True}
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        plan = finetune_launch.plan_from_parameters(values, "local")
+        plan = planning.plan_from_parameters(values, "local")
     work = workdir.root()
     why_not = not_writable(work)
     if why_not:

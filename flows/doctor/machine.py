@@ -6,7 +6,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from checklist.probes import gpus as nvml
+from checklist.checks.gpu import gpus_probe as nvml
 from flows.doctor.line import Line
 
 NO_GPU = "nvidia-smi has to list one; a container is started with `--gpus all`, a pod asks for nvidia.com/gpu"

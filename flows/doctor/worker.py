@@ -1,4 +1,4 @@
-"""The process of one probe: ``python -m flows.doctor.worker REQUEST``; its lines go next to the request."""
+"""Run one probe: ``python -m flows.doctor.worker REQUEST``; writes its lines next to the request."""
 
 from __future__ import annotations
 

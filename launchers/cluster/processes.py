@@ -217,7 +217,7 @@ def start_agent(
         *("--rdzv_id", "gang", "--rdzv_conf", f"timeout={int(rendezvous_s)}"),
         *("--max_restarts", "0", "--monitor_interval", "0.1"),
         *("--log_dir", str(logs_dir / marker), "--redirects", "3"),
-        *("-m", "launchers.worker", str(job_file)),
+        *("-m", "launchers.run.worker", str(job_file)),
         *(("--engine", engine) if engine else ()),
     ]
     with (logs_dir / "agent.log").open("wb") as log:

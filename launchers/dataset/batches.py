@@ -38,7 +38,9 @@ class MicroBatch:
     cu_seq_lens: torch.Tensor | None = None  # int32 [documents + 1], cumulative lengths from 0
     max_length: int = 0  # upper bound of a document's tokens, a power of two
     desirable: torch.Tensor | None = None  # [sequences] bool, for judged answers
-    reference: torch.Tensor | None = None  # [rows, answers], log-probabilities from launchers.reference
+    reference: torch.Tensor | None = (
+        None  # [rows, answers], log-probabilities from launchers.evaluation.reference
+    )
     vision: Mapping[str, Any] = field(default_factory=dict)  # further inputs of a vision-language model
 
     @property
@@ -80,7 +82,7 @@ class MicroBatch:
 
 
 class ImageInputs(Protocol):
-    """Makes a vision-language model's inputs (launchers.images.processor.VisionTokenizer)."""
+    """Makes a vision-language model's inputs (launchers.dataset.vision_tokenizer.VisionTokenizer)."""
 
     def inputs(self, images: Sequence[Sequence[Any]], input_ids: torch.Tensor) -> dict[str, Any]:
         """Return the inputs besides the tokens, of the images of each row and the tokens of all."""
@@ -118,8 +120,8 @@ def micro_batches(
     """Iterate over a rank's micro batches of a step: rows rank, rank + world size, ... of the step.
 
     ``pairs``: rows are pairs (:func:`collate_pairs`). ``reference``: log-probabilities of all rows from
-    launchers.reference; each batch gets those of its rows. ``padding_free``: see :class:`MicroBatch`.
-    ``images``: makes the inputs of a vision-language model.
+    launchers.evaluation.reference; each batch gets those of its rows. ``padding_free``: see
+    :class:`MicroBatch`. ``images``: makes the inputs of a vision-language model.
     """
     collate_rows = collate_pairs if pairs else partial(collate, images=images)
     multiple = token_multiple(data, padding_free=padding_free)

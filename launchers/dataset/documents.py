@@ -35,7 +35,7 @@ from launchers.dataset.progress import Progress
 from launchers.dataset.rows import Conversation
 from launchers.dataset.stored import Selected, StoredRows, decode, encode
 from launchers.settings import Settings
-from launchers.spelling import SET
+from launchers.settings.spelling import SET
 
 CHUNK_ROWS = 512
 CHUNK_BYTES = 1 << 20  # of stored rows

@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from estimator.errors import UserError
+from launchers.base.imports import collector_paused
 from launchers.dataset.answer_spans import Messages, Span, has_marks, marked_spans, turn_span
 from launchers.dataset.rows import Conversation
 from launchers.dataset.turns import IMAGE, Message
-from launchers.images.processor import VisionTokenizer, in_parts
-from launchers.imports import collector_paused
+from launchers.dataset.vision_tokenizer import VisionTokenizer, in_parts
 from launchers.settings import Settings
 
 _BATCH = 1024  # conversations tokenized at a time

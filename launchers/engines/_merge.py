@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from launchers.engines._hf_layout import safetensors_header
+from launchers.models.hf_layout import safetensors_header
 
 # The other ranks wait this long for the one that merges: 70 B parameters in 16 bits take 20 minutes on a disk
 # that writes 125 MiB/s (gp3's baseline). It is not what finds hangs: the gang watches the telemetry.

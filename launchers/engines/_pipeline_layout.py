@@ -6,7 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
-from launchers.engines._hf_layout import link
+from launchers.models.hf_layout import link
 
 UNET = "unet"
 TEXTS = ("text_encoder", "text_encoder_2")

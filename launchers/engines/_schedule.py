@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from launchers.sections import Schedule
+    from launchers.settings.sections import Schedule
 
 WARMUP_STEPS = 5  # where neither a number nor a share of the steps is given
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from estimator.errors import UserError
 from launchers.dataset import render
-from launchers.engines import _hf_layout
+from launchers.models import hf_layout
 from launchers.settings import Settings
 
 WITH_ROWS = ("model.embed_tokens.weight", "lm_head.weight")  # of the families that are taken here
@@ -53,8 +53,8 @@ def with_new_tokens(model_dir: Path, settings: Settings, folder: Path) -> Path:
 
 
 def _link_or_grow(path: Path, folder: Path, new: range, vocab: int) -> None:
-    if not set(WITH_ROWS) & _hf_layout.safetensors_header(path).keys():
-        _hf_layout.link(path.resolve(), folder / path.name)
+    if not set(WITH_ROWS) & hf_layout.safetensors_header(path).keys():
+        hf_layout.link(path.resolve(), folder / path.name)
         return
     from launchers.engines import _merge  # with torch, which is where weights are
 
@@ -84,7 +84,7 @@ def _grown(old: Any, new: range, vocab: int) -> Any:
 def _check(folder: Path, before: int, after: int) -> None:
     """Raise UserError where a matrix whose rows are tokens has another name, and was not grown."""
     for path in folder.glob("*.safetensors"):
-        for name, entry in _hf_layout.safetensors_header(path).items():
+        for name, entry in hf_layout.safetensors_header(path).items():
             if after > before and entry["shape"][:1] == [before]:
                 raise UserError(
                     f"new_tokens: {name} has a row for each token and is not known here.",

@@ -13,8 +13,8 @@ from typing import Any
 
 from estimator.errors import UserError
 from launchers.dataset import render
-from launchers.engines import _hf_layout
 from launchers.engines.new_tokens import with_new_tokens
+from launchers.models import hf_layout
 from launchers.settings import Settings
 
 HEAD = "score"  # what transformers calls it in all its families
@@ -49,7 +49,7 @@ def with_reward_head(model_dir: Path, settings: Settings, folder: Path) -> Path:
     config = json.loads((model_dir / "config.json").read_text())
     architecture = _architecture(config["model_type"])
     for path in model_dir.iterdir():
-        if path.is_file() and path.suffix != ".safetensors" and path.name != _hf_layout.INDEX:
+        if path.is_file() and path.suffix != ".safetensors" and path.name != hf_layout.INDEX:
             shutil.copyfile(path, folder / path.name)
     pad_id = render.pad_id_of(render.load_tokenizer(model_dir, settings))
     config |= {
@@ -85,8 +85,8 @@ def _place(model_dir: Path, folder: Path, hidden: int) -> None:
     from launchers.engines import _merge
 
     changed, files, dtypes = folder / "changed", [], set[str]()
-    for number, path in enumerate(_hf_layout.weight_files(model_dir)):
-        header = _hf_layout.safetensors_header(path)
+    for number, path in enumerate(hf_layout.weight_files(model_dir)):
+        header = hf_layout.safetensors_header(path)
         dtypes |= {entry["dtype"] for entry in header.values()}
         if not _OUTPUTS & header.keys():
             files.append(path.resolve())
@@ -100,7 +100,7 @@ def _place(model_dir: Path, folder: Path, hidden: int) -> None:
         changed / "head.safetensors",
         metadata={"format": "pt"},
     )
-    _hf_layout.place_weights([*files, changed / "head.safetensors"], folder)
+    hf_layout.place_weights([*files, changed / "head.safetensors"], folder)
     shutil.rmtree(changed)
 
 

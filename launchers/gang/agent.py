@@ -7,9 +7,9 @@ import os
 import signal
 import sys
 
+from launchers.base.imports import collector_paused
 from launchers.cluster.processes import PARENT, die_with_parent
 from launchers.gang.departure import IGNORED_VARIABLE
-from launchers.imports import collector_paused
 
 _AGENT_LOGGER = "torch.distributed.elastic.agent.server.api"
 _BY_TORCHRUN = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")

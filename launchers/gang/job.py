@@ -65,7 +65,9 @@ class TrainJob(WorkFolder):
     total_steps: int  # of the whole run
     start_step: int = 0  # step of the checkpoint to resume from
     resume_dir: Path | None = None  # files of that checkpoint, all nodes' parts combined
-    reference: Path | None = None  # file of launchers.reference or folder of launchers.latents, if needed
+    reference: Path | None = (
+        None  # file of launchers.evaluation.reference or folder of launchers.precompute.latents, if needed
+    )
     reward: str | None = None  # reward on this machine: file.py:name, module:name, or a reward model's folder
     keeps_result: bool = True  # whether to write the trained model at the end; False for trials
     held_out_reference: Path | None = None  # like `reference`, for the rows evaluated during training

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from estimator.errors import UserError
+from launchers.base.workdir import NO_SPACE
 from launchers.cluster import processes
 from launchers.cluster.endpoint import NodeAddress
 from launchers.gang.allocator import allocator_environment
@@ -39,7 +40,6 @@ from launchers.gang.uploads import Uploads
 from launchers.gang.watch import LocalRanks
 from launchers.report.telemetry import Event, Follower, Pace, Step
 from launchers.store.checkpoints import CheckpointStore
-from launchers.workdir import NO_SPACE
 
 __all__ = [
     "GangFailed",

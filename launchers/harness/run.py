@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from estimator.errors import UserError
+from launchers.base.imports import collector_paused
+from launchers.base.request_process import PROBLEM, serve
 from launchers.cluster.processes import relevant_tail, started
-from launchers.evaluate import load_model, precision_on
+from launchers.evaluation.evaluate import load_model, precision_on
 from launchers.harness import tasks
 from launchers.harness.result import HarnessResult, TaskScore, merged, scores_of
-from launchers.imports import collector_paused
-from launchers.request_process import PROBLEM, serve
 from launchers.settings import Settings
 
 PROGRESS_INTERVAL_S = 10.0
@@ -228,7 +228,7 @@ def _score(request: HarnessRequest, name: str, loaded: list[Any]) -> tuple[list[
         pretrained=load_model(
             request.models[name], request.models["base"], request.device, precision, settings
         ),
-        # both models use the finished model's tokenizer, as in launchers.evaluate
+        # both models use the finished model's tokenizer, as in launchers.evaluation.evaluate
         tokenizer=AutoTokenizer.from_pretrained(request.models["finetuned"]),
         backend="causal",
         batch_size=harness.batch_size,

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from estimator.errors import UserError
+from launchers.base.imports import collector_paused, imported_quietly
 from launchers.engines.new_tokens import with_new_tokens
-from launchers.evaluate import load_model, precision_on
-from launchers.imports import collector_paused, imported_quietly
+from launchers.evaluation.evaluate import load_model, precision_on
 from launchers.inference.finished import FinishedModel, fetch_cached
 
 Message = dict[str, str]  # role, content

@@ -12,10 +12,11 @@ from pydantic import ValidationError
 from estimator import models
 from estimator.errors import UserError
 from estimator.models import DiffusionSpec, ModelSource, ModelSpec, hf_files
-from launchers import engines, pipeline
-from launchers.engines._hf_layout import ADAPTER_V2_CONFIG
-from launchers.handover import PAGE
-from launchers.model_card import cache_folder, cache_name
+from launchers import engines
+from launchers.models.hf_layout import ADAPTER_V2_CONFIG
+from launchers.results.handover import PAGE
+from launchers.results.model_card import cache_folder, cache_name
+from launchers.run import preparation
 from launchers.run_config import RunConfig
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -100,7 +101,7 @@ def fetch_cached(model: ModelSource, *, rewards: bool = False) -> Path:
 
     A folder of the user's is returned as it is. ``rewards``: it is a reward model.
     """
-    return pipeline.fetch_weights(model, cache_folder() / cache_name(model), rewards=rewards).resolve()
+    return preparation.fetch_weights(model, cache_folder() / cache_name(model), rewards=rewards).resolve()
 
 
 def _holds_model(folder: Path) -> bool:

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from estimator import hardware
-from estimator.hardware.cluster_tables import labels_of
+from estimator.hardware.cluster.tables import labels_of
 from estimator.memory.host import GPU_PROCESS_HOST_BYTES
 from estimator.plan import GIB
 from estimator.planning.serving import Serving

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from launchers.imports import collector_paused
+from launchers.base.imports import collector_paused
 
 
 def configuration(folder: Path) -> Any:

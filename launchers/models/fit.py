@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from estimator.errors import UserError
-from launchers.imports import collector_paused
+from launchers.base.imports import collector_paused
 from launchers.models import causal
 from launchers.models.files import tensor_shapes, weight_files
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from estimator.errors import UserError
-from launchers.imports import collector_paused
+from launchers.base.imports import collector_paused
+from launchers.base.workdir import is_caused_by_full_disk
 from launchers.models.files import (
     PATTERNS,
     PICKLED_INDEX,
@@ -24,7 +25,6 @@ from launchers.models.files import (
     is_model_file,
     pickled_files,
 )
-from launchers.workdir import is_caused_by_full_disk
 
 if TYPE_CHECKING:
     import torch

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from estimator.errors import UserError
+from launchers.base.imports import imported_quietly
 from launchers.dataset import drawn_shapes
-from launchers.imports import imported_quietly
 
 if TYPE_CHECKING:
     import torch

@@ -17,6 +17,7 @@ from estimator import remote
 from estimator.errors import UserError
 from estimator.formatting import format_bytes, format_duration
 from estimator.models import ModelSource
+from launchers.base.workdir import full_disk_explained
 from launchers.models import pickled, pipelines
 from launchers.models.files import (
     NOT_PATTERNS,
@@ -27,7 +28,6 @@ from launchers.models.files import (
     patterns_for,
     pickled_files,
 )
-from launchers.workdir import full_disk_explained
 
 _log = logging.getLogger(__name__)
 

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from estimator.errors import Change, UserError
+from launchers.base.imports import collector_paused
+from launchers.base.request_process import serve
 from launchers.dataset import prompts
 from launchers.dataset.prompts import Prompt
-from launchers.imports import collector_paused
 from launchers.rejection import answers as rows
 from launchers.rejection.answers import Answers, BatchLimit
 from launchers.rejection.shards import make_shards
-from launchers.request_process import serve
 from launchers.settings import Settings
 
 FIND_S = 120  # time limit for an interpreter to search a package

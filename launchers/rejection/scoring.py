@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from launchers.base.imports import collector_paused
+from launchers.base.request_process import serve
 from launchers.dataset import prompts
 from launchers.dataset.prompts import Prompt
-from launchers.imports import collector_paused
 from launchers.rejection import answers as rows
 from launchers.rejection.answers import Answers, Scores
 from launchers.rejection.shards import make_shards
-from launchers.request_process import serve
 from launchers.scoring.functions import load_function, score_by
 from launchers.scoring.reward_model import RewardModel
 from launchers.settings import Settings
@@ -105,7 +105,7 @@ def _function_scorer(request: ScoringRequest) -> Callable[[Sequence[tuple[Prompt
 
 
 def _model_scorer(request: ScoringRequest) -> Callable[[Sequence[tuple[Prompt, Answers]]], list[Scores]]:
-    from launchers.evaluate import load_model, precision_on
+    from launchers.evaluation.evaluate import load_model, precision_on
 
     folder = request.model_dir or Path()
     model = load_model(folder, folder, request.device, precision_on(request.device))

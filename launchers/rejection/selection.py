@@ -12,7 +12,7 @@ from estimator.errors import Change, UserError
 from launchers.dataset.prompts import Prompt
 from launchers.dataset.rows import Conversation
 from launchers.rejection.answers import Answers, Scores
-from launchers.sections import Rejection
+from launchers.settings.sections import Rejection
 
 SHOWN = 5  # number of best and of worst answers shown
 MAX_BINS = 30

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from estimator.errors import UserError
 from estimator.formatting import format_clock
+from launchers.base.request_process import PROBLEM
 from launchers.cluster.processes import started, tail
 from launchers.rejection.answers import shard_name
-from launchers.request_process import PROBLEM
 
 POLL_S = 0.2  # interval of the search for finished shards
 PROGRESS_INTERVAL_S = 10.0  # time between two progress lines while no shard is finished

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from estimator.vocabulary import TASKS
-from launchers.sections import Evaluation
+from launchers.settings.sections import Evaluation
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldOutLoss:
-    """Loss on the held-out rows after a step, as measured by launchers.held_out."""
+    """Loss on the held-out rows after a step, as measured by launchers.evaluation.held_out."""
 
     step: int
     loss: float

@@ -1,6 +1,6 @@
 """Stages after training: evaluation, benchmark tasks, upload to the Hub, closing report.
 
-Metaflow's steps (flows/finetune_steps.py) and jobs of a scheduler (launchers/scheduler/run.py) call the same
+Metaflow's steps (flows/finetune/steps.py) and jobs of a scheduler (launchers/scheduler/run.py) call the same
 functions. A measurement or an upload that fails never costs the trained model: :func:`attempt` prints the
 error, and the run continues.
 """
@@ -15,13 +15,13 @@ from typing import Generic, TypeVar
 
 from estimator.errors import UserError
 from estimator.plan import Plan
-from launchers import hub_push
-from launchers.evaluate import EvaluationRequest, EvaluationResult
-from launchers.evaluate import evaluate as run_evaluation
-from launchers.handover import gguf_command
+from launchers.evaluation.evaluate import EvaluationRequest, EvaluationResult
+from launchers.evaluation.evaluate import evaluate as run_evaluation
 from launchers.harness.result import HarnessResult
 from launchers.harness.run import HarnessRequest, run_tasks
-from launchers.model_card import Facts
+from launchers.results import hub_push
+from launchers.results.handover import gguf_command
+from launchers.results.model_card import Facts
 from launchers.run_config import RunConfig
 
 EVALUATION, HARNESS, PUSH = "evaluation", "task scores", "push to the Hub"

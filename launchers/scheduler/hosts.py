@@ -20,17 +20,18 @@ from estimator.models import ModelRef
 from estimator.plan import Plan
 from estimator.planning.report import render
 from estimator.vocabulary import TASKS
-from launchers import checks, hub_push, pipeline
 from launchers.engines.reward_head import as_trained
 from launchers.harness import tasks
 from launchers.harness.run import try_tasks
-from launchers.model_card import slug
-from launchers.pipeline import PlannedRun
+from launchers.results import hub_push
+from launchers.results.model_card import slug
+from launchers.run import checks, preparation
+from launchers.run.preparation import PlannedRun
 from launchers.run_config import RunConfig
 from launchers.scoring.functions import scorer_of
 from launchers.scoring.reward_model import check_reward_model
 from launchers.settings import Settings
-from launchers.spelling import SET
+from launchers.settings.spelling import SET
 
 # Settings that may change when a run is resumed; those of the data are part of its fingerprint
 _FREE = {"resources", "evaluation", "tracker", "output_dir", "keep_checkpoints", "checkpoint_every"}
@@ -108,7 +109,7 @@ def plan_for_hosts(settings: Settings, hosts: Sequence[Host], *, calibrated: boo
             )
         machine = smallest([host.machine for host in hosts])
         target = Target(kind="allocation", machine=machine, nodes=len(hosts))
-        planned = pipeline.plan_run(settings, target, calibrated=calibrated)
+        planned = preparation.plan_run(settings, target, calibrated=calibrated)
         chosen = planned.settings
         checks.check_installed(chosen.engine, chosen.method, liger=chosen.liger)
         tasks.check_installed(chosen)
@@ -144,14 +145,14 @@ def prepare_start(
     with spelled_as(SET):
         with tempfile.TemporaryDirectory(prefix="harness-", dir=folder) as trial_dir:
             try_tasks(settings, Path(trial_dir))
-        rows, held_out = pipeline.read_data(settings, folder)
+        rows, held_out = preparation.read_data(settings, folder)
         weights_dir = (cache or folder / "weights") / slug(model.location or model.name)
-        model_dir = pipeline.fetch_weights(model, weights_dir)
+        model_dir = preparation.fetch_weights(model, weights_dir)
         attempt = _next_attempt(folder)
         data_dir = folder / f"data-{attempt}"
         shutil.rmtree(data_dir, ignore_errors=True)
         model_dir = as_trained(model_dir, settings, folder)
-        info = pipeline.tokenise(rows, held_out, settings, model_dir, data_dir)
+        info = preparation.tokenise(rows, held_out, settings, model_dir, data_dir)
         reward = _fetch_reward(settings, folder, cache=cache)
     return Start(
         secret=secrets.token_hex(32),
@@ -181,7 +182,7 @@ def _fetch_reward(settings: RunConfig, folder: Path, *, cache: Path | None) -> s
         return reward
     source = models.locate(reward)
     weights_dir = (cache or folder / "weights") / slug(source.location or source.name)
-    fetched = pipeline.fetch_weights(source, weights_dir, rewards=True).resolve()
+    fetched = preparation.fetch_weights(source, weights_dir, rewards=True).resolve()
     check_reward_model(fetched, "rl.reward", reward)
     return str(fetched)
 

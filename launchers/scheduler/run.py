@@ -23,28 +23,29 @@ from pathlib import Path
 from estimator.errors import UserError
 from estimator.hardware import local_machine
 from estimator.plan import Counter, Plan
-from launchers import checks, engines, handover
+from launchers import engines
+from launchers.base.workdir import full_disk_explained
 from launchers.cluster.allocation import Allocation
 from launchers.cluster.endpoint import Secret
 from launchers.dataset.prepared import Prepared
-from launchers.evaluate import EvaluationResult
+from launchers.evaluation.evaluate import EvaluationResult
 from launchers.gang.departure import Grace
 from launchers.gang.job import TrainJob
 from launchers.harness.result import HarnessResult
 from launchers.harness.run import HarnessRequest
-from launchers.model_card import closing_facts, hub_page, write_records
-from launchers.replanning import plans_key
 from launchers.report.metrics import summarise
 from launchers.report.peak import MemoryPeak
-from launchers.run import stages
+from launchers.results import handover
+from launchers.results.model_card import closing_facts, hub_page, write_records
+from launchers.run import checks, stages
+from launchers.run.replanning import plans_key
 from launchers.run.stages import StageResult
+from launchers.run.training import Attempt, Trained, train
 from launchers.scheduler.hosts import Host, Start, prepare_start
 from launchers.scheduler.meeting import meet
 from launchers.scheduler.ownership import Ownership
 from launchers.settings import Settings
 from launchers.store.bundles import LocalStorage
-from launchers.training import Attempt, Trained, train
-from launchers.workdir import full_disk_explained
 
 # Time for another node's files to become visible: NFS caches directories up to 60 s (nfs(5), acdirmax)
 VISIBLE_S = 90.0

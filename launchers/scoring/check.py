@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 from estimator.errors import UserError
-from launchers.request_process import PROBLEM, serve
+from launchers.base.request_process import PROBLEM, serve
 from launchers.scoring.functions import load_function, score_by
 
 SAMPLE = ("What is Python's `abc` module for?", "Abstract base classes.")  # a prompt and an answer

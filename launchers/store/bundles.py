@@ -23,7 +23,7 @@ from typing import Protocol
 
 from estimator.errors import UserError
 from estimator.formatting import format_bytes
-from launchers.workdir import is_disk_full
+from launchers.base.workdir import is_disk_full
 
 _log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.documents import planned
 from benchmarks.examples import FILES, FOLDER, README
-from flows import commands
+from flows.commands.flow_commands import flow_commands
 from launchers import __main__ as scheduler
 from launchers import settings
 
@@ -30,9 +30,9 @@ def check_command(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         values = scheduler._settings(file, ()).model_dump(mode="json")
         backend = "kubernetes"
     else:
-        flow, given = commands.flow_words(words[1], words[2:])
+        flow, given = flow_commands.flow_words(words[1], words[2:])
         monkeypatch.setattr("sys.argv", [flow, *given])
-        file = commands.config_file(given, "settings")
+        file = flow_commands.config_file(given, "settings")
         values = settings.parse_yaml(file.read_text(), file.parent)
         backend = words[words.index("--with") + 1] if "--with" in words else "kubernetes"
     parameters = {"settings": values, "from_catalogue": True}

@@ -298,7 +298,7 @@ class Bed:
         """The process of that host that takes part in the collectives."""
         for pid in self.pids(host):
             with contextlib.suppress(OSError):
-                if b"checklist.probes.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                if b"checklist.run.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
                     return pid
         return None
 

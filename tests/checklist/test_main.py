@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 
 from checklist import past_runs
 from checklist.__main__ import _keep, app
+from checklist.checks.gpu import gpus_probe
 from checklist.measurements import PHASES
 from checklist.outputs.webhook import URL_VARIABLE
-from checklist.probes import gpus
 from checklist.result import read
 from checklist.verdict import judge
 from tests.checklist.clusters import Cluster
@@ -25,7 +25,7 @@ from tests.checklist.runs import collective, gpu_run, with_pairs
 from tests.checklist.servers import Api, hook, kubeconfig, nodes_api
 
 ROOT = Path(__file__).resolve().parents[2]
-NO_GPUS = "--gpus-per-node 64 is more than" if gpus.look().uuids else "There is no GPU on this machine."
+NO_GPUS = "--gpus-per-node 64 is more than" if gpus_probe.look().uuids else "There is no GPU on this machine."
 _LAUNCHER = (
     "RANK",
     "WORLD_SIZE",

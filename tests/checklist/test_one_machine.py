@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shlex
 
-from checklist.checks import select
-from checklist.judges.thresholds import Table
+from checklist.judging.thresholds import Table
 from checklist.measurements import Local
+from checklist.registry import select
 from checklist.verdict import judge
 from tests.checklist.runs import all_with, cpu_run, gpu_run
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from checklist import checks
+from checklist import registry
 from checklist.effort import EFFORTS
 from checklist.options import CommandOptions, Options, build, flags, help_of, names, type_of
 from estimator.errors import UserError
@@ -19,7 +19,7 @@ from estimator.errors import UserError
 def test_without_options_it_is_the_quick_profile_on_two_nodes_with_all_checks() -> None:
     options = Options()
     assert (options.profile, options.nodes) == ("quick", 2)
-    assert options.checks == tuple(checks.CHECKS.values())
+    assert options.checks == tuple(registry.CHECKS.values())
     assert options.phases == ("facts", "mesh", "node", "world", "pairs")
 
 
@@ -120,13 +120,13 @@ def test_names_are_taken_as_people_give_them() -> None:
 
 
 def test_only_the_same_check_asked_as_hard_clears_a_verdict() -> None:
-    gemm, mesh = checks.find("gemm"), checks.find("mesh")
-    assert checks.clears(gemm, "deep", gemm, "standard")
-    assert checks.clears(gemm, "standard", gemm, "standard")
-    assert not checks.clears(gemm, "quick", gemm, "standard")
-    assert not checks.clears(mesh, "deep", gemm, "quick")
-    assert checks.clears(mesh, "quick", mesh, "deep"), "a profile doesn't change what the mesh asks"
+    gemm, mesh = registry.find("gemm"), registry.find("mesh")
+    assert registry.clears(gemm, "deep", gemm, "standard")
+    assert registry.clears(gemm, "standard", gemm, "standard")
+    assert not registry.clears(gemm, "quick", gemm, "standard")
+    assert not registry.clears(mesh, "deep", gemm, "quick")
+    assert registry.clears(mesh, "quick", mesh, "deep"), "a profile doesn't change what the mesh asks"
 
 
 def test_every_figure_of_a_rank_belongs_to_a_check() -> None:
-    assert {kind.check for kind in checks.LOCALS.values()} <= set(checks.CHECKS)
+    assert {kind.check for kind in registry.LOCALS.values()} <= set(registry.CHECKS)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from checklist import checks
+from checklist import registry
 from checklist.measurements import Hang, Measurements, Pair, Phase
 from checklist.result import Result
 from checklist.verdict import JUDGES, judge
@@ -86,7 +86,7 @@ def test_a_decisive_check_without_measurements_leaves_the_run_without_a_verdict(
 
 def test_a_check_that_was_not_asked_for_does_not_count() -> None:
     run = dataclasses.replace(gpu_run(), pairs=(), collectives=())
-    result = judge(run, checks=checks.select(only=["mesh", "ranks"]))
+    result = judge(run, checks=registry.select(only=["mesh", "ranks"]))
     assert result.verdict == "PASS"
     assert {"pairs", "bandwidth"} <= {item.check for item in result.skipped}
 
@@ -138,7 +138,7 @@ def test_a_hang_is_not_cleared_by_a_run_that_leaves_out_its_phase() -> None:
     hang = Hang(rank=9, node=1, phase="pairs", op="send_recv", sequence=3, waited_s=30)
     sick = judge(dataclasses.replace(gpu_run(), hangs=(hang,)))
     part = dataclasses.replace(gpu_run(), phases=gpu_run().phases[:2])
-    few = checks.select(only=["versions", "mesh"])
+    few = registry.select(only=["versions", "mesh"])
     assert judge(part, checks=few, open_failures=sick.open_failures()).verdict == "FAIL"
     assert judge(gpu_run(), open_failures=sick.open_failures()).verdict == "PASS"
 
@@ -156,4 +156,4 @@ def test_two_nodes_of_one_name_can_be_told_apart() -> None:
 
 
 def test_every_check_has_a_judge() -> None:
-    assert JUDGES.keys() == checks.CHECKS.keys()
+    assert JUDGES.keys() == registry.CHECKS.keys()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from checklist import past_runs
 from checklist.analysis.baseline import DAY_S, STEADY_NIGHTS
-from checklist.judges.thresholds import Table
+from checklist.judging.thresholds import Table
 from checklist.measurements import Measurements
 from checklist.result import Result
 from checklist.verdict import judge

@@ -115,8 +115,8 @@ def test_a_level_that_is_set_while_a_log_is_recorded_stays_afterwards(
 ) -> None:
     with logs.recording(tmp_path / "run.log"):
         logs.setup("info")
-        logging.getLogger("launchers.pipeline").info("once")
-    logging.getLogger("launchers.pipeline").info("afterwards")
+        logging.getLogger("launchers.run.preparation").info("once")
+    logging.getLogger("launchers.run.preparation").info("afterwards")
     shown = capsys.readouterr().err
     assert shown.count("once") == shown.count("afterwards") == 1
 

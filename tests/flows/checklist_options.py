@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from flows import checklist_launch
-from flows.checklist_launch import DEFAULTS, Launch, resolve
+from flows.cluster_check import launch as checklist_launch
+from flows.cluster_check.launch import DEFAULTS, Launch, resolve
 
 FLOOR = "system,op,floor,source\nhere,gemm_fp32,1000000,no processor is that fast\n"
 """Thresholds that no machine reaches."""

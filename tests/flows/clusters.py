@@ -14,8 +14,8 @@ from decorators.backends.kubernetes.nodes import PodSettings
 from decorators.backends.kubernetes.preflight import inspect
 from decorators.backends.kubernetes.request import values_for
 from decorators.backends.options import Options
-from estimator.hardware.cluster_api import Clock
-from estimator.hardware.cluster_taints import Toleration
+from estimator.hardware.cluster.api import Clock
+from estimator.hardware.cluster.taints import Toleration
 from estimator.plan import Plan
 from tests.lab.api import Json
 from tests.lab.control_plane import ControlPlane, permissive_definition, wait_for

@@ -22,10 +22,11 @@ import pytest
 from checklist import result as results
 from checklist.measurements import Facts, record
 from checklist.options import help_of
-from checklist.probes.progress import Progress
+from checklist.probing.progress import Progress
 from checklist.verdict import judge
-from flows import checklist_launch, checklist_steps
-from flows.checklist_launch import DEFAULTS
+from flows.cluster_check import launch as checklist_launch
+from flows.cluster_check import steps
+from flows.cluster_check.launch import DEFAULTS
 from tests.checklist.runs import gpu_run
 from tests.flows.checklist_options import FLOOR
 from tests.flows.conftest import environment, left_behind
@@ -47,7 +48,7 @@ sys.stdout.buffer.write(pickle.dumps(found | {"successful": run.successful}))
 _READ_PAST = """
 import pickle, sys
 from metaflow import get_namespace, namespace
-from flows.checklist_steps import read_past_runs
+from flows.cluster_check.steps import read_past_runs
 namespace("user:somebody")
 past = read_past_runs("ChecklistFlow", sys.argv[1], "none")
 assert get_namespace() == "user:somebody", get_namespace()
@@ -151,7 +152,7 @@ def test_a_run_with_no_options_ends_with_a_verdict_a_card_and_a_result(
     record_property("seconds", round(first.seconds, 1))
     assert first.status == 0, first.output
     found = first.artifacts()
-    result = checklist_steps.from_plain(found["result"])
+    result = steps.from_plain(found["result"])
     assert result.verdict in ("PASS", "WARN")
     assert f"{result.verdict}: " in first.text
     assert len(result.nodes) == 2
@@ -326,9 +327,9 @@ def _looks_after(process: psutil.Process, home: Path, node: int) -> bool:
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_only_what_is_of_this_cluster_and_schema_is_read_of_the_past(tmp_path: Path) -> None:
-    good = checklist_steps.summarise(judge(gpu_run(2)))
+    good = steps.summarise(judge(gpu_run(2)))
     wrong = gpu_run(2, started_unix=2_000.0, probes=())
-    failed = checklist_steps.summarise(judge(wrong))
+    failed = steps.summarise(judge(wrong))
     newer = {**good, "version": 99}
     for name, kept, cluster in (
         ("good", good, "here"),
@@ -364,7 +365,7 @@ def test_a_cluster_without_earlier_runs_has_no_history(tmp_path: Path) -> None:
 def launch(home: Path) -> Iterator[Callable[..., Run]]:
     """``launch("run", "--help")``: the flow's command line, which ends before it starts a task."""
     variables = environment(home, AWS_EC2_METADATA_DISABLED="true")
-    with WarmPython("flows.checklist_steps", environment=variables, folder=home) as warm:
+    with WarmPython("flows.cluster_check.steps", environment=variables, folder=home) as warm:
 
         def run(*words: str) -> Run:
             done = warm.run([str(FLOW), *words], folder=home, environment=variables, merge=True)

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from decorators.node_request import LAUNCH_VARIABLE
-from flows.checklist_launch import Launch
+from flows.cluster_check.launch import Launch
 from tests.decorators.conftest import Home
 from tests.decorators.test_gpu_profile_deployed import compiled, templates
 from tests.decorators.test_storage import s3 as s3

@@ -108,7 +108,7 @@ def test_a_killed_scheduler_ctrl_c_and_sigterm_are_each_gone_on_from_by_resume(
 
 KILL_EVALUATION = """
 import os, sys
-if "launchers.evaluate" in sys.orig_argv:
+if "launchers.evaluation.evaluate" in sys.orig_argv:
     os.kill(os.getpid(), 9)
 """
 

@@ -96,8 +96,8 @@ def test_killed_while_latents_are_computed_and_while_it_trains_it_ends_with_the_
 ) -> None:
     log = tmp_path / "log"
     process = start_flow(tmp_path, ["run", *QUICK, shapes(tmp_path), "--nodes=1", "--method=lora"])
-    killed(tmp_path, "launchers.latents", lambda: "latents: 1 of" in log.read_text())
-    killed(tmp_path, "launchers.worker", lambda: "checkpoint after step 3" in log.read_text())
+    killed(tmp_path, "launchers.precompute.latents", lambda: "latents: 1 of" in log.read_text())
+    killed(tmp_path, "launchers.run.worker", lambda: "checkpoint after step 3" in log.read_text())
     try:
         assert process.wait(LIMIT_S) == 0, log.read_text()
     finally:

@@ -19,7 +19,7 @@ STEPS = 8
 HUNGRY = """
 import json, sys
 words = list(getattr(sys, "orig_argv", ()))
-if "launchers.worker" in words:
+if "launchers.run.worker" in words:
     import launchers.report.telemetry as telemetry
     write = telemetry.Writer.write
     job = next(word for word in words if word.endswith("job.json"))

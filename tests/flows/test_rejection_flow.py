@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from flows.rejection_node import answers_in, batch_limit
+from flows.rejection.node import answers_in, batch_limit
 from launchers.models import tiny_llama
 from launchers.rejection import answers as rows
 from launchers.rejection.answers import Answers, Scores

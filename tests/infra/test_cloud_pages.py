@@ -9,7 +9,7 @@ import metaflow.metaflow_config
 import pytest
 import yaml
 
-from flows import checklist_launch
+from flows.cluster_check import launch
 from tests.infra.manifests import KUBERNETES
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +31,7 @@ def test_every_file_and_variable_that_a_page_names_is_there(page: Path) -> None:
 def test_the_example_of_a_nightly_check_is_one() -> None:
     """It names the queue and the machines of the cluster beside it."""
     text = (KUBERNETES / "examples" / "nightly.yaml").read_text()
-    values = checklist_launch.read_options(text)
+    values = launch.read_options(text)
     cluster = yaml.safe_load((KUBERNETES / "clusters" / "eks.yaml").read_text())
     assert values["nodes"] <= cluster["managedNodeGroups"][1]["maxSize"]
     folder = KUBERNETES / "queues" / values["queue"].removeprefix("finetune-")

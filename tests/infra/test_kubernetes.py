@@ -20,7 +20,7 @@ from decorators.backends import tables
 from decorators.backends.kubernetes import security
 from decorators.backends.kubernetes.request import EFA, HUGEPAGES
 from estimator import hardware
-from estimator.hardware import cluster_tables
+from estimator.hardware.cluster import tables as cluster_tables
 from tests.checklist.runs import gpu_run
 from tests.infra.manifests import KUBERNETES, Json, everything, needs_kubectl, of_kind, queues, render
 

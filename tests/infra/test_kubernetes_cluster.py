@@ -18,7 +18,7 @@ from decorators.backends.findings import Findings
 from decorators.backends.kubernetes.nodes import PodSettings
 from decorators.backends.kubernetes.preflight import inspect
 from decorators.backends.options import Options
-from estimator.hardware.cluster_api import Clock
+from estimator.hardware.cluster.api import Clock
 from tests.decorators.backends.plans import planned
 from tests.infra.manifests import KUBERNETES, everything, needs_kubectl, render
 from tests.lab.api import Api, ApiError, Json

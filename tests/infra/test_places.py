@@ -20,12 +20,13 @@ from decorators.backends.kubernetes.request import values_for
 from decorators.backends.overrides import Role, request_for
 from decorators.gpu_profile import _minimum, _minimum_beside
 from estimator import hardware
-from estimator.hardware import cluster_tables
-from estimator.hardware.cluster_nodes import Node
-from estimator.hardware.cluster_pods import PodRules
-from estimator.hardware.inventory import ClusterState, offered
+from estimator.hardware.cluster import tables
+from estimator.hardware.cluster.inventory import ClusterState, offered
+from estimator.hardware.cluster.nodes import Node
+from estimator.hardware.cluster.pods import PodRules
 from estimator.plan import GIB, MIB, Plan, Request
-from flows import checklist_launch, finetune_artifacts, finetune_launch
+from flows.cluster_check import launch
+from flows.finetune import artifacts, planning
 from tests.infra.manifests import KUBERNETES, ROOT, needs_kubectl, of_kind, render
 from tests.lab.pod_spec import quantity
 
@@ -55,7 +56,7 @@ class Pool:
         sized = kind or replace(
             hardware.current().instances[0], cloud=self.cloud, vcpu=vcpu, ram_bytes=gib * GIB
         )
-        room, daemons = cluster_tables.room_on(sized), cluster_tables.daemons()
+        room, daemons = tables.room_on(sized), tables.daemons()
         assert room is not None, self.machine
         resources: dict[str, float] = {
             "cpu": room.cpu + daemons.cpu,
@@ -68,7 +69,7 @@ class Pool:
             if "EFA x" in kind.fabric:
                 resources |= {"vpc.amazonaws.com/efa": float(kind.fabric.partition("EFA x")[2])}
             scheme = {"gcp": "gke"}.get(self.cloud, "gfd")
-            labels |= dict(cluster_tables.labels_of(kind.gpu, scheme)[0].labels)
+            labels |= dict(tables.labels_of(kind.gpu, scheme)[0].labels)
         return [
             Node(
                 name=f"{self.machine}-{number}",
@@ -171,14 +172,14 @@ RUNS = [
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The plan of a page's command on these nodes, as ``run`` makes it where the cluster is asked."""
-    monkeypatch.setattr(finetune_artifacts, "stage", lambda _, model: (model, {}))
-    monkeypatch.setattr(finetune_artifacts, "carry", lambda *_: None)
+    monkeypatch.setattr(artifacts, "stage", lambda _, model: (model, {}))
+    monkeypatch.setattr(artifacts, "carry", lambda *_: None)
 
     def plan(line: str, nodes: list[Node]) -> Plan:
         state = ClusterState(context="page", nodes=tuple(nodes))
         cluster = offered(state, hardware.current(), PodRules())
-        monkeypatch.setattr(finetune_launch.destination, "read_cluster", lambda *_: cluster)
-        return finetune_launch.plan_from_parameters(parameters_of(line), "kubernetes")
+        monkeypatch.setattr(planning.destination, "read_cluster", lambda *_: cluster)
+        return planning.plan_from_parameters(parameters_of(line), "kubernetes")
 
     return plan
 
@@ -216,8 +217,8 @@ def test_a_pages_checklist_fits_the_pages_cluster(page: str, cluster: Any) -> No
 
 
 def checklist_request(**options: Any) -> Request:
-    made = checklist_launch.FlowOptions(**options)
-    return checklist_launch._request(made, options["gpus_per_node"])
+    made = launch.FlowOptions(**options)
+    return launch._request(made, options["gpus_per_node"])
 
 
 @needs_kubectl
@@ -260,7 +261,7 @@ def test_the_disks_of_batchs_pools_hold_the_pages_run(planned: Any) -> None:
         for line in shell_lines("docs/aws.md")
         if line.startswith("finetune run --with batch") and "--plan-only" not in line
     ]
-    plan = finetune_launch.plan_from_parameters(
+    plan = planning.plan_from_parameters(
         {**parameters_of(line), "from_catalogue": True, "cloud": "aws"}, "batch"
     )
     example = (ROOT / "infra" / "aws" / "terraform.tfvars.example").read_text()

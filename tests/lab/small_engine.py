@@ -1,7 +1,7 @@
 """Runs of flows whose ranks make steps and checkpoints without training: seconds instead of a minute.
 
 A run is planned, prepared and refused as any other with torchtune. Where its settings say ``SMALL``, its
-ranks run :class:`tests.launchers.gang.engines.Steps`, by the option ``--engine`` of ``launchers.worker``,
+ranks run :class:`tests.launchers.gang.engines.Steps`, by the option ``--engine`` of ``launchers.run.worker``,
 which takes any class: nothing in the product knows of it. A ``sitecustomize`` adds the option, as the command
 is the product's.
 """
@@ -17,7 +17,7 @@ _ENGINES = Path(__file__).parents[1] / "launchers" / "gang" / "engines.py"
 _SITE = """
 import json, sys
 words = list(getattr(sys, "orig_argv", ()))
-if "launchers.worker" in words:
+if "launchers.run.worker" in words:
     job = next(word for word in words if word.endswith("job.json"))
     if "step_s" in json.load(open(job))["settings"]["engine_options"]:
         sys.argv += ["--engine", "small_engine_of_tests:Steps"]

@@ -7,7 +7,7 @@ from typing import Any
 
 from estimator.aws_errors import failure_of
 from estimator.errors import UserError
-from estimator.hardware.cluster_api import CALL_S
+from estimator.hardware.cluster.api import CALL_S
 from estimator.remote import log_requests
 
 

@@ -18,7 +18,7 @@ from decorators.backends.tables import Quota
 from estimator import hardware
 from estimator.aws_errors import failure_of
 from estimator.formatting import format_bytes
-from estimator.hardware.cluster_api import Clock
+from estimator.hardware.cluster.api import Clock
 from estimator.plan import MIB, Request
 
 INFRA = "infra/aws makes queues by GPU type, and environments for several nodes"

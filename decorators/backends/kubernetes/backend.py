@@ -6,7 +6,7 @@ from decorators.backends.interface import ComputeBackend, Destination
 from decorators.backends.kubernetes import errors, losses, offered, preflight, request, waiting
 from decorators.backends.kubernetes.nodes import PodSettings
 from estimator.hardware.cluster import Cluster
-from estimator.hardware.inventory import read_cluster
+from estimator.hardware.cluster.inventory import read_cluster
 
 
 def _inventory(destination: Destination, gpu: str | None) -> Cluster:

@@ -10,7 +10,7 @@ from decorators.backends import oom_kills
 from decorators.backends.kubernetes.losses import look
 from decorators.backends.kubernetes.waiting import pods_of
 from estimator.errors import UserError
-from estimator.hardware.cluster_api import (
+from estimator.hardware.cluster.api import (
     ApiRefusedError,
     ClusterApi,
     Json,

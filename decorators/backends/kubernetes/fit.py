@@ -10,13 +10,12 @@ from decorators.backends.interface import ClusterFacts, MinimumRequest
 from decorators.backends.kubernetes.offered import devices_of
 from estimator import hardware
 from estimator.formatting import format_bytes
-from estimator.hardware import cluster_tables
-from estimator.hardware.cluster import ClusterNodes
-from estimator.hardware.cluster_nodes import DISK, EFA, HUGEPAGES, INSTANCE_TYPE, ZONE, Node, clouds_of
-from estimator.hardware.cluster_pods import PodRules
-from estimator.hardware.cluster_tables import Room, SpotLabel
-from estimator.hardware.cluster_taints import Toleration
-from estimator.hardware.from_cluster import group
+from estimator.hardware.cluster import ClusterNodes, tables
+from estimator.hardware.cluster.machines import group
+from estimator.hardware.cluster.nodes import DISK, EFA, HUGEPAGES, INSTANCE_TYPE, ZONE, Node, clouds_of
+from estimator.hardware.cluster.pods import PodRules
+from estimator.hardware.cluster.tables import Room, SpotLabel
+from estimator.hardware.cluster.taints import Toleration
 from estimator.plan import MIB, Request
 
 FENCED = "fenced off by the taint"
@@ -71,7 +70,7 @@ def fit(
         request=request,
         rules=replace(rules, node_selector=(*rules.node_selector, *request.node_labels)),
         minimum=minimum or MinimumRequest(cpu=request.cpu, memory_bytes=request.memory_mib * MIB),
-        daemons=daemons or cluster_tables.daemons(),
+        daemons=daemons or tables.daemons(),
         extended=extended,
     )
     candidates: list[_Candidate] = []
@@ -153,11 +152,11 @@ def _marked_alike(
     candidates: list[_Candidate], request: Request
 ) -> tuple[list[_Candidate], SpotLabel | None]:
     """Return the spot nodes with the most frequent label, as a selector names one, and that label."""
-    marks = Counter(cluster_tables.spot_label_on(item.node.labels) for item in candidates)
+    marks = Counter(tables.spot_label_on(item.node.labels) for item in candidates)
     if not request.spot or not marks:
         return candidates, None
     mark, _ = marks.most_common(1)[0]
-    return [item for item in candidates if cluster_tables.spot_label_on(item.node.labels) == mark], mark
+    return [item for item in candidates if tables.spot_label_on(item.node.labels) == mark], mark
 
 
 def _found_by(
@@ -181,13 +180,13 @@ def _selectors(item: _Candidate) -> list[tuple[tuple[str, str], ...]]:
     had = item.node.labels.items()
     known = [
         row.labels
-        for row in cluster_tables.gpu_labels()
+        for row in tables.gpu_labels()
         if item.group is not None and row.gpu == item.group.gpu.name and set(row.labels) <= set(had)
     ]
     if known:
         return known
     # A spelling that only the GPU table knows, or a machine type that is not the planned one
-    keys = {row.labels[0][0] for row in cluster_tables.gpu_labels() if len(row.labels) == 1}
+    keys = {row.labels[0][0] for row in tables.gpu_labels() if len(row.labels) == 1}
     keys.add(INSTANCE_TYPE)
     return [((key, value),) for key, value in had if key in keys]
 

@@ -10,7 +10,7 @@ import urllib3
 from urllib3.exceptions import HTTPError
 
 from decorators.backends.findings import Findings
-from estimator.hardware.cluster_api import Clock
+from estimator.hardware.cluster.api import Clock
 
 HUB = "registry-1.docker.io"
 TYPES = ", ".join(

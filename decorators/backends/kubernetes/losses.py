@@ -22,7 +22,7 @@ from decorators.backends import oom_kills, tables
 from decorators.backends.interface import LastWords, Loss
 from decorators.backends.kubernetes.waiting import exists, pods_of
 from estimator.errors import UserError
-from estimator.hardware.cluster_api import ApiRefusedError, ClusterApi, Json, UnreachableError
+from estimator.hardware.cluster.api import ApiRefusedError, ClusterApi, Json, UnreachableError
 
 LOOK_EVERY_S = 2.0
 ENDING_S = 10.0  # that pods have to be seen as ended, beyond their grace

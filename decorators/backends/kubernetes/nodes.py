@@ -17,20 +17,21 @@ from decorators.backends.kubernetes.security import is_restricted
 from decorators.backends.options import Options
 from estimator import hardware
 from estimator.formatting import format_bytes
-from estimator.hardware import cluster_pods, cluster_tables
-from estimator.hardware.cluster_api import (
+from estimator.hardware.cluster import pods as cluster_pods
+from estimator.hardware.cluster import tables as cluster_tables
+from estimator.hardware.cluster.api import (
     ApiRefusedError,
     ClusterApi,
     Json,
     UnreachableError,
     found_at,
 )
-from estimator.hardware.cluster_nodes import RULE, Node, read_nodes
-from estimator.hardware.cluster_pods import PodRules
-from estimator.hardware.cluster_pools import CAPACITY_TYPE, Growth, could_grow, read_autoscalers
-from estimator.hardware.cluster_tables import Room, SpotLabel
-from estimator.hardware.cluster_taints import Toleration, is_of_table, opening
-from estimator.hardware.from_cluster import group
+from estimator.hardware.cluster.machines import group
+from estimator.hardware.cluster.nodes import RULE, Node, read_nodes
+from estimator.hardware.cluster.pods import PodRules
+from estimator.hardware.cluster.pools import CAPACITY_TYPE, Growth, could_grow, read_autoscalers
+from estimator.hardware.cluster.tables import Room, SpotLabel
+from estimator.hardware.cluster.taints import Toleration, is_of_table, opening
 from estimator.plan import Request
 
 DEVICE_PLUGIN = f"kubectl apply -f {tables.release('NVIDIA device plugin').manifest}"

@@ -9,7 +9,7 @@ from decorators._metaflow import compiles_only, say
 from decorators.backends.interface import ClusterFacts, StepRequest
 from decorators.backends.kubernetes.fabric import describe_unused, fabric_of, unused_devices
 from estimator.errors import UserError
-from estimator.hardware.cluster_api import (
+from estimator.hardware.cluster.api import (
     ApiRefusedError,
     Clock,
     ClusterApi,
@@ -17,7 +17,7 @@ from estimator.hardware.cluster_api import (
     UnreachableError,
     found_at,
 )
-from estimator.hardware.cluster_nodes import GPUS, Node, read_nodes
+from estimator.hardware.cluster.nodes import GPUS, Node, read_nodes
 
 MULTUS_RESOURCE = "k8s.v1.cni.cncf.io/resourceName"  # of a network: what its pods ask for
 _TIMEOUT_S = 10.0

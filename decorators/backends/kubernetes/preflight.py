@@ -18,7 +18,7 @@ from decorators.backends.kubernetes import images, queues, rules
 from decorators.backends.kubernetes.nodes import PodSettings, Preflight, check_nodes
 from decorators.backends.kubernetes.request import MB, values_for
 from decorators.backends.options import Options
-from estimator.hardware.cluster_api import ApiRefusedError, Clock, ClusterApi, UnreachableError, api_error
+from estimator.hardware.cluster.api import ApiRefusedError, Clock, ClusterApi, UnreachableError, api_error
 from estimator.plan import MIB, Request
 
 JOBSET = "jobset.x-k8s.io"

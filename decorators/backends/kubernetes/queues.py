@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from decorators.backends import tables
 from decorators.backends.kubernetes.affinity import HOSTNAME_LABEL
 from decorators.backends.kubernetes.nodes import Preflight
-from estimator.hardware.cluster_api import ApiRefusedError, Json
-from estimator.hardware.quantities import format_amount, quantity
+from estimator.hardware.cluster.api import ApiRefusedError, Json
+from estimator.hardware.cluster.quantities import format_amount, quantity
 
 KUEUE = "kueue.x-k8s.io"
 _Lent = Callable[[str, str], float]  # of a flavor and a resource

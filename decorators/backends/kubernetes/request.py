@@ -18,10 +18,10 @@ from decorators.backends.kubernetes.fabric import fabric_of
 from decorators.backends.options import Options
 from estimator import hardware
 from estimator.errors import UserError
-from estimator.hardware import cluster_tables
-from estimator.hardware.cluster_nodes import EFA, GPUS, HUGEPAGES, INSTANCE_TYPE, ZONE
-from estimator.hardware.cluster_tables import SpotLabel
-from estimator.hardware.cluster_taints import Toleration, parts, tolerated
+from estimator.hardware.cluster import tables as cluster_tables
+from estimator.hardware.cluster.nodes import EFA, GPUS, HUGEPAGES, INSTANCE_TYPE, ZONE
+from estimator.hardware.cluster.tables import SpotLabel
+from estimator.hardware.cluster.taints import Toleration, parts, tolerated
 from estimator.plan import MIB, Override, Request
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"

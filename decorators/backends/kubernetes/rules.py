@@ -12,11 +12,11 @@ from decorators.backends.interface import ClusterFacts
 from decorators.backends.kubernetes.nodes import Preflight
 from decorators.backends.kubernetes.request import MB, efa_interfaces, sizes
 from decorators.backends.kubernetes.security import ENFORCE, option
-from estimator.hardware.cluster_api import Json
-from estimator.hardware.cluster_nodes import DISK, EFA, GPUS
-from estimator.hardware.cluster_priorities import read_priority_classes
-from estimator.hardware.cluster_quotas import Quota, read_quotas
-from estimator.hardware.quantities import format_amount, quantities
+from estimator.hardware.cluster.api import Json
+from estimator.hardware.cluster.nodes import DISK, EFA, GPUS
+from estimator.hardware.cluster.priorities import read_priority_classes
+from estimator.hardware.cluster.quantities import format_amount, quantities
+from estimator.hardware.cluster.quotas import Quota, read_quotas
 
 SIZES = ("cpu", "memory", DISK)
 GUARANTEED = "--with kubernetes:qos=Guaranteed gives the pods limits, equal to what they ask for"

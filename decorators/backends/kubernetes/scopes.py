@@ -6,7 +6,7 @@ from typing import Any
 
 from decorators.backends.options import Options
 from decorators.backends.strategic_merge import merge
-from estimator.hardware.cluster_quotas import QuotaPod
+from estimator.hardware.cluster.quotas import QuotaPod
 
 
 def quota_pod(options: Options) -> QuotaPod:

@@ -9,7 +9,7 @@ from decorators.backends.kubernetes import images
 from decorators.backends.kubernetes.nodes import PodSettings, Preflight
 from decorators.backends.kubernetes.preflight import CHECKS, access, allowed, ask, namespace
 from decorators.backends.options import Options
-from estimator.hardware.cluster_api import Clock, ClusterApi
+from estimator.hardware.cluster.api import Clock, ClusterApi
 from estimator.plan import Request
 
 ARGO, ARGO_VERSION = "argoproj.io", "v1alpha1"

@@ -9,7 +9,7 @@ from typing import Any
 from decorators._metaflow import WaitedJob
 from decorators.backends.interface import STARTED, Hopeless, WaitState
 from estimator.errors import UserError
-from estimator.hardware.cluster_api import ApiRefusedError, ClusterApi, Json, UnreachableError, found_at
+from estimator.hardware.cluster.api import ApiRefusedError, ClusterApi, Json, UnreachableError, found_at
 
 JOBSETS = "/apis/jobset.x-k8s.io/v1alpha2"
 _BAD_IMAGE = "Look at its name and at the pull secret: kubectl describe pods shows the registry's answer."

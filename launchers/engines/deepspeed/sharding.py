@@ -11,13 +11,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from launchers.base.imports import collector_paused
 from launchers.engines import _merge
 from launchers.engines.deepspeed import checkpoint, config
 from launchers.engines.loop import generators, liger, model, optimizer, quantised
 from launchers.engines.loop.families import expert_blocks
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv
-from launchers.imports import collector_paused
 
 
 class Zero:

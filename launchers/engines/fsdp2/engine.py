@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from estimator.planning import support
+from launchers.base.imports import collector_paused
 from launchers.engines import Needs, training_of
 from launchers.engines.loop.engine import LoopEngine
 from launchers.gang.job import TrainJob
-from launchers.imports import collector_paused
 
 if TYPE_CHECKING:
     from estimator.models import ModelSpec

@@ -20,9 +20,9 @@ from transformers import AttentionInterface, AttentionMaskInterface, AutoModelFo
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from launchers.engines._hf_layout import ADAPTER_V2_CONFIG, ADAPTER_V2_WEIGHTS
 from launchers.engines.loop.whole_modules import norms
-from launchers.sections import Adapter
+from launchers.models.hf_layout import ADAPTER_V2_CONFIG, ADAPTER_V2_WEIGHTS
+from launchers.settings.sections import Adapter
 
 ATTENTION = "adapter_v2"  # what transformers' registry calls attention over prompts
 

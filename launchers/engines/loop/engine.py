@@ -7,8 +7,9 @@ import shutil
 from pathlib import Path
 
 from estimator.vocabulary import TASKS
-from launchers.engines import _hf_layout, _pipeline_layout
+from launchers.engines import _pipeline_layout
 from launchers.gang.job import TrainJob
+from launchers.models import hf_layout
 
 
 class LoopEngine:
@@ -23,15 +24,15 @@ class LoopEngine:
             shutil.rmtree(destination / name, ignore_errors=True)
         if model.is_dir():
             weights = sorted(model.glob("*.safetensors"))
-            _hf_layout.lay_out_model(weights, job.model_dir, destination / "model")
-        if (adapter / _hf_layout.ADAPTER_V2_CONFIG).is_file():
-            _hf_layout.lay_out_adapter_v2(adapter, destination / "adapter", base_model=job.base_model)
+            hf_layout.lay_out_model(weights, job.model_dir, destination / "model")
+        if (adapter / hf_layout.ADAPTER_V2_CONFIG).is_file():
+            hf_layout.lay_out_adapter_v2(adapter, destination / "adapter", base_model=job.base_model)
         elif adapter.is_dir():
-            _hf_layout.lay_out_adapter(
+            hf_layout.lay_out_adapter(
                 adapter / "adapter_model.safetensors",
                 json.loads((adapter / "adapter_config.json").read_text()),
                 destination / "adapter",
                 base_model=job.base_model,
             )
         if not model.is_dir() or (adapter.is_dir() and job.settings.new_tokens):
-            _hf_layout.lay_out_tokenizer(job.model_dir, destination / "adapter")
+            hf_layout.lay_out_tokenizer(job.model_dir, destination / "adapter")

@@ -1,7 +1,8 @@
 """Evaluations on held-out rows while a rank trains, the same for every engine.
 
-The measure is the task's own, so that a finished model has here what launchers.held_out gives it. Nothing of
-the training is touched: the model's modes and the random generators are put back, and no gradient is made.
+The measure is the task's own, so that a finished model has here what launchers.evaluation.held_out gives it.
+Nothing of the training is touched: the model's modes and the random generators are put back, and no gradient
+is made.
 """
 
 from __future__ import annotations

@@ -14,13 +14,13 @@ import torch
 from safetensors.torch import load_file
 
 from estimator.errors import Change, UserError
-from launchers.engines import _hf_layout, _merge
+from launchers.engines import _merge
 from launchers.engines._merge import Update
 from launchers.engines.loop import quantised, unet, unet_export
 from launchers.engines.loop.sharding import TrainedModel
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv
-from launchers.models import causal
+from launchers.models import causal, hf_layout
 
 _ADAPTER_PREFIX = "base_model.model."
 
@@ -31,9 +31,7 @@ def check_mergeable(network: Any, job: TrainJob) -> None:
     transformers renames tensors of some families as it reads them: told before training, not after it.
     """
     held = {
-        name
-        for path in _hf_layout.weight_files(job.model_dir)
-        for name in _hf_layout.safetensors_header(path)
+        name for path in hf_layout.weight_files(job.model_dir) for name in hf_layout.safetensors_header(path)
     }
     adapted = [name for name, module in network.named_modules() if hasattr(module, "lora_A")]
     names = _names_in_files(network, [f"{name.removeprefix(_ADAPTER_PREFIX)}.weight" for name in adapted])
@@ -117,7 +115,7 @@ def merge(
         update = updates.pop(name, None)
         return (weight if update is None else update.applied_to(weight)).to(base_weight.dtype)
 
-    _merge.merge(_hf_layout.weight_files(base), destination, change)
+    _merge.merge(hf_layout.weight_files(base), destination, change)
     if tied and isinstance(updates.get("lm_head.weight"), _Whole):
         del updates["lm_head.weight"]  # the same as the embedding
     if updates:

@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from launchers import drawing
 from launchers.dataset.measured import MAX_ROWS
 from launchers.engines.loop.images import QUARTERS, LatentBatch, NoiseSchedule, noise_errors, noisy_quarters
 from launchers.engines.loop.outcome import Outcome
@@ -17,12 +16,13 @@ from launchers.engines.loop.sharding import Answering
 from launchers.engines.loop.unet import has_texts
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv
+from launchers.images import drawing
 from launchers.images.prepared import PreparedImages
-from launchers.latents import Latents
+from launchers.precompute.latents import Latents
 
 
 class HeldOutImages:
-    """Measured as launchers.image_evaluation measures a finished pipeline; see held_out.HeldOut.
+    """Measured as launchers.evaluation.image_evaluation measures a finished pipeline; see held_out.HeldOut.
 
     Rank r of n measures every n-th image from the r-th on, and draws as many of the captions.
     """

@@ -25,7 +25,7 @@ from launchers.engines.loop.outcome import Outcome, StepCounts
 from launchers.engines.loop.sharding import Answering
 from launchers.engines.loop.unet import has_texts
 from launchers.images.prepared import PreparedImages
-from launchers.latents import Latent, Latents
+from launchers.precompute.latents import Latent, Latents
 from launchers.settings import Settings
 
 # of the time steps; in each the error is the mean squared one, not weighed
@@ -63,7 +63,7 @@ class LatentBatch:
 
 
 class TextToImage:
-    """The task; ``latents`` is the folder of what was computed before (launchers/latents.py)."""
+    """The task; ``latents`` is the folder of what was computed before (launchers/precompute/latents.py)."""
 
     metrics: ClassVar[tuple[str, ...]] = QUARTERS
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from launchers.imports import collector_paused
+from launchers.base.imports import collector_paused
 
 _OF_BLOCKS = ("rope", "rms_norm", "swiglu")
 

@@ -10,12 +10,12 @@ from estimator.errors import UserError
 from estimator.models import LATENT_PROJECTIONS, PROJECTIONS
 from estimator.models.architectures import own_names
 from estimator.vocabulary import METHODS, TASKS
+from launchers.base.imports import collector_paused
 from launchers.engines.loop import liger, quantised, unet, varlen, vision, whole_modules
 from launchers.engines.loop.families import blocks, expert_tensors
 from launchers.engines.loop.recompute import recompute
 from launchers.engines.reward_head import HEAD
 from launchers.gang.job import TrainJob
-from launchers.imports import collector_paused
 from launchers.models import causal
 from launchers.settings import Settings
 

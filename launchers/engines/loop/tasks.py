@@ -71,9 +71,9 @@ class TextTask(Task, Protocol):
 class OfRows:
     """Common part of tasks on rows of tokens.
 
-    ``reference``: launchers.reference's file, where the run has one. ``padding_free``: batches are joined
-    without padding (launchers.dataset.batches.MicroBatch). ``images``: makes the inputs of a vision-language
-    model.
+    ``reference``: launchers.evaluation.reference's file, where the run has one. ``padding_free``: batches are
+    joined without padding (launchers.dataset.batches.MicroBatch). ``images``: makes the inputs of a
+    vision-language model.
     """
 
     pairs: ClassVar[bool] = False  # whether a row is a pair

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from estimator.models.clip import TEXT_ADAPTED
+from launchers.base.imports import collector_paused
 from launchers.gang.job import TrainJob
 from launchers.images.texts import encode
-from launchers.imports import collector_paused
 
 ENCODERS = ("text_encoder", "text_encoder_2")
 

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from estimator.models.unet import ADAPTED
+from launchers.base.imports import collector_paused
 from launchers.gang.job import TrainJob
-from launchers.imports import collector_paused
 
 FOLDER = "unet"
 _BLOCKS = ("ResnetBlock2D", "BasicTransformerBlock", "CLIPEncoderLayer")

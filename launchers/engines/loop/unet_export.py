@@ -17,7 +17,7 @@ from launchers.engines._merge import Update
 from launchers.engines.loop import unet
 from launchers.engines.loop.sharding import TrainedModel
 from launchers.gang.job import TrainJob
-from launchers.sections import Lora
+from launchers.settings.sections import Lora
 
 ADAPTER = "default"  # PEFT's name of the only one
 

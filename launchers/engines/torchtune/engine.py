@@ -14,12 +14,13 @@ from pathlib import Path
 import yaml
 
 from estimator.models import ModelSpec
-from launchers.engines import Needs, _hf_layout
+from launchers.base.imports import collector_paused
+from launchers.engines import Needs
 from launchers.engines.torchtune import config as torchtune_config
 from launchers.engines.torchtune import support as torchtune_support
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv, RankReporter
-from launchers.imports import collector_paused
+from launchers.models import hf_layout
 from launchers.settings import Settings
 
 _FINAL = "epoch_0"  # the recipes see one epoch, and name their output after it
@@ -53,16 +54,16 @@ class Torchtune:
         merged = job.output_dir / "model" if adapters else saved
         if job.settings.merges(job.plan.method):
             weights = sorted(path for path in merged.glob("*.safetensors"))
-            _hf_layout.lay_out_model(weights, job.model_dir, destination / "model")
+            hf_layout.lay_out_model(weights, job.model_dir, destination / "model")
         if adapters:
-            _hf_layout.lay_out_adapter(
+            hf_layout.lay_out_adapter(
                 saved / "adapter_model.safetensors",
                 json.loads((saved / "adapter_config.json").read_text()),
                 destination / "adapter",
                 base_model=job.base_model,
             )
             if not job.settings.merges(job.plan.method):
-                _hf_layout.lay_out_tokenizer(job.model_dir, destination / "adapter")
+                hf_layout.lay_out_tokenizer(job.model_dir, destination / "adapter")
 
 
 ENGINE = Torchtune()

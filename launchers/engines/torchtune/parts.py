@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from launchers.dataset.prepared import IGNORE, Prepared
 from launchers.engines._schedule import lr_factor
-from launchers.sections import Schedule
+from launchers.settings.sections import Schedule
 
 
 class PadOnly:

@@ -12,7 +12,7 @@ from benchmarks.on_gpu.session import Measured
 from estimator import models
 from estimator.job import Job, Machine, Target
 from estimator.plan import Plan
-from launchers import pipeline
+from launchers.run import preparation
 
 MIB = 2**20
 
@@ -32,12 +32,12 @@ def job_of(case: Case, scale: Scale) -> Job:
     """What the launchers make of the case's settings, with the table's model."""
     spec = models.find(case.model)
     settings = cases.settings_of(case, scale, Path(case.model), Path("rows.jsonl"))
-    return pipeline.build_job(settings, spec, settings.max_steps)
+    return preparation.build_job(settings, spec, settings.max_steps)
 
 
 def plan_of(case: Case, scale: Scale, place: Machine) -> Plan:
     settings = cases.settings_of(case, scale, Path(case.model), Path("rows.jsonl"))
-    target = pipeline.apply_resources(settings, Target(machine=place))
+    target = preparation.apply_resources(settings, Target(machine=place))
     return cases.plan_anyway(job_of(case, scale), target)
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.on_gpu import data
-from launchers import pipeline, settings
+from launchers import settings
 from launchers.dataset.prepared import Prepared, PreparedInfo
 from launchers.models import tiny_llama
+from launchers.run import preparation
 
 LONGEST = 256
 
@@ -25,8 +26,8 @@ def prepared(folder: Path, model: Path, **values: object) -> tuple[PreparedInfo,
     given = settings.build(
         {"dataset": str(file), "seq_len": LONGEST, "evaluation": {"fraction": 0}, "max_steps": 4, **values}
     )
-    conversations, held_out = pipeline.read_data(given, folder)
-    info = pipeline.tokenise(conversations, held_out, given, model, folder / "data")
+    conversations, held_out = preparation.read_data(given, folder)
+    info = preparation.tokenise(conversations, held_out, given, model, folder / "data")
     return info, Prepared(folder / "data")
 
 

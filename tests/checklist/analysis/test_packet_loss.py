@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from checklist.analysis.packet_loss import find, stall, suspects
+from checklist.checks.host import counters
 from checklist.measurements import Counters, Pair
-from checklist.probes import counters
 from checklist.verdict import judge
 from tests.checklist.runs import cpu_run
 

@@ -14,7 +14,7 @@ from checklist.outputs import taint
 from checklist.outputs.publish import Outputs, check, publish
 from checklist.outputs.taint import EFFECT, KEY, LABEL
 from checklist.verdict import judge
-from flows import checklist_gate
+from flows.cluster_check import gate
 from tests.checklist.clusters import Cluster
 from tests.checklist.runs import gpu_run, with_pairs
 from tests.lab.control_plane import ControlPlane, wait_for
@@ -85,10 +85,8 @@ def test_marks_need_the_role_of_infra_are_set_seen_by_training_and_taken_off(
     assert not said.failed, said.lines
     assert ours(server) == [{"key": KEY, "value": "true", "effect": EFFECT}]
     assert "host-2 is slow" in node(server)["metadata"]["annotations"][KEY]
-    checked = checklist_gate.Checked(run="ChecklistFlow/7", result=SICK, age_s=60)
-    assert checklist_gate.exclude_nodes(checked, "kubernetes").lines == (
-        f"Kept out by their taint {KEY}: host-2.",
-    )
+    checked = gate.Checked(run="ChecklistFlow/7", result=SICK, age_s=60)
+    assert gate.exclude_nodes(checked, "kubernetes").lines == (f"Kept out by their taint {KEY}: host-2.",)
 
     publish(judge(gpu_run(8, started_unix=2_000.0)), outputs)
     assert ours(server) == []
@@ -100,6 +98,6 @@ def test_marks_need_the_role_of_infra_are_set_seen_by_training_and_taken_off(
     publish(judge(gpu_run(8, started_unix=2_000.0)), outputs)
     publish(SICK, Outputs(mark="label", apply=True))
     assert node(server)["metadata"]["labels"][LABEL] == "false"
-    assert checklist_gate.exclude_nodes(checked, "kubernetes").labels == ((LABEL, "true"),)
+    assert gate.exclude_nodes(checked, "kubernetes").labels == ((LABEL, "true"),)
     publish(judge(gpu_run(8, started_unix=2_000.0)), Outputs(mark="label", apply=True))
     assert {item.labels.get(LABEL) for item in taint.Cluster().nodes()} == {"true"}

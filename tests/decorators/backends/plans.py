@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from estimator import Job, Plan, Target, plan
-from estimator.hardware.cluster_nodes import Node, node_of
+from estimator.hardware.cluster.nodes import Node, node_of
 from estimator.models import find
 
 # What a container gets where EFA is asked for

@@ -10,7 +10,7 @@ from decorators._metaflow import Backend, Given
 from decorators.backends.interface import StepRequest
 from decorators.backends.registry import BACKENDS
 from estimator.errors import UserError
-from estimator.hardware.cluster_taints import Toleration
+from estimator.hardware.cluster.taints import Toleration
 from tests.decorators.backends.plans import planned
 
 REQUEST = planned("llama-8b", "lora", "L40S", 1).request

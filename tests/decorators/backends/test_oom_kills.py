@@ -11,7 +11,7 @@ from decorators import _metaflow
 from decorators._metaflow import WaitedJob
 from decorators.backends import oom_kills
 from decorators.backends.kubernetes import errors
-from launchers.replanning import Replanning, plans_key
+from launchers.run.replanning import Replanning, plans_key
 from launchers.store.bundles import LocalStorage
 from tests.decorators.backends.kubernetes.test_errors import Pods, pod
 

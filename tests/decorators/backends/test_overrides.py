@@ -14,7 +14,7 @@ from decorators.backends.overrides import merge_given, request_for, with_given
 from decorators.backends.placing import values_for
 from estimator import Job, Target, plan
 from estimator.errors import UserError
-from estimator.hardware.cluster_nodes import INSTANCE_TYPE
+from estimator.hardware.cluster.nodes import INSTANCE_TYPE
 from estimator.models import find
 from estimator.planning.generation import Drawing, plan_generation
 from tests.decorators.backends.plans import EFA_VARIABLES

@@ -23,8 +23,8 @@ from decorators.backends.overrides import request_for
 from decorators.backends.registry import BACKENDS
 from decorators.launch import build_step_request
 from estimator.errors import UserError
-from estimator.hardware.cluster_api import ClusterApi
-from estimator.hardware.cluster_taints import Toleration
+from estimator.hardware.cluster.api import ClusterApi
+from estimator.hardware.cluster.taints import Toleration
 from estimator.plan import MIB, Request
 from tests.decorators.backends.plans import EFA_VARIABLES, planned
 from tests.decorators.backends.steps import RecordedStep

@@ -19,7 +19,7 @@ from decorators.gpu_profile import PLAN_VARIABLE, _minimum, pack, unpack
 from estimator import Job, Plan, Target, plan
 from estimator.models import find
 from estimator.planning.next_plan import NextPlan, after_out_of_memory
-from launchers.replanning import Replanning, plans_key
+from launchers.run.replanning import Replanning, plans_key
 from launchers.store.bundles import LocalStorage
 
 KubernetesDecorator = pytest.importorskip(

@@ -19,7 +19,7 @@ from decorators.backends.retrying import Retrying
 from decorators.gpu_profile import PLAN_VARIABLE, _minimum, pack, unpack
 from estimator import Plan, Target, plan
 from estimator.planning.next_plan import NextPlan
-from launchers.replanning import Replanning, plans_key
+from launchers.run.replanning import Replanning, plans_key
 from launchers.store.bundles import LocalStorage
 from tests.decorators.backends.test_retrying import JOB, other, started
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from decorators.card.step import draw
 from decorators.card.trial import trial_rows
 from launchers.report.state import RankMeasured
-from launchers.trial import TrialResult
+from launchers.run.trial import TrialResult
 from tests.decorators.flows.plans import make_plan
 from tests.decorators.profile.states import make_state
 

@@ -14,11 +14,12 @@ from typer.testing import CliRunner, Result
 from estimator import hardware
 from estimator.cli.gpus import gpus
 from estimator.errors import UserError
-from estimator.hardware import inventory, report
-from estimator.hardware import refresh as refreshing
-from estimator.hardware.cluster_nodes import Node
-from estimator.hardware.inventory import ClusterState
-from estimator.hardware.price_cache import ProviderAnswer
+from estimator.hardware import report
+from estimator.hardware.cluster import inventory
+from estimator.hardware.cluster.inventory import ClusterState
+from estimator.hardware.cluster.nodes import Node
+from estimator.hardware.prices import refresh as refreshing
+from estimator.hardware.prices.cache import ProviderAnswer
 
 APP = typer.Typer()
 APP.command()(gpus)

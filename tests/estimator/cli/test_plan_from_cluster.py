@@ -13,9 +13,9 @@ from typing import Any
 from typer.testing import CliRunner
 
 from estimator.cli.app import app
-from flows.run_options import translate
+from flows.commands.run_options import translate
 from launchers import settings
-from tests.estimator.hardware.test_from_cluster import (
+from tests.estimator.hardware.cluster.test_machines import (
     Api,
     bare_metal,
     eks_p5,

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from estimator import hardware
-from estimator.hardware import price_cache
+from estimator.hardware.prices import cache
 
 TODAY = date(2026, 11, 20)
 
@@ -84,4 +84,4 @@ class Silent(PriceList):
 
 def unchanged() -> bool:
     """Whether nothing was learned: no cache, and the table's own price."""
-    return not price_cache.path().exists() and hardware.instance("g5.xlarge").usd_per_hour == 1.006
+    return not cache.path().exists() and hardware.instance("g5.xlarge").usd_per_hour == 1.006

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from estimator import hardware
 from estimator.cli.gpus import gpus
 from estimator.errors import UserError
-from estimator.hardware import cluster_nodes, inventory
-from estimator.hardware import refresh as refreshing
+from estimator.hardware.cluster import inventory, nodes
+from estimator.hardware.prices import refresh as refreshing
 
 PAGE = Path(__file__).parents[3] / "docs" / "hardware.md"
 APP = typer.Typer()
@@ -70,4 +70,4 @@ def test_the_pages_message_is_that_of_the_code(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(UserError) as caught:
         hardware.catalogue(Path("my.csv"))
     assert f"{caught.value}\n" in blocks("text")
-    assert f"{cluster_nodes.RULE}\n" in blocks("text")
+    assert f"{nodes.RULE}\n" in blocks("text")

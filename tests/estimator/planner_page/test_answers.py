@@ -16,7 +16,7 @@ from estimator.cli.app import app, load
 from estimator.models.hf_config import to_spec
 from estimator.planner_page import answers, fields
 from tests.estimator.cli import test_plan_from_cluster as by_command
-from tests.estimator.hardware.test_from_cluster import CPU_NODE, eks_p5, gke_l4
+from tests.estimator.hardware.cluster.test_machines import CPU_NODE, eks_p5, gke_l4
 from tests.estimator.planner_page.forms import FORMS
 
 CONFIG = {

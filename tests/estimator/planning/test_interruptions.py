@@ -12,8 +12,8 @@ import pytest
 from benchmarks import spot
 from estimator import Job, Target, UserError, hardware
 from estimator.calibration import Calibration
-from estimator.hardware import cluster_tables
-from estimator.hardware.cluster_taints import tolerated
+from estimator.hardware.cluster import tables
+from estimator.hardware.cluster.taints import tolerated
 from estimator.models import find
 from estimator.plan import Interruptions, Plan
 from estimator.planning import interruptions
@@ -57,7 +57,7 @@ def test_a_given_rate_goes_before_the_tables_and_no_rate_is_none() -> None:
 
 
 def test_labels_of_spot_nodes_have_sources_and_their_taints_are_tolerated() -> None:
-    for row in cluster_tables.spot_labels():
+    for row in tables.spot_labels():
         assert row.source
         assert not row.taint or tolerated(row.taint) is not None
 

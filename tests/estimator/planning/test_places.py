@@ -9,7 +9,7 @@ import pytest
 
 from estimator import Job, Target, UserError, hardware
 from estimator.hardware.cluster import Aside, Cluster, ClusterNodes, Free
-from estimator.hardware.cluster_quotas import Quota
+from estimator.hardware.cluster.quotas import Quota
 from estimator.models import find
 from estimator.plan import GIB
 from estimator.planning.goals import Goals

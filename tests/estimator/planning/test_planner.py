@@ -13,7 +13,7 @@ from estimator.changes import Change
 from estimator.models import find
 from estimator.plan import GIB, Override
 from estimator.planning.clusters import as_qlora
-from launchers.spelling import SET
+from launchers.settings.spelling import SET
 
 LAPTOP = Machine(cpu_cores=4, ram_bytes=16 * GIB, disk_free_bytes=100 * GIB)
 CLUSTER = Target(kind="kubernetes")

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.estimator.hardware.test_from_cluster import Api, serving_api, write_kubeconfig
+from tests.estimator.hardware.cluster.test_machines import Api, serving_api, write_kubeconfig
 from tests.flows.doctor.conftest import Asker
 
 KUBERNETES = ("kubernetes", "kubernetes, several nodes", "argo-workflows")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from checklist.probes import gpus
+from checklist.checks.gpu import gpus_probe
 from tests.flows.doctor.conftest import Asker
 
 
 def test_gpus_are_named_or_their_absence_with_what_mends_it(ask: Asker) -> None:
-    seen = gpus.look()
+    seen = gpus_probe.look()
     line = ask("GPU")["GPU"]
     if seen.names:
         assert line.found.startswith(f"{seen.names.count(seen.names[0])} x {seen.names[0]}")

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from estimator.errors import UserError
-from launchers import pipeline
 from launchers.dataset import preferences, prompts, rows, texts
 from launchers.dataset.turns import Message
+from launchers.run import preparation
 from launchers.settings import build
 
 SQUAD = {"id": "7", "question": "Why?", "answer": "So."}
@@ -73,7 +73,7 @@ def test_mapped_columns_are_read_next_to_rows_with_supported_keys(
 ) -> None:
     own = {"instruction": "Add.", "output": "3"}
     path = write(tmp_path / "d.jsonl", SQUAD | {"prompt": "ignored"}, own)
-    first, second = pipeline.read_samples(build({"dataset": str(path)}, [columns]), path)
+    first, second = preparation.read_samples(build({"dataset": str(path)}, [columns]), path)
     assert isinstance(first, rows.Conversation)
     assert first.messages == (Message(role="user", content="Why?"), Message(role="assistant", content="So."))
     assert second == rows.parse(own)

@@ -157,7 +157,9 @@ def _fork(engine: str, environment: dict[str, str], jobs: list[str], log: str, e
         traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # as launchers.worker: gloo's threads may abort a process while Python takes itself apart
+    os._exit(
+        code
+    )  # as launchers.run.worker: gloo's threads may abort a process while Python takes itself apart
 
 
 def _failed(train: Callable[[Any], None], job: Any) -> bool:

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from launchers.base.workdir import is_caused_by_full_disk
 from launchers.gang.failures import Failure, Kind, root_cause
-from launchers.workdir import is_caused_by_full_disk
 
 MIB = 2**20
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launchers import image_runs, latents
 from launchers.cluster.endpoint import NodeAddress, Secret
 from launchers.dataset import drawn_shapes
 from launchers.gang.job import TrainJob
 from launchers.images import pictures
+from launchers.images import runs as image_runs
 from launchers.models import tiny_sdxl
+from launchers.precompute import latents
 from launchers.settings import Settings, overlay
 from launchers.store.bundles import LocalStorage
 from tests.launchers.engines.loop import runs

@@ -16,10 +16,10 @@ from safetensors.numpy import load_file, save_file
 from estimator import models
 from estimator.errors import UserError
 from estimator.models import locate
-from launchers import pipeline
 from launchers.engines.reward_head import with_reward_head
 from launchers.models import tiny_llama
 from launchers.models.fit import check_fits
+from launchers.run import preparation
 from launchers.settings import Settings
 from tests.launchers.engines.loop import families
 
@@ -183,11 +183,11 @@ def test_a_config_that_transformers_can_not_build_is_refused_in_a_line(tmp_path:
 def test_a_run_refuses_a_folder_whose_config_has_a_layer_more(tmp_path: Path) -> None:
     folder = tiny_llama.make(tmp_path / "model")
     model = locate(str(folder))
-    assert pipeline.fetch_weights(model, tmp_path / "cache") == folder
+    assert preparation.fetch_weights(model, tmp_path / "cache") == folder
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 5}))
     with pytest.raises(UserError, match=r"9 tensors are missing \(model\.layers\.4\."):
-        pipeline.fetch_weights(model, tmp_path / "cache")
+        preparation.fetch_weights(model, tmp_path / "cache")
 
 
 @pytest.mark.parametrize("family", ["granite", "llama"])
@@ -196,7 +196,7 @@ def test_of_an_untried_family_what_the_files_hold_is_told_beside_what_was_planne
 ) -> None:
     families.network(family).save_pretrained(tmp_path / "m")
     (tmp_path / "m" / "tokenizer.json").write_text("{}")
-    pipeline.fetch_weights(models.resolve(str(tmp_path / "m")), tmp_path / "cache")
+    preparation.fetch_weights(models.resolve(str(tmp_path / "m")), tmp_path / "cache")
     assert ("counted 0.00 B" in capsys.readouterr().out) == (family == "granite")
 
 

@@ -19,8 +19,8 @@ from launchers.models import tiny_llama
 from launchers.rejection import answers as rows
 from launchers.rejection import shards
 from launchers.rejection.generation import GenerationRequest, generate, main
-from launchers.sections import Rejection
 from launchers.settings import Settings
+from launchers.settings.sections import Rejection
 
 CHATS = [
     Conversation(

@@ -9,7 +9,7 @@ from launchers.dataset.prompts import Prompt
 from launchers.dataset.turns import Message
 from launchers.rejection.answers import Answer, Answers, Scores
 from launchers.rejection.selection import Comparison, distribution, mean_of, overview, select
-from launchers.sections import Rejection
+from launchers.settings.sections import Rejection
 
 PROMPTS = [
     Prompt(

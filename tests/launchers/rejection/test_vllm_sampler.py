@@ -23,8 +23,8 @@ from launchers.rejection import answers as rows
 from launchers.rejection import vllm_sampler
 from launchers.rejection.answers import BatchLimit, Ends
 from launchers.rejection.generation import check_vllm, generate
-from launchers.sections import Rejection
 from launchers.settings import Settings, build
+from launchers.settings.sections import Rejection
 from tests.launchers.rejection.test_generation import model, request  # noqa: F401 - a fixture
 
 SETTINGS = Settings(

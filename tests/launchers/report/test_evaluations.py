@@ -15,7 +15,7 @@ from launchers.report.evaluations import (
     exported_step,
     stops_early,
 )
-from launchers.sections import Evaluation
+from launchers.settings.sections import Evaluation
 
 KEPT = Evaluation(every_steps=10, patience=2)
 

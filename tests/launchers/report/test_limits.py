@@ -17,7 +17,7 @@ from launchers.report.stragglers import MIN_STEPS, WARM_UP, Stragglers, lags
 from launchers.report.telemetry import Drawn, Pace, Straggling
 from launchers.report.trackers import _flat
 from launchers.report.window import Window, compare, milliseconds
-from launchers.sections import Evaluation
+from launchers.settings.sections import Evaluation
 
 NAMED_AT = WARM_UP + MIN_STEPS
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from estimator.errors import UserError
-from launchers import hub_push
+from launchers.results import hub_push
 from launchers.run import stages
 from launchers.settings import build
 

@@ -17,15 +17,16 @@ import pytest
 from estimator import models
 from estimator.errors import UserError
 from estimator.plan import GIB
-from launchers import handover, settings
+from launchers import settings
+from launchers.base.workdir import full_disk_explained
 from launchers.cluster.allocation import node_address
 from launchers.cluster.processes import is_running
 from launchers.gang.job import TrainJob
 from launchers.report.peak import MemoryPeak
+from launchers.results import handover
+from launchers.run.training import Trained
 from launchers.scheduler import run
 from launchers.scheduler.hosts import Start
-from launchers.training import Trained
-from launchers.workdir import full_disk_explained
 from tests.decorators.flows.plans import make_plan
 from tests.launchers.report.test_trackers import metrics
 from tests.warm_python import WarmPython

@@ -17,7 +17,7 @@ from estimator.errors import UserError
 from estimator.models import find
 from estimator.planning.goals import Goals
 from estimator.planning.planner import plan
-from flows import finetune_artifacts, finetune_launch
+from flows.finetune import artifacts, planning
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("account")]
 
@@ -94,13 +94,13 @@ def test_without_a_queue_the_first_that_is_enabled_counts(queue: Queue) -> None:
 def test_run_with_batch_plans_with_the_queues_machines(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(finetune_artifacts, "stage", lambda _, model: (model, {}))
-    monkeypatch.setattr(finetune_artifacts, "carry", lambda *_: None)
+    monkeypatch.setattr(artifacts, "stage", lambda _, model: (model, {}))
+    monkeypatch.setattr(artifacts, "carry", lambda *_: None)
     queue("own", instanceTypes=["g5"])
 
     def run(name: str, **parameters: Any) -> Any:
         with going_to(Destination(backend="batch", options=Options(queue=name))):
-            return finetune_launch.plan_from_parameters(
+            return planning.plan_from_parameters(
                 {"model": "llama-8b", "method": "lora", **parameters}, "batch"
             )
 

@@ -14,7 +14,7 @@ from decorators.backends.kubernetes.nodes import PodSettings
 from decorators.backends.kubernetes.preflight import inspect
 from decorators.backends.kubernetes.scopes import quota_pod
 from decorators.backends.options import Options
-from estimator.hardware.cluster_api import Clock
+from estimator.hardware.cluster.api import Clock
 from estimator.plan import GIB, Request
 from tests.decorators.backends.plans import node_object, planned
 from tests.lab.control_plane import ControlPlane

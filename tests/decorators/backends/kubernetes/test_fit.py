@@ -9,10 +9,10 @@ import pytest
 
 from decorators.backends.interface import MinimumRequest
 from decorators.backends.kubernetes.fit import Fit, fit
-from estimator.hardware.cluster_nodes import INSTANCE_TYPE
-from estimator.hardware.cluster_pods import PodRules
-from estimator.hardware.cluster_tables import Room
-from estimator.hardware.cluster_taints import Toleration, tolerated
+from estimator.hardware.cluster.nodes import INSTANCE_TYPE
+from estimator.hardware.cluster.pods import PodRules
+from estimator.hardware.cluster.tables import Room
+from estimator.hardware.cluster.taints import Toleration, tolerated
 from estimator.plan import GIB, Request
 from tests.decorators.backends.plans import node, planned
 

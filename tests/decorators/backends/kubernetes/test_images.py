@@ -11,7 +11,7 @@ import pytest
 
 from decorators.backends.findings import Findings
 from decorators.backends.kubernetes import images
-from estimator.hardware.cluster_api import Clock
+from estimator.hardware.cluster.api import Clock
 from tests.http_server import serving
 
 # Where the registry sends whoever asks for an image, without TLS; ELSEWHERE is another server

@@ -14,9 +14,9 @@ from decorators.backends.kubernetes.preflight import inspect, inspect_beside
 from decorators.backends.options import Options
 from decorators.backends.overrides import request_for
 from estimator.errors import UserError
-from estimator.hardware.cluster_api import Clock
-from estimator.hardware.cluster_nodes import INSTANCE_TYPE
-from estimator.hardware.cluster_tables import Room
+from estimator.hardware.cluster.api import Clock
+from estimator.hardware.cluster.nodes import INSTANCE_TYPE
+from estimator.hardware.cluster.tables import Room
 from estimator.plan import GIB
 from tests.decorators.backends.kubernetes.conftest import INFRA, TWO, Asker, rows_of
 from tests.decorators.backends.plans import planned

@@ -14,10 +14,10 @@ from decorators.backends.options import Options
 from decorators.backends.overrides import request_for
 from estimator import hardware
 from estimator.errors import UserError
-from estimator.hardware import cluster_tables
-from estimator.hardware.cluster_nodes import INSTANCE_TYPE, ZONE
-from estimator.hardware.cluster_tables import Room
-from estimator.hardware.cluster_taints import Toleration
+from estimator.hardware.cluster import tables
+from estimator.hardware.cluster.nodes import INSTANCE_TYPE, ZONE
+from estimator.hardware.cluster.tables import Room
+from estimator.hardware.cluster.taints import Toleration
 from estimator.plan import GIB, MIB, Override, Request
 from tests.decorators.backends.plans import CASES, EFA_VARIABLES, planned
 
@@ -213,7 +213,7 @@ def test_spot_nodes_are_chosen_by_their_label_and_their_taint_is_tolerated(
 
 def test_how_a_cluster_marks_its_spot_nodes_goes_before_its_cloud_and_one_is_needed() -> None:
     request = dataclasses.replace(planned("llama-70b", "full", "H100", 2).request, spot=True)
-    managed = next(row for row in cluster_tables.spot_labels() if "EKS" in row.manager)
+    managed = next(row for row in tables.spot_labels() if "EKS" in row.manager)
     asked = _values(request, facts=ClusterFacts(spot=managed)).compute
     assert asked["node_selector"]["eks.amazonaws.com/capacityType"] == "SPOT"
     assert "karpenter.sh/capacity-type" not in asked["node_selector"]

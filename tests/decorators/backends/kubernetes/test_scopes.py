@@ -9,7 +9,7 @@ import pytest
 from decorators.backends.kubernetes.scopes import quota_pod
 from decorators.backends.options import Options
 from decorators.backends.strategic_merge import merge
-from estimator.hardware.cluster_quotas import QuotaPod, read_quotas
+from estimator.hardware.cluster.quotas import QuotaPod, read_quotas
 from tests.lab.api import ApiError, Json
 from tests.lab.control_plane import ControlPlane, wait_for
 

@@ -12,9 +12,9 @@ import torch
 
 from launchers import engines
 from launchers.dataset.prepared import IGNORE
-from launchers.engines._hf_layout import safetensors_header
 from launchers.gang.job import TrainJob
 from launchers.models import causal
+from launchers.models.hf_layout import safetensors_header
 from launchers.report import telemetry
 from tests.launchers.engines import ranks
 from tests.launchers.engines.loop import runs

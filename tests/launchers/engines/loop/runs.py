@@ -13,10 +13,10 @@ import numpy as np
 
 from estimator.models import resolve
 from estimator.plan import Layout, MemoryEstimate, Plan, Prediction, Request
-from launchers import reference
 from launchers.cluster.endpoint import NodeAddress, Secret
 from launchers.dataset import prepared
 from launchers.dataset.measured import MAX_ROWS
+from launchers.evaluation import reference
 from launchers.gang.job import TrainJob
 from launchers.report import telemetry
 from launchers.store.bundles import LocalStorage

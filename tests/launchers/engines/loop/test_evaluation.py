@@ -12,9 +12,9 @@ import pytest
 
 from launchers import engines
 from launchers.dataset.prepared import Prepared
-from launchers.evaluate import load_model
+from launchers.evaluation.evaluate import load_model
+from launchers.evaluation.held_out import scorer_of
 from launchers.gang.job import TrainJob
-from launchers.held_out import scorer_of
 from launchers.models import tiny_llama
 from launchers.report import telemetry
 from launchers.report.telemetry import Evaluated

@@ -17,12 +17,13 @@ import torch
 from safetensors.torch import load_file
 from torch.nn import functional
 
-from launchers import engines, image_evaluation
+from launchers import engines
 from launchers.dataset.prepared import Prepared
 from launchers.engines import _pipeline_layout
 from launchers.engines._schedule import lr_factor
 from launchers.engines.loop.images import QUARTERS, LatentBatch, NoiseSchedule, TextToImage
 from launchers.engines.loop.moving_average import MovingAverage
+from launchers.evaluation import image_evaluation
 from launchers.gang.job import TrainJob
 from launchers.images.prepared import PreparedImages
 from launchers.report.telemetry import Drawn, Evaluated, Follower

@@ -8,7 +8,8 @@ import pytest
 
 from estimator import models
 from estimator.errors import UserError
-from launchers import checks, engines
+from launchers import engines
+from launchers.run import checks
 from launchers.settings import build
 
 GRPO = {"task": "grpo", "rl": {"reward": "a.py:f"}}

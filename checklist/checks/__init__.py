@@ -1,0 +1,1 @@
+"""One folder per subject: probes measure it on the nodes, judges turn measurements into findings."""

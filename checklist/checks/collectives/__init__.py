@@ -1,0 +1,1 @@
+"""NCCL or Gloo collectives and point-to-point transfers: speed, hangs, corrupted data."""

@@ -1,0 +1,67 @@
+"""Check for silent data corruption: equal arithmetic must give equal bits on every repeat and device."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from checklist.judging.advice import finding
+from checklist.judging.context import Judgement, JudgingContext, answer, few
+from checklist.result import Finding
+
+
+def corruption(context: JudgingContext) -> Judgement:
+    """FAIL for a rank whose matmul isn't bitwise equal on every repeat, or differs from the other ranks.
+
+    The product of random operands is compared between repeats on one rank: cuBLAS gives the same bits on one
+    stream of one GPU (its documentation, "Results Reproducibility"), oneDNN and MKL with the same threads.
+    The product of small integers is exact in any order, so it is compared over all ranks regardless of GPU;
+    the bits of more than half of the ranks are the reference.
+
+    Limits: none; a single bit fails. Fleets see such faults on a few of a thousand machines (Dixit et al.
+    2021, "Silent Data Corruptions at Scale"; Hochschild et al. 2021, "Cores that don't count").
+
+    Not detected: faults at another temperature, clock or instruction; only bfloat16 (on CPUs fp32) matmuls
+    are compared, for a fraction of the load's time. If the ranks split into two halves, all are suspects.
+    """
+    repeated = [one for one in context.measurements.repeated if one.rank in context.nodes_by_rank]
+    if not repeated:
+        return context.unmeasured("corruption", "node")
+    findings = [_unsteady(context, one.rank, one.differing) for one in repeated if one.differing]
+    unsteady = {one.rank for one in repeated if one.differing}
+    digests = {one.rank: one.digest for one in repeated if one.whole and one.rank not in unsteady}
+    findings += _odd(context, digests)
+    times = min(one.times for one in repeated)
+    ranks = len({one.rank for one in repeated})
+    good = f"A matrix product has the same bits on {ranks} ranks, at least {times} times each."
+    nodes = context.names({context.nodes_by_rank[one.rank] for one in repeated})
+    return answer("corruption", good, findings, nodes=nodes)
+
+
+def _unsteady(context: JudgingContext, rank: int, differing: int) -> Finding:
+    name = context.name(context.nodes_by_rank[rank])
+    title = f"Rank {rank} on {name} computes wrongly at times: {differing:,} values of one product differed."
+    return finding("corruption", "corruption", "FAIL", title, nodes=[name], ranks=[rank])
+
+
+def _odd(context: JudgingContext, digests: dict[int, str]) -> list[Finding]:
+    """Report ranks whose exact product differs from that of most ranks."""
+    counts = Counter(digests.values())
+    if len(counts) < 2:
+        return []
+    usual, often = counts.most_common(1)[0]
+    if 2 * often <= len(digests):
+        suspects = context.names({context.nodes_by_rank[rank] for rank in digests})
+        title = f"An exact product has {len(counts)} results on {few(suspects)}, and no one is that of most."
+        return [finding("corruption", "corruption", "FAIL", title, suspects=suspects, ranks=sorted(digests))]
+    return [
+        finding(
+            "corruption",
+            "corruption",
+            "FAIL",
+            f"Rank {rank} on {context.name(context.nodes_by_rank[rank])} computes an exact product wrongly.",
+            nodes=[context.name(context.nodes_by_rank[rank])],
+            ranks=[rank],
+        )
+        for rank, digest in sorted(digests.items())
+        if digest != usual
+    ]

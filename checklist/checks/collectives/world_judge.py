@@ -1,0 +1,290 @@
+"""Checks of collectives over all ranks: correct values, speed, and the network in use."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from checklist.analysis.busbw import OPS, SMALL_BYTES
+from checklist.judging.advice import finding
+from checklist.judging.comparison import compare, compare_with_history
+from checklist.judging.context import (
+    Judgement,
+    JudgingContext,
+    Measured,
+    Records,
+    answer,
+    no_verdict,
+    skipped,
+)
+from checklist.measurements import Collective
+from checklist.result import Figure, Finding
+
+_TOPOLOGY = "NCCL_TOPO_FILE"
+# Codes of findings that the expected range contradicts
+EXPECTED_CODES = ("below-expected", "speed-of-tcp", "speed-of-one-port", "half-speed")
+_ONE_PORT = (0.7, 1.5)  # multiples of one port's part of the expected figure that count as one port
+_HALF = (0.4, 0.62)  # share of the expected figure that counts as half
+
+
+def correctness(context: JudgingContext) -> Judgement:
+    """FAIL for an operation that failed or returned wrong values on any rank.
+
+    Values differ by rank and position, so a partial or misplaced result is detected.
+
+    Limits: none; values are compared for equality.
+
+    Not detected: the rank that produced a wrong value; ranks that received one are suspects. NO-VERDICT if
+    the values of an operation were not compared.
+    """
+    tried = context.measurements.collectives
+    if not tried:
+        return context.unmeasured("correctness", "world")
+    findings = []
+    for op in dict.fromkeys(item.op for item in tried):
+        same = [item for item in tried if item.op == op]
+        wrong = [item for item in same if item.correct is False]
+        failed = [item for item in same if item.error is not None]
+        if wrong:
+            findings.append(_wrong(context, op, wrong))
+        elif failed:
+            title = f"{op} of {failed[0].bytes} bytes ({failed[0].dtype}) failed: {failed[0].error}."
+            findings.append(finding("correctness", "collective-failed", "FAIL", title))
+    checked = {item.op for item in tried if item.correct is not None}
+    missing = sorted(set(OPS) - checked)
+    if missing and not findings:
+        return no_verdict("correctness", f"The values of {', '.join(missing)} were not compared.")
+    return answer(
+        "correctness", f"{len(checked)} operations gave the right values.", findings, nodes=context.all_names
+    )
+
+
+def _wrong(context: JudgingContext, op: str, wrong: list[Collective]) -> Finding:
+    ranks = sorted({rank for item in wrong for rank in item.wrong_ranks})
+    values = sum(item.wrong_values or 0 for item in wrong)
+    where = f" on rank {', '.join(map(str, ranks))}" if ranks else ""
+    title = f"{op} gave {values or 'some'} wrong values{where} ({wrong[0].dtype}, {wrong[0].bytes} bytes)."
+    # The rank that receives a wrong value did not necessarily produce it
+    suspects = [context.name_of_rank(rank) for rank in ranks]
+    return finding(
+        "correctness", "wrong-values", "FAIL", title, suspects=dict.fromkeys(suspects), ranks=ranks
+    )
+
+
+def transport(context: JudgingContext) -> Judgement:
+    """FAIL if NCCL's world differs from the job's, or if it uses sockets although RDMA devices exist.
+
+    WARN if GPU Direct RDMA is off.
+
+    Limits: none; nodes and ranks are counted, the network is the one that NCCL's log names.
+
+    Not detected: anything with gloo, which writes no log, or if the log names no network (NO-VERDICT).
+    """
+    seen = context.measurements.transport
+    if seen is None:
+        if context.measurements.backend == "gloo":
+            return skipped("transport", "gloo has one transport and keeps no log of it.")
+        return context.unmeasured("transport", "world")
+    if not context.facts:
+        return context.unmeasured("transport", "facts")
+    findings = []
+    nodes = len(context.measurements.nodes)
+    world = context.measurements.nodes_asked * context.measurements.gpus_per_node_asked
+    if seen.nodes_seen is not None and seen.nodes_seen != nodes and not context.local:
+        title = f"NCCL saw {seen.nodes_seen} nodes, the launcher {nodes}."
+        network = f"{seen.nodes_seen} of {nodes} nodes"
+        findings.append(finding("transport", "separate-world", "FAIL", title, seen=network))
+    elif seen.ranks_seen not in (None, world) and len(context.facts) == world:  # else check ranks reports it
+        title = f"NCCL's world has {seen.ranks_seen} ranks, the job's {world}."
+        network = f"{seen.ranks_seen} of {world} ranks"
+        findings.append(finding("transport", "separate-world", "FAIL", title, seen=network))
+    devices = _rdma(context)
+    if devices and seen.network == "socket" and nodes > 1:
+        title = f"NCCL uses plain sockets although there are {devices}."
+        findings.append(finding("transport", "rdma-unused", "FAIL", title, devices=devices))
+    if seen.gpu_direct is False and seen.network in ("ib", "efa"):
+        title = "GPU Direct RDMA is off: data between nodes goes through host memory."
+        findings.append(finding("transport", "gdr-off", "WARN", title))
+    if not findings and (
+        seen.nodes_seen is None or (seen.network is None and nodes > 1 and not context.local)
+    ):
+        return no_verdict(
+            "transport", "The log does not say which network is used or how many nodes there are."
+        )
+    network = f"{seen.network or 'within one machine'}" + (
+        f" over {seen.interface}" if seen.interface else ""
+    )
+    return answer("transport", f"{seen.nodes_seen} nodes, {network}.", findings, nodes=context.all_names)
+
+
+def _rdma(context: JudgingContext) -> str:
+    """Describe the RDMA devices of the nodes; empty if there are none."""
+    efa = max((fact.efa_devices or 0 for fact in context.leaders), default=0)
+    if efa or context.machine_fabric.upper().startswith("EFA"):
+        return f"{efa} EFA devices" if efa else "EFA devices in this machine type"
+    ib = max((len(fact.ib_devices or ()) for fact in context.leaders), default=0)
+    return f"{ib} InfiniBand devices" if ib else ""
+
+
+def latency(context: JudgingContext) -> Judgement:
+    """FAIL or WARN for small messages and barriers that take longer than in earlier runs.
+
+    Limits: messages up to ``SMALL_BYTES``, 4 KiB, where latency dominates; ``WARN_SHARE`` and ``FAIL_SHARE``
+    of checklist/analysis/baseline.py. thresholds.csv has no rows, because latencies by machine type are not
+    published.
+
+    Not detected: which rank is late; anything without a history or on one machine (NO-VERDICT).
+    """
+    times: dict[str, list[float]] = defaultdict(list)
+    for item in _timed(context):
+        if item.op == "barrier" or (item.op == "all_reduce" and 0 < item.bytes <= SMALL_BYTES):
+            times[item.op].append(float(item.seconds_median or 0))
+    if not times:
+        return context.unmeasured("latency", "world")
+    figures: list[Figure] = []
+    findings: list[Finding] = []
+    records: Records = []
+    for op, seconds in times.items():
+        name, value = f"{op} latency", statistics.median(seconds)
+        records.append(Measured(name, None, value, "s"))
+        comparison = compare_with_history(
+            None if context.local else context.past(name, None, value, less_is_better=True)
+        )
+        figures.append(comparison.figure(name, value, "s"))
+        if comparison.level in ("WARN", "FAIL"):
+            title = f"{op} of a small message takes {value * 1e6:.0f} us, {comparison.words} s."
+            findings.append(finding("latency", comparison.code, comparison.level, title))
+    return _of_world(context, "latency", figures, findings, records)
+
+
+def bandwidth(context: JudgingContext) -> Judgement:
+    """FAIL or WARN for a collective whose busbw is below that of healthy clusters, or below its history.
+
+    The expected range follows from the rates of links and ports (checklist/analysis/expectation.py), or from
+    the user's --expect; a row of the user's thresholds for the operation replaces it.
+
+    Limits: at sizes from ``SMALLEST_BYTES``, 64 MiB, WARN below the low end of the published range, FAIL
+    below ``FAIL_SHARE``, 60 %, of it or of the network's rate; for the largest size ``WARN_SHARE`` and
+    ``FAIL_SHARE`` of checklist/analysis/baseline.py.
+
+    Not detected: which node is slow (see check pairs). NO-VERDICT between GPU nodes if no all-reduce has an
+    expected range, also with a history, because a cluster that was always slow has a steady one.
+    """
+    large = [
+        item for item in _timed(context) if item.busbw_gbytes_per_s is not None and item.bytes > SMALL_BYTES
+    ]
+    if not large:
+        return context.unmeasured("bandwidth", "world")
+    figures: list[Figure] = []
+    findings: list[Finding] = []
+    records: Records = []
+    for item in large:
+        name, value = f"{item.op} {item.dtype}", float(item.busbw_gbytes_per_s or 0)
+        largest = item.bytes == max(
+            other.bytes for other in large if (other.op, other.dtype) == (item.op, item.dtype)
+        )
+        if largest:
+            records.append(Measured(name, item.bytes, value, "GB/s"))
+        expected = context.expectation(item.op, item.bytes, item.algorithm, largest=largest)
+        comparison = compare(
+            value,
+            None if context.local else context.threshold(item.op, item.bytes, item.algorithm),
+            past=context.past(name, item.bytes, value) if largest and not context.local else None,
+            expectation=expected,
+        )
+        if largest or comparison.level is not None:
+            figures.append(comparison.figure(name, value, "GB/s", size_bytes=item.bytes))
+        if comparison.level in ("WARN", "FAIL"):
+            separator = " " if comparison.basis == "expectation" else ", "
+            title = f"{name} of {item.bytes / 2**20:.4g} MiB: {value:.3g} GB/s{separator}{comparison.words}"
+            code, pattern = comparison.code, ""
+            if comparison.basis in ("floor", "expectation") and _topology_suspect(context):
+                code = "topology-file"
+            elif comparison.basis == "expectation" and expected is not None:
+                code, pattern = _pattern(context, value / expected.typical)
+            topology = context.measurements.environment.get(_TOPOLOGY, "")
+            title += f"; {pattern}." if pattern else "."
+            findings.append(finding("bandwidth", code, comparison.level, title, file=topology))
+    return _of_world(context, "bandwidth", figures, _worst_sizes(findings), records)
+
+
+def _pattern(context: JudgingContext, share: float) -> tuple[str, str]:
+    """Return the advice for a share of the expected figure, and its description."""
+    ports = context.wiring.used_ports or 1
+    within = context.wiring.domains == 1
+    if within:
+        return "below-expected", ""
+    if context.wiring.fabric not in (None, "tcp"):
+        over = context.measurements.transport
+        if (over is not None and over.network == "socket") or share * ports < _ONE_PORT[0]:
+            return "speed-of-tcp", "about the speed of TCP"
+    if ports > 2 and _ONE_PORT[0] <= share * ports <= _ONE_PORT[1]:
+        return "speed-of-one-port", f"about the part of one of {ports} ports"
+    if _HALF[0] <= share <= _HALF[1]:
+        return "half-speed", "about half"
+    return "below-expected", ""
+
+
+def _worst_sizes(findings: list[Finding]) -> list[Finding]:
+    """Return the worst findings first, so that the headline shows the gravest size."""
+    return sorted(findings, key=lambda fault: fault.verdict != "FAIL")
+
+
+def _topology_suspect(context: JudgingContext) -> bool:
+    """Return whether NCCL was given a topology file although copies between the GPUs are fast enough."""
+    floors = context.thresholds_by_rank("peer_copy")
+    slow = any(
+        local.what == "peer_copy" and local.rank in floors and (local.value or 0) < floors[local.rank].floor
+        for local in context.measurements.locals
+    )
+    return _TOPOLOGY in context.measurements.environment and not slow
+
+
+def _of_world(
+    context: JudgingContext, check: str, figures: list[Figure], findings: list[Finding], records: Records
+) -> Judgement:
+    judged = [figure for figure in figures if figure.basis != "none"]
+    if check == "bandwidth" and context.several_gpu_nodes and not findings and not _speed_known(figures):
+        return no_verdict(
+            check,
+            _unknown_speed(context, judged),
+            measured=True,
+            nodes=context.all_names,
+            figures=figures,
+            records=records,
+        )
+    if judged:
+        good = (
+            f"{len(judged)} of {len(figures)} figures had something to be held against, and are as expected."
+        )
+        return answer(check, good, findings, nodes=context.all_names, figures=figures, records=records)
+    why = "all nodes are on one machine" if context.local else "no expectation for this network, no history"
+    return no_verdict(
+        check,
+        f"Measured, with nothing to compare with: {why}.",
+        measured=True,
+        nodes=context.all_names,
+        figures=figures,
+        records=records,
+    )
+
+
+def _speed_known(figures: Iterable[Figure]) -> bool:
+    """Return whether any collective was compared with more than its own history."""
+    return any(figure.basis in ("floor", "expectation") for figure in figures)
+
+
+def _unknown_speed(context: JudgingContext, judged: list[Figure]) -> str:
+    wiring = context.wiring
+    unknown = "the rate of the network's ports is" if wiring.network_gbytes_per_s is None else "the range is"
+    steady = " It is as fast as in earlier runs, which may have been slow too." if judged else ""
+    return f"Measured; {unknown} unknown, so nothing says how fast it should be.{steady}"
+
+
+def _timed(context: JudgingContext) -> Sequence[Collective]:
+    return [
+        item
+        for item in context.measurements.collectives
+        if item.error is None and item.seconds_median is not None
+    ]

@@ -1,0 +1,1 @@
+"""GPUs: presence, links, errors, load, DCGM diagnostics."""

@@ -1,0 +1,82 @@
+"""Check of the results of NVIDIA's diagnostic (dcgmi diag), with DCGM's wording and the GPU."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from checklist.effort import EFFORTS
+from checklist.judging.advice import finding
+from checklist.judging.context import Judgement, JudgingContext, answer, few, no_verdict, skipped
+from checklist.measurements import Diagnosed, DiagnosticFault
+from checklist.result import Finding, Gravity
+
+# dcgm_errors.h, dcgmErrorSeverity_t: monitor while workloads continue, and configuration
+HARMLESS = (1, 5)
+
+
+def dcgm(context: JudgingContext) -> Judgement:
+    """FAIL for a test of ``dcgmi diag`` that failed, WARN for one with a warning.
+
+    WARN also for a failed test whose errors have severity monitor or configuration only, such as persistence
+    mode. Profile deep runs level 2, with nothing else on the GPUs, if dcgmi is on the path.
+
+    Limits: DCGM's only (its documentation, "Diagnostic Plugins"); severities as in dcgm_errors.h, of which
+    two are harmless (``HARMLESS``).
+
+    Not detected: anything without dcgmi and a running host engine; what only level 3 finds (stress, power).
+    """
+    if not context.cuda:
+        return skipped("dcgm", "The run uses no GPUs.")
+    profile = next((one for one in EFFORTS if one == context.measurements.profile), None)
+    diagnosed = context.measurements.diagnosed
+    if not diagnosed and profile is not None and not EFFORTS[profile].dcgm_level:
+        return skipped("dcgm", f"Profile {profile} does not run DCGM's diagnostic; deep does.")
+    if not diagnosed:
+        return context.unmeasured("dcgm", "diag")
+    if not any(one.installed for one in diagnosed):
+        return skipped("dcgm", "dcgmi is on no node's path.")
+    findings = [fault for one in diagnosed for fault in _faults(context, one)]
+    answered = [one for one in diagnosed if one.error is None and (one.passed or one.faults)]
+    nodes = context.names(one.node for one in answered)
+    silent = [one for one in diagnosed if one not in answered]
+    if silent and not findings:
+        first = silent[0]
+        why = first.error or f"it has left out all its tests ({few(first.left_out)})"
+        names = few(context.names(one.node for one in silent))
+        return no_verdict(
+            "dcgm", f"No answer of DCGM's diagnostic on {names}: {why}.", measured=bool(answered), nodes=nodes
+        )
+    passed = len({name for one in answered for name in one.passed})
+    left_out = tuple(sorted({name for one in answered for name in one.left_out}))
+    good = f"DCGM's diagnostic at level {diagnosed[0].level}: {passed} tests passed"
+    good += f", left out {few(left_out)}." if left_out else "."
+    return answer("dcgm", good, findings, nodes=nodes)
+
+
+def _faults(context: JudgingContext, diagnosed: Diagnosed) -> list[Finding]:
+    """Report a node's faults, grouped by test."""
+    ranks = {
+        uuid: fact.rank
+        for fact in context.facts
+        if fact.node == diagnosed.node
+        for uuid in fact.gpu_uuids[fact.local_rank :][:1]
+    }
+    groups: dict[tuple[str, Gravity], list[DiagnosticFault]] = defaultdict(list)
+    for fault in diagnosed.faults:
+        groups[fault.test, _gravity(fault)].append(fault)
+    name = context.name(diagnosed.node)
+    findings = []
+    for (test, verdict), faults in groups.items():
+        of_ranks = [ranks[fault.gpu] for fault in faults if fault.gpu in ranks]
+        whose = "the GPU of rank" if len(of_ranks) == 1 else "the GPUs of ranks"
+        gpus = f" for {whose} {few(tuple(map(str, of_ranks)))}" if of_ranks else ""
+        what = "fails" if any(fault.failed for fault in faults) else "warns"
+        text = next((fault.text for fault in faults if fault.text), "it says no more").rstrip(".")
+        title = f"DCGM's test {test} {what}{gpus} ({name}): {text}."
+        findings.append(finding("dcgm", "dcgm", verdict, title, nodes=[name], ranks=of_ranks, test=test))
+    return findings
+
+
+def _gravity(fault: DiagnosticFault) -> Gravity:
+    harmless = fault.severities and set(fault.severities) <= set(HARMLESS)
+    return "FAIL" if fault.failed and not harmless else "WARN"

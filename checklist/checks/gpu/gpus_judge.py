@@ -1,0 +1,188 @@
+"""Checks of the number of GPUs and of their health before and after a load."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from checklist.checks.gpu import xids_judge
+from checklist.checks.gpu.nvlink_judge import nvlink
+from checklist.checks.gpu.peer_gpus import fewer, kinds_of, load_s
+from checklist.judging.advice import finding
+from checklist.judging.context import Judgement, JudgingContext, answer, no_verdict, skipped
+from checklist.measurements import GpuHealth
+from checklist.result import Finding
+
+NORMAL_THROTTLING = (
+    "software power cap",
+    "sync boost",
+)  # normal: large GPUs reach their power limit under load
+PCIE_REPLAYS_PER_MINUTE = 8  # DCGM's dcgm_gpu_hardware_limits.h
+
+
+def gpus(context: JudgingContext) -> Judgement:
+    """FAIL for a node with fewer GPUs than expected, WARN if a GPU had processes of other users.
+
+    Expected is the count of most nodes or the requested count, whichever is higher. If a node's count doesn't
+    divide that of the machine type (estimator/data/instances.csv), the latter is expected: half of a machine
+    can be requested, 7 of 8 GPUs can't.
+
+    Limits: none; everything is counted.
+
+    Not detected: a GPU that is missing on all nodes of an unlisted machine type.
+    """
+    if not context.cuda:
+        return skipped("gpus", "The run uses no GPUs.")
+    if not context.facts:
+        return context.unmeasured("gpus", "facts")
+    counts = {fact.node: len(fact.gpu_uuids) for fact in context.leaders}
+    usual = Counter(counts.values()).most_common(1)[0][0]
+    machine = context.machine_gpus
+    findings = []
+    for node, count in counts.items():
+        expected = max(usual, context.measurements.gpus_per_node_asked)
+        # A pod may request half of a machine, but not 7 of 8 GPUs
+        if machine and machine % max(count, 1):
+            expected = machine
+        if count < expected:
+            title = f"{context.name(node)} has {count} of {expected} GPUs."
+            findings.append(finding("gpus", "gpu-count", "FAIL", title, nodes=[context.name(node)]))
+    for fact in context.facts:
+        if fact.gpu_processes:
+            who = f"the GPU of rank {fact.rank} ({context.name(fact.node)})"
+            title = f"{fact.gpu_processes} processes of others were on {who}."
+            findings.append(finding("gpus", "gpu-busy", "WARN", title, ranks=[fact.rank]))
+    known = f"as its machine type has {machine}" if machine else "the same everywhere"
+    return answer("gpus", f"{usual} GPUs on each node, {known}.", findings, nodes=context.all_names)
+
+
+def gpu_health(context: JudgingContext) -> Judgement:
+    """Judge the health of each GPU by NVML and the kernel's log, before and after the load.
+
+    FAIL for uncorrectable memory errors, pending row remaps, an XID that takes the GPU out of service, a
+    recovery action requested by the driver, fewer or slower NVLinks than GPUs of the same kind, NVLink
+    recoveries or replays, and a GPU that the fabric manager has not registered. WARN for an XID that only
+    ends the application or predates the run, for throttling, and for GPUs of one NVLink cluster in several
+    cliques. Fewer PCIe lanes than GPUs of the same kind are WARN, and FAIL if GPU and slot support more; a
+    reduced width on all GPUs of a kind is accepted, because a virtual machine may report a wrong one.
+
+    Limits: actions for XIDs are from xids.csv (NVIDIA's catalogue); throttling reasons that
+    every large GPU has under load are ignored (``NORMAL_THROTTLING``); WARN for more
+    than ``PCIE_REPLAYS_PER_MINUTE`` (8, DCGM's limit); NVLinks' errors by DCGM's limits, in
+    checklist/checks/gpu/nvlink_judge.py.
+
+    Not detected: a link that is missing on all GPUs of a kind, which looks intended; NVLink errors during
+    collectives, because only the load of each GPU and copies between GPUs are covered. PASS requires readable
+    XIDs and memory errors after the load, else NO-VERDICT.
+    """
+    if not context.cuda:
+        return skipped("gpu-health", "The run uses no GPUs.")
+    states = [state for state in context.measurements.health if state.when != "loaded"]
+    after = [state for state in states if state.when == "after"]
+    if not context.measurements.health:
+        return context.unmeasured("gpu-health", "facts")
+    findings = [fault for state in states for fault in _ill(context, state)]
+    findings += nvlink(context)
+    findings += _narrow(context, states)
+    findings += _replays(context, states)
+    unique = {(fault.code, fault.ranks): fault for fault in findings}  # before and after: once
+    if not unique and len(after) < len(context.facts):
+        return no_verdict("gpu-health", "The GPUs were not asked again after the load.")
+    if not unique and any(state.xids is None for state in after):
+        return no_verdict("gpu-health", "XID events can't be read here; the rest is in order.")
+    if not unique and any(state.ecc_uncorrected is None and state.remap_failed is None for state in after):
+        return no_verdict("gpu-health", "Some GPUs don't tell their memory errors.")
+    return answer("gpu-health", "Nothing before the load or after.", unique.values(), nodes=context.all_names)
+
+
+def _narrow(context: JudgingContext, states: list[GpuHealth]) -> list[Finding]:
+    """Report GPUs whose PCIe link trained to fewer lanes."""
+    below = {
+        state.rank: state
+        for state in states
+        if state.pcie_width is not None
+        and state.pcie_width_most is not None
+        and state.pcie_width < state.pcie_width_most
+    }
+    found = [
+        replace(fault, verdict="FAIL") if set(fault.ranks) & below.keys() else fault
+        for fault in fewer(context, states, "pcie_width", "pcie-narrow", "WARN", "PCIe lanes")
+    ]
+    if found:
+        return found
+    kinds = kinds_of(context)
+    only = Counter(kinds.values())
+    for rank, state in below.items():
+        if only[kinds.get(rank, "")] == 1:  # no peers to compare with
+            name = context.name_of_rank(rank)
+            lanes = f"{state.pcie_width} PCIe lanes of {state.pcie_width_most}"
+            title = f"The GPU of rank {rank} ({name}) has {lanes}."
+            found.append(
+                finding(
+                    "gpu-health", "pcie-narrow", "WARN", title, nodes=[name], ranks=[rank], gpu=state.uuid
+                )
+            )
+    return found
+
+
+def _replays(context: JudgingContext, states: list[GpuHealth]) -> list[Finding]:
+    """GPUs whose PCIe link had to send again more often than it should under load."""
+    before = {state.rank: state.pcie_replays for state in states if state.when == "before"}
+    minutes = max(load_s(context), 60.0) / 60  # a short load is not to make much of a few
+    findings = []
+    for state in states:
+        first, last = before.get(state.rank), state.pcie_replays
+        if state.when != "after" or first is None or last is None:
+            continue
+        if (last - first) / minutes > PCIE_REPLAYS_PER_MINUTE:
+            name = context.name_of_rank(state.rank)
+            title = (
+                f"The PCIe link of the GPU of rank {state.rank} ({name}) sent again {last - first:,} times."
+            )
+            findings.append(
+                finding(
+                    "gpu-health",
+                    "pcie-replays",
+                    "WARN",
+                    title,
+                    nodes=[name],
+                    ranks=[state.rank],
+                    gpu=state.uuid,
+                )
+            )
+    return findings
+
+
+def _ill(context: JudgingContext, state: GpuHealth) -> list[Finding]:
+    name = context.name_of_rank(state.rank)
+    gpu = f"The GPU of rank {state.rank} ({name})"
+    known: dict[str, object] = {"gpu": state.uuid}
+    faults: list[tuple[str, str, str]] = []
+    if state.ecc_uncorrected:
+        faults.append(("ecc", "FAIL", f"{gpu} has {state.ecc_uncorrected} uncorrectable memory errors."))
+    if state.remap_failed:
+        faults.append(("remap-failed", "FAIL", f"{gpu} could not remap broken memory rows."))
+    elif state.remap_pending:
+        faults.append(("remap-pending", "FAIL", f"{gpu} waits for a reset to remap memory rows."))
+    if state.xids:
+        worst = max(map(xids_judge.action, state.xids), key=xids_judge.ACTIONS.index)
+        known["xids"] = ", ".join(map(str, dict.fromkeys(state.xids)))
+        named = ", ".join(map(xids_judge.words, dict.fromkeys(state.xids)))
+        verdict = "WARN" if worst == "MONITOR" else "FAIL"
+        faults.append((f"xid-{worst.lower()}", verdict, f"{gpu} reported XID {named} during the run."))
+    elif earlier := [code for code in state.xids_earlier or () if xids_judge.action(code) != "MONITOR"]:
+        # What lasts shows in the GPU's state; the rest may have been mended by a reset since
+        known["xids"] = ", ".join(map(str, dict.fromkeys(earlier)))
+        named = ", ".join(map(xids_judge.words, dict.fromkeys(earlier)))
+        faults.append(("xid-earlier", "WARN", f"{gpu} reported XID {named} before the run, since boot."))
+    if state.recovery_action not in (None, "none"):
+        known["action"] = state.recovery_action
+        faults.append(("recovery", "FAIL", f"{gpu}: its driver asks for a {state.recovery_action}."))
+    reasons = [reason for reason in state.throttle_reasons or () if reason not in NORMAL_THROTTLING]
+    if reasons:
+        known["reasons"] = ", ".join(reasons)
+        faults.append(("throttled", "WARN", f"{gpu} is throttled: {known['reasons']}."))
+    return [
+        finding("gpu-health", code, verdict, title, nodes=[name], ranks=[state.rank], **known)  # type: ignore[arg-type]
+        for code, verdict, title in faults
+    ]

@@ -1,0 +1,112 @@
+"""Identity, health and other users of the GPUs, from NVML. Empty without GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from checklist.checks.gpu import nvlink_probe, xids_probe
+from checklist.checks.gpu.nvml import fields, optional, session, text, throttle_reasons, visible
+from checklist.measurements import GpuHealth, to_dict
+from checklist.probing.context import Context
+
+_RECOVERIES = {  # nvml.h, nvmlDeviceGpuRecoveryAction_t
+    0: "none",
+    1: "GPU reset",
+    2: "node reboot",
+    3: "drain peer-to-peer",
+    4: "drain and reset",
+    5: "recover the IMEX domain",
+    6: "bus reset",
+    7: "system reboot",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seen:
+    """GPUs available to this process, in CUDA's order."""
+
+    uuids: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    driver: str | None = None
+    nvlink_domain: str | None = None
+    """NVLink domain of the first GPU, shared by all GPUs of a host."""
+    busy: dict[str, int] | None = None
+    """Number of processes on each GPU, by UUID."""
+
+
+def look() -> Seen:
+    """List all visible GPUs; empty without a driver."""
+    with session() as nvml:
+        if nvml is None:
+            return Seen()
+        handles = visible(nvml)
+        uuids = tuple(text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles)
+        return Seen(
+            uuids=uuids,
+            names=tuple(text(nvml.nvmlDeviceGetName(handle)) for handle in handles),
+            driver=text(nvml.nvmlSystemGetDriverVersion()),
+            nvlink_domain=nvlink_probe.domain(nvml, handles[0]) if handles else None,
+            busy={
+                name: count
+                for name, handle in zip(uuids, handles, strict=True)
+                if (count := _others(nvml, handle))
+            },
+        )
+
+
+def health(context: Context, when: str) -> list[dict[str, Any]]:
+    """Read GpuHealth of this rank's GPU, plus its record under load if there is one; empty without a GPU."""
+    with session() as nvml:
+        handles = visible(nvml) if nvml is not None else []
+        if nvml is None or context.local_rank >= len(handles):
+            return []
+        handle = handles[context.local_rank]
+        place = optional(lambda: nvml.nvmlDeviceGetPciInfo(handle), nvml)
+        address = None if place is None else text(place.busId)
+        seen = xids_probe.look(context, when, address, nvml, handle)
+        now = replace(_health(nvml, handle, context.rank, when), **seen)
+        loaded = context.kept.pop("loaded", None)  # by gpu_load.watched
+        return [to_dict(state) for state in (loaded, now) if state is not None]
+
+
+def _health(nvml: Any, handle: Any, rank: int, when: Any) -> GpuHealth:
+    def ask(name: str, *arguments: Any) -> Any:
+        return optional(lambda: getattr(nvml, name)(handle, *arguments), nvml)
+
+    remapped = ask("nvmlDeviceGetRemappedRows")
+    power = ask("nvmlDeviceGetPowerUsage")
+    volatile = nvml.NVML_VOLATILE_ECC
+    return GpuHealth(
+        rank=rank,
+        uuid=text(nvml.nvmlDeviceGetUUID(handle)),
+        when=when,
+        ecc_uncorrected=ask("nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, volatile),
+        ecc_corrected=ask("nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, volatile),
+        remap_pending=None if remapped is None else bool(remapped[2]),
+        remap_failed=None if remapped is None else bool(remapped[3]),
+        throttle_reasons=throttle_reasons(nvml, handle),
+        temperature_c=ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
+        power_w=None if power is None else power / 1000,
+        sm_clock_mhz=ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
+        pcie_generation=ask("nvmlDeviceGetCurrPcieLinkGeneration"),
+        pcie_width=ask("nvmlDeviceGetCurrPcieLinkWidth"),
+        pcie_width_most=ask("nvmlDeviceGetMaxPcieLinkWidth"),
+        pcie_replays=ask("nvmlDeviceGetPcieReplayCounter"),
+        **nvlink_probe.links(nvml, handle),
+        **nvlink_probe.fabric(nvml, handle),
+        recovery_action=_recovery(nvml, handle),
+    )
+
+
+def _recovery(nvml: Any, handle: Any) -> str | None:
+    """Return the recovery action requested by the driver (r560 or newer); None if not reported."""
+
+    field = getattr(nvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
+    number = None if field is None else fields(nvml, handle, [field])[0]
+    return None if number is None else _RECOVERIES.get(number, f"action {number}")
+
+
+def _others(nvml: Any, handle: Any) -> int:
+    """Count compute processes on a GPU, before this package starts any."""
+    return len(optional(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle), nvml) or ())

@@ -1,0 +1,149 @@
+"""Check of the GPUs under load: reduced clocks, power limits, temperature and PCIe generation."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+from checklist.checks.collectives.speed_judge import peers
+from checklist.checks.gpu.gpus_judge import NORMAL_THROTTLING
+from checklist.checks.gpu.peer_gpus import fewer, kinds_of
+from checklist.judging.advice import finding
+from checklist.judging.context import Judgement, JudgingContext, answer, no_verdict, skipped
+from checklist.measurements import GpuHealth
+from checklist.result import Figure, Finding, Gravity, Verdict
+
+CAPPED = 0.99  # share of the peers' power limit; firmware rounds limits
+
+
+def gpu_load(context: JudgingContext) -> Judgement:
+    """Judge what NVML reports for each GPU during the matmuls.
+
+    FAIL for median SM clocks 10 % below the median of GPUs of its model, WARN for 5 %, if they are also an
+    outlier as for gemm. WARN for a power limit below that of most GPUs of the model (without peers: below its
+    default); for clocks throttled by heat or power faults; for a GPU at its slowdown temperature; for a PCIe
+    generation older than that of GPUs of its model (without peers: than GPU and slot support).
+
+    Limits: those of check gemm, in checklist/checks/collectives/speed_judge.py; ``CAPPED`` (99 %) of the
+    peers' power limit; NVML's slowdown temperature. Throttling reasons that every large GPU has under load
+    are ignored (``NORMAL_THROTTLING``).
+
+    Not detected: a cap or slow slot common to all GPUs of a model, which may be intended.
+    """
+    if not context.cuda:
+        return skipped("gpu-load", "The run uses no GPUs.")
+    states = [state for state in context.measurements.health if state.when == "loaded"]
+    if not states:
+        return context.unmeasured("gpu-load", "node")
+    nodes = context.names(
+        node for state in states if (node := context.nodes_by_rank.get(state.rank)) is not None
+    )
+    if all(state.sm_clock_mhz is None and state.throttle_reasons is None for state in states):
+        return no_verdict("gpu-load", "NVML tells neither clocks nor why they are held down.")
+    kinds = kinds_of(context)
+    alone = {kind for kind, count in Counter(kinds.values()).items() if count == 1}
+    single = [state for state in states if kinds.get(state.rank) in alone]
+    clocks, findings = _clocks(context, states, kinds)
+    findings += _capped(context, states, kinds)
+    findings += [fault for state in states for fault in _held(context, state)]
+    findings += fewer(
+        context, states, "pcie_generation", "pcie-slow", "WARN", "as its PCIe generation", check="gpu-load"
+    )
+    findings += [fault for state in single for fault in _old_link(context, state)]
+    figures = [*clocks, *_figures(context, states, "power_w", "power", "W")]
+    figures += _figures(context, states, "temperature_c", "temperature", "°C")
+    good = "No GPU is held back by heat, power or its slot."
+    return answer("gpu-load", good, findings, nodes=nodes, figures=figures)
+
+
+def _clocks(
+    context: JudgingContext, states: list[GpuHealth], kinds: dict[int, str]
+) -> tuple[list[Figure], list[Finding]]:
+    """Compare each GPU's clock with those of its model."""
+    by_kind: dict[str | None, list[tuple[GpuHealth, int]]] = defaultdict(list)
+    for state in states:
+        if state.sm_clock_mhz is not None:
+            by_kind[kinds.get(state.rank)].append((state, state.sm_clock_mhz))
+    figures, findings = [], []
+    for same in by_kind.values():
+        clocks = [float(clock) for _, clock in same]
+        verdicts, median = peers(clocks), statistics.median(clocks)
+        for place, (state, clock) in enumerate(same):
+            level: Verdict = "NO-VERDICT" if verdicts is None else verdicts[place]
+            figures.append(
+                Figure(
+                    name="SM clock",
+                    value=clock,
+                    unit="MHz",
+                    verdict=level,
+                    node=context.name_of_rank(state.rank),
+                    rank=state.rank,
+                    expected=None if verdicts is None else median,
+                    basis="none" if verdicts is None else "peers",
+                )
+            )
+            if level in ("WARN", "FAIL"):
+                what = f"runs at {clock:,} MHz under load, its peers at {median:,.0f}"
+                findings.append(
+                    _of_gpu(context, state, "clock-low", "FAIL" if level == "FAIL" else "WARN", what)
+                )
+    return figures, findings
+
+
+def _capped(context: JudgingContext, states: list[GpuHealth], kinds: dict[int, str]) -> list[Finding]:
+    """Report GPUs whose power limit is below that of most GPUs of their model."""
+    limits: dict[str | None, Counter[float]] = defaultdict(Counter)
+    for state in states:
+        if state.power_limit_w is not None:
+            limits[kinds.get(state.rank)][state.power_limit_w] += 1
+    findings = []
+    for state in states:
+        same, own = limits[kinds.get(state.rank)], state.power_limit_w
+        usual = max(same, key=lambda limit: (same[limit], limit), default=None)
+        whose = "others of its kind have"
+        if same.total() == 1:
+            usual, whose = state.power_default_w, "it has by default"
+        if own is not None and usual is not None and own < CAPPED * usual:
+            what = f"is capped at {own:.0f} W, {whose} {usual:.0f} W"
+            findings.append(_of_gpu(context, state, "power-cap", "WARN", what))
+    return findings
+
+
+def _held(context: JudgingContext, state: GpuHealth) -> Iterator[Finding]:
+    reasons = [reason for reason in state.throttle_reasons or () if reason not in NORMAL_THROTTLING]
+    if reasons:
+        names = ", ".join(reasons)
+        yield _of_gpu(context, state, "throttled", "WARN", f"is throttled under load: {names}", reasons=names)
+    hot, limit = state.temperature_c, state.slowdown_c
+    if hot is not None and limit is not None and hot >= limit:
+        what = f"is {hot:.0f} °C hot under load, and slows down at {limit:.0f}"
+        yield _of_gpu(context, state, "hot", "WARN", what)
+
+
+def _old_link(context: JudgingContext, state: GpuHealth) -> Iterator[Finding]:
+    """Report an old PCIe generation of a GPU without peers of its model."""
+    own, most = state.pcie_generation, state.pcie_generation_most
+    if own is not None and most is not None and own < most:
+        what = f"has a PCIe link of generation {own} under load, where GPU and slot have {most}"
+        yield _of_gpu(context, state, "pcie-slow", "WARN", what)
+
+
+def _figures(
+    context: JudgingContext, states: list[GpuHealth], field: str, name: str, unit: str
+) -> Iterator[Figure]:
+    for state in states:
+        value = getattr(state, field)
+        if value is not None:
+            node = context.name_of_rank(state.rank)
+            yield Figure(name=name, value=value, unit=unit, verdict="NO-VERDICT", node=node, rank=state.rank)
+
+
+def _of_gpu(
+    context: JudgingContext, state: GpuHealth, code: str, verdict: Gravity, what: str, reasons: str = ""
+) -> Finding:
+    name = context.name_of_rank(state.rank)
+    title = f"The GPU of rank {state.rank} ({name}) {what}."
+    return finding(
+        "gpu-load", code, verdict, title, nodes=[name], ranks=[state.rank], gpu=state.uuid, reasons=reasons
+    )

@@ -1,0 +1,100 @@
+"""Findings about missing, slow or faulty NVLinks, and GPUs not registered by the fabric manager."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from checklist.checks.gpu.peer_gpus import fewer, load_s
+from checklist.judging.advice import finding
+from checklist.judging.context import JudgingContext, few
+from checklist.measurements import GpuHealth
+from checklist.result import Finding, Gravity
+
+# Links: NVIDIA's Health Validation, checks nvlink_active (none may be inactive) and
+# nvlink_bandwidth_count_speed (18 of them, at 26,562 MB/s on H100, 53,125 on GB200). Errors: DCGM's
+# dcgm_gpu_hardware_limits.h, where one replay or recovery is an error, and CRC errors are none below 100 a
+# second. A recovery that succeeded is counted from Blackwell on; DCGM has no limit for that.
+SERIOUS_ERRORS = ("replay", "recovery", "failed recovery")
+CRC_PER_S = 100.0
+_DONE = "completed"
+_TRANSIENT = ("route recovery", "access timeout recovery")
+
+
+def nvlink(context: JudgingContext) -> list[Finding]:
+    """Return all findings about NVLinks; empty if the GPUs have neither links nor a fabric."""
+    states = context.measurements.health
+    findings = fewer(context, states, "nvlinks_active", "nvlink-down", "FAIL", "NVLinks")
+    findings += fewer(
+        context, states, "nvlink_mbytes_per_s", "nvlink-slow", "FAIL", "MB/s on the slowest of its NVLinks"
+    )
+    before = {state.rank: state for state in context.measurements.health if state.when == "before"}
+    after = [state for state in context.measurements.health if state.when == "after"]
+    for state in after:
+        findings += _errors(context, before.get(state.rank), state)
+    newest = list({state.rank: state for state in (*before.values(), *after)}.values())
+    for state in newest:
+        findings += _fabric(context, state)
+    return findings + _cliques(context, newest)
+
+
+def _errors(context: JudgingContext, before: GpuHealth | None, after: GpuHealth) -> list[Finding]:
+    """Report error counters that grew during the load; a counter that was reset is ignored."""
+    if before is None or before.nvlink_errors is None or after.nvlink_errors is None:
+        return []
+    grown = {
+        kind: now - then
+        for kind, now in after.nvlink_errors.items()
+        if (then := before.nvlink_errors.get(kind)) is not None and now > then
+    }
+    if not grown:
+        return []
+    seconds = load_s(context)
+    many = seconds > 0 and grown.get("CRC", 0) / seconds >= CRC_PER_S
+    verdict: Gravity = "FAIL" if many or grown.keys() & set(SERIOUS_ERRORS) else "WARN"
+    counted = ", ".join(f"{number:,} {kind}" for kind, number in grown.items())
+    return [_of_gpu(context, after, "nvlink-errors", verdict, f"counted errors of its NVLinks: {counted}")]
+
+
+def _fabric(context: JudgingContext, state: GpuHealth) -> list[Finding]:
+    if state.fabric is None:
+        return []
+    if state.fabric != _DONE:
+        what = f"is not taken in by the fabric manager: {state.fabric}"
+        # A single GPU of a shared machine works without the fabric; with several, CUDA doesn't initialize
+        alone = context.measurements.gpus_per_node_asked == 1
+        return [_of_gpu(context, state, "fabric-state", "WARN" if alone else "FAIL", what)]
+    if not state.fabric_faults:
+        return []
+    verdict: Gravity = "FAIL" if set(state.fabric_faults) - set(_TRANSIENT) else "WARN"
+    what = f"is ill in its NVLink fabric: {', '.join(state.fabric_faults)}"
+    return [_of_gpu(context, state, "fabric-state", verdict, what)]
+
+
+def _of_gpu(context: JudgingContext, state: GpuHealth, code: str, verdict: Gravity, what: str) -> Finding:
+    name = context.name_of_rank(state.rank)
+    title = f"The GPU of rank {state.rank} ({name}) {what}."
+    return finding("gpu-health", code, verdict, title, nodes=[name], ranks=[state.rank], gpu=state.uuid)
+
+
+def _cliques(context: JudgingContext, states: list[GpuHealth]) -> list[Finding]:
+    """Report cliques within one domain, which can't reach each other over NVLink."""
+    domains: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for state in states:
+        if state.fabric_clique is not None:
+            cluster = state.fabric_clique.rpartition(".")[0]
+            # On HGX boards the cluster id is all zeros, and each board is a separate domain
+            board = not cluster.strip("0-")
+            domains[context.name_of_rank(state.rank) if board else cluster][state.fabric_clique].append(
+                state.rank
+            )
+    findings = []
+    for domain, cliques in domains.items():
+        if len(cliques) > 1:
+            names = [tuple(dict.fromkeys(map(context.name_of_rank, ranks))) for ranks in cliques.values()]
+            title = f"NVLink domain {domain} is divided into {len(cliques)} cliques: "
+            title += "; ".join(
+                f"{len(r)} GPUs of {few(n)}" for n, r in zip(names, cliques.values(), strict=True)
+            )
+            suspects = dict.fromkeys(name for some in names for name in some)
+            findings.append(finding("gpu-health", "fabric-cliques", "WARN", f"{title}.", suspects=suspects))
+    return findings

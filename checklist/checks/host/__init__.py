@@ -1,0 +1,1 @@
+"""Machine: clocks, versions, limits, kernel settings, cgroup."""

@@ -1,0 +1,142 @@
+"""Phase 0: facts of a rank about host, devices and software, collected without torch and without load."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import resource
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from checklist.checks.gpu import gpus_probe
+from checklist.checks.host import cgroup, cloud, settings_probe
+from checklist.checks.network import efa_probe, nics_probe, rdma_probe
+from checklist.measurements import Facts, to_dict
+from checklist.probing.context import Context
+
+HOST_ID = "CHECKLIST_HOST_ID"  # replaces the kernel's boot id if one kernel simulates several hosts
+_IMAGE_VARIABLES = ("CHECKLIST_IMAGE", "CONTAINER_IMAGE", "IMAGE_NAME")
+
+
+def gather(context: Context, backend: str, route_to: str) -> dict[str, Any]:
+    """Collect the rank's Facts. ``route_to``: rank 0's address."""
+    seen = gpus_probe.look()
+    uuid = seen.uuids[context.local_rank] if context.local_rank < len(seen.uuids) else None
+    interfaces = nics_probe.interfaces()
+    choice = nics_probe.choose(backend, interfaces, route_to)
+    begin = time.perf_counter()
+    resolved = nics_probe.own_address()
+    resolved_s = time.perf_counter() - begin
+    allowed = cgroup.limits()
+    place = cloud.place()
+    facts = Facts(
+        rank=context.rank,
+        node=context.node,
+        local_rank=context.local_rank,
+        hostname=socket.gethostname(),
+        boot_id=os.environ.get(HOST_ID) or _read("/proc/sys/kernel/random/boot_id"),
+        node_name=os.environ.get("NODE_NAME") or place.instance or socket.gethostname(),
+        addresses=tuple(address for nic in interfaces for address in nic.addresses),
+        nic=choice.nic,
+        nic_reason=choice.reason,
+        nics=interfaces,
+        gpu_uuids=seen.uuids,
+        gpu_names=seen.names,
+        versions=_versions(seen.driver),
+        shm_bytes=_shared_memory(),
+        memlock_bytes=_memlock(),
+        clock_unix=time.time(),
+        zone=place.zone,
+        instance_type=place.instance_type,
+        placement_group=place.placement_group,
+        network_nodes=place.network_nodes,
+        nvlink_domain=seen.nvlink_domain,
+        resolves_own_hostname=resolved is not None,
+        hostname_address=resolved,
+        hostname_seconds=resolved_s,
+        cpus=allowed.cpus,
+        memory_bytes=allowed.memory_bytes,
+        efa_devices=efa_probe.devices(),
+        ib_devices=_devices("/sys/class/infiniband"),
+        rdma_ports=rdma_probe.ports() if context.local_rank == 0 else None,
+        gpu_processes=None if uuid is None else (seen.busy or {}).get(uuid, 0),
+        settings=settings_probe.read(interfaces, choice.nic) if context.local_rank == 0 else {},
+    )
+    return {"facts": to_dict(facts), "address": choice.address, "usable": choice.usable}
+
+
+def _versions(driver: str | None) -> dict[str, str | None]:
+    """Read versions from files and package metadata, because importing torch takes seconds and may fail."""
+    nccl = next(
+        (
+            distribution.version
+            for distribution in importlib.metadata.distributions()
+            if (distribution.name or "").startswith("nvidia-nccl")
+        ),
+        None,
+    )
+    return {
+        "torch": _package("torch"),
+        "cuda": _torch_cuda(),
+        "nccl": nccl,
+        "driver": driver,
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "efa-installer": _efa_installer(),
+        "image": next((os.environ[name] for name in _IMAGE_VARIABLES if name in os.environ), None),
+    }
+
+
+def _efa_installer() -> str | None:
+    """Return the version of AWS's EFA installer (libfabric, aws-ofi-nccl); None without its package list."""
+    match = re.search(r"EFA installer version:\s*(\S+)", _read("/opt/amazon/efa_installed_packages") or "")
+    return match.group(1) if match else None
+
+
+def _package(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _torch_cuda() -> str | None:
+    """Read torch's build versions from its version.py."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    text = _read(str(Path(spec.origin).with_name("version.py"))) or ""
+    match = re.search(r"^cuda\b[^=]*=\s*'([^']+)'", text, re.MULTILINE)
+    return match.group(1) if match else None
+
+
+def _shared_memory() -> int | None:
+    try:
+        filesystem = os.statvfs("/dev/shm")  # noqa: S108 - only its size is read
+    except OSError:
+        return None
+    return filesystem.f_frsize * filesystem.f_blocks
+
+
+def _memlock() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return -1 if soft == resource.RLIM_INFINITY else soft
+
+
+def _devices(directory: str) -> tuple[str, ...]:
+    try:
+        return tuple(sorted(os.listdir(directory)))  # noqa: PTH208 - only names are needed
+    except OSError:
+        return ()
+
+
+def _read(path: str) -> str | None:
+    try:
+        return Path(path).read_text().strip() or None
+    except OSError:
+        return None

@@ -1,0 +1,133 @@
+"""Check of host settings: equal on all nodes, and equal to a reference host if there is one."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from checklist.judging.advice import finding
+from checklist.judging.context import Judgement, JudgingContext, answer, few, no_verdict, skipped
+from checklist.measurements import Facts
+from checklist.reference import Reference, compared, is_called, machine_of, most_have, values_of
+from checklist.result import Finding
+
+# Differences between the nodes of a run that checks versions and interface already report
+ELSEWHERE = ("kernel release", "MTU of the interface in use")
+_MOST_NAMED = 4  # maximum number of settings in one title; the result lists all
+Differences = tuple[tuple[str, str, str], ...]  # name, own value, reference value
+
+
+def host_settings(context: JudgingContext) -> Judgement:
+    """WARN for a node whose settings differ from the reference or, without one, from most nodes.
+
+    The reference is a node of this run or a stored result. Nodes are compared only with nodes of the same
+    machine type, or of the same GPUs and processor. Between nodes, checks versions and interface cover the
+    kernel's release and the MTU in use.
+
+    Limits: ``FEWEST`` of checklist/reference.py: 3 nodes of a kind, of which more than half must have the
+    same value; values are compared for equality.
+
+    Not detected: whether a difference affects performance; which of two nodes is right; settings that a
+    container hides (net.core of old kernels) or only root may read (ACS), which are not compared.
+    """
+    hosts = [fact for fact in context.leaders if fact.settings][: 1 if context.local else None]
+    if not context.facts or (context.leaders and not hosts):
+        return context.unmeasured("host-settings", "facts")
+    reference, right = _reference(context, hosts)
+    held = [fact for fact in hosts if right != context.name(fact.node)]
+    if not held or (reference is None and len(hosts) < 2):
+        return skipped("host-settings", "There is one host, and no other's settings (--reference-settings).")
+    if reference is None:
+        return _among_themselves(context, hosts)
+    others = [fact for fact in held if machine_of(fact) not in reference]
+    known = [fact for fact in held if machine_of(fact) in reference]
+    if not known:
+        title = f"The reference is of {_words(reference)}, and no node of this run is."
+        return no_verdict("host-settings", title)
+    differences_of = {fact.node: _differences(fact, reference[machine_of(fact)]) for fact in known}
+    findings = _findings(context, differences_of, f"those of {right}", blamed=True)
+    good = f"All settings that are known are those of {right}."
+    if others:
+        names = few(context.names(fact.node for fact in others))
+        good += f" Not compared, as of another kind: {names}."
+    return answer("host-settings", good, findings, nodes=context.all_names)
+
+
+def _reference(context: JudgingContext, hosts: Iterable[Facts]) -> tuple[Reference | None, str]:
+    """Return the reference settings and their name in messages."""
+    if context.reference is not None:
+        return context.reference, "the reference"
+    name = context.reference_node
+    found = None if name is None else next((fact for fact in hosts if is_called(fact, name)), None)
+    if found is None:
+        return None, ""
+    return {machine_of(found): found.settings}, context.name(found.node)
+
+
+def _among_themselves(context: JudgingContext, hosts: list[Facts]) -> Judgement:
+    by_kind: dict[str, list[Facts]] = defaultdict(list)
+    for fact in hosts:
+        by_kind[machine_of(fact)].append(fact)
+    findings: list[Finding] = []
+    open_ones: dict[str, None] = {}
+    count = 0
+    for same in by_kind.values():
+        counted = values_of(fact.settings for fact in same)
+        values = {name: counts for name, counts in counted.items() if name not in ELSEWHERE}
+        expected = {
+            name: value for name, counts in values.items() if (value := most_have(counts)) is not None
+        }
+        open_ones |= dict.fromkeys(name for name in values if name not in expected)
+        count = max(count, len(expected))
+        differences_of = {fact.node: _differences(fact, expected) for fact in same}
+        findings += _findings(context, differences_of, "those of most nodes like it", blamed=False)
+    if open_ones and not findings:
+        why = f"{few(tuple(open_ones))}: no value is that of most nodes; --reference-node says who is right."
+        return no_verdict(
+            "host-settings", f"The nodes differ in {why}", measured=True, nodes=context.all_names
+        )
+    return answer(
+        "host-settings", f"{count} settings are the same on all nodes.", findings, nodes=context.all_names
+    )
+
+
+def _differences(fact: Facts, expected: dict[str, str]) -> Differences:
+    """Return the host's settings that differ from the expected ones; values unknown to either are skipped."""
+    names = sorted({*expected, *fact.settings})
+    own, right = compared(fact.settings, names), compared(expected, names)
+    both = sorted(own.keys() & right.keys())
+    return tuple((name, own[name], right[name]) for name in both if own[name] != right[name])
+
+
+def _findings(
+    context: JudgingContext, differences_of: dict[int, Differences], whose: str, *, blamed: bool
+) -> list[Finding]:
+    """Report one finding per group of nodes with the same differences."""
+    nodes_by_differences: dict[Differences, list[int]] = defaultdict(list)
+    for node, differences in differences_of.items():
+        if differences:
+            nodes_by_differences[differences].append(node)
+    findings = []
+    for differences, nodes in nodes_by_differences.items():
+        names = context.names(nodes)
+        words = [f"{name} {own} instead of {expected}" for name, own, expected in differences[:_MOST_NAMED]]
+        if len(differences) > _MOST_NAMED:
+            words.append(f"{len(differences) - _MOST_NAMED} more")
+        title = f"The settings of {few(names)} are not {whose}: {'; '.join(words)}."
+        nic = next((fact.nic for fact in context.leaders if fact.node == nodes[0]), None)
+        findings.append(
+            finding(
+                "host-settings",
+                "settings-differ",
+                "WARN",
+                title,
+                nodes=names if blamed else (),
+                suspects=() if blamed else names,
+                nic=nic or "<interface>",
+            )
+        )
+    return findings
+
+
+def _words(reference: Reference) -> str:
+    return " and ".join(reference)

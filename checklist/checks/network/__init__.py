@@ -1,0 +1,1 @@
+"""Ports, RDMA devices, EFA, connections between all nodes, packet loss."""

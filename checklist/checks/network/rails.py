@@ -1,0 +1,43 @@
+"""Findings about slow rails of a node, if its GPUs were measured separately."""
+
+from __future__ import annotations
+
+from checklist.analysis.rails import SlowRail, slow_between, slow_rails
+from checklist.judging.advice import finding
+from checklist.judging.context import JudgingContext, few
+from checklist.result import Finding
+
+_WAYS = {"node": "is slow in both directions", "transmit": "sends slowly", "receive": "receives slowly"}
+
+
+def rails(context: JudgingContext) -> dict[tuple[int, ...], list[Finding]]:
+    """Return findings about rails, by their nodes."""
+    found: dict[tuple[int, ...], list[Finding]] = {}
+    for one in slow_rails(context.measurements.pairs):
+        found.setdefault(one.nodes, []).append(_finding(context, one))
+    return found
+
+
+def rails_between(context: JudgingContext, src: int, dst: int) -> str:
+    """Describe the slow rails of a slow link, with a leading space; empty if all rails are equally slow."""
+    slow = slow_between(context.measurements.pairs, src, dst)
+    if not slow:
+        return ""
+    return f" on rail{'s' if len(slow) > 1 else ''} {', '.join(map(str, slow))} alone"
+
+
+def _finding(context: JudgingContext, one: SlowRail) -> Finding:
+    share = f"{one.share:.0%} of what its neighbours carry"
+    names = context.names(one.nodes)
+    ranks = [fact.rank for fact in context.facts if fact.node in one.nodes and fact.local_rank == one.rail]
+    if len(names) == 1:
+        card = f"GPU {one.rail} and its network card"
+        title = f"Rail {one.rail} of {names[0]} ({card}) {_WAYS[one.kind]}: {share}."
+        return finding("pairs", "slow-rail", "FAIL", title, nodes=names, ranks=ranks, rail=one.rail)
+    if len(names) == 2:
+        title = (
+            f"Rail {one.rail} between {names[0]} and {names[1]} is slow: {share}; two nodes can't tell whose."
+        )
+        return finding("pairs", "slow-rail", "FAIL", title, suspects=names, ranks=ranks, rail=one.rail)
+    title = f"Rail {one.rail} is slow on all {len(names)} nodes ({few(names)}): {share}."
+    return finding("pairs", "slow-rail-everywhere", "FAIL", title, rail=one.rail)

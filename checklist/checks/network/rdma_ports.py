@@ -1,0 +1,86 @@
+"""Detection of RDMA ports that are down or slower than the same port of other nodes."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+from checklist.analysis.paths import kind_of
+from checklist.judging.advice import finding
+from checklist.judging.context import JudgingContext, few
+from checklist.measurements import RdmaPort
+from checklist.result import Finding, Gravity
+
+WITNESSES = 2  # minimum number of other nodes with the port up; a single one may be the exception itself
+_UP = "ACTIVE"  # INIT: a link without a subnet manager; ARMED: a link before activation
+_OFF = "Disabled"
+_ELSEWHERE, _BESIDE = "on the other nodes", "other ports of its model"
+
+
+def rdma_ports(context: JudgingContext) -> list[Finding]:
+    """Report ports of each node that are not up or are slow.
+
+    A port is compared with the port of the same name and model on other nodes of its kind. If no other node
+    has one, it is compared with the node's own ports of its model and layer; a port that is switched off
+    there is no finding.
+    """
+    known = {fact.node: fact.rdma_ports for fact in context.facts if fact.rdma_ports}
+    kinds = {fact.node: kind_of(fact) for fact in context.leaders}
+    same: dict[tuple[object, ...], dict[int, RdmaPort]] = defaultdict(dict)
+    for node, ports in known.items():
+        for port in ports:
+            same[kinds.get(node), port.model, port.name][node] = port
+    findings = []
+    for node, ports in known.items():
+        down: dict[tuple[Gravity, str], list[str]] = defaultdict(list)
+        slow: dict[tuple[Gravity, str], list[str]] = defaultdict(list)
+        for port in ports:
+            same_port = same[kinds.get(node), port.model, port.name]
+            others = [other for place, other in same_port.items() if place != node]
+            where = _ELSEWHERE if others else _BESIDE
+            others = others or [other for other in ports if _alike(other, port)]
+            sure: Gravity = "FAIL" if where == _ELSEWHERE and len(others) >= WITNESSES else "WARN"
+            switched_off = where == _BESIDE and port.physical == _OFF
+            if port.state not in (None, _UP) and _mostly_up(others) and not switched_off:
+                down[sure, where].append(f"{port.name} ({port.state}, {port.physical})")
+            expected = _usual_rate(others)
+            if port.state == _UP and port.gbps is not None and expected is not None and port.gbps < expected:
+                slow[sure, where].append(f"{port.name} ({port.gbps:g} of {expected:g} Gbit/s)")
+        name = context.name(node)
+        findings += [
+            finding("rdma", code, verdict, _title(name, what, where, names), nodes=[name])
+            for code, what, groups in (("rdma-port-down", "down", down), ("rdma-port-slow", "slow", slow))
+            for (verdict, where), names in groups.items()
+        ]
+    return findings
+
+
+def rates(context: JudgingContext) -> str:
+    """Describe the rates of the ports that are up; empty if no port reported one."""
+    reported = {
+        port.gbps
+        for fact in context.facts
+        for port in fact.rdma_ports or ()
+        if port.state == _UP and port.gbps is not None
+    }
+    return f"{' and '.join(f'{rate:g}' for rate in sorted(reported))} Gbit/s" if reported else ""
+
+
+def _title(name: str, what: str, where: str, ports: list[str]) -> str:
+    ports_words, are = ("ports", "are") if len(ports) > 1 else ("port", "is")
+    rest = f"{where} not" if where == _ELSEWHERE else f"{where} are not"
+    return f"{name}: RDMA {ports_words} {few(tuple(ports))} {are} {what}, {rest}."
+
+
+def _alike(other: RdmaPort, port: RdmaPort) -> bool:
+    return other is not port and (other.model, other.layer) == (port.model, port.layer)
+
+
+def _mostly_up(ports: Sequence[RdmaPort]) -> bool:
+    return bool(ports) and 2 * sum(port.state == _UP for port in ports) >= len(ports)
+
+
+def _usual_rate(ports: Sequence[RdmaPort]) -> float | None:
+    """Return the most common rate of the ports that are up; the higher rate on a tie."""
+    rates = Counter(port.gbps for port in ports if port.state == _UP and port.gbps is not None)
+    return max(rates, key=lambda rate: (rates[rate], rate), default=None)

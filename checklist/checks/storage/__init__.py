@@ -1,0 +1,1 @@
+"""Read and write rates of disks and shared storage."""

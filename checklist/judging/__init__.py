@@ -1,0 +1,1 @@
+"""What all judges share: context of a run, thresholds, comparison with peers, advice, coverage."""

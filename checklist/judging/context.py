@@ -1,0 +1,334 @@
+"""Input of the judges (measurements and references) and constructors of their judgements."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from checklist.analysis import expectation
+from checklist.analysis.baseline import (
+    OWN_PAST,
+    PartLimits,
+    Past,
+    Record,
+    Setting,
+    compare_with_past,
+    setting_of,
+    worse_parts,
+)
+from checklist.analysis.diagnosis import Diagnosis
+from checklist.analysis.expectation import Expectation, Wiring
+from checklist.analysis.paths import Paths
+from checklist.analysis.recurrence import Look
+from checklist.judging.thresholds import Key, Table, Threshold
+from checklist.judging.wiring import wiring_of
+from checklist.measurements import Facts, Measurements, PhaseName
+from checklist.reference import Reference
+from checklist.result import CheckResult, Figure, Finding, Skipped, Verdict
+from estimator import hardware
+from estimator.errors import UserError
+
+ORDER: tuple[Verdict, ...] = ("PASS", "NO-VERDICT", "WARN", "FAIL")  # from the best to the worst
+_MOST_NAMES = 8  # maximum number of names in one title
+
+
+class Measured(NamedTuple):
+    """A figure stored in the history."""
+
+    op: str
+    bytes: int | None
+    value: float
+    unit: str
+    parts: Mapping[str, float] = {}
+    """The figure by GPU, node or pair, under names that are stable across runs."""
+
+
+Records = list[Measured]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judgement:
+    """Result of one check, plus the figures it adds to the history."""
+
+    result: CheckResult | Skipped
+    findings: tuple[Finding, ...] = ()
+    records: tuple[Measured, ...] = ()
+    diagnosis: Diagnosis | None = None
+    """Diagnosis of slow nodes and links, set only by check pairs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JudgingContext:
+    """One run's measurements and their references: thresholds and earlier runs."""
+
+    measurements: Measurements
+    table: Table
+    history: tuple[Record, ...] = ()
+    accept_baseline: bool = False
+    """Whether the history is discarded and restarts with this run."""
+    pairs_seen: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    """Time of the last measurement of each pair of nodes in earlier runs, Unix time."""
+    looks: tuple[Look, ...] = ()
+    """Records of intermittent faults from earlier runs."""
+    system: str | None = None
+    """User's name for this system, looked up first in the table of thresholds."""
+    expect: float | None = None
+    """User's expected busbw of the largest all-reduce over all nodes, GB/s."""
+    reference: Reference | None = None
+    """Reference host settings from a stored result."""
+    reference_node: str | None = None
+    """Node of this run whose settings are the reference."""
+    setting: Setting = field(init=False)
+    leaders: tuple[Facts, ...] = field(init=False)
+    """Facts of each node's first rank, by node."""
+    nodes_by_rank: dict[int, int] = field(init=False)
+    paths: Paths = field(init=False)
+    wiring: Wiring = field(init=False)
+    _names: dict[int, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        run = self.measurements
+        first: dict[int, Facts] = {}
+        for fact in sorted(run.facts, key=lambda fact: fact.rank):
+            first.setdefault(fact.node, fact)
+        names = run.names
+        same = Counter(names.values())
+        identity = {
+            "setting": setting_of(run),
+            "leaders": tuple(first[node] for node in sorted(first)),
+            "wiring": wiring_of(run, tuple(first[node] for node in sorted(first))),
+            "nodes_by_rank": run.nodes_by_rank,
+            "paths": Paths.of(first.values(), max((run.nodes_asked - 1, *first)) + 1),
+            "_names": {n: f"{name} (node {n})" if same[name] > 1 else name for n, name in names.items()},
+        }
+        for name, value in identity.items():
+            object.__setattr__(self, name, value)
+
+    # ---- nodes and ranks
+
+    @property
+    def facts(self) -> tuple[Facts, ...]:
+        return self.measurements.facts
+
+    @property
+    def cuda(self) -> bool:
+        return self.measurements.device == "cuda"
+
+    @property
+    def finished_unix(self) -> float:
+        return self.measurements.started_unix + self.measurements.seconds
+
+    @property
+    def local(self) -> bool:
+        return self.measurements.local
+
+    def name(self, node: int) -> str:
+        """Return a node's name, with its number if two nodes have the same name."""
+        return self._names.get(node) or self.measurements.hosts.get(node) or f"node {node}"
+
+    def names(self, nodes: Iterable[int]) -> tuple[str, ...]:
+        return tuple(self.name(node) for node in sorted(set(nodes)))
+
+    def name_of_rank(self, rank: int) -> str:
+        node = self.nodes_by_rank.get(rank)
+        return f"rank {rank}" if node is None else self.name(node)
+
+    @property
+    def all_names(self) -> tuple[str, ...]:
+        return tuple(self._names[node] for node in sorted(self._names))
+
+    @property
+    def gpus(self) -> dict[str, tuple[str, ...]]:
+        """Return the UUIDs of the GPUs used by each node's ranks."""
+        by_node: dict[str, tuple[str, ...]] = {}
+        for fact in self.facts:
+            name, own = self._names[fact.node], fact.gpu_uuids[fact.local_rank :][:1]
+            by_node[name] = (*by_node.get(name, ()), *own)
+        return by_node
+
+    # ---- references
+
+    def systems(self, instance_type: str | None, gpu_names: Iterable[str]) -> tuple[str, ...]:
+        """Return the names of a machine or GPU in the table of thresholds, most specific first."""
+        gpus = [hardware.find_gpu_by_nvml_name(name) for name in dict.fromkeys(gpu_names)]
+        names = [self.system, instance_type, *(gpu.name for gpu in gpus if gpu is not None)]
+        return tuple(dict.fromkeys(name for name in names if name))
+
+    @property
+    def several_gpu_nodes(self) -> bool:
+        """Whether the run was to measure a network between GPU nodes."""
+        return self.cuda and not self.local and len(self.leaders) > 1
+
+    def expectation(
+        self, op: str, size_bytes: int | None, algorithm: str | None = None, *, largest: bool = False
+    ) -> Expectation | None:
+        """Return the expected range of a bandwidth; None if the wiring or the operation is unknown.
+
+        ``largest``: whether it is the largest message of the operation, which --expect speaks of.
+        """
+        if self.local or size_bytes is None or not self.leaders:
+            return None
+        if self.expect is not None and op == "all_reduce" and largest:
+            return expectation.given(self.expect)
+        if not self.cuda and op != expectation.PAIR:
+            return None  # no figures of gloo's collectives are published
+        return expectation.expect(self.wiring, op, size_bytes, algorithm)
+
+    def threshold(self, op: str, size_bytes: int | None, algorithm: str | None = None) -> Threshold | None:
+        """Return the threshold of an operation over all nodes; for mixed kinds, the lowest of theirs.
+
+        None if any kind has none, because that kind may be the slowest.
+        """
+        kinds = dict.fromkeys((fact.instance_type, fact.gpu_names) for fact in self.leaders)
+        rows = [self._row(self.systems(*kind), op, size_bytes, algorithm) for kind in kinds]
+        known = [row for row in rows if row is not None]
+        return min(known, key=lambda row: row.floor) if known and len(known) == len(rows) else None
+
+    def thresholds_by_rank(self, op: str) -> dict[int, Threshold]:
+        """Return the threshold of each rank's own figure, by its machine and GPU."""
+        rows: dict[tuple[str | None, tuple[str, ...]], Threshold | None] = {}
+        found = {}
+        for fact in self.facts:
+            kind = (fact.instance_type, fact.gpu_names[fact.local_rank :][:1])
+            if kind not in rows:
+                rows[kind] = self._row(self.systems(*kind), op, None)
+            row = rows[kind]
+            if row is not None:
+                found[fact.rank] = row
+        return found
+
+    def _row(
+        self, systems: tuple[str, ...], op: str, size_bytes: int | None, algorithm: str | None = None
+    ) -> Threshold | None:
+        key = Key(
+            systems=systems,
+            op=op,
+            bytes=size_bytes,
+            algorithm=algorithm,
+            gpus=self.measurements.gpus_per_node_asked if self.cuda else None,
+            nodes=len(self.measurements.nodes),
+        )
+        return self.table.find(key) if key.systems else None
+
+    def past(
+        self, op: str, size_bytes: int | None, value: float, *, less_is_better: bool = False
+    ) -> Past | None:
+        if self.accept_baseline:
+            return None
+        return compare_with_past(
+            self.history, self.setting, op, size_bytes, value, less_is_better=less_is_better
+        )
+
+    def worse_parts(
+        self, op: str, size_bytes: int | None, values: Mapping[str, float], limits: PartLimits = OWN_PAST
+    ) -> dict[str, Past]:
+        """Return GPUs, nodes or pairs whose figure is worse than their own history."""
+        if self.accept_baseline:
+            return {}
+        return worse_parts(self._of(self.setting, op, size_bytes), values, limits)
+
+    def _of(self, *key: object) -> tuple[Record, ...]:
+        """Return the records of one figure (setting, op, bytes) from earlier runs."""
+        return tuple(one for one in self.history if (one.setting, one.op, one.bytes) == key)
+
+    def same(self, record: Record) -> tuple[Record, ...]:
+        """Return the records of the same figure from earlier runs."""
+        return self._of(record.setting, record.op, record.bytes)
+
+    @property
+    def machine_gpus(self) -> int | None:
+        """Return the machine type's number of GPUs; None for several or unlisted types."""
+        kinds = {fact.instance_type for fact in self.leaders}
+        kind = kinds.pop() if len(kinds) == 1 else None
+        try:
+            return None if kind is None else hardware.instance(kind).gpu_count
+        except UserError:  # unlisted machine type
+            return None
+
+    @property
+    def machine_fabric(self) -> str:
+        """Return the table's network of the machine type; empty if unknown."""
+        kinds = {fact.instance_type for fact in self.leaders}
+        kind = kinds.pop() if len(kinds) == 1 else None
+        try:
+            return "" if kind is None else hardware.instance(kind).fabric
+        except UserError:
+            return ""
+
+    # ---- judgements
+
+    def ran(self, phase: PhaseName) -> bool:
+        """Return whether the phase finished."""
+        run = self.measurements.phase(phase)
+        return run is not None and run.status == "done"
+
+    def unmeasured(self, check: str, phase: PhaseName) -> Judgement:
+        """Return NO-VERDICT with the phase's own reason."""
+        run = self.measurements.phase(phase)
+        if run is None:
+            why = f"phase {phase} did not run"
+        elif run.status == "done":
+            why = f"phase {phase} has measured nothing of it"
+        else:
+            why = f"phase {phase} {run.status}" + (f": {run.reason}" if run.reason else "")
+        return no_verdict(check, f"Not measured: {why}.")
+
+
+def answer(
+    check: str,
+    good: str,
+    findings: Iterable[Finding] = (),
+    *,
+    nodes: Iterable[str] = (),
+    figures: Iterable[Figure] = (),
+    records: Iterable[Measured] = (),
+) -> Judgement:
+    """Return PASS with ``good`` as the reason, or the worst finding."""
+    given = tuple(findings)
+    worst = worst_of([finding.verdict for finding in given])
+    titles = [finding.title for finding in given if finding.verdict == worst]
+    reason = good if not titles else titles[0] + (f" And {len(titles) - 1} more." if len(titles) > 1 else "")
+    result = CheckResult(
+        check=check, verdict=worst, reason=reason, measured=True, nodes=tuple(nodes), figures=tuple(figures)
+    )
+    return Judgement(result=result, findings=given, records=tuple(records))
+
+
+def no_verdict(
+    check: str,
+    reason: str,
+    *,
+    measured: bool = False,
+    nodes: Iterable[str] = (),
+    figures: Iterable[Figure] = (),
+    findings: Iterable[Finding] = (),
+    records: Iterable[Measured] = (),
+) -> Judgement:
+    """Return NO-VERDICT: not measured, or measured without a reference."""
+    result = CheckResult(
+        check=check,
+        verdict="NO-VERDICT",
+        reason=reason,
+        measured=measured,
+        nodes=tuple(nodes),
+        figures=tuple(figures),
+    )
+    return Judgement(result=result, findings=tuple(findings), records=tuple(records))
+
+
+def skipped(check: str, reason: str) -> Judgement:
+    """Return the judgement of a check that does not apply, for ``reason``."""
+    return Judgement(result=Skipped(check=check, reason=reason))
+
+
+def worst_of(verdicts: Iterable[Verdict]) -> Verdict:
+    """Return the worst verdict; PASS if there are none."""
+    return max(verdicts, key=ORDER.index, default="PASS")
+
+
+def few(names: tuple[str, ...]) -> str:
+    """Format names, shortened to the first few if there are many."""
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more

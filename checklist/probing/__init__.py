@@ -1,0 +1,1 @@
+"""What all probes share: the context of a probe process and its progress reports."""

@@ -1,0 +1,178 @@
+"""Reading a hardware table of the user's own, with every mistake named by its cell."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from estimator.errors import UserError
+from estimator.formatting import MIB, format_bytes
+from estimator.hardware.catalogue import normal
+from estimator.hardware.catalogue.columns import GPU, INSTANCE, Column, stem
+from estimator.names import did_you_mean
+
+Cells = dict[str, str]  # one row by column; blank cells are left out
+Kind = Literal["gpu", "instance"]
+KIND_COLUMN = "kind"
+# A card's reported memory next to its label's: 0.93 (L4) to 1.07 (the label's GB as GiB), with some room.
+REPORTED_TO_LABEL = (0.85, 1.15)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HardwareRow:
+    """One line of a hardware table of the user's own; blank cells are left out of ``cells``."""
+
+    file: Path
+    line: int
+    kind: Kind
+    cells: Cells
+
+    def bad(self, column: str, rule: str, advice: str = "") -> UserError:
+        """A UserError that names file, line, column and value, and the ``rule`` that the value breaks."""
+        value = self.cells.get(column)
+        quoted = "" if value is None else f" {value!r}"
+        return UserError(f"{self.file}, line {self.line}, column {column}:{quoted} {rule}.", advice)
+
+
+def read_rows(file: Path) -> list[HardwareRow]:
+    """The rows of a hardware table, each cell checked by its column's rule.
+
+    Raises UserError, naming file, line and column, for a file that cannot be read, an unknown column, a cell
+    that breaks its rule, and two rows of one name.
+    """
+    try:
+        with file.open(newline="", encoding="utf-8-sig") as opened:
+            lines = csv.reader(opened, strict=True)
+            header = [name.strip() for name in next(lines, [])]
+            kinds = _kinds(file, header)
+            rows = [
+                _row(file, lines.line_num, header, kinds, [cell.strip() for cell in cells])
+                for cells in lines
+                if any(cell.strip() for cell in cells)
+            ]
+    except OSError as error:
+        raise UserError(
+            f"{file} can't be read: {error.strerror or error}.", "Give a CSV file (docs/hardware.md)."
+        ) from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{file} is not a CSV file in UTF-8: {error}.", "Save it as CSV, UTF-8.") from None
+    _check_unique(rows)
+    return rows
+
+
+def _kinds(file: Path, header: list[str]) -> tuple[Kind, ...]:
+    """Return the kinds of rows that a file may have by its header; each column belongs to one of them."""
+    where = f"{file}, line 1"
+    if not any(header):
+        raise UserError(f"{where}: there are no column names.", "The first line names the columns.")
+    if len(header) == 1 and re.search(r"[;\t]", header[0]):
+        raise UserError(f"{where}: the columns are not separated by commas.", "Save it with commas.")
+    kinds: tuple[Kind, ...] = (
+        ("gpu", "instance")
+        if KIND_COLUMN in header
+        else ("instance",)
+        if "instance_type" in header or "cloud" in header
+        else ("gpu",)
+    )
+    allowed = {name for kind in kinds for name in _columns(kind)} | {KIND_COLUMN}
+    for name in header:
+        if name not in allowed:
+            raise _unknown_column(where, name, allowed - {KIND_COLUMN})
+        if header.count(name) > 1:
+            raise UserError(f"{where}, column {name}: it is there twice.", "Leave one of them out.")
+    return kinds
+
+
+def _unknown_column(where: str, name: str, allowed: set[str]) -> UserError:
+    same = sorted(column for column in allowed if stem(column) == stem(name))
+    same += [column for column in sorted(allowed) if column.lower() == name.lower() and column not in same]
+    if same and same[0].lower() != name.lower():
+        return UserError(
+            f"{where}, column {name}: wrong unit: the table has {' and '.join(same)}.",
+            f"Convert the values and call the column {same[0]}.",
+        )
+    return UserError(
+        f"{where}, column {name or '(blank)'}: there is no such column.",
+        did_you_mean(name, sorted(allowed)) or f"The columns are {', '.join(sorted(allowed))}.",
+    )
+
+
+def _columns(kind: Kind) -> Mapping[str, Column]:
+    return GPU if kind == "gpu" else INSTANCE
+
+
+def _row(file: Path, line: int, header: list[str], kinds: tuple[Kind, ...], values: list[str]) -> HardwareRow:
+    if len(values) > len(header):
+        raise UserError(
+            f"{file}, line {line}: it has {len(values)} values for {len(header)} columns.",
+            'Put a value that has a comma into quotes ("...").',
+        )
+    cells = {name: value for name, value in zip(header, values, strict=False) if value}
+    kind = kinds[0]
+    if len(kinds) > 1:
+        kind_cell = cells.get(KIND_COLUMN, "").lower()
+        unchecked = HardwareRow(file=file, line=line, kind=kind, cells=cells)
+        if kind_cell not in kinds:
+            raise unchecked.bad(
+                KIND_COLUMN, "is not known" if kind_cell else "is missing", "It takes gpu or instance."
+            )
+        kind = "gpu" if kind_cell == "gpu" else "instance"
+        del cells[KIND_COLUMN]
+    row = HardwareRow(file=file, line=line, kind=kind, cells=cells)
+    columns = _columns(kind)
+    for name, value in cells.items():
+        if name not in columns:
+            raise row.bad(name, f"is not a column of {kind} rows", "Leave it blank there.")
+        fault = columns[name].fault(value)
+        if fault is not None:
+            raise row.bad(name, *fault)
+    key = "gpu" if kind == "gpu" else "instance_type"
+    if key not in cells:
+        raise row.bad(key, "is missing", "It says which row this is.")
+    names = [cells["gpu"]] if kind == "gpu" else []
+    for name in (*names, *aliases_of(cells)):
+        if not normal(name):
+            raise row.bad("gpu" if name in names else "aliases", f"has {name!r}, which is no name", "")
+    check_sizes(row)
+    return row
+
+
+def check_sizes(row: HardwareRow) -> None:
+    """Raise UserError where a GPU's reported memory is too far from its label's (``REPORTED_TO_LABEL``)."""
+    reported, label = number(row.cells, "vram_reported_MiB"), number(row.cells, "vram_GB")
+    if reported is None or label is None:
+        return
+    low, high = REPORTED_TO_LABEL
+    if not low * label <= reported / 1024 <= high * label:
+        raise row.bad(
+            "vram_reported_MiB",
+            f"is {format_bytes(reported * MIB)}, which contradicts vram_GB = {label:g}",
+            "Both are of one GPU. Where the table has the other one, give both.",
+        )
+
+
+def _check_unique(rows: list[HardwareRow]) -> None:
+    first_lines: dict[tuple[str, str], int] = {}
+    for row in rows:
+        column = "gpu" if row.kind == "gpu" else "instance_type"
+        name = row.cells[column]
+        first = first_lines.setdefault(
+            (row.kind, normal(name) if row.kind == "gpu" else name.lower()), row.line
+        )
+        if first != row.line:
+            raise row.bad(column, f"stands in line {first} already", "Leave one of them out.")
+
+
+def number(cells: Cells, column: str) -> float | None:
+    """The figure in a cell; of "16 or 32" the first. None where the cell is blank."""
+    text = cells.get(column)
+    return None if text is None else float(text.split(" or ")[0])
+
+
+def aliases_of(cells: Cells) -> list[str]:
+    """A GPU's other names, from the cell ``aliases``: separated by semicolons."""
+    return [name.strip() for name in cells.get("aliases", "").split(";") if name.strip()]

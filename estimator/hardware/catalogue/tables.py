@@ -1,0 +1,210 @@
+"""The shipped hardware tables, and other files laid over them row by row."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from estimator.hardware.catalogue import Catalogue, Gpu, Instance, normal
+from estimator.hardware.catalogue.csv_files import (
+    Cells,
+    HardwareRow,
+    aliases_of,
+    check_sizes,
+    number,
+    read_rows,
+)
+from estimator.names import did_you_mean
+from estimator.plan import GIB, MIB
+
+PRICES = {"on_demand_usd_h", "spot_usd_h"}
+SIZES = {"vram_GB", "vram_reported_MiB"}
+PRICED = ("price_date", "price_source")  # that a new price makes untrue
+
+
+@dataclass(kw_only=True, slots=True)
+class Tables:
+    """The GPU and the machine table while files are laid over them: rows by normalised name, in order."""
+
+    gpus: dict[str, Cells]
+    instances: dict[str, Cells]
+
+    def gpu_key(self, name: str) -> str | None:
+        """The key of the GPU that has this name or alias; None where no row has it."""
+        spelling = normal(name)
+        if spelling in self.gpus:
+            return spelling
+        return next(
+            (key for key, cells in self.gpus.items() if spelling in map(normal, aliases_of(cells))), None
+        )
+
+
+def shipped(folder: Path) -> Tables:
+    """Read this package's own tables. Tests check what they hold, so that starting need not."""
+
+    def table(name: str) -> list[Cells]:
+        with (folder / name).open(newline="", encoding="utf-8") as file:
+            return [{key: text for key, text in row.items() if text} for row in csv.DictReader(file)]
+
+    return Tables(
+        gpus={normal(cells["gpu"]): cells for cells in table("gpus.csv")},
+        instances={cells["instance_type"].lower(): cells for cells in table("instances.csv")},
+    )
+
+
+def overlay(tables: Tables, file: Path) -> None:
+    """Lay a user's file over the tables; UserError names file, line, column, value and the broken rule."""
+    rows = read_rows(file)
+    for row in rows:
+        if row.kind == "gpu":
+            _lay_gpu(tables, row)
+    for row in rows:
+        if row.kind == "instance":
+            _lay_instance(tables, row)
+
+
+def build(tables: Tables, warnings: tuple[str, ...] = ()) -> Catalogue:
+    """Turn the rows into GPUs and machines; UserError where two rows claim one name."""
+    gpus = tuple(_gpu(cells) for cells in tables.gpus.values())
+    names = {normal(name): item.name for item in gpus for name in (item.name, *item.aliases)}
+    return Catalogue(
+        gpus=gpus,
+        instances=tuple(_instance(cells, names) for cells in tables.instances.values()),
+        warnings=warnings,
+    )
+
+
+def _lay_gpu(tables: Tables, row: HardwareRow) -> None:
+    name = row.cells["gpu"]
+    key = tables.gpu_key(name)
+    cells = dict(row.cells)
+    if key is not None:
+        base = tables.gpus[key]
+        cells["gpu"] = base["gpu"]
+        cells["aliases"] = ";".join(dict.fromkeys([*aliases_of(base), *aliases_of(row.cells)]))
+        cells.setdefault("source", f"{base.get('source', '')}; {row.file}")
+        inherited = dict(base)
+        if SIZES & row.cells.keys():
+            inherited.pop("vram_cuda_GiB", None)  # of the size that the table has
+        cells = inherited | cells
+        check_sizes(HardwareRow(file=row.file, line=row.line, kind="gpu", cells=cells))
+    else:
+        spellings = _gpu_names(tables)
+        near = did_you_mean(normal(name), spellings, shown=spellings)
+        for column in ("vendor", "vram_GB"):
+            if column not in cells and not (column == "vram_GB" and "vram_reported_MiB" in cells):
+                raise row.bad(column, f"is missing, which a new GPU needs: no table has {name!r}", near)
+        cells.setdefault("source", str(row.file))
+    if not cells.get("aliases"):
+        cells.pop("aliases", None)
+    for alias in aliases_of(row.cells):
+        other = tables.gpu_key(alias)
+        if other not in (None, key):
+            raise row.bad("aliases", f"has {alias!r}, which is {tables.gpus[str(other)]['gpu']}")
+    tables.gpus[key or normal(name)] = cells
+
+
+def _lay_instance(tables: Tables, row: HardwareRow) -> None:
+    name = row.cells["instance_type"]
+    cells = dict(row.cells)
+    base = tables.instances.get(name.lower())
+    if base is not None:
+        if cells.setdefault("cloud", base["cloud"]).lower() != base["cloud"].lower():
+            raise row.bad("cloud", f"is wrong: {name} is of {base['cloud']}", "Leave it blank.")
+        cells.setdefault("spec_source", f"{base.get('spec_source', '')}; {row.file}")
+        inherited = (
+            {column: text for column, text in base.items() if column not in PRICED}
+            if _priced(cells)
+            else base
+        )
+        cells = inherited | cells
+    else:
+        for column in ("cloud", "gpu", "gpu_count"):
+            if column not in cells:
+                near = did_you_mean(name, [item["instance_type"] for item in tables.instances.values()])
+                raise row.bad(column, f"is missing, which a new instance needs: no table has {name!r}", near)
+        cells.setdefault("spec_source", str(row.file))
+    if _priced(row.cells):
+        cells.setdefault("price_source", str(row.file))
+    if tables.gpu_key(cells["gpu"]) is None:
+        spellings = _gpu_names(tables)
+        near = did_you_mean(normal(cells["gpu"]), spellings, shown=spellings)
+        raise row.bad("gpu", "is a GPU that no table lists", near or "Add it with a row of its own.")
+    tables.instances[name.lower()] = cells
+
+
+def _priced(cells: Cells) -> bool:
+    return bool(PRICES & cells.keys())
+
+
+def _gpu_names(tables: Tables) -> dict[str, str]:
+    """Map every normalized spelling of a GPU to its name in the table."""
+    return {
+        normal(name): item["gpu"]
+        for item in tables.gpus.values()
+        for name in (item["gpu"], *aliases_of(item))
+    }
+
+
+def _gpu(cells: Cells) -> Gpu:
+    reported, label = number(cells, "vram_reported_MiB"), number(cells, "vram_GB")
+    offered = number(cells, "vram_cuda_GiB")
+    memory = int(reported * MIB) if reported is not None else int((label or 0) * 10**9)
+    driver = 0
+    if offered is not None:
+        driver = max(memory - int(offered * GIB), 0) if reported is not None else 0
+        memory = memory if reported is not None else int(offered * GIB)
+    rates = {
+        dtype: number(cells, f"{dtype}_TFLOPS" + ("" if dtype == "fp32" else "_dense"))
+        for dtype in ("bf16", "fp16", "fp8", "tf32", "fp32")
+    }
+    peaks = tuple((dtype, value) for dtype, value in rates.items() if value is not None)
+    # Units that have a rate in a dtype take it; fp32's is that of the ordinary cores
+    implied = " ".join(dtype for dtype, _ in peaks if dtype != "fp32")
+    return Gpu(
+        name=cells["gpu"],
+        vendor=cells["vendor"].lower(),
+        vram_bytes=memory,
+        vram_reported=reported is not None or offered is not None,
+        label_gb=label,
+        driver_bytes=driver,
+        measured_tflops=number(cells, "matmul_TFLOPS_measured"),
+        bandwidth_gbps=number(cells, "mem_bw_GBps"),
+        interconnect=cells.get("interconnect", ""),
+        interconnect_gbps=number(cells, "interconnect_GBps_bidir"),
+        peak_tflops=peaks,
+        architecture=cells.get("architecture"),
+        compute_capability=cells.get("compute_capability"),
+        dtypes=tuple(cells.get("tensor_dtypes", implied).lower().split()),
+        form_factor=cells.get("form_factor", ""),
+        aliases=tuple(aliases_of(cells)),
+        source=cells["source"],
+        notes=cells.get("notes", ""),
+    )
+
+
+def _instance(cells: Cells, gpu_names: Mapping[str, str]) -> Instance:
+    fabric, ram, vcpu = cells.get("fabric", ""), number(cells, "ram_GiB"), number(cells, "vcpu")
+    gpu, count = gpu_names.get(normal(cells["gpu"])), cells["gpu_count"]
+    if gpu is None:
+        raise ValueError(f"{cells['instance_type']} has a GPU that gpus.csv lacks: {cells['gpu']}")
+    return Instance(
+        cloud=cells["cloud"].lower(),
+        name=cells["instance_type"],
+        gpu=gpu,
+        gpu_count=0 if "/" in count else int(float(count)),
+        vcpu=None if vcpu is None else int(vcpu),
+        ram_bytes=None if ram is None else int(ram * GIB),
+        # Where a faster fabric's rate is not sourced, the Ethernet's says nothing about the GPUs' traffic
+        network_gbps=None if "rate not sourced" in fabric else number(cells, "network_Gbps"),
+        fabric=fabric,
+        usd_per_hour=number(cells, "on_demand_usd_h"),
+        spot_usd_per_hour=number(cells, "spot_usd_h"),
+        region=cells.get("price_region"),
+        price_date=cells.get("price_date"),
+        price_source=cells.get("price_source", ""),
+        source=cells.get("spec_source", ""),
+        notes=cells.get("notes", ""),
+    )

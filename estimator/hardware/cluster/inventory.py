@@ -1,0 +1,212 @@
+"""A Kubernetes cluster's capacity for a run: nodes with their free resources, possible new nodes, quotas.
+
+One reading for ``finetune plan --from-cluster``, ``finetune gpus --from-cluster`` and for runs, which are
+planned with it. The nodes must be told; what else isn't is said, and taken as if nothing stood in the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from estimator import hardware
+from estimator.hardware.catalogue import Catalogue, Gpu, Instance
+from estimator.hardware.cluster import Cluster, ClusterNodes, pods, tables
+from estimator.hardware.cluster.api import ApiRefusedError, Clock, ClusterApi, UnreachableError
+from estimator.hardware.cluster.machines import group
+from estimator.hardware.cluster.nodes import Node, clouds_of, fetch_nodes
+from estimator.hardware.cluster.pods import PodRules
+from estimator.hardware.cluster.pools import (
+    Autoscalers,
+    NodeGroup,
+    NodePool,
+    machine_labels,
+    read_autoscalers,
+)
+from estimator.hardware.cluster.quotas import Quota, read_quotas
+
+PLANNING_S = 10.0  # for all questions before a plan
+# By which label a node says of which node group it is: GKE, EKS, eksctl, AKS
+GROUP_LABELS = (
+    "cloud.google.com/gke-nodepool",
+    "eks.amazonaws.com/nodegroup",
+    "alpha.eksctl.io/nodegroup-name",
+    "kubernetes.azure.com/agentpool",
+    "agentpool",
+)
+T = TypeVar("T")
+
+
+@dataclass(kw_only=True, slots=True)
+class _Reading:
+    """The questions to one cluster; what it doesn't answer is kept as a clause."""
+
+    api: ClusterApi
+    untold: list[str] = field(default_factory=list)
+
+    def optional(self, what: str, ask: Callable[[], T], otherwise: T) -> T:
+        try:
+            return ask()
+        except (ApiRefusedError, UnreachableError, KeyError) as error:
+            self.untold.append(f"{what} (it is not told: {error})")
+            return otherwise
+
+    def usage(self, namespace: str) -> dict[str, pods.Usage] | None:
+        """Return the usage of the nodes, of the namespace only if no more is visible; None if nothing is."""
+        usage, complete = pods.allowed_usage(self.api.get, self.api.may, namespace)
+        if not complete:
+            self.untold.append("what other namespaces use (this login may list pods of its own only)")
+        return usage
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClusterState:
+    """State of a cluster as its API reports it."""
+
+    context: str
+    nodes: tuple[Node, ...]
+    usage: Mapping[str, pods.Usage] | None = None  # by node; None: not told
+    autoscalers: Autoscalers = field(default_factory=Autoscalers)
+    quotas: tuple[Quota, ...] = ()
+    untold: tuple[str, ...] = ()  # in clauses
+
+
+def read_cluster(
+    context: str | None = None,
+    *,
+    catalogue: Catalogue | None = None,
+    rules: PodRules | None = None,
+    gpu: str | None = None,
+) -> Cluster:
+    """Ask the cluster of that kubeconfig context (default: the current one; in a pod, its own cluster).
+
+    ``gpu``: the GPU of nodes without a label of it, as the user names it.
+
+    Raises UserError where it cannot be reached, found or read, within seconds.
+    """
+    rules = rules or PodRules()
+    return offered(fetch(context, rules), catalogue or hardware.current(), rules, gpu=gpu)
+
+
+def fetch(context: str | None, rules: PodRules) -> ClusterState:
+    """All questions to the cluster, within PLANNING_S; UserError where its nodes cannot be had."""
+    namespace = rules.namespace
+    clock = Clock(overall_s=PLANNING_S)
+    with ClusterApi(context, purpose="Planning for a cluster", clock=clock) as api:
+        reading = _Reading(api=api)
+        return ClusterState(
+            context=api.context,
+            nodes=tuple(fetch_nodes(api)),
+            usage=reading.optional("what is in use", lambda: reading.usage(namespace), None),
+            autoscalers=reading.optional(
+                "what may add nodes", lambda: read_autoscalers(api.get, api.may), Autoscalers()
+            ),
+            quotas=reading.optional("quotas", lambda: read_quotas(api.get, namespace, rules.in_quotas), ()),
+            untold=tuple(dict.fromkeys(reading.untold)),
+        )
+
+
+def offered(state: ClusterState, catalogue: Catalogue, rules: PodRules, *, gpu: str | None = None) -> Cluster:
+    """Return what the cluster offers pods under these rules; ``gpu`` as for :func:`read_cluster`."""
+    there = group(
+        state.context,
+        [node for node in state.nodes if rules.refuses(node.labels) is None],
+        catalogue,
+        rules,
+        usage=state.usage,
+        named=None if gpu is None else _least_of(catalogue.gpus_called(gpu)),
+    )
+    scalers, untold = state.autoscalers, state.untold
+    clouds = clouds_of(state.nodes)
+    there = _with_groups(there, state.nodes, scalers.groups, _machines(catalogue, clouds))
+    coming = [
+        nodes
+        for pool in scalers.pools
+        for nodes in _of_pool(pool, _machines(catalogue, {pool.cloud} if pool.cloud else clouds), rules)
+    ]
+    if scalers.untold and clouds and not scalers.karpenter:
+        untold = (*untold, f"which node groups may grow ({scalers.untold})")
+    return replace(there, nodes=(*there.nodes, *coming), quotas=state.quotas, untold=untold)
+
+
+def _least_of(gpus: Sequence[Gpu]) -> Gpu:
+    """The smallest GPU, and of these the one with the slowest links: a plan for it fits the others too."""
+    return min(gpus, key=lambda gpu: (gpu.usable_bytes, gpu.interconnect_gbps or 0.0))
+
+
+def _machines(catalogue: Catalogue, clouds: Iterable[str]) -> list[Instance]:
+    """The clouds' machines with whole NVIDIA GPUs whose size is known: a request for a share needs it."""
+    return [
+        item
+        for item in catalogue.instances
+        if item.cloud in clouds
+        and item.gpu_count > 0
+        and catalogue.gpu(item.gpu).vendor == "nvidia"
+        and tables.room_on(item) is not None
+    ]
+
+
+def _of_pool(pool: NodePool, machines: list[Instance], rules: PodRules) -> Iterator[ClusterNodes]:
+    """The machines that a NodePool may start for the run's pods."""
+    fences = rules.fence(pool.taints)[1]
+    for item in machines:
+        room = pool.room_for(item)
+        if room != 0 and pool.refuses({**machine_labels(item), **rules.labels}) is None:
+            yield replace(
+                _new(item),
+                may_come=room,
+                added_by=f"Karpenter's NodePool {pool.name}",
+                spot=pool.spot,
+                taints=pool.taints,
+                fences=fences,
+            )
+
+
+def _new(item: Instance) -> ClusterNodes:
+    """A machine that isn't there yet, with what it will leave for pods."""
+    room = tables.room_on(item)
+    return ClusterNodes(
+        instance=item,
+        gpu=hardware.gpu(item.gpu),
+        count=0,
+        cpu=room.cpu if room else 0.0,
+        memory_bytes=room.memory_bytes if room else 0,
+        ephemeral_bytes=None,
+        efa=1 if "EFA" in item.fabric else 0,
+        spot=None,
+        zones=(),
+        taints=(),
+        names=(),
+    )
+
+
+def _with_groups(
+    there: Cluster, nodes: tuple[Node, ...], groups: tuple[NodeGroup, ...], machines: list[Instance]
+) -> Cluster:
+    """With the nodes that node groups may add: more of those they have; else any of the cloud's, a guess."""
+    kinds = list(there.nodes)
+    for node_group in groups:
+        room = node_group.most - node_group.now
+        if room <= 0:
+            continue
+        said = f"node group {node_group.name}"
+        members = _members(node_group, nodes)
+        same = next((n for n, kind in enumerate(kinds) if members & set(kind.names)), None)
+        if same is not None:
+            kinds[same] = replace(
+                kinds[same], may_come=(kinds[same].may_come or 0) + room, added_by=f"the {said}"
+            )
+        elif not members:
+            kinds += [
+                replace(_new(item), may_come=room, added_by=f"the {said}", guessed=True) for item in machines
+            ]
+    return replace(there, nodes=tuple(kinds))
+
+
+def _members(node_group: NodeGroup, nodes: tuple[Node, ...]) -> set[str]:
+    """The nodes of a group, whose name holds the pool's: gke-CLUSTER-POOL-..., eks-POOL-..., aks-POOL-..."""
+    pools = {node.name: node.labels[key] for node in nodes for key in GROUP_LABELS if key in node.labels}
+    named = [pool for pool in set(pools.values()) if f"-{pool}-" in f"-{node_group.name}-"]
+    longest = max(named, key=len, default=None)
+    return {name for name, pool in pools.items() if pool == longest}

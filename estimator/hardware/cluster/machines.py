@@ -1,0 +1,254 @@
+"""The GPU nodes that a Kubernetes cluster has, as machines to plan with.
+
+Read from the nodes' labels and from what they can allocate. A label that no table knows is reported, never
+guessed. Labels: NVIDIA GPU feature discovery, Karpenter, GKE, and Kubernetes' own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from estimator.hardware.catalogue import Catalogue, Gpu, Instance
+from estimator.hardware.cluster import Aside, Cluster, ClusterNodes, Free, tables
+from estimator.hardware.cluster.nodes import CLOUDS, DISK, EFA, GPUS, INSTANCE_TYPE, REGION, ZONE, Node
+from estimator.hardware.cluster.pods import PodRules, Usage
+from estimator.plan import MIB
+
+PRODUCT, PRODUCT_MIB = "nvidia.com/gpu.product", "nvidia.com/gpu.memory"
+REPLICAS, SHARING = "nvidia.com/gpu.replicas", "nvidia.com/gpu.sharing-strategy"
+KARPENTER_NAME, KARPENTER_MIB = "karpenter.k8s.aws/instance-gpu-name", "karpenter.k8s.aws/instance-gpu-memory"
+GKE = "cloud.google.com/gke-accelerator"
+GKE_PARTITION = "cloud.google.com/gke-gpu-partition-size"
+GKE_CLIENTS = "cloud.google.com/gke-max-shared-clients-per-gpu"
+MIG = "nvidia.com/mig-"
+OTHER_ACCELERATORS = ("amd.com/gpu", "aws.amazon.com/neuron", "google.com/tpu", "habana.ai/gaudi")
+ON_PREMISES = "cluster"  # the cloud of a node that names none
+
+
+class _LeftAsideError(Exception):
+    """Reason why one node is skipped."""
+
+
+def group(
+    context: str,
+    nodes: Iterable[Node],
+    catalogue: Catalogue,
+    rules: PodRules,
+    *,
+    usage: Mapping[str, Usage] | None = None,
+    named: Gpu | None = None,
+) -> Cluster:
+    """Equal nodes together; those that cannot be used by reason.
+
+    ``usage``: what runs on the nodes, by name; None: not told. ``named``: the GPU of nodes without a label of
+    it, as the user says.
+    """
+    usable: dict[tuple[object, ...], list[ClusterNodes]] = {}
+    aside: dict[str, list[str]] = {}
+    without = 0
+    for node in sorted(nodes, key=lambda node: node.name):
+        if not _has_accelerator(node):
+            without += 1
+            continue
+        try:
+            one = _usable(node, catalogue, named)
+            if usage is not None:
+                one = _beside(one, usage.get(node.name))
+        except _LeftAsideError as reason:
+            aside.setdefault(str(reason), []).append(node.name)
+            continue
+        one = replace(one, fences=rules.fence(one.taints)[1])
+        machine = (
+            one.instance.name,
+            one.gpu.name,
+            one.instance.gpu_count,
+            one.efa,
+            one.spot,
+            one.gpu_on_trust,
+        )
+        key = (*machine, one.taints, one.free_gpus)
+        usable.setdefault(key, []).append(one)
+    return Cluster(
+        context=context,
+        nodes=tuple(_together(members) for members in usable.values()),
+        aside=tuple(Aside(reason=reason, names=tuple(names)) for reason, names in aside.items()),
+        without_gpu=without,
+    )
+
+
+def _has_accelerator(node: Node) -> bool:
+    resources = {*node.allocatable, *node.capacity}
+    if any(name in (GPUS, *OTHER_ACCELERATORS) or name.startswith(MIG) for name in resources):
+        return True
+    return any(label in node.labels for label in (PRODUCT, KARPENTER_NAME, GKE))
+
+
+def _together(members: list[ClusterNodes]) -> ClusterNodes:
+    ephemeral = [one.ephemeral_bytes for one in members if one.ephemeral_bytes is not None]
+    sizes = [one.gpu for one in members]
+    return replace(
+        members[0],
+        gpu=min(sizes, key=lambda gpu: gpu.vram_bytes),
+        count=len(members),
+        cpu=min(one.cpu for one in members),
+        memory_bytes=min(one.memory_bytes for one in members),
+        ephemeral_bytes=min(ephemeral) if len(ephemeral) == len(members) else None,
+        zones=tuple(sorted({zone for one in members for zone in one.zones})),
+        names=tuple(name for one in members for name in one.names),
+        free=_least([one.free for one in members]),
+        holders=tuple(sorted({pod for one in members for pod in one.holders})),
+    )
+
+
+def _least(parts: list[Free | None]) -> Free | None:
+    told = [part for part in parts if part is not None]
+    if len(told) < len(parts):
+        return None
+    return Free(
+        gpus=min(part.gpus for part in told),
+        cpu=min(part.cpu for part in told),
+        memory_bytes=min(part.memory_bytes for part in told),
+    )
+
+
+def _beside(one: ClusterNodes, used: Usage | None) -> ClusterNodes:
+    """One node with what runs there; a node that runs nothing yet will run the usual daemon pods."""
+    daemons = tables.daemons()
+    gpus, cpu, memory = (used.gpus, used.cpu, used.memory_bytes) if used else (0, 0.0, 0)
+    return replace(
+        one,
+        free=Free(
+            gpus=max(one.instance.gpu_count - gpus, 0),
+            cpu=max(one.cpu - max(cpu, daemons.cpu), 0.0),
+            memory_bytes=max(one.memory_bytes - max(memory, daemons.memory_bytes), 0),
+        ),
+        holders=used.holders if used else (),
+    )
+
+
+def _usable(node: Node, catalogue: Catalogue, named: Gpu | None) -> ClusterNodes:
+    """One node as a group of itself; raises _LeftAsideError."""
+    if node.unavailable:
+        raise _LeftAsideError(node.unavailable)
+    _whole_gpus(node)
+    count = int(node.allocatable.get(GPUS, 0))
+    found = _gpu(node, catalogue)
+    gpu = _sized(node, found or _named(node, named))
+    labels = node.labels
+    return ClusterNodes(
+        instance=_instance(node, gpu, count, catalogue),
+        gpu=gpu,
+        count=1,
+        cpu=float(node.allocatable.get("cpu", 0)),
+        memory_bytes=int(node.allocatable.get("memory", 0)),
+        ephemeral_bytes=_whole(node.allocatable.get(DISK)),
+        efa=int(node.allocatable.get(EFA, 0)),
+        spot=tables.is_spot(labels),
+        zones=(labels[ZONE],) if ZONE in labels else (),
+        taints=node.taints,
+        names=(node.name,),
+        gpu_on_trust=found is None,
+    )
+
+
+def _whole_gpus(node: Node) -> None:
+    """Raises _LeftAsideError unless the node hands out whole NVIDIA GPUs."""
+    labels = node.labels
+    product = labels.get(PRODUCT, "")
+    if any(node.allocatable.get(name, 0) for name in OTHER_ACCELERATORS):
+        accelerator = next(name for name in OTHER_ACCELERATORS if node.allocatable.get(name, 0))
+        raise _LeftAsideError(f"not an NVIDIA GPU: {accelerator}")
+    replicas = labels.get(REPLICAS, "1")
+    shared = product.endswith("-SHARED") or labels.get(SHARING, "none") not in ("none", "")
+    if shared or (replicas.isdigit() and int(replicas) > 1):
+        named = labels.get(SHARING, "none")
+        how = named if named != "none" else "time-slicing"
+        raise _LeftAsideError(f"GPUs are shared ({how}, {REPLICAS}={replicas}): not whole ones")
+    if labels.get(GKE_CLIENTS, "1") not in ("", "0", "1"):
+        raise _LeftAsideError(f"GPUs are shared ({GKE_CLIENTS}={labels[GKE_CLIENTS]}): not whole ones")
+    if "-MIG-" in product or GKE_PARTITION in labels:
+        what = product or f"{GKE_PARTITION}={labels[GKE_PARTITION]}"
+        raise _LeftAsideError(f"GPUs are cut into MIG slices ({what}): not whole ones")
+    if not node.allocatable.get(GPUS, 0):
+        slices = sorted(name for name, value in node.allocatable.items() if name.startswith(MIG) and value)
+        if slices:
+            raise _LeftAsideError(f"GPUs are cut into MIG slices ({slices[0]}): not whole ones")
+        raise _LeftAsideError(f"no {GPUS} can be allocated: is NVIDIA's device plugin running there?")
+
+
+def _names(node: Node) -> Iterator[tuple[str, str]]:
+    """(label, value) of what names the node's GPU, the most exact first."""
+    for label in (PRODUCT, GKE, KARPENTER_NAME):
+        if node.labels.get(label):
+            yield label, node.labels[label]
+
+
+def _named(node: Node, gpu: Gpu | None) -> Gpu:
+    """The GPU that the user names for nodes without a label of it; raises _LeftAsideError for none."""
+    if gpu is not None:
+        return gpu
+    kind = node.labels.get(INSTANCE_TYPE, "")
+    also = f", and {INSTANCE_TYPE}={kind} is in no table" if kind else ""
+    raise _LeftAsideError(f"unknown GPU: no label names it ({PRODUCT} is missing){also}; --gpu NAME says it")
+
+
+def _gpu(node: Node, catalogue: Catalogue) -> Gpu | None:
+    """By the first label that names one; by the machine type only where no label does; None by neither."""
+    for label, value in _names(node):
+        mib = node.labels.get(KARPENTER_MIB, "")
+        if label == KARPENTER_NAME and mib.isdigit():
+            gpu = catalogue.find_gpu_of_size(value, int(mib))
+            value = f"{value} of {mib} MiB"
+        else:
+            gpu = catalogue.find_gpu(value)
+        if gpu is None:
+            raise _LeftAsideError(f"unknown GPU: {label}={value} (add it: --hardware FILE)")
+        return gpu
+    kind = node.labels.get(INSTANCE_TYPE, "")
+    item = catalogue.find_instance(kind) if kind else None
+    return None if item is None else catalogue.gpu(item.gpu)
+
+
+def _sized(node: Node, gpu: Gpu) -> Gpu:
+    """With the driver's size where that is less, or where the table has only the label's."""
+    mib = node.labels.get(PRODUCT_MIB, "")
+    if not mib.isdigit() or int(mib) == 0:
+        return gpu
+    size = int(mib) * MIB
+    return replace(
+        gpu, vram_bytes=min(size, gpu.vram_bytes) if gpu.vram_reported else size, vram_reported=True
+    )
+
+
+def _instance(node: Node, gpu: Gpu, count: int, catalogue: Catalogue) -> Instance:
+    """The table's machine where the node's type is there and has that GPU, else one from the labels alone."""
+    kind = node.labels.get(INSTANCE_TYPE, "")
+    cloud = node.cloud or ON_PREMISES
+    known = catalogue.find_instance(kind or f"{count}x {gpu.name}")
+    if known is not None and cloud != known.cloud in CLOUDS.values():
+        known = None  # a name like a cloud's machine, but not that cloud: its price is of no use
+    vcpu, ram = _whole(node.capacity.get("cpu")), _whole(node.capacity.get("memory"))
+    if known is not None and known.gpu == gpu.name:
+        return replace(known, gpu_count=count, vcpu=known.vcpu or vcpu, ram_bytes=known.ram_bytes or ram)
+    return Instance(
+        cloud=cloud,
+        name=kind or f"{count}x {gpu.name}",
+        gpu=gpu.name,
+        gpu_count=count,
+        vcpu=vcpu,
+        ram_bytes=ram,
+        network_gbps=None,
+        fabric="EFA" if node.allocatable.get(EFA) else "",
+        usd_per_hour=None,
+        spot_usd_per_hour=None,
+        region=node.labels.get(REGION),
+        price_date=None,
+        price_source="",
+        source=f"labels of node {node.name}",
+        notes="",
+    )
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)

@@ -1,0 +1,90 @@
+"""Asking a Kubernetes API server for its nodes. All that a cluster can refuse is one clear line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from estimator.hardware.cluster.api import (
+    ApiRefusedError,
+    ClusterApi,
+    Json,
+    UnreachableError,
+    api_error,
+    list_all,
+)
+from estimator.hardware.cluster.quantities import quantities
+from estimator.hardware.cluster.taints import taint_text
+
+INSTANCE_TYPE = "node.kubernetes.io/instance-type"
+ZONE, REGION = "topology.kubernetes.io/zone", "topology.kubernetes.io/region"
+GPUS, EFA, HUGEPAGES = "nvidia.com/gpu", "vpc.amazonaws.com/efa", "hugepages-2Mi"
+DISK = "ephemeral-storage"
+CLOUDS = {"aws": "aws", "gce": "gcp", "azure": "azure"}  # by the scheme of a node's providerID
+NODES = ("/api/v1/nodes", "NodeList")
+RULE = 'apiGroups: [""], resources: ["nodes"], verbs: ["list"], in a ClusterRole'
+# Taints that Kubernetes sets by itself for what is told by conditions already
+LIFECYCLE = "node.kubernetes.io/"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Node:
+    """One node as the API reports it. Resources in cores, bytes and counts, by name."""
+
+    name: str
+    labels: Mapping[str, str]
+    allocatable: Mapping[str, float]
+    capacity: Mapping[str, float]
+    ready: bool
+    unschedulable: bool
+    taints: tuple[str, ...]
+    cloud: str | None  # by its provider's scheme; None: on premises
+
+    @property
+    def unavailable(self) -> str | None:
+        """Reason why the node accepts no pods now; None if it does."""
+        return "not Ready" if not self.ready else "unschedulable (cordoned)" if self.unschedulable else None
+
+
+def fetch(context: str | None = None) -> tuple[str, list[Node]]:
+    """The context's name and the cluster's nodes; UserError where they cannot be had, within seconds."""
+    with ClusterApi(context, purpose="--from-cluster") as api:
+        return api.context, fetch_nodes(api)
+
+
+def fetch_nodes(api: ClusterApi) -> list[Node]:
+    """The cluster's nodes; UserError where they cannot be had."""
+    try:
+        return read_nodes(api.get)
+    except (ApiRefusedError, UnreachableError) as error:
+        raise api_error(error, api.server, permission=RULE) from None
+
+
+def read_nodes(get: Callable[..., Json]) -> list[Node]:
+    """All nodes. Raises what ``get`` raises."""
+    return [node_of(item) for item in list_all(get, *NODES)]
+
+
+def node_of(item: Any) -> Node:
+    """A node as the API server tells it."""
+    metadata, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
+    taints = [taint for taint in spec.get("taints") or [] if not taint["key"].startswith(LIFECYCLE)]
+    return Node(
+        name=metadata["name"],
+        labels=metadata.get("labels") or {},
+        allocatable=quantities(status.get("allocatable")),
+        capacity=quantities(status.get("capacity")),
+        ready=any(
+            condition["type"] == "Ready" and condition["status"] == "True"
+            for condition in status.get("conditions") or []
+        ),
+        unschedulable=bool(spec.get("unschedulable")),
+        taints=tuple(taint_text(taint) for taint in taints),
+        cloud=CLOUDS.get(str(spec.get("providerID") or "").partition(":")[0]),
+    )
+
+
+def clouds_of(nodes: Iterable[Node]) -> frozenset[str]:
+    """The clouds that nodes belong to; empty if all are on premises."""
+    return frozenset(node.cloud for node in nodes if node.cloud)

@@ -1,0 +1,148 @@
+"""Resource requests of pods: of daemon sets on every node of a kind, and of all pods on a node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from estimator.hardware.cluster.api import Json, list_all
+from estimator.hardware.cluster.nodes import GPUS, ZONE
+from estimator.hardware.cluster.quantities import quantity
+from estimator.hardware.cluster.quotas import QuotaPod
+from estimator.hardware.cluster.tables import Room
+from estimator.hardware.cluster.taints import Toleration, fence
+
+ASKED_NODES = 4  # nodes that one selector finds are of one kind, and one question each is enough
+_STAYING = ("DaemonSet", "Node")  # who owns them; the kubelet's own static pods belong to the node
+_RUNNING = "status.phase!=Succeeded,status.phase!=Failed"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PodRules:
+    """By what nodes, NodePools and quotas take a run's pods or don't."""
+
+    namespace: str = "default"
+    node_selector: tuple[tuple[str, str], ...] = ()
+    tolerations: tuple[Toleration, ...] = ()
+    of_table: bool = True  # pods with GPUs get tolerations of the taints that mark GPU nodes, too
+    zone: str | None = None
+    in_quotas: QuotaPod = field(default_factory=QuotaPod)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Labels that a node must have, the zone's among them."""
+        return {**dict(self.node_selector), **({ZONE: self.zone} if self.zone else {})}
+
+    def refuses(self, labels: Mapping[str, str]) -> str | None:
+        """Return what a node with these labels lacks; None: nothing."""
+        missing = [(name, value) for name, value in self.labels.items() if labels.get(name) != value]
+        for name, value in missing:
+            return f"not in zone {value}" if name == ZONE else f"without the label {name}={value}"
+        return None
+
+    def fence(
+        self, taints: Iterable[str], *, gpus: bool = True
+    ) -> tuple[tuple[Toleration, ...], tuple[str, ...]]:
+        """Return (tolerations that pods with or without GPUs are given, taints that keep them away)."""
+        return fence(taints, self.tolerations, of_table=self.of_table and gpus)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Usage:
+    """Sum of the resource requests of the pods on one node."""
+
+    gpus: int
+    cpu: float
+    memory_bytes: int
+    holders: tuple[str, ...]  # namespace/name of the pods that have GPUs
+    daemons: Room | None = None  # what daemon pods among them ask for; None: there are none
+
+
+def allowed_usage(
+    get: Callable[..., Json], may: Callable[..., bool], namespace: str
+) -> tuple[dict[str, Usage] | None, bool]:
+    """Return (what runs on the nodes, whether that is complete) as far as this login may list pods.
+
+    The namespace's pods alone if it may not list all; None if it may list none. Raises what ``get`` and
+    ``may`` raise.
+    """
+    if may("list", "pods"):
+        return read_usage(get), True
+    return read_usage(get, namespace) if may("list", "pods", namespace=namespace) else None, False
+
+
+def read_usage(
+    get: Callable[..., Json], namespace: str | None = None, *, node: str | None = None
+) -> dict[str, Usage]:
+    """Return what runs on the nodes, by node; of one namespace or on one node only if one is named.
+
+    Raises what ``get`` raises.
+    """
+    path = f"/api/v1/namespaces/{namespace}/pods" if namespace else "/api/v1/pods"
+    selector = f"spec.nodeName={node},{_RUNNING}" if node else _RUNNING
+    pods: dict[str, list[Mapping[str, Any]]] = {}
+    for pod in list_all(get, path, "PodList", fieldSelector=selector):
+        if node := (pod.get("spec") or {}).get("nodeName"):
+            pods.setdefault(node, []).append(pod)
+    return {node: _usage(on_it) for node, on_it in pods.items()}
+
+
+def _usage(pods: list[Mapping[str, Any]]) -> Usage:
+    staying = [pod for pod in pods if _stays(pod)]
+    requested = _room(pods)
+    return Usage(
+        gpus=int(sum(_request_of(pod, GPUS) for pod in pods)),
+        cpu=requested.cpu,
+        memory_bytes=requested.memory_bytes,
+        daemons=_room(staying) if staying else None,
+        holders=tuple(
+            f"{pod['metadata'].get('namespace', 'default')}/{pod['metadata']['name']}"
+            for pod in pods
+            if _request_of(pod, GPUS)
+        ),
+    )
+
+
+def most_of(get: Callable[..., Json], nodes: Iterable[str]) -> Room | None:
+    """The largest of the first few nodes' daemon pods; None where a node has none, as a new one.
+
+    Raises what ``get`` raises: reading the pods of all namespaces is a right that few logins have.
+    """
+    names = tuple(nodes)[:ASKED_NODES]
+    found = [usage for name in names for usage in read_usage(get, node=name).values()]
+    rooms = [usage.daemons for usage in found if usage.daemons is not None]
+    if not rooms or len(rooms) < len(names):
+        return None
+    return Room(cpu=max(room.cpu for room in rooms), memory_bytes=max(room.memory_bytes for room in rooms))
+
+
+def _room(pods: list[Mapping[str, Any]]) -> Room:
+    return Room(
+        cpu=sum(_request_of(pod, "cpu") for pod in pods),
+        memory_bytes=int(sum(_request_of(pod, "memory") for pod in pods)),
+    )
+
+
+def _stays(pod: Mapping[str, Any]) -> bool:
+    owners = pod.get("metadata", {}).get("ownerReferences") or []
+    return any(owner.get("kind") in _STAYING for owner in owners)
+
+
+def _request_of(pod: Mapping[str, Any], resource: str) -> float:
+    """Return a pod's request as the scheduler counts it (Kubernetes: init and sidecar containers,
+    overhead).
+    """
+    spec = pod["spec"]
+    running = sum(_asked(container, resource) for container in spec.get("containers") or [])
+    most = 0.0
+    for container in spec.get("initContainers") or []:
+        if container.get("restartPolicy") == "Always":  # a sidecar: it stays beside all that come later
+            running += _asked(container, resource)
+        else:
+            most = max(most, _asked(container, resource))
+    return max(running, most) + quantity((spec.get("overhead") or {}).get(resource) or 0)
+
+
+def _asked(container: Mapping[str, Any], resource: str) -> float:
+    return quantity(((container.get("resources") or {}).get("requests") or {}).get(resource) or 0)

@@ -1,0 +1,322 @@
+"""Sources of new nodes: Karpenter's NodePools and the cluster autoscaler's node groups.
+
+A NodePool says by rules which machines it starts, so it can be asked about each machine of the table. Of a
+node group only its name and its sizes are told; which machines it has is known from nodes that it has now.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from operator import ge, gt, le, lt
+from typing import Any
+
+from estimator import hardware
+from estimator.hardware.catalogue import Instance
+from estimator.hardware.cluster.api import Json, found_at
+from estimator.hardware.cluster.nodes import GPUS, INSTANCE_TYPE
+from estimator.hardware.cluster.pods import PodRules
+from estimator.hardware.cluster.quantities import quantities
+from estimator.hardware.cluster.tables import labels_of
+from estimator.hardware.cluster.taints import Toleration, taint_text
+from estimator.plan import MIB, Request
+
+KARPENTER = "karpenter.sh"
+STATUS = {"namespace": "kube-system", "name": "cluster-autoscaler-status"}  # a ConfigMap
+CAPACITY_TYPE = "karpenter.sh/capacity-type"
+NODES = "nodes"  # as Karpenter names it among a pool's limits
+_COMMANDS = {  # a cloud: what shows its node groups
+    "aws": "eksctl get nodegroup --cluster NAME",
+    "gcp": "gcloud container node-pools list --cluster NAME",
+    "azure": "az aks nodepool list --resource-group GROUP --cluster-name NAME",
+}
+# Whose machines a NodePool starts, by the API group of its node class
+_CLOUD_OF_CLASS = {
+    "karpenter.k8s.aws": "aws",
+    "eks.amazonaws.com": "aws",
+    "karpenter.sagemaker.amazonaws.com": "aws",
+    "karpenter.azure.com": "azure",
+    "karpenter.k8s.gcp": "gcp",
+}
+_Test = Callable[[str, tuple[str, ...]], bool]
+_OPERATORS: dict[str, _Test] = {
+    "In": lambda value, values: value in values,
+    "NotIn": lambda value, values: value not in values,
+    "Exists": lambda value, values: True,  # noqa: ARG005
+    "DoesNotExist": lambda value, values: False,  # noqa: ARG005
+}
+_COMPARISONS: dict[str, Callable[[int, int], bool]] = {"Gt": gt, "Lt": lt, "Gte": ge, "Lte": le}
+# How cluster autoscalers before 1.30 write a group's sizes, in a text for people
+_OLD_GROUP = re.compile(
+    r"^\s*Name:\s*(\S+)\s*\n\s*Health:.*cloudProviderTarget=(\d+) \(minSize=\d+, maxSize=(\d+)\)",
+    re.MULTILINE,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodePool:
+    """A NodePool of Karpenter's. Amounts in cores, bytes and pieces."""
+
+    name: str
+    cloud: str | None  # None: its node class is of none that is known
+    labels: tuple[tuple[str, str], ...]
+    requirements: tuple[tuple[str, str, tuple[str, ...]], ...]  # (label, operator, values)
+    taints: tuple[str, ...]
+    limits: tuple[tuple[str, float], ...]
+    used: tuple[tuple[str, float], ...]  # of the limits, by the nodes that it has started
+
+    @property
+    def spot(self) -> bool | None:
+        """Whether its machines are bought at spot prices; None where it may do either."""
+        allowed = [
+            value
+            for value in ("spot", "on-demand")
+            if all(
+                key != CAPACITY_TYPE or _passes(operator, value, values)
+                for key, operator, values in self.requirements
+            )
+        ]
+        return None if len(allowed) != 1 else allowed == ["spot"]
+
+    def refuses(self, labels: Mapping[str, str]) -> str | None:
+        """Return the rule that a node with these labels violates; None if no known rule does."""
+        own = dict(self.labels)
+        for key, value in labels.items():
+            if own.get(key, value) != value:
+                return f"{key} is {own[key]}"
+        labels = {**labels, **own}
+        for key, operator, values in self.requirements:
+            if key in labels and not _passes(operator, labels[key], values):
+                return f"{key} {operator} {', '.join(values[:4])}".rstrip()
+        return None
+
+    def room_for(self, instance: Instance) -> int | None:
+        """Return how many more such machines the limits allow; None without limits."""
+        needs = {GPUS: instance.gpu_count, NODES: 1, "cpu": instance.vcpu, "memory": instance.ram_bytes}
+        used = dict(self.used)
+        counts = [
+            max(0, int((limit - used.get(what, 0.0)) // each))
+            for what, limit in self.limits
+            if (each := needs.get(what))
+        ]
+        return min(counts, default=None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeGroup:
+    """A node group of the cluster autoscaler's."""
+
+    name: str
+    now: int  # nodes that it is to have
+    most: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Autoscalers:
+    """All that may add nodes, as far as it is told."""
+
+    pools: tuple[NodePool, ...] = ()
+    groups: tuple[NodeGroup, ...] = ()
+    karpenter: bool = False
+    untold: str = ""  # why nothing is known of node groups, as a clause; empty: what there is, is known
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Growth:
+    """Whether such nodes may come; ``why`` is a clause for the table."""
+
+    possible: bool
+    why: str = ""
+    command: str = ""
+    tolerations: tuple[Toleration, ...] = ()  # of what will taint them
+    fences: tuple[str, ...] = ()  # where they may not come: all taints of a pool that only taints keep out
+    by_karpenter: bool = False
+
+
+def read_autoscalers(get: Callable[..., Json], may: Callable[..., bool]) -> Autoscalers:
+    """Ask the cluster. Raises what ``get`` and ``may`` raise, but for what is not there.
+
+    ``may``: whether this login has a right.
+    """
+    karpenter = found_at(get, f"/apis/{KARPENTER}")
+    pools: tuple[NodePool, ...] = ()
+    if karpenter is not None:
+        version = karpenter["preferredVersion"]["groupVersion"]
+        pools = tuple(pool_of(item) for item in get(f"/apis/{version}/nodepools").get("items") or [])
+    groups, untold = _read_groups(get, may)
+    return Autoscalers(pools=pools, groups=groups, karpenter=karpenter is not None, untold=untold)
+
+
+def could_grow(
+    autoscalers: Autoscalers,
+    request: Request,
+    clouds: frozenset[str],
+    rules: PodRules,
+) -> Growth:
+    """Whether nodes could come that take a request.
+
+    ``clouds``: of the present nodes, for the command that shows their node groups.
+    """
+    refusals = {pool.name: refusal(pool, request, rules) for pool in autoscalers.pools}
+    for pool in autoscalers.pools:
+        if refusals[pool.name] is None:
+            needed, _ = rules.fence(pool.taints, gpus=bool(request.gpus_per_node))
+            why = f"Karpenter's NodePool {pool.name} may add them"
+            return Growth(possible=True, why=why, tolerations=needed, by_karpenter=True)
+    grown = _by_groups(autoscalers, clouds)
+    if not autoscalers.karpenter or (request.instance_type is None and grown.possible):
+        return grown
+    reasons = "; ".join(f"{name}: {why}" for name, why in refusals.items()) or "it has none"
+    anything = replace(rules, tolerations=(Toleration(key="", effect=""),))
+    fenced = (pool.taints for pool in autoscalers.pools if refusal(pool, request, anything) is None)
+    return Growth(
+        possible=False,
+        why=f"no NodePool of Karpenter's would add one ({reasons})",
+        fences=next(fenced, ()),
+    )
+
+
+def refusal(pool: NodePool, request: Request, rules: PodRules) -> str | None:
+    """Return the reason why a NodePool would not start nodes for the request; None if it could."""
+    instance = hardware.current().find_instance(request.instance_type)
+    labels = machine_labels(instance, request.gpu_type) if instance is not None else {}
+    labels |= rules.labels | dict(request.node_labels) | ({CAPACITY_TYPE: "spot"} if request.spot else {})
+    if broken := pool.refuses(labels):
+        return broken
+    _, closed = rules.fence(pool.taints, gpus=bool(request.gpus_per_node))
+    if closed:
+        return f"its nodes have the taint {closed[0]}, which the pods don't tolerate"
+    room = pool.room_for(instance) if instance is not None else None
+    if room is not None and room < request.nodes:
+        limits = ", ".join(f"{what} {amount:g}" for what, amount in pool.limits)
+        return f"its limits ({limits}) leave room for {room} of {request.nodes} {request.instance_type}"
+    gpus, limit = request.nodes * request.gpus_per_node, dict(pool.limits).get(GPUS)
+    left = None if limit is None else limit - dict(pool.used).get(GPUS, 0)
+    if left is not None and gpus > left:
+        return f"its limit leaves {left:g} GPUs, {gpus} are needed"
+    return None
+
+
+def pool_of(item: Mapping[str, Any]) -> NodePool:
+    """A NodePool as the API server tells it."""
+    spec = item.get("spec") or {}
+    template = spec.get("template") or {}
+    of_nodes = template.get("spec") or {}
+    reference = of_nodes.get("nodeClassRef") or {}
+    group = reference.get("group") or str(reference.get("apiVersion") or "").partition("/")[0]
+    return NodePool(
+        name=item["metadata"]["name"],
+        cloud=_CLOUD_OF_CLASS.get(group),
+        labels=tuple(((template.get("metadata") or {}).get("labels") or {}).items()),
+        requirements=tuple(
+            (
+                rule.get("key", ""),
+                rule.get("operator", ""),
+                tuple(str(value) for value in rule.get("values") or []),
+            )
+            for rule in of_nodes.get("requirements") or []
+        ),
+        taints=tuple(taint_text(taint) for taint in of_nodes.get("taints") or []),  # not startupTaints
+        limits=tuple(quantities(spec.get("limits")).items()),
+        used=tuple(quantities((item.get("status") or {}).get("resources")).items()),
+    )
+
+
+def machine_labels(instance: Instance, gpu: str | None = None) -> dict[str, str]:
+    """The labels that Karpenter would give a machine, as far as they are known.
+
+    Their names: karpenter.sh, "instance types" and "scheduling"; AKS, "node auto-provisioning: node pools".
+    """
+    known = {
+        INSTANCE_TYPE: instance.name,
+        "kubernetes.io/arch": "amd64",
+        "kubernetes.io/os": "linux",
+    }
+    sizes = {"cpu": instance.vcpu, "memory": instance.ram_bytes and instance.ram_bytes // MIB}
+    if instance.cloud == "azure":
+        known |= {
+            "karpenter.azure.com/sku-name": instance.name,
+            "karpenter.azure.com/sku-family": instance.name.removeprefix("Standard_")[:1],
+            "karpenter.azure.com/sku-gpu-count": str(instance.gpu_count),
+            "karpenter.azure.com/sku-gpu-manufacturer": "nvidia",
+        }
+        known |= {f"karpenter.azure.com/sku-{what}": str(size) for what, size in sizes.items() if size}
+    if instance.cloud == "aws":
+        family, _, size = instance.name.partition(".")
+        generation = re.match(r"[a-z]+(\d+)", family)
+        for prefix, scheme in (("karpenter.k8s.aws", "karpenter"), ("eks.amazonaws.com", "eks-auto")):
+            known |= {
+                f"{prefix}/instance-family": family,
+                f"{prefix}/instance-size": size,
+                f"{prefix}/instance-category": re.split(r"\d", family)[0],  # "p" of p5en
+                f"{prefix}/instance-gpu-count": str(instance.gpu_count),
+                f"{prefix}/instance-gpu-manufacturer": "nvidia",
+            }
+            if generation is not None:
+                known[f"{prefix}/instance-generation"] = generation[1]
+            known |= {f"{prefix}/instance-{what}": str(size) for what, size in sizes.items() if size}
+            for row in labels_of(gpu or instance.gpu, scheme)[:1]:
+                known |= dict(row.labels)
+    return known
+
+
+def _passes(operator: str, value: str, values: tuple[str, ...]) -> bool:
+    if operator in _COMPARISONS:
+        try:
+            return _COMPARISONS[operator](int(value), int(values[0]))
+        except (ValueError, IndexError):  # Kubernetes compares integers; anything else matches nothing
+            return False
+    test = _OPERATORS.get(operator)
+    return test is None or test(value, values)  # an operator that is newer than this table refuses nothing
+
+
+def _by_groups(autoscalers: Autoscalers, clouds: frozenset[str]) -> Growth:
+    command = next((command for cloud, command in _COMMANDS.items() if cloud in clouds), "")
+    growing = [
+        f"{group.name} ({group.now} of {group.most} nodes)"
+        for group in autoscalers.groups
+        if group.now < group.most
+    ]
+    if growing:
+        why = f"the cluster autoscaler may add nodes to {', '.join(growing[:4])}"
+        return Growth(possible=True, why=why, command=command)
+    if autoscalers.groups:
+        why = "all node groups of the cluster autoscaler have their largest size"
+        return Growth(possible=False, why=why, command=command)
+    if autoscalers.untold and clouds:
+        why = f"whether a node group may add them is not told: {autoscalers.untold}"
+        return Growth(possible=True, why=why, command=command)
+    return Growth(possible=False, why="no autoscaler is seen here", command=command)
+
+
+def _read_groups(get: Callable[..., Json], may: Callable[..., bool]) -> tuple[tuple[NodeGroup, ...], str]:
+    """The node groups, or why they are not known; neither where there is no autoscaler that tells."""
+    import yaml
+
+    if not may("get", "configmaps", **STATUS):
+        return (), "this login may not read {namespace}/{name}".format(**STATUS)
+    found = found_at(get, "/api/v1/namespaces/{namespace}/configmaps/{name}".format(**STATUS))
+    if found is None:
+        return (), ""
+    text = str((found.get("data") or {}).get("status") or "")
+    unreadable = "{namespace}/{name} can't be read".format(**STATUS)
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError:
+        content = None
+    told = content.get("nodeGroups") if isinstance(content, dict) else None
+    if told is None:
+        old = tuple(_group(name, int(now), int(most)) for name, now, most in _OLD_GROUP.findall(text))
+        return old, "" if old else unreadable
+    groups = []
+    for item in told:
+        health = item.get("health") or {}
+        now, most = health.get("cloudProviderTarget", 0), health.get("maxSize")  # a target of 0 is left out
+        if isinstance(now, int) and isinstance(most, int):
+            groups.append(_group(str(item.get("name", "")), now, most))
+    return tuple(groups), "" if groups or not told else unreadable
+
+
+def _group(name: str, now: int, most: int) -> NodeGroup:
+    return NodeGroup(name=name.rpartition("/")[2], now=now, most=most)

@@ -1,0 +1,36 @@
+"""The PriorityClasses of a cluster: which there are, and which a pod gets that names none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from estimator.hardware.cluster.api import Json
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, order=True)
+class PriorityClass:
+    value: int
+    name: str
+    is_default: bool = False
+
+
+def read_priority_classes(get: Callable[..., Json]) -> tuple[PriorityClass, ...]:
+    """Read the cluster's priority classes, lowest first. Raises what ``get`` raises."""
+    items = get("/apis/scheduling.k8s.io/v1/priorityclasses").get("items") or []
+    return tuple(
+        sorted(
+            PriorityClass(
+                value=int(item["value"]),
+                name=str(item["metadata"]["name"]),
+                is_default=bool(item.get("globalDefault")),
+            )
+            for item in items
+        )
+    )
+
+
+def usual_priority_class(get: Callable[..., Json]) -> str:
+    """Return the default priority class; empty if the cluster has none."""
+    # Of several defaults Kubernetes takes the lowest (its admission plugin Priority)
+    return next((item.name for item in read_priority_classes(get) if item.is_default), "")

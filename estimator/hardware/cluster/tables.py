@@ -1,0 +1,147 @@
+"""Facts about Kubernetes nodes as tables: labels of GPUs, their taints, what is left to pods."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from estimator.hardware.catalogue import Instance
+from estimator.plan import GIB
+
+DATA = Path(__file__).parents[2] / "data"
+WHATEVER_SIZE = ""  # a reserve that doesn't grow with the machine
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuLabel:
+    """Node labels by which one way of running a cluster names a GPU type."""
+
+    scheme: str  # "gfd", "karpenter", "eks-auto", "gke"
+    gpu: str  # a name of the GPU table
+    labels: tuple[tuple[str, str], ...]
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpotLabel:
+    """Label by which one provider marks spot nodes."""
+
+    manager: str  # "Karpenter", "GKE", ...
+    cloud: str
+    label: str
+    value: str
+    taint: str  # "key=value:effect"; empty: none
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Room:
+    """Resources of one machine that pods may use."""
+
+    cpu: float  # cores
+    memory_bytes: int
+
+
+@lru_cache(maxsize=1)
+def gpu_labels() -> tuple[GpuLabel, ...]:
+    return tuple(
+        GpuLabel(
+            scheme=row["scheme"],
+            gpu=row["gpu"],
+            labels=((row["label"], row["value"]), *_pairs(row["also"])),
+            source=row["source"],
+        )
+        for row in _rows("gpu_labels.csv")
+    )
+
+
+def labels_of(gpu: str, scheme: str) -> list[GpuLabel]:
+    """The rows of one GPU in one scheme; empty where the table does not tell."""
+    return [row for row in gpu_labels() if row.gpu == gpu and row.scheme == scheme]
+
+
+@lru_cache(maxsize=1)
+def spot_labels() -> tuple[SpotLabel, ...]:
+    return tuple(
+        SpotLabel(
+            manager=row["manager"],
+            cloud=row["cloud"],
+            label=row["label"],
+            value=row["value"],
+            taint=row["taint"],
+            source=row["source"],
+        )
+        for row in _rows("spot_labels.csv")
+    )
+
+
+def is_spot(labels: Mapping[str, str]) -> bool | None:
+    """Whether these labels mark a spot node; None: no label says whether it is one."""
+    if spot_label_on(labels) is not None:
+        return True
+    return False if any(row.label in labels for row in spot_labels()) else None
+
+
+def spot_label_on(labels: Mapping[str, str]) -> SpotLabel | None:
+    """The row by which a node with these labels is a spot node; None where none says so."""
+    return next((row for row in spot_labels() if labels.get(row.label) == row.value), None)
+
+
+@lru_cache(maxsize=1)
+def gpu_taints() -> tuple[tuple[str, str], ...]:
+    """(key, value) as patterns, of taints that keep other work off nodes with GPUs."""
+    return tuple((row["key"], row["value"]) for row in _rows("taints.csv"))
+
+
+def room_on(instance: Instance) -> Room | None:
+    """Return the resources that pods can use on such a machine if no node can be read; None if its size is
+    unknown.
+    """
+    if instance.vcpu is None or instance.ram_bytes is None:
+        return None
+    memory = instance.ram_bytes / GIB - _reserved(
+        "machine", "memory_gib", instance.ram_bytes / GIB, instance.cloud == "aws"
+    )
+    return Room(
+        cpu=instance.vcpu - _reserved("kubelet", "cpu", instance.vcpu) - _reserved("daemons", "cpu", 0),
+        memory_bytes=int(
+            (memory - _reserved("kubelet", "memory_gib", memory) - _reserved("daemons", "memory_gib", 0))
+            * GIB
+        ),
+    )
+
+
+def daemons() -> Room:
+    """Return the requests of the usual daemon pods of a node, if they cannot be read."""
+    return Room(
+        cpu=_reserved("daemons", "cpu", 0), memory_bytes=int(_reserved("daemons", "memory_gib", 0) * GIB)
+    )
+
+
+def _reserved(who: str, resource: str, size: float, applies: bool = True) -> float:
+    """The sum of a table's tiers up to ``size``, and of its fixed parts."""
+    if not applies:
+        return 0.0
+    rows = [row for row in _rows("reserves.csv") if (row["who"], row["resource"]) == (who, resource)]
+    tiers = [(float(row["above"]), float(row["share"])) for row in rows if row["above"] != WHATEVER_SIZE]
+    bounds = [above for above, _ in tiers] + [float("inf")]
+    shares = sum(
+        max(0.0, min(size, end) - above) * share
+        for (above, share), end in zip(tiers, bounds[1:], strict=True)
+    )
+    return shares + sum(float(row["fixed"]) for row in rows if row["above"] == WHATEVER_SIZE)
+
+
+def _pairs(text: str) -> tuple[tuple[str, str], ...]:
+    return tuple(
+        (name, value) for name, _, value in (part.partition("=") for part in text.split(";") if part)
+    )
+
+
+@lru_cache(maxsize=4)
+def _rows(name: str) -> tuple[dict[str, str], ...]:
+    with (DATA / name).open(newline="", encoding="utf-8") as file:
+        return tuple(csv.DictReader(file))

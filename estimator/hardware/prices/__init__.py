@@ -1,0 +1,1 @@
+"""Prices of instance types: refreshed from clouds, cached, shipped."""

@@ -1,0 +1,56 @@
+"""For maintainers: today's prices into the shipped table of machines, each with its day and source.
+
+    AWS_REGION=us-east-1 python -m estimator.hardware.prices.shipped
+
+asks the providers of ``finetune gpus --refresh``, replaces older prices in ``data/instances.csv``, on demand
+and spot, and fills cells that the table leaves blank. A price of another region than the row's is left.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from datetime import date
+from pathlib import Path
+
+from estimator.hardware import DATA
+from estimator.hardware.catalogue import tables
+from estimator.hardware.catalogue.csv_files import Cells
+from estimator.hardware.prices import cache, refresh
+
+TABLE = "instances.csv"
+
+
+def update(folder: Path = DATA, *, today: date | None = None) -> list[str]:
+    """Ask for prices and write them into the folder's table of machines; returns lines on what happened.
+
+    What the user's own cache and tables say plays no part. Raises OSError where the table cannot be written.
+    """
+    found = tables.shipped(folder)
+    lines, learned = refresh.ask(tables.build(found), today=today)
+    new, changed, elsewhere = dict(found.instances), 0, Counter[str]()
+    for name, cells in learned.items():
+        row = found.instances[name.lower()]
+        region = row.get("price_region")
+        if region is not None and cells.get("price_region", region) != region:
+            elsewhere[f"{row['cloud']}: {cells['price_region']} is not the table's {region}"] += 1
+            continue
+        new[name.lower()] = cache.merged(row, cells)
+        changed += new[name.lower()] != row
+    lines += [f"left: {count} of {text}" for text, count in elsewhere.items()]
+    if changed:
+        _write(folder / TABLE, new)
+    return [*lines, f"{changed} of {len(new)} machine types changed in {folder / TABLE}"]
+
+
+def _write(file: Path, machines: Mapping[str, Cells]) -> None:
+    """The table with its own columns, in its own order."""
+    with file.open(newline="", encoding="utf-8") as opened:
+        columns = next(csv.reader(opened))
+    cache.write_table(file, columns, machines.values())
+
+
+if __name__ == "__main__":
+    sys.stderr.write("\n".join(update()) + "\n")

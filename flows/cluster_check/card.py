@@ -1,0 +1,301 @@
+"""The checklist's card as plain blocks: the verdict and what to do on top, below it what it is made from."""
+
+from __future__ import annotations
+
+import datetime
+from collections import defaultdict
+from collections.abc import Sequence
+
+from checklist.analysis.baseline import Record
+from checklist.analysis.busbw import Fit, busbw
+from checklist.measurements import Collective, Facts, Measurements
+from checklist.outputs.figures import by_rank, of_check
+from checklist.past_runs import PastRun
+from checklist.registry import CHECKS
+from checklist.result import CheckResult, Finding, FitResult, Result, Standing
+from decorators.card.blocks import UNKNOWN, Block, Chart, Grid, Text, safe, size
+from decorators.card.charts import side_by_side
+from flows.cluster_check import charts
+from flows.cluster_check.charts import Cell, Point, Then, Tile
+
+MOST_FINDINGS = 20
+MOST_NODES = 64  # of a table or of the heat map; those that something was found against are first
+MOST_RANKS = 64  # of the table of what each measured alone; those that a finding names are first
+MOST_HISTORIES = 8  # charts of figures over the runs
+_WORDS = {
+    "PASS": "fit to train on, as far as was measured",
+    "WARN": "fit to train on, with doubts",
+    "FAIL": "not fit to train on",
+    "NO-VERDICT": "nobody can tell",
+}
+_ONE_MACHINE = "nothing is wrong with this machine, as far as was measured"
+
+
+def draw(result: Result, runs: Sequence[PastRun], cluster: str) -> list[Block]:
+    """The whole card. ``runs`` are the earlier ones of this cluster."""
+    blocks: list[Block] = [Text(markdown=heading(result, cluster))]
+    if result.checks:
+        tiles = [Tile(check=c.check, verdict=c.verdict, reason=c.reason) for c in result.checks]
+        blocks.append(Chart(spec=charts.tiles(tiles)))
+    blocks += [Text(markdown=finding_text(finding)) for finding in result.findings[:MOST_FINDINGS]]
+    if len(result.findings) > MOST_FINDINGS:
+        blocks.append(Text(markdown=f"and {len(result.findings) - MOST_FINDINGS} more findings"))
+    if result.standing:
+        blocks += [
+            Text(markdown="### Still open from earlier runs"),
+            Grid(
+                headers=("since", "check", "nodes", "what"),
+                rows=tuple(_standing_row(item) for item in result.standing),
+            ),
+        ]
+    blocks += [
+        Text(markdown="### Checks"),
+        Grid(
+            headers=("check", "verdict", "measured", "why", "what it tells"), rows=check_rows(result.checks)
+        ),
+    ]
+    blocks += _ranks(result) + _pairs(result) + _sweeps(result) + _history(result, runs) + _facts(result)
+    if result.skipped:
+        rows = tuple((item.check, item.reason) for item in result.skipped)
+        blocks += [Text(markdown="### Left out"), Grid(headers=("check", "why"), rows=rows)]
+    if result.notes:
+        listed = "\n".join(f"- {safe(note)}" for note in result.notes)
+        blocks.append(Text(markdown=f"### Notes\n\n{listed}"))
+    return blocks
+
+
+def heading(result: Result, cluster: str) -> str:
+    """The verdict in words, and what it is about."""
+    run = result.measurements
+    nodes = "1 node" if len(result.nodes) == 1 else f"{len(result.nodes)} nodes"
+    where = f"{nodes} of {safe(cluster)}, {run.backend} on {'GPUs' if run.device == 'cuda' else 'CPUs'}"
+    ended = _time(result.finished_unix)
+    lines = [
+        f"## {result.verdict}: {_words(result)}",
+        f"**{safe(result.headline)}**",
+        f"{where} · profile {result.profile} · {run.seconds:.0f} s · {ended}",
+    ]
+    if result.bad_nodes:
+        lines.append(f"Bad nodes: **{safe(', '.join(result.bad_nodes))}**")
+    if result.next_commands:
+        commands = "\n".join(result.next_commands)
+        lines.append(
+            f"On two nodes, by a launcher or as a flow, which judges the network:\n\n```bash\n{commands}\n```"
+        )
+    return "\n\n".join(lines)
+
+
+def _words(result: Result) -> str:
+    return _ONE_MACHINE if result.verdict == "PASS" and result.next_commands else _WORDS[result.verdict]
+
+
+def finding_text(finding: Finding) -> str:
+    """Format a finding: the problem, the affected nodes, what to do, and the command to copy."""
+    lines = [f"### {finding.verdict}: {safe(finding.title)}"]
+    if finding.suspects:
+        lines.append(f"One of these may be at fault: {safe(', '.join(finding.suspects))}.")
+    if finding.advice:
+        lines.append(safe(" ".join(finding.advice)))
+    if finding.command:
+        lines.append(f"```bash\n{finding.command}\n```")
+    return "\n\n".join(lines)
+
+
+def check_rows(checks: Sequence[CheckResult]) -> tuple[tuple[str, ...], ...]:
+    """One row for each check that was asked for."""
+    return tuple(
+        (c.check, c.verdict, of_check(c), c.reason, CHECKS[c.check].description if c.check in CHECKS else "")
+        for c in checks
+    )
+
+
+def _standing_row(item: Standing) -> tuple[str, ...]:
+    return _time(item.since_unix), item.check, ", ".join(item.nodes) or "the cluster", item.title
+
+
+def _ranks(result: Result) -> list[Block]:
+    """Return the local measurements of each GPU, or of each process on CPUs."""
+    headers, rows = by_rank(result)
+    if not rows:
+        return []
+    named = {str(rank) for finding in result.findings for rank in finding.ranks}
+    first = sorted(rows, key=lambda row: row[0] not in named)[:MOST_RANKS]
+    text = "### Rank by rank" + (f"\n\nand {len(rows) - MOST_RANKS} more" if len(rows) > MOST_RANKS else "")
+    return [Text(markdown=text), Grid(headers=headers, rows=tuple(first))]
+
+
+# ---- pairs
+
+
+def _pairs(result: Result) -> list[Block]:
+    run = result.measurements
+    if not run.pairs:
+        return []
+    shown, left_out = _nodes_to_show(result)
+    text = "### Every pair of nodes, each direction\n\nGB/s from the node of the row to that of the column."
+    if left_out:
+        text += f" {left_out} nodes that nothing was found against are left out."
+    names = [run.names[node] for node in shown]
+    return [Text(markdown=text), Chart(spec=charts.heat_map(pair_cells(run, shown), names))]
+
+
+def pair_cells(run: Measurements, nodes: Sequence[int]) -> list[Cell]:
+    """One cell for each ordered pair; what was measured with nothing else running goes before the rest."""
+    best: dict[tuple[int, int], Cell] = {}
+    shown, names = set(nodes), run.names
+    for pair in sorted(run.pairs, key=lambda pair: (pair.alone, pair.gbytes_per_s or 0.0)):
+        if {pair.src, pair.dst} <= shown:
+            best[pair.src, pair.dst] = Cell(
+                src=names.get(pair.src, f"node {pair.src}"),
+                dst=names.get(pair.dst, f"node {pair.dst}"),
+                gbytes_per_s=pair.gbytes_per_s,
+                note=pair.error or ("measured alone" if pair.alone else ""),
+            )
+    return list(best.values())
+
+
+def _nodes_to_show(result: Result) -> tuple[list[int], int]:
+    run = result.measurements
+    nodes = list(run.nodes)
+    if len(nodes) <= MOST_NODES:
+        return nodes, 0
+    named = {name for finding in result.findings for name in (*finding.nodes, *finding.suspects)}
+    names = run.names
+    first = [node for node in nodes if names[node] in named]
+    rest = [node for node in nodes if names[node] not in named]
+    return sorted((first + rest)[:MOST_NODES]), len(nodes) - MOST_NODES
+
+
+# ---- bandwidth over message size
+
+
+def _sweeps(result: Result) -> list[Block]:
+    groups: dict[tuple[str, str], list[Collective]] = defaultdict(list)
+    for item in result.measurements.collectives:
+        if item.busbw_gbytes_per_s is not None and item.bytes > 0:
+            groups[item.op, item.dtype].append(item)
+    drawn = {key: items for key, items in groups.items() if len({item.bytes for item in items}) > 1}
+    if not drawn:
+        return []
+    text = (
+        "### Bandwidth over message size\n\nBlue: measured. Dashed: alpha + S / beta, fitted to the smallest "
+        "and the largest messages. Red: what healthy clusters usually reach, or your own floor."
+    )
+    views = [
+        charts.sweep(f"{op} {dtype}", sweep_points(result, items)) for (op, dtype), items in drawn.items()
+    ]
+    return [Text(markdown=text), Chart(spec=side_by_side(views))]
+
+
+def sweep_points(result: Result, items: Sequence[Collective]) -> list[Point]:
+    """A sweep of one operation beside what is expected of it."""
+    op, dtype, ranks = items[0].op, items[0].dtype, items[0].ranks
+    fitted = next((fit for fit in result.fits if (fit.op, fit.dtype) == (op, dtype)), None)
+    floors = {
+        figure.bytes: figure.expected
+        for check in result.checks
+        for figure in check.figures
+        if figure.basis in ("floor", "expectation") and figure.name == f"{op} {dtype}"
+    }
+    return [
+        Point(
+            bytes=item.bytes,
+            measured=item.busbw_gbytes_per_s,
+            expected=_expected(fitted, op, item.bytes, ranks),
+            floor=floors.get(item.bytes),
+        )
+        for item in sorted(items, key=lambda item: item.bytes)
+    ]
+
+
+def _expected(fitted: FitResult | None, op: str, size_bytes: int, ranks: int) -> float | None:
+    if fitted is None:
+        return None
+    curve = Fit(alpha_s=fitted.alpha_s, beta_gbytes_per_s=fitted.beta_gbytes_per_s, beta_from_bytes=None)
+    seconds = curve.seconds(size_bytes)
+    return busbw(op, size_bytes, seconds, ranks) if seconds else None
+
+
+# ---- history
+
+
+def _history(result: Result, runs: Sequence[PastRun]) -> list[Block]:
+    histories = figure_histories(result.records, runs)
+    if not runs:
+        text = "This is the first run on this cluster that can be read."
+    elif not histories:
+        text = "Earlier runs have left no figures of this very setting (hardware, software, nodes, ranks)."
+    else:
+        text = "Runs with the same hardware, software, nodes and ranks. The colour is the check's verdict."
+    blocks: list[Block] = [Text(markdown=f"### History\n\n{text}")]
+    if histories:
+        views = [charts.over_time(title, points) for title, points in histories[:MOST_HISTORIES]]
+        blocks.append(Chart(spec=side_by_side(views)))
+    if runs:
+        newest = sorted(runs, key=lambda run: -run.finished_unix)[:10]
+        rows = tuple((_time(run.finished_unix), run.verdict, run.profile) for run in newest)
+        blocks.append(Grid(headers=("earlier run", "verdict", "profile"), rows=rows))
+    return blocks
+
+
+def figure_histories(current: Sequence[Record], runs: Sequence[PastRun]) -> list[tuple[str, list[Then]]]:
+    """Each figure of this run that earlier ones of the same setting have too, with all their values."""
+    histories = []
+    earlier = [record for run in runs for record in run.records]
+    for now in current:
+        same = [
+            old for old in earlier if (old.setting, old.op, old.bytes) == (now.setting, now.op, now.bytes)
+        ]
+        if same:
+            what = now.op if now.bytes is None else f"{now.op}, {message(now.bytes)}"
+            points = [Then(unix=r.unix, value=r.value, verdict=r.verdict) for r in (*same, now)]
+            histories.append((f"{what}, {now.unit}", points))
+    return histories
+
+
+# ---- facts
+
+
+def _facts(result: Result) -> list[Block]:
+    run = result.measurements
+    shown, left_out = _nodes_to_show(result)
+    leaders = {fact.node: fact for fact in sorted(run.facts, key=lambda fact: -fact.rank)}
+    rows = tuple(fact_row(leaders[node]) for node in shown if node in leaders)
+    headers = ("node", "host", "GPUs", "interface", "zone", "shared memory", "clock", "software")
+    blocks: list[Block] = [Text(markdown="### Nodes"), Grid(headers=headers, rows=rows)]
+    if left_out:
+        blocks.append(Text(markdown=f"and {left_out} more"))
+    return blocks
+
+
+def fact_row(fact: Facts) -> tuple[str, ...]:
+    """Return the host facts that a node's first rank reported."""
+    software = ", ".join(
+        f"{name} {fact.versions[name]}"
+        for name in ("torch", "nccl", "cuda", "driver")
+        if fact.versions.get(name)
+    )
+    offset = fact.clock_offset_s
+    return (
+        fact.node_name or fact.hostname,
+        " ".join(filter(None, (fact.hostname, fact.instance_type))),
+        f"{len(fact.gpu_uuids)} x {fact.gpu_names[0]}" if fact.gpu_names else "none",
+        fact.nic or UNKNOWN,
+        fact.zone or UNKNOWN,
+        size(fact.shm_bytes),
+        UNKNOWN if offset is None else f"{offset * 1000:+.1f} ms",
+        software or UNKNOWN,
+    )
+
+
+def message(size_bytes: int) -> str:
+    """A message's size as people write it: 4 KiB, 64 MiB."""
+    for unit, bytes_each in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size_bytes >= bytes_each:
+            return f"{size_bytes / bytes_each:.4g} {unit}"
+    return f"{size_bytes} B"
+
+
+def _time(unix: float) -> str:
+    ended = datetime.datetime.fromtimestamp(unix, datetime.timezone.utc)
+    return f"{ended:%Y-%m-%d %H:%M} UTC"

@@ -1,0 +1,293 @@
+"""Steps of the checklist flow: one node's part of the run, past runs, verdict, report."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from checklist import measurements, past_runs
+from checklist import result as results
+from checklist.measurements import BROKEN_OFF, PHASES, Hang, Measurements, Phase
+from checklist.outputs import publish
+from checklist.outputs.publish import Outputs
+from checklist.past_runs import History
+from checklist.result import Result
+from checklist.run import local
+from checklist.run.rendezvous import of_node
+from checklist.verdict import judge
+from decorators._metaflow import FinetuneError, in_container, waits_for_other_nodes
+from decorators.node_request import keep_endings
+from decorators.past_runs import NeverRunError, ended_tasks, read_for, runs_of
+from decorators.storage import datastore
+from estimator.errors import UserError
+from flows.cluster_check import suspicions
+from flows.cluster_check.launch import RunConfig, table_of
+from flows.cluster_check.suspicions import Suspicion
+from launchers.cluster.endpoint import NodeAddress
+from launchers.cluster.processes import die_with_parent
+
+MOST_RUNS = 30  # earlier ones that are read; each run carries on what is still open
+HISTORY_S = 60.0  # for reading them
+FAILURES = ("FAIL", "NO-VERDICT")
+
+
+def check_node(
+    run_config: RunConfig, place: NodeAddress, work: Path, key: str
+) -> tuple[dict[str, Any] | None, str | None]:
+    """Take part as one node: what all nodes have measured, as plain values, or why there is nothing.
+
+    A node that fails is told and not raised: the verdict is made of what the others have measured. On node 0
+    what there is so far is kept in the datastore under ``key``, for when not even its own task ends.
+    """
+    if not in_container():
+        die_with_parent(os.getppid(), signal.SIGTERM)
+    here = of_node(
+        node=place.node,
+        nodes=place.nodes,
+        processes=run_config.options.gpus_per_node or 1,
+        host=place.main_host,
+        secret=place.secret,
+        run=place.run,
+        simulated=run_config.local,
+    )
+    try:
+        uuids = run_config.shares[place.node]
+        measured = local.run_node(
+            run_config.options,
+            replace(here, ports=place.ports),
+            uuids,
+            work,
+            lambda so_far: _keep(key, so_far),
+        )
+        if place.node == 0:
+            _keep(key, measured)
+    except UserError as error:
+        print(f"node {place.node}: {error.problem}\n{error.advice}", flush=True)
+        return None, error.problem
+    except Exception as error:  # noqa: BLE001 - the others' measurements must still reach the verdict
+        traceback.print_exc()
+        return None, f"The checklist itself failed on node {place.node}: {type(error).__name__}."
+    if place.node == 0:
+        _end_here_without(measured)
+    return measurements.to_dict(measured), None
+
+
+def _end_here_without(measured: Measurements) -> None:
+    """Fail this task where it would only wait for one that is gone; the verdict is made of what is kept."""
+    from metaflow import current
+
+    gone = sorted({hang.node for hang in measured.hangs if hang.kind == "lost"})
+    if gone and waits_for_other_nodes():
+        nodes = " and ".join(f"node {node}" for node in gone)
+        problem = f"No more was heard of {nodes}, without which the step can't end well."
+        keep_endings(current.run_id, [problem])
+        raise FinetuneError(problem, "The verdict is made of what was measured until then.")
+
+
+def _keep(key: str, measured: Measurements) -> None:
+    """A copy in the datastore, which nothing but a lost step reads: so it costs a line where that fails."""
+    try:
+        datastore().put_bytes(key, measurements.to_json(measured).encode())
+    except Exception as error:  # noqa: BLE001 - whatever a datastore may answer with
+        print(f"What was measured so far can't be kept in the datastore: {type(error).__name__}: {error}")
+
+
+def read_kept(key: str) -> Measurements | None:
+    """Read the measurements that the nodes' tasks stored under that key; None if there are none."""
+    try:
+        return measurements.from_json(datastore().get_bytes(key).decode())
+    except FileNotFoundError:
+        return None
+
+
+def merge(
+    run_config: RunConfig,
+    nodes: Iterable[tuple[int, dict[str, Any] | None, str | None]],
+    *,
+    lost: bool = False,
+    kept: Measurements | None = None,
+    endings: tuple[str, ...] = (),
+) -> Measurements:
+    """One run's measurements from (node, what it has got, its problem); node 0's, where it has any.
+
+    ``lost``: the nodes' step has failed as a whole, which is no task's own doing. Then there may be nothing
+    but what was ``kept``, and ``endings``, a line for each pod that has failed; and that a node was lost says
+    nothing against it, as its pod may just have been taken away, for more important work say.
+    """
+    ordered = sorted(nodes, key=lambda item: item[0])
+    problems = tuple(f"Node {node}: {problem}" for node, _, problem in ordered if problem)
+    collected = next((measured for _, measured, _ in ordered if measured is not None), None)
+    merged = kept if collected is None else measurements.record(Measurements, collected)
+    if lost and not problems:
+        problems = endings or ("A pod or container of the nodes' step did not come to its end.",)
+    if merged is None:
+        return _nothing(run_config, problems)
+    if lost and not run_config.local:
+        merged = replace(merged, hangs=tuple(map(_taken, merged.hangs)))
+    if lost:
+        merged = replace(merged, phases=tuple(_explained(phase, problems[0]) for phase in merged.phases))
+    return replace(merged, notes=(*merged.notes, *problems))
+
+
+def _explained(phase: Phase, why: str) -> Phase:
+    return replace(phase, reason=why.rstrip(".")) if phase.reason == BROKEN_OFF else phase
+
+
+def _taken(hang: Hang) -> Hang:
+    return replace(hang, kind="taken") if hang.kind == "lost" else hang
+
+
+def _nothing(run_config: RunConfig, problems: tuple[str, ...]) -> Measurements:
+    """A run of which nothing came back: every phase says why."""
+    options = run_config.options
+    why = problems[0] if problems else "no node has answered"
+    return Measurements(
+        started_unix=time.time(),
+        seconds=0.0,
+        profile=options.profile,
+        device="cuda" if options.device == "cuda" else "cpu",
+        backend="nccl" if options.device == "cuda" else "gloo",
+        nodes_asked=options.nodes,
+        gpus_per_node_asked=options.gpus_per_node or 1,
+        local=run_config.local,
+        phases=tuple(Phase(name=name, status="failed", reason=why.rstrip(".")) for name in PHASES),
+        notes=problems,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PastRuns:
+    """Earlier runs of the same cluster."""
+
+    runs: tuple[past_runs.PastRun, ...] = ()
+    history: History = field(default_factory=History)
+    notes: tuple[str, ...] = ()
+
+
+def read_past_runs(flow: str, cluster: str, run_id: str, *, limit_s: float = HISTORY_S) -> PastRuns:
+    """Read the results of the newest earlier runs of this flow on this cluster, through Metaflow's client.
+
+    Never raises and returns within ``limit_s``: what cannot be read is a note, and the run is judged without.
+    """
+    runs: list[past_runs.PastRun] = []
+    problems: list[str] = []
+    in_time = read_for(limit_s, lambda over: _read_past(flow, cluster, run_id, runs, problems, over))
+    notes = [] if in_time else [f"Earlier runs were read for {limit_s:g} s, then no more."]
+    finished, unread = tuple(runs), tuple(problems)  # the thread may still add to its own
+    history = past_runs.fold(finished, unread)
+    count = "1 earlier run" if len(finished) == 1 else f"{len(finished)} earlier runs"
+    notes.append(
+        f"History: {count} of {cluster}, {len(history.records)} figures, "
+        f"{len(history.open_failures)} failures still open."
+    )
+    return PastRuns(runs=finished, history=history, notes=(*notes, *unread))
+
+
+def _read_past(
+    flow: str,
+    cluster: str,
+    run_id: str,
+    runs: list[past_runs.PastRun],
+    problems: list[str],
+    over: threading.Event,
+) -> None:
+    try:
+        others = (run for run in runs_of(flow) if run.id != run_id)
+        for task in ended_tasks(others, "verdict", ("cluster", "kept")):
+            if over.is_set():
+                return
+            if task["cluster"].data != cluster:
+                continue
+            try:
+                runs.append(past_runs.from_json(json.dumps(task["kept"].data)))
+            except UserError as error:
+                problems.append(f"Run {task.pathspec.split('/')[1]} can't be used: {error.problem}")
+            if len(runs) >= MOST_RUNS:
+                return
+    except NeverRunError:  # the first run, where not even this one is known yet
+        return
+    except Exception as error:  # noqa: BLE001 - a history that can't be read must not cost the result
+        problems.append(f"The history can't be read further: {type(error).__name__}: {error}")
+
+
+def with_suspects(run_config: RunConfig, left: Iterable[Suspicion]) -> RunConfig:
+    """Return the configuration with the nodes that trainings reported as late measured first."""
+    options = run_config.options
+    names = tuple(dict.fromkeys((*options.suspects, *(each.node for each in left))))
+    return replace(run_config, options=options.model_copy(update={"suspects": names}))
+
+
+def judge_run(
+    run_config: RunConfig, measured: Measurements, past: PastRuns, left: Iterable[Suspicion] = ()
+) -> Result:
+    """The run's result, its past taken into account."""
+    result = judge(
+        measured,
+        checks=run_config.options.checks,
+        thresholds=table_of(run_config.thresholds),
+        history=past.history.records,
+        open_failures=past.history.open_failures,
+        looks=past.history.looks,
+        pairs_seen=past.history.pairs_seen,
+        accept_baseline=run_config.options.accept_baseline,
+        system=run_config.options.system,
+        expect=run_config.options.expect,
+        suspects=run_config.options.suspects,
+        reference=run_config.reference,
+        reference_node=run_config.options.reference_node,
+    )
+    return replace(result, notes=(*result.notes, *suspicions.notes(left), *past.notes))
+
+
+def to_plain(result: Result) -> dict[str, Any]:
+    """Exactly the content of result.json."""
+    values: dict[str, Any] = json.loads(results.to_json(result))
+    return values
+
+
+def from_plain(values: Mapping[str, Any]) -> Result:
+    """Undo :func:`to_plain`."""
+    return measurements.record(Result, dict(values))
+
+
+def summarise(result: Result) -> dict[str, Any]:
+    """Return the part of a result that later runs read."""
+    values: dict[str, Any] = json.loads(json.dumps(asdict(past_runs.run_of(result))))
+    return values
+
+
+def publish_result(result: Result, outputs: Outputs, file: Path | None) -> None:
+    """Write the copy and call every output. What fails is a line: the datastore has the result already."""
+    if file is not None:
+        try:
+            results.write(result, file)
+            print(f"result: {file.absolute()}")
+        except UserError as error:
+            print(f"{error.problem} {error.advice}", file=sys.stderr)
+    for report in publish.publish(result, outputs):
+        for line in report.lines:
+            print(line, file=sys.stderr if report.failed else sys.stdout)
+    sys.stdout.flush()
+
+
+def explain_refusal(result: Result) -> UserError | None:
+    """Return the error of the flow's last step; None if the cluster is healthy, as far as is known."""
+    if result.verdict not in FAILURES:
+        return None
+    advice = next((" ".join(finding.advice) for finding in result.findings if finding.advice), "")
+    if not result.findings and result.standing:
+        open_ones = ",".join(dict.fromkeys(item.check for item in result.standing))
+        advice = (
+            "It clears when the same check, as hard, measures that again and finds nothing: "
+            f"--only {open_ones}"
+        )
+    return UserError(f"{result.verdict}: {result.headline}", advice)

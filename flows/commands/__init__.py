@@ -1,0 +1,1 @@
+"""Commands of the ``finetune`` program that need a flow or a finished run."""

@@ -1,0 +1,94 @@
+"""Answers of runs to the same prompts, for ``finetune runs --prompts``: in the terminal and as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from decorators import finished_models
+from decorators.card import blocks
+from estimator.cli.output import note
+from estimator.errors import UserError
+from launchers.base.imports import imported_quietly
+from launchers.inference import memory, side_by_side
+from launchers.inference.conversation import Sampling
+from launchers.inference.side_by_side import BASE, LETTERS, Comparison
+from launchers.inference.terminal import escaped
+from launchers.scoring.functions import load_function, score_by
+
+
+def compare_runs(
+    flow: str, runs: Sequence[str], *, prompts: Path, score: str | None, key: Path | None, max_new_tokens: int
+) -> Comparison:
+    """Let the models of the runs answer the prompts; one run alone, or the word ``base``, adds its base.
+
+    ``key``: file that gets the key of a blind comparison. Raises UserError before any model is loaded if a
+    file, a run or the scoring function is missing.
+    """
+    texts = side_by_side.read_prompts(prompts)
+    if len(runs) >= len(LETTERS):
+        raise UserError(f"{len(runs)} runs can't be shown side by side.", f"Name {len(LETTERS) - 1} at most.")
+    function = None if score is None else load_function(score, score)
+    models = {run: finished_models.find(f"{flow}/{run.rpartition('/')[2]}") for run in runs if run != BASE}
+    if not models:
+        raise UserError("There is no run to compare with base.", "Name a run before base.")
+    for model in models.values():
+        model.spec()
+    first = next(iter(models.values()))
+    with imported_quietly():
+        device = memory.pick_device("auto")
+    found = side_by_side.compare(
+        models,
+        texts,
+        Sampling(max_new_tokens=max_new_tokens, temperature=0),
+        device,
+        base_of=first if BASE in runs or len(models) == 1 else None,
+        score=None
+        if function is None
+        else lambda prompt, answer: score_by(function, str(score), prompt, answer),
+        on_progress=lambda name: note(f"{name}: answering {len(texts):,} prompts"),
+    )
+    if key is None:
+        return found
+    blind = found.blind(seed=len(texts))
+    key.write_text(blind.key_json())
+    note(f"key of the blind columns: {key}")
+    return blind
+
+
+def terminal_table(comparison: Comparison) -> Table:
+    """One row per prompt, one column per model."""
+    table = Table(box=SIMPLE_HEAD, show_lines=True)
+    for name in ("prompt", *comparison.columns):
+        table.add_column(name, overflow="fold", ratio=1)
+    for row in _cells(comparison):
+        table.add_row(*(Text(escaped(cell)) for cell in row))
+    return table
+
+
+def page_blocks(comparison: Comparison) -> list[Any]:
+    """The answers as blocks of a page."""
+    rows = tuple(_cells(comparison))
+    return [
+        blocks.Text(markdown=f"### Answers to {len(comparison.rows):,} prompts"),
+        blocks.Grid(headers=("prompt", *comparison.columns), rows=rows),
+    ]
+
+
+def _cells(comparison: Comparison) -> list[tuple[str, ...]]:
+    rows = []
+    for row in comparison.rows:
+        scores = row.scores or (None,) * len(row.answers)
+        answers = [
+            answer if score is None else f"{answer}\n(score {score:.4g})"
+            for answer, score in zip(row.answers, scores, strict=True)
+        ]
+        rows.append((row.prompt, *answers))
+    if comparison.means is not None:
+        rows.append(("mean score", *(f"{mean:.4g}" for mean in comparison.means)))
+    return rows

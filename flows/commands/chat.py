@@ -1,0 +1,106 @@
+"""finetune chat: ask a finished model on the terminal."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from launchers.inference.finished import FinishedModel
+
+ModelArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[RUN|FOLDER|NAME]",
+        help="Run id, folder of a model or adapter, or model name. [default: the newest run]",
+    ),
+]
+
+
+def chat(
+    model: ModelArgument = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="Read one message from standard input, print the answer, end.")
+    ] = False,
+    with_base: Annotated[
+        bool, typer.Option("--with-base", help="Show the answer of the model before training too.")
+    ] = False,
+    system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 512,
+    temperature: Annotated[
+        float | None,
+        typer.Option(min=0, help="Sampling temperature; 0 is greedy. [default: the model's own]"),
+    ] = None,
+    top_p: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Nucleus sampling. [default: the model's own]")
+    ] = None,
+    top_k: Annotated[
+        int | None, typer.Option(min=1, help="Tokens to draw from. [default: the model's own]")
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None, typer.Option(min=0.1, help="Penalty of repeated tokens. [default: the model's own]")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of sampling, applied to each answer.")] = None,
+    device: Annotated[
+        Literal["auto", "cuda", "cpu"], typer.Option(help="auto: GPUs if there are any.")
+    ] = "auto",
+) -> None:
+    """Chat with a finished model, with the chat template and end tokens it was trained with."""
+    message = _message() if once else None
+    finished = find(model)
+    finished.spec()  # refuses a model that generates no text, before torch is imported
+    from launchers.base.imports import imported_quietly
+
+    with imported_quietly():
+        from launchers.inference import conversation, memory, terminal
+
+    chosen = memory.pick_device(device)
+    memory.check_conversation(finished, chosen, new_tokens=max_new_tokens, with_base=with_base)
+    sampling = conversation.Sampling(
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+    )
+    with tempfile.TemporaryDirectory(prefix="finetune-chat-") as work:
+        loaded = [conversation.load_finetuned(finished, chosen, Path(work))]
+        if with_base:
+            loaded.append(conversation.load_base(loaded[0], finished, chosen))
+        conversations = [
+            conversation.Conversation(loaded=each, sampling=sampling, system=system) for each in loaded
+        ]
+        if message is not None:
+            terminal.once(conversations, message)
+        else:
+            terminal.talk(conversations)
+
+
+def find(name: str | None) -> FinishedModel:
+    """Return the model that the user has named; Metaflow is asked for runs alone."""
+    from launchers.inference import finished
+
+    if name is not None and Path(name).expanduser().is_dir():
+        return finished.from_folder(Path(name))
+    from decorators import finished_models
+
+    return finished_models.find(name)
+
+
+def _message() -> str:
+    from estimator.errors import UserError
+
+    if sys.stdin.isatty():
+        raise UserError(
+            "--once reads the message from standard input, which is a terminal.",
+            'Pipe it: echo "Hello" | finetune chat --once',
+        )
+    message = sys.stdin.read().strip()
+    if not message:
+        raise UserError("Standard input has no message.", 'Pipe it: echo "Hello" | finetune chat --once')
+    return message

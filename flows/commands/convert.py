@@ -1,0 +1,66 @@
+"""finetune convert: a configuration of another tool as settings of this package."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from launchers.settings.convert import Conversion
+
+
+def convert(
+    file: Annotated[Path, typer.Argument(help="YAML file of axolotl, LLaMA-Factory, TRL or torchtune.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Write the settings here. [default: standard output]"),
+    ] = None,
+    gpus: Annotated[
+        int, typer.Option(min=1, help="Processes that it ran on: they make up the global batch.")
+    ] = 1,
+    task: Annotated[
+        str | None, typer.Option(help="Task of a TRL file: sft, dpo, orpo, kto, grpo. [default: sft]")
+    ] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Plan the settings; needs --output.")] = False,
+) -> None:
+    """Translate a configuration of axolotl, LLaMA-Factory, TRL or torchtune into settings.
+
+    Lists what was translated, what needs no setting, and what has no counterpart.
+    """
+    import yaml
+
+    from estimator.errors import UserError
+    from launchers.settings import convert as conversions
+
+    if plan and output is None:
+        raise UserError("--plan needs a settings file.", "Give --output my.yaml too.")
+    found = conversions.convert(conversions.read(file), gpus=gpus, task=task)
+    text = f"# {file.name} of {found.tool}\n" + yaml.safe_dump(found.nested(), sort_keys=False)
+    if output is None:
+        print(text, end="", flush=True)
+    else:
+        output.write_text(text)
+    print(report(found), file=sys.stderr, flush=True)
+    if output is not None:
+        print(f"next: finetune run {output}", file=sys.stderr, flush=True)
+    if plan:
+        from flows.commands.flow_commands import run
+
+        run([str(output), "--plan-only"])
+
+
+def report(found: Conversion) -> str:
+    """Format the result of each key."""
+    lines = [f"Translated from {found.tool}:"]
+    lines += [f"  {each.key} -> {each.setting} = {each.result}" for each in found.translated]
+    if found.unneeded:
+        lines.append("No setting needed:")
+        lines += [f"  {key}: {why}" for key, why in found.unneeded]
+    if found.missing:
+        lines.append("NOT translated:")
+        lines += [f"  {key}  ({why})" for key, why in found.missing]
+    lines.append("All other settings have this package's defaults.")
+    return "\n".join(lines)

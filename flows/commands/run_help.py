@@ -1,0 +1,75 @@
+"""Help of ``finetune run``, and of ``run`` of the flows: options grouped by purpose."""
+
+from __future__ import annotations
+
+import json
+
+from estimator.cli.common import COMMON
+from estimator.cli.help import EXAMPLES, GROUPS, Line, page
+from flows.commands.run_options import OF_METAFLOW, setting_options
+from launchers.settings import default_of, help_of
+
+SHOWN = (
+    *("model", "dataset", "task", "seq_len"),
+    *("method", "engine", "lora_rank", "lora_alpha", "quantization"),
+    *("epochs", "max_steps", "lr", "global_batch_size", "micro_batch_size", "optimizer", "precision"),
+    *("activation_checkpointing", "packing"),
+    *("with", "gpu", "gpus", "nodes", "instance_type", "spot", "device", "queue"),
+    *("output_dir", "push", "checkpoint_every", "eval_every", "tracker", "plan_only", "verbose"),
+)
+"""Options of the help page, in order; ``--help-all`` shows all others, too."""
+CHECKS = {
+    "set": "Any setting by its dotted name, may be repeated: --set optimizer.lr=2e-5",
+    "no-calibration": "Plan without the measurements of finished runs",
+    "no-preflight": "Submit without checking whether the cluster can run this",
+    "ignore-checklist": "Start even if the cluster's newest checklist failed within the last day",
+}
+"""Parameters of the flow that are no settings, with their help."""
+
+
+def help_page(command: str, *, everything: bool = False) -> str:
+    """Format the help of ``command``. ``everything``: with all settings and Metaflow's options."""
+    groups: dict[str, list[Line]] = {name: [] for name in GROUPS}
+    settings = setting_options()
+    for name in SHOWN:
+        option = COMMON[name]
+        setting = settings.get(_option(name))
+        metavar = f" {option.metavar}" if option.metavar else ""
+        default = option.unset if setting is None else _default(setting) or option.unset
+        groups[option.group].append(Line(names=_option(name) + metavar, text=option.help, default=default))
+    closing = ["--help-all shows every option; `finetune settings WORD` searches settings."]
+    if everything:
+        _add_settings(groups)
+        groups["Checks"] = [Line(names=f"--{name}", text=text) for name, text in CHECKS.items()]
+        groups["Metaflow"] = [Line(names=name, text=text) for name, text in OF_METAFLOW.items()]
+        closing = ["--help shows the options that most people use, --help-all this page."]
+    return page(
+        f"{command} [FILE.yaml] [OPTIONS]",
+        "Fine-tune a model. Options override the settings in FILE.yaml.",
+        groups,
+        example=EXAMPLES["run"],
+        closing=closing,
+    )
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _default(setting: str) -> str:
+    value = default_of(setting)
+    if value in (None, False, "", (), {}):
+        return ""
+    if setting in ("activation_checkpointing", "optimizer.lr", "checkpoint_every") and value in ("auto", 0):
+        return ""  # COMMON says what that means
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _add_settings(groups: dict[str, list[Line]]) -> None:
+    """Add the settings that are not shown yet, grouped by their section."""
+    shown = {_option(name) for name in SHOWN}
+    for option, setting in setting_options().items():
+        if option not in shown:
+            section = setting.rpartition(".")[0] or "other settings"
+            line = Line(names=option, text=help_of(setting), default=_default(setting))
+            groups.setdefault(section, []).append(line)

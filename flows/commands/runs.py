@@ -1,0 +1,123 @@
+"""finetune runs: runs of the flow next to each other, in the terminal or as a page."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from estimator.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from decorators.card.runs import RunRecord
+
+FLOW = "FinetuneFlow"
+SHOWN = 4
+BASE = "base"  # stands for the model before training, among runs
+
+
+def runs(
+    chosen: Annotated[
+        list[str] | None, typer.Argument(metavar="[RUN]...", help="Ids of runs. [default: the newest]")
+    ] = None,
+    flow: Annotated[str, typer.Option(help="The flow's name: RejectionFlow, LinearFinetuneFlow.")] = FLOW,
+    last: Annotated[int, typer.Option(min=1, help="How many, where none is named.")] = SHOWN,
+    html: Annotated[Path | None, typer.Option(help="Write a page with curves and all figures.")] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            help="Show answers to these prompts: text or JSON Lines. One run is compared with its base; "
+            "the word base beside runs adds it."
+        ),
+    ] = None,
+    score: Annotated[
+        str | None,
+        typer.Option(metavar="FILE.py:FUNCTION", help="Score each answer: function(prompt, answer)."),
+    ] = None,
+    blind: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="KEY.json", help="Shuffle the answers of each prompt; write the key to this file."
+        ),
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 256,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each run.")] = False,
+) -> None:
+    """Compare runs of the flow: what differs, the loss, predicted beside measured, the price.
+
+    Reads where Metaflow keeps the runs: by its configuration, or in the folder where they were started.
+    """
+    from estimator.cli.output import console, note, print_json, write_text
+    from flows.commands.past_runs import read_runs
+
+    if prompts is None and (score is not None or blind is not None):
+        raise UserError("--score and --blind are about answers.", "Give --prompts FILE too.")
+    named = [run for run in chosen or () if run != BASE]
+    records = read_runs(flow, named, 1 if prompts is not None and not named else last)
+    answers = None
+    if prompts is not None:
+        from flows.commands import answers as finetune_answers
+
+        shown = [record.run for record in records] + [BASE] * (BASE in (chosen or ()))
+        answers = finetune_answers.compare_runs(
+            flow, shown, prompts=prompts, score=score, key=blind, max_new_tokens=max_new_tokens
+        )
+    if html is not None:
+        from decorators._metaflow import standalone_page
+        from decorators.card.runs import draw_runs
+        from decorators.card.writer import components
+
+        blocks = draw_runs(flow, records)
+        if answers is not None:
+            blocks += finetune_answers.page_blocks(answers)
+        write_text(html, standalone_page(f"Runs of {flow}", components(blocks)))
+        note(f"written: {html}")
+    if as_json:
+        rows = [record.to_dict() for record in records]
+        print_json(rows if answers is None else {"runs": rows, "answers": asdict(answers)})
+    elif html is None:
+        out = console()
+        out.print(_figures(records))
+        differing = _settings(records)
+        if differing is not None:
+            out.print(differing)
+        if answers is not None:
+            out.print(finetune_answers.terminal_table(answers))
+
+
+def _figures(records: list[RunRecord]) -> Table:
+    """A column for each run: settings make rows too many for columns, runs never are."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from decorators.card.runs import figures
+
+    table = Table(box=SIMPLE_HEAD)
+    table.add_column("run", style="bold")
+    for record in records:
+        table.add_column(record.run, justify="right", overflow="fold")
+    for name, cells in figures(records):
+        table.add_row(name, *cells)
+    return table
+
+
+def _settings(records: list[RunRecord]) -> Table | None:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from decorators.card.runs import differing_settings
+
+    rows = differing_settings(records)
+    if not rows:
+        return None
+    table = Table(box=SIMPLE_HEAD, title="settings that differ", title_justify="left")
+    table.add_column("setting", style="bold")
+    for record in records:
+        table.add_column(record.run, justify="right", overflow="fold")
+    for name, cells in rows:
+        table.add_row(name, *cells)
+    return table

@@ -1,0 +1,258 @@
+"""finetune serve: an OpenAI-compatible endpoint for a finished model, here or on Kubernetes."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from estimator.errors import UserError
+from flows.commands.chat import ModelArgument, find
+
+if TYPE_CHECKING:
+    from estimator.planning.serving import Serving
+    from launchers.inference.finished import FinishedModel
+    from launchers.inference.servers import Endpoint, ServerName
+
+LOOPBACK = "127.0.0.1"
+ANY = "0.0.0.0"  # noqa: S104 - inside a pod, behind its Service
+
+
+def serve(
+    model: ModelArgument = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 is any that is free.")] = 8000,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; 0.0.0.0 is reachable from other machines.")
+    ] = LOOPBACK,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the model in requests. [default: MODEL-finetuned]")
+    ] = None,
+    server: Annotated[
+        Literal["vllm", "transformers"] | None,
+        typer.Option(
+            help="Server to start. [default: vllm on GPUs where it is installed, else transformers]"
+        ),
+    ] = None,
+    device: Annotated[
+        Literal["auto", "cuda", "cpu"], typer.Option(help="auto: GPUs if there are any.")
+    ] = "auto",
+    context: Annotated[
+        int | None,
+        typer.Option(min=2, help="Tokens of a request with its answer. [default: the model's, 8192 at most]"),
+    ] = None,
+    requests: Annotated[
+        int, typer.Option(min=1, help="Requests answered at once that the KV cache is sized for.")
+    ] = 8,
+    start_timeout: Annotated[
+        float, typer.Option(min=1, help="Seconds until the server has to be healthy.")
+    ] = 900,
+    with_: Annotated[
+        Literal["kubernetes"] | None,
+        typer.Option("--with", help="Print a Deployment and a Service instead of starting a server here."),
+    ] = None,
+    apply: Annotated[bool, typer.Option("--apply", help="Apply them to the current context.")] = False,
+    namespace: Annotated[str, typer.Option(help="Namespace for --apply.")] = "default",
+    gpu: Annotated[
+        str | None, typer.Option(help="GPU type for --with kubernetes. [default: the run's]")
+    ] = None,
+    max_gpus: Annotated[int, typer.Option(min=1, help="GPUs of a node for --with kubernetes.")] = 8,
+    volume: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CLAIM[:PATH]",
+            help="PersistentVolumeClaim with the model's folder. [default: the model on the Hub]",
+        ),
+    ] = None,
+) -> None:
+    """Serve a finished model to OpenAI clients: vLLM where it is installed, else transformers serve.
+
+    The environment variable VLLM_API_KEY is the token that requests need (vLLM only).
+    """
+    if apply and with_ is None:
+        raise UserError("--apply belongs to --with kubernetes.", "Give both, or neither.")
+
+    token = bool(os.environ.get("VLLM_API_KEY"))
+    finished = find(model)
+    if with_ is not None:
+        _kubernetes(
+            finished,
+            name=name,
+            port=port or 8000,
+            context=context,
+            requests=requests,
+            gpu=gpu,
+            max_gpus=max_gpus,
+            volume=volume,
+            token=token,
+            namespace=namespace if apply else None,
+        )
+        return
+    _here(
+        finished,
+        name=name,
+        host=host,
+        port=port,
+        server=server,
+        device=device,
+        context=context,
+        requests=requests,
+        start_s=start_timeout,
+        token=token,
+    )
+
+
+def _here(
+    finished: FinishedModel,
+    *,
+    name: str | None,
+    host: str,
+    port: int,
+    server: ServerName | None,
+    device: Literal["auto", "cuda", "cpu"],
+    context: int | None,
+    requests: int,
+    start_s: float,
+    token: bool,
+) -> None:
+    """Start a server on this machine, print how it is used, and wait until it is interrupted."""
+    from estimator.planning.serving import VLLM_SHARE, plan_serving
+    from launchers.base.imports import imported_quietly
+    from launchers.cluster.processes import sigterm_raises
+    from launchers.inference import memory, servers
+    from launchers.results.model_card import cache_folder
+
+    spec = finished.spec()
+    endpoint = servers.Endpoint(
+        host=host, port=servers.free_port(host, port), model=name or finished.name.replace("/", "--")
+    )
+    with imported_quietly():
+        chosen = memory.pick_device(device)
+    selected = servers.choose(chosen, server, token=token)
+    free = memory.free_memory(chosen).free_bytes
+    if selected == "vllm":
+        free = tuple(int(each * VLLM_SHARE) for each in free)
+    serving = plan_serving(
+        finished.name, spec, device=chosen, free_bytes=free, context=context, requests=requests
+    )
+    folder = cache_folder() / "serve"
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / f"{endpoint.port}.log"
+    with sigterm_raises(), tempfile.TemporaryDirectory(prefix="finetune-serve-") as temporary:
+        work = Path(temporary)
+        command = _command(finished, selected, endpoint, serving, work)
+        print(f"Starting {endpoint.model} with {selected}: {serving.text()}", file=sys.stderr, flush=True)
+        with servers.running(
+            command, endpoint, work, log, on_cpu=chosen == "cpu", start_s=start_s
+        ) as process:
+            print(endpoint.usage(token=token), flush=True)
+            print(f"log     {log}\nCtrl-C stops the server.", file=sys.stderr, flush=True)
+            if note := servers.warning(endpoint, token=token):
+                print(note, file=sys.stderr, flush=True)
+            servers.wait(process, log)
+
+
+def _command(
+    finished: FinishedModel, selected: ServerName, endpoint: Endpoint, serving: Serving, work: Path
+) -> list[str]:
+    """Lay out what the server loads, and return the command that starts it."""
+    from launchers.base.imports import imported_quietly
+    from launchers.inference import servers
+    from launchers.inference.finished import fetch_cached
+
+    folder, adapter = finished.folder, None
+    if finished.is_adapter and selected == "vllm" and servers.serves_adapter(finished):
+        folder, adapter = fetch_cached(finished.base_source()), finished.folder
+    elif finished.is_adapter:
+        print(f"Merging the adapter {finished.folder} into its base", file=sys.stderr, flush=True)
+        with imported_quietly():
+            from launchers.inference import merging
+        folder = merging.merged(finished, work / "merged")
+    return servers.local_command(selected, folder, endpoint, serving, adapter=adapter, work=work)
+
+
+def _kubernetes(
+    finished: FinishedModel,
+    *,
+    name: str | None,
+    port: int,
+    context: int | None,
+    requests: int,
+    gpu: str | None,
+    max_gpus: int,
+    volume: str | None,
+    token: bool,
+    namespace: str | None,
+) -> None:
+    """Print the objects, or apply them to a namespace."""
+    import yaml
+
+    from estimator import hardware
+    from estimator.planning.serving import VLLM_SHARE, plan_serving
+    from launchers.inference import manifests, servers
+
+    kind = gpu or finished.gpu
+    if kind is None:
+        raise UserError(
+            f"{finished.name} was trained without a GPU: nothing says which GPU serves it.", "Use --gpu L4."
+        )
+    source, claim = _source(finished, volume)
+    usable = int(hardware.gpu(kind).usable_bytes * VLLM_SHARE)
+    serving = plan_serving(
+        finished.name,
+        finished.spec(),
+        device="cuda",
+        free_bytes=(usable,) * max_gpus,
+        context=context,
+        requests=requests,
+    )
+    endpoint = servers.Endpoint(host=ANY, port=port, model=name or finished.name.replace("/", "--"))
+    objects = manifests.manifests(endpoint, serving, gpu=kind, source=source, claim=claim, token=token)
+    resource = manifests.resource_name(endpoint.model)
+    if namespace is None:
+        print(f"# {serving.text()}, {kind}")
+        print(yaml.safe_dump_all(objects, sort_keys=False), end="", flush=True)
+    else:
+        _apply(objects, namespace)
+    steps = [f"kubectl port-forward service/{resource} {port}"]
+    if token:
+        key = f"--from-literal=token=${servers.TOKEN_VARIABLE}"
+        steps.insert(0, f"kubectl create secret generic {resource}-token {key}")
+    for step in steps:
+        print(f"next: {step}", file=sys.stderr)
+
+
+def _source(finished: FinishedModel, volume: str | None) -> tuple[str, str | None]:
+    """Return what vLLM loads in a pod, and the claim that holds it. Raises UserError if pods cannot read
+    it.
+    """
+    from launchers.inference.manifests import MODEL_FOLDER
+
+    if volume is not None:
+        claim, _, path = volume.partition(":")
+        return str(Path(MODEL_FOLDER, path.lstrip("/"))), claim
+    pushed = finished.settings.export.push if finished.settings is not None else None
+    if pushed and not finished.is_adapter:
+        return pushed, None
+    raise UserError(
+        f"Pods can't read {finished.folder}.",
+        "Name a PersistentVolumeClaim that holds the folder (--volume CLAIM:PATH), or train with --push.",
+    )
+
+
+def _apply(objects: list[dict[str, Any]], namespace: str) -> None:
+    from estimator.hardware.cluster.api import ApiRefusedError, ClusterApi, UnreachableError, api_error
+
+    with ClusterApi(purpose="Applying to Kubernetes") as api:
+        for each in objects:
+            name, kind = each["metadata"]["name"], each["kind"].lower()
+            root = "/apis/apps/v1" if kind == "deployment" else "/api/v1"
+            try:
+                api.apply(f"{root}/namespaces/{namespace}/{kind}s/{name}", each)
+            except (ApiRefusedError, UnreachableError) as error:
+                rule = f"get, create and patch of {kind}s in {namespace}"
+                raise api_error(error, api.server, permission=rule) from None
+            print(f"applied {kind}/{name} in namespace {namespace}")

@@ -1,0 +1,1 @@
+"""Steps, planning and artifacts of the fine-tuning flows."""

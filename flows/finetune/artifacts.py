@@ -1,0 +1,238 @@
+"""Inputs and outputs of a run: weights, stored once per cluster, and the finished model with its page.
+
+What the launching process has found out travels with the plan, in ``FINETUNE_STAGED``: the model that was
+looked up there, and under which keys of the datastore it has put local files of a run that goes elsewhere.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import zlib
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from decorators.gpu_profile import STAGED_VARIABLE
+from decorators.storage import MetaflowStorage, datastore
+from estimator import models, remote
+from estimator.formatting import format_bytes
+from estimator.models import ModelRef, ModelSource
+from estimator.plan import Plan
+from estimator.vocabulary import IMAGE_TASK
+from flows.commands.flow_commands import command_line
+from launchers import engines
+from launchers.dataset import files, mixture, sources
+from launchers.dataset.stored import StoredRows
+from launchers.images import pictures
+from launchers.inference.finished import fetch_cached
+from launchers.results import model_card
+from launchers.results.model_card import Facts, cache_folder, cache_name, slug
+from launchers.run import preparation
+from launchers.run_config import RunConfig
+from launchers.settings import Settings
+from launchers.store.bundles import fetch_files, get_bundle, has_bundle, put_bundle, sha256_of
+
+# What the launching process leaves for the tasks
+
+
+def carry(model: ModelRef, datasets: dict[str, str] | None = None) -> None:
+    """Leave the model, and the keys of datasets by what the user calls them, for every task of this run."""
+    values = {"model": model.to_dict(), "datasets": datasets or {}}
+    os.environ[STAGED_VARIABLE] = base64.b64encode(zlib.compress(json.dumps(values).encode(), 9)).decode()
+
+
+def carried_model(name: str) -> ModelRef:
+    """The model of this run as the launching process has looked it up.
+
+    A deployed flow may be started for another model than it was deployed for: that one is looked up here.
+    """
+    values = _carried().get("model")
+    if values is not None and values["name"] == name:
+        return ModelRef.from_dict(values)
+    return models.resolve(name, online=True)
+
+
+def _carried() -> dict[str, Any]:
+    text = os.environ.get(STAGED_VARIABLE)
+    values: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(text))) if text else {}
+    return values
+
+
+def stage(settings: Settings, model: ModelRef) -> tuple[ModelRef, dict[str, str]]:
+    """Put the local datasets and model folder of these settings into the datastore.
+
+    Returns the model as tasks elsewhere find it, and the keys of the datasets by what the user calls them.
+    """
+    store = datastore(shared=True)
+    with remote.s3_errors(store.describe("staged")) if store.kind == "s3" else nullcontext():
+        datasets: dict[str, str] = {}
+        for dataset in (*mixture.names(settings), settings.evaluation.dataset):
+            if dataset is not None and sources.kind_of(dataset) == "path":
+                datasets[dataset] = _stage_dataset(store, sources.local(dataset), settings.task)
+        if model.kind == "folder":
+            model = dataclasses.replace(model, kind="stored", location=stage_folder(store, model))
+        return model, datasets
+
+
+def stage_folder(store: MetaflowStorage, model: ModelSource, *, rewards: bool = False) -> str:
+    """Put a model of a folder, or a reward model, into the datastore; returns the key of its bundle."""
+    key = f"staged/{_fingerprint(Path(model.location))}"
+    folder = cache_folder() / slug(model.name)
+    put_bundle(store, key, preparation.fetch_weights(model, folder, rewards=rewards))
+    return key
+
+
+def _stage_dataset(store: MetaflowStorage, path: Path, task: str) -> str:
+    if path.is_file():
+        beside = pictures.named_files(path) if task == IMAGE_TASK else {}
+        return stage_files(store, {**beside, path.name: path})
+    key = f"staged/{_fingerprint(path)}"
+    put_bundle(store, key, path)
+    return key
+
+
+def stage_file(store: MetaflowStorage, path: Path) -> str:
+    """Put a file into the datastore as a bundle of its own; returns the bundle's key."""
+    return stage_files(store, {path.name: path})
+
+
+def stage_files(store: MetaflowStorage, files: Mapping[str, Path]) -> str:
+    """Put files, under these names, into the datastore as a bundle of their own; returns the bundle's key."""
+    contents = [(name, sha256_of(path)) for name, path in sorted(files.items())]
+    key = f"staged/{hashlib.sha256(repr(contents).encode()).hexdigest()[:32]}"
+    if not has_bundle(store, key):
+        with tempfile.TemporaryDirectory() as temporary:
+            for name, path in files.items():
+                link = Path(temporary) / name
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.symlink_to(path.resolve())
+            put_bundle(store, key, Path(temporary))
+    return key
+
+
+def _fingerprint(folder: Path) -> str:
+    """Hash names, sizes and times of files: reading hundreds of gigabytes would take too long."""
+    facts = [
+        (str(path.relative_to(folder)), path.stat().st_size, path.stat().st_mtime_ns)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    ]
+    return hashlib.sha256(repr((str(folder), facts)).encode()).hexdigest()[:32]
+
+
+# What tasks take in
+
+
+def fetch_dataset(dataset: str, folder: Path) -> Path:
+    """The dataset as a file or folder on this machine, wherever it comes from."""
+    key = staged_key(dataset)
+    if key is None:
+        return sources.fetch(dataset, folder)
+    get_bundle(datastore(shared=True), key, folder)
+    named = folder / Path(sources.split_of(dataset)[0]).name
+    if named.is_file():  # next to the images that it names, or alone
+        return named
+    whole = files.is_saved(folder) or sources.holds_images(folder)
+    return folder if whole else next(path for path in folder.iterdir() if path.is_file())
+
+
+def keep_rows(store: MetaflowStorage, rows: Sequence[StoredRows | None], folder: Path) -> str:
+    """Put checked rows, all of which lie in ``folder``, into the datastore; returns the bundle's key."""
+    names = " ".join(each.fingerprint for each in rows if each is not None)
+    key = f"rows/{hashlib.sha256(names.encode()).hexdigest()[:32]}"
+    if not has_bundle(store, key):
+        put_bundle(store, key, folder)
+    return key
+
+
+def staged_key(name: str) -> str | None:
+    """The key under which the launching process has put a local file or folder; None: it has put none."""
+    key: str | None = _carried().get("datasets", {}).get(name)
+    return key
+
+
+def fetch_weights_once(model: ModelSource, work: Path, *, rewards: bool = False) -> str:
+    """Fetch and check a model's weights; returns a folder of this machine or a bundle's key (shared).
+
+    With a datastore on this machine the weights stay where they are (or in this machine's cache). With a
+    shared one they are fetched by this one task and kept there, and every node takes them from there.
+    ``rewards``: it is a reward model.
+    """
+    if model.kind == "stored":
+        return model.location
+    store = datastore(shared=True)
+    if store.is_local:
+        return str(fetch_cached(model, rewards=rewards))
+    key = f"weights/{cache_name(model) if model.kind == 'made' else slug(model.location or model.name)}"
+    if has_bundle(store, key):
+        print(f"weights of {model.name}: already in {store.describe(key)}")
+        return key
+    fetched = preparation.fetch_weights(model, work / slug(model.name), rewards=rewards)
+    manifest = put_bundle(store, key, fetched)
+    print(f"weights of {model.name}: {format_bytes(manifest.total_bytes)} in {store.describe(key)}")
+    return key
+
+
+def fetch_bundle(storage: MetaflowStorage, reference: str, folder: Path) -> Path:
+    """A folder on this machine that holds what ``reference`` (a path or a bundle's key) names."""
+    if Path(reference).is_absolute():
+        return Path(reference)
+    get_bundle(storage, reference, folder)
+    return folder
+
+
+def fetch_model(reference: str, folder: Path) -> Path:
+    """Fetch the weights that :func:`fetch_weights_once` named into a folder on this machine."""
+    return fetch_bundle(datastore(shared=True), reference, folder)
+
+
+def fetch_tokenizer(reference: str, folder: Path) -> Path:
+    """A folder with the model's configuration and tokenizer; of a bundle, the weights stay where they are."""
+    if Path(reference).is_absolute():
+        return Path(reference)
+    fetch_files(
+        datastore(shared=True), reference, folder, include=lambda name: not name.endswith(".safetensors")
+    )
+    return folder
+
+
+# What a run hands over
+
+
+def export(
+    *,
+    storage: MetaflowStorage,
+    output: str,
+    run: str,
+    plan: Plan,
+    settings: RunConfig,
+    model: ModelRef,
+    facts: Facts,
+    flow: str = "finetune",
+) -> str:
+    """Put the finished model where the user can take it; returns its folder, or its bundle's address.
+
+    A run on this machine gets ``output_dir/RUN/model`` (and ``adapter``), loadable by transformers, or the
+    adapter alone where it cannot be merged. A run
+    elsewhere leaves it in the datastore, from where ``decorators.fetch_model`` brings it. ``flow``: which one
+    has made it, as its file begins.
+    """
+    if not storage.is_local:
+        return storage.describe(output)
+    destination = Path(settings.output_dir).expanduser().resolve() / run
+    temporary = destination.with_name(f".{run}.partial")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.parent.mkdir(parents=True, exist_ok=True)
+    get_bundle(storage, output, temporary)
+    again = command_line(f"{flow}_flow.py", ["--config", "settings", "settings.yaml", "run"])
+    model_card.write_records(temporary, plan, settings, facts, model=model, again=again)
+    shutil.rmtree(destination, ignore_errors=True)
+    temporary.rename(destination)
+    return str(engines.result_of(destination))

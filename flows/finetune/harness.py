@@ -1,0 +1,69 @@
+"""Tasks of lm-evaluation-harness in a run: how their files get to its steps, and their scores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from decorators.storage import datastore
+from estimator.plan import Plan
+from flows.finetune import artifacts
+from launchers import engines
+from launchers.engines.reward_head import as_trained
+from launchers.harness import tasks
+from launchers.harness.result import HarnessResult
+from launchers.harness.run import MODELS, HarnessRequest
+from launchers.run import stages
+from launchers.settings import Settings
+from launchers.store.bundles import get_bundle
+
+
+def stage_tasks(settings: Settings) -> dict[str, str]:
+    """Put the files of the user's own tasks into the datastore; their keys by what the user calls a task."""
+    own = [task for task in settings.harness.tasks if tasks.is_file(task)]
+    if not own:
+        return {}
+    store = datastore(shared=True)
+    return {task: artifacts.stage_files(store, tasks.portable(task)) for task in own}
+
+
+def fetch_tasks(settings: Settings, folder: Path) -> Settings:
+    """Return the settings with the tasks' files on this machine: fetched from the launch, or where they
+    were.
+    """
+    found = []
+    for number, task in enumerate(settings.harness.tasks):
+        key, place = artifacts.staged_key(task), folder / str(number)
+        if key is not None:
+            get_bundle(datastore(shared=True), key, place)
+            place = place / Path(task).name if task.endswith(tasks.SUFFIXES) else place
+        found.append(task if key is None else str(place))
+    harness = settings.harness.model_copy(update={"tasks": tuple(found)})
+    return settings.model_copy(update={"harness": harness})
+
+
+def run_tasks(settings: Settings, plan: Plan, *, base: str, finished: str, work: Path) -> HarnessResult:
+    """Score base and finished model; a model that an earlier attempt has scored isn't scored again.
+
+    ``base`` names the weights (:func:`finetune_artifacts.fetch_weights_once`), ``finished`` is the key of the
+    finished model's bundle.
+    """
+    store, kept = datastore(), f"harness/{finished}"
+    request = HarnessRequest(
+        settings=fetch_tasks(settings, work / "tasks"),
+        work_dir=work / "scores",
+        models={
+            "base": as_trained(artifacts.fetch_model(base, work / "base"), settings, work),
+            "finetuned": _finished_model(finished, work / "finished"),
+        },
+        device=plan.layout.device,
+    )
+    request.work_dir.mkdir(parents=True)
+    for file in map(request.file_of, MODELS):
+        if store.size(f"{kept}/{file.name}") is not None:
+            store.get_file(f"{kept}/{file.name}", file)
+    return stages.score_tasks(request, lambda file: store.put_file(f"{kept}/{file.name}", file))
+
+
+def _finished_model(key: str, folder: Path) -> Path:
+    get_bundle(datastore(), key, folder)
+    return engines.result_of(folder)

@@ -1,0 +1,262 @@
+"""Training step of one node: fetch inputs, train, store results."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from metaflow import current
+
+from decorators._metaflow import in_container, leave_no_record
+from decorators.backends import disruptions
+from decorators.backends.cluster_name import cluster_name, current_cluster
+from decorators.backends.kubernetes.pod_shape import PID_FILE
+from decorators.card.state import Setting
+from decorators.gpu_profile import current_plan, current_profile
+from decorators.profile.calibration import keep_trial
+from decorators.profile.measured import Measured
+from decorators.storage import MetaflowStorage, origin_run_ids
+from estimator.models import ModelRef
+from estimator.plan import Plan
+from flows.cluster_check import suspicions
+from flows.finetune.artifacts import fetch_bundle, fetch_model
+from launchers.cluster.endpoint import NodeAddress, Secret
+from launchers.cluster.processes import rank_log_tail
+from launchers.dataset.prepared import Prepared
+from launchers.engines.reward_head import as_trained
+from launchers.gang.departure import NO_GRACE, Grace
+from launchers.gang.failures import GangFailed, NodeLost
+from launchers.gang.job import TrainJob
+from launchers.report.evaluations import HeldOutLoss
+from launchers.report.metrics import Metrics
+from launchers.report.state import RunState
+from launchers.report.telemetry import Event, Straggling
+from launchers.report.window import Window
+from launchers.results import handover
+from launchers.run.replanning import Replanning, plans_key
+from launchers.run.training import Attempt, train, with_reference
+from launchers.run.trial import TrialResult
+from launchers.run_config import RunConfig
+from launchers.settings import Settings, flat
+from launchers.store.bundles import put_bundle
+
+_LOCAL_S = 300.0  # that tasks on one machine wait for each other
+_LAUNCH_FIRST_S = 60.0
+DEPLOYED = ("argo-", "sfn-")  # how Metaflow's ids of such runs begin
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """Result of one node's training task for the later steps."""
+
+    plan: Plan  # that the attempt went by; another than the launched one after one that ran out of memory
+    measured: Measured
+    metrics: tuple[Metrics, ...]  # of all steps, those before resumed_from too, on node 0; empty elsewhere
+    resumed_from: int  # the step gone on from; 0: from the start
+    output: str | None  # key of the finished model's bundle, on node 0
+    logs: str  # key of the bundle of this node's logs
+    tried: tuple[TrialResult, ...] = ()  # before the run, on node 0
+    windows: tuple[Window, ...] = ()  # profiled on this node's ranks; they say where their traces lie
+    evaluations: tuple[HeldOutLoss, ...] = ()  # while it trained
+    exported: tuple[tuple[str, str], ...] = ()  # rows of (what, value): which step the result is
+
+    @property
+    def finished_model(self) -> str:
+        """Key of the finished model's bundle; only node 0's outcome has it."""
+        if self.output is None:
+            raise ValueError("the finished model is node 0's")
+        return self.output
+
+
+def join_timeout_s(settings: RunConfig) -> float:
+    """Return how long nodes wait for the next node to join, in seconds.
+
+    On a cluster as long as the launch does, and a little longer: it knows why, and ends the wait first.
+    """
+    return settings.resources.pending_timeout * 60 + _LAUNCH_FIRST_S if in_container() else _LOCAL_S
+
+
+def train_on_node(
+    *,
+    plan: Plan,
+    settings: RunConfig,
+    model: ModelRef,
+    weights: str,
+    data: str,
+    address: NodeAddress,
+    launch: int,
+    store: MetaflowStorage,
+    work: Path,
+    reward: str | None = None,
+) -> Outcome:
+    """Train as one node of the gang; returns when all nodes are done, raises when any has failed.
+
+    Parameters
+    ----------
+    weights:
+        A folder on this machine, or the key of a bundle.
+    data:
+        The key of the bundle of tokenised data.
+    launch:
+        The number of this launch of the step.
+    store:
+        Of the run: gives the data, takes checkpoints, logs and the finished model.
+    reward:
+        What scores answers, on this machine: see flows/finetune/scorers.py.
+    """
+    profile = current_profile()
+    job = _job(plan, settings, model, weights, data, store, work, reward=reward)
+    state = RunState(plan, total_steps=job.total_steps)
+    profile.follow(state)
+    profile.describe(_settings_in_words(settings), lambda: rank_log_tail(job.logs_dir))
+    attempt = _this_attempt(store, node=address.node, number=launch)
+    disrupted = disruptions.Disruptions(storage=store, run=attempt.run)
+    for each in disrupted.of_step(current.step_name):
+        profile.note(f"Disrupted: {each.text}")
+    tried: list[TrialResult] = []
+
+    def note_trial(result: TrialResult) -> None:
+        tried.append(result)
+        profile.trial(result)
+        run_name = f"{current.pathspec}/trial-{len(tried)}"
+        if problem := keep_trial(result, run=run_name, in_container=in_container()):
+            print(problem, file=sys.stderr, flush=True)
+
+    joined = False
+
+    def note_event(event: Event) -> None:
+        nonlocal joined
+        joined = True
+        if isinstance(event, Straggling):
+            cluster = current_cluster() or cluster_name("local")
+            on_gpus = plan.layout.device == "cuda"
+            suspicions.leave(event, cluster=cluster, run=current.run_id, on_gpus=on_gpus)
+
+    try:
+        with _told_to_go(settings) as grace:
+            trained = train(
+                job,
+                attempt,
+                address,
+                store,
+                work,
+                state=state,
+                on_event=note_event,
+                on_trial=note_trial,
+                grace=grace,
+            )
+    except GangFailed as error:
+        if joined and in_container():  # nodes that never met were not taken away
+            disrupted.leave_words(current.step_name, launch, error.failure)
+            if isinstance(error, NodeLost):
+                leave_no_record()
+        raise
+    profile.hand_over(trained.exported)
+    output = None
+    if address.node == 0:
+        output = f"models/{attempt.run}"
+        handover.collect(trained.job, work / "finished")
+        put_bundle(store, output, work / "finished")
+    return Outcome(
+        plan=trained.job.plan,
+        measured=profile.measured(),
+        metrics=trained.metrics,
+        resumed_from=trained.resumed_from,
+        output=output,
+        logs=attempt.logs,
+        tried=tuple(tried),
+        windows=trained.windows,
+        evaluations=trained.evaluations,
+        exported=tuple(trained.exported),
+    )
+
+
+def encode_on_node(
+    *,
+    plan: Plan,
+    settings: RunConfig,
+    model: ModelRef,
+    weights: str,
+    data: str,
+    store: MetaflowStorage,
+    work: Path,
+) -> None:
+    """Compute latents and texts of a run's images on this machine alone; the nodes find them in ``store``.
+
+    The parameters are :func:`train_on_node`'s.
+    """
+    job = _job(plan, settings, model, weights, data, store, work)
+    alone = NodeAddress(node=0, nodes=1, main_host="127.0.0.1", ports=(), secret=Secret(""), run="encode")
+    with_reference(job, alone, store, work)
+
+
+def _job(
+    plan: Plan,
+    settings: RunConfig,
+    model: ModelRef,
+    weights: str,
+    data: str,
+    store: MetaflowStorage,
+    work: Path,
+    *,
+    reward: str | None = None,
+) -> TrainJob:
+    """Build the training job, with weights and data on this machine."""
+    data_dir = fetch_bundle(store, data, work / "data")
+    return TrainJob(
+        plan=plan,
+        settings=settings,
+        model=model,
+        model_dir=as_trained(fetch_model(weights, work / "model"), settings, work),
+        data_dir=data_dir,
+        work_dir=work / "node",
+        total_steps=Prepared(data_dir).info.total_steps,
+        reward=reward,
+    )
+
+
+@contextmanager
+def _told_to_go(settings: RunConfig) -> Iterator[Grace]:
+    """Yield the grace period of this task if its pod is evicted; the preStop hook finds the task by a file
+    (decorators.backends.kubernetes).
+    """
+    seconds = settings.resources.termination_grace_s
+    if not seconds or not in_container():
+        yield NO_GRACE
+        return
+    pid = Path(tempfile.gettempdir()) / PID_FILE
+    pid.write_text(str(os.getpid()))
+    try:
+        yield Grace(seconds=seconds, signals=(signal.SIGTERM,))
+    finally:
+        pid.unlink(missing_ok=True)
+
+
+def _settings_in_words(settings: RunConfig) -> list[Setting]:
+    default = flat(Settings())
+    return [Setting(name=name, value=value, default=default[name]) for name, value in flat(settings).items()]
+
+
+def _this_attempt(store: MetaflowStorage, *, node: int, number: int) -> Attempt:
+    """The attempt that this task is, by Metaflow's run and step, and the number of the launch."""
+    run = current.run_id
+    plans = Replanning(storage=store, prefix=plans_key(run))
+    return Attempt(
+        run=run,
+        number=number,
+        checkpoints=f"checkpoints/{run}",
+        origins=tuple(f"checkpoints/{origin}" for origin in origin_run_ids()),
+        logs=f"logs/{run}/attempt-{number}/node-{node}",
+        profile=f"profile/{run}/attempt-{number}/node-{node}",
+        plans=plans.prefix,
+        granted=current_plan(),
+        # A deployed flow's steps were sized once and for all
+        other_machines=not run.startswith(DEPLOYED),
+        killed=plans.kill_of(current.step_name, number - 1) if number else None,
+    )

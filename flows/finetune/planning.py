@@ -1,0 +1,330 @@
+"""From the flow's parameters to Settings and a Plan: all that can be known, and refused, before a run."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from decorators._metaflow import Backend, command, compiles_only, main, resumed_artifact, run_parameters
+from decorators.backends import cluster_name, destination
+from estimator import hardware, logs
+from estimator.calibration import Calibration
+from estimator.changes import option_of
+from estimator.errors import MISTAKE, Change, UserError, spelled_as
+from estimator.hardware import local_machine
+from estimator.job import Job, Target
+from estimator.plan import Plan
+from estimator.planning import obstacles, planner
+from estimator.planning.goals import ATTEMPTS, Goals
+from estimator.planning.places import WAITS
+from estimator.planning.planner import CannotFit
+from estimator.planning.report import render
+from estimator.planning.summary import MORE, render_cannot_fit, render_summary
+from flows.commands import run_help, run_options
+from flows.commands.flow_commands import command_line, split_words
+from flows.commands.run_logs import recorded_launch
+from flows.finetune import artifacts, harness, rejection_plan, scorers
+from launchers import settings
+from launchers.base import workdir
+from launchers.harness import tasks
+from launchers.results import hub_push
+from launchers.run import checks, preparation
+from launchers.settings import Settings
+from launchers.settings.sections import Resources
+from launchers.settings.spelling import default_of
+
+if TYPE_CHECKING:
+    from flows.cluster_check.gate import Checked
+
+# Where each flag of the flow goes in Settings. Anything else is reached by the YAML file and --set.
+FLAGS = {
+    "model": "model",
+    "task": "task",
+    "method": "method",
+    "engine": "engine",
+    "dataset": "dataset",
+    "seq_len": "seq_len",
+    "resolution": "images.resolution",
+    "packing": "packing",
+    "epochs": "epochs",
+    "max_steps": "max_steps",
+    "tokens": "tokens",
+    "global_batch_size": "global_batch_size",
+    "micro_batch_size": "micro_batch_size",
+    "lr": "optimizer.lr",
+    "precision": "precision",
+    "activation_checkpointing": "activation_checkpointing",
+    "seed": "seed",
+    "trial": "trial",
+    "checkpoint_every": "checkpoint_every",
+    "eval_every": "evaluation.every_steps",
+    "profile_steps": "profile.steps",
+    "tracker": "tracker",
+    "output_dir": "output_dir",
+    "eval_harness": "harness.tasks",
+    "adapter_only": "export.adapter_only",
+    "push": "export.push",
+    "nodes": "resources.nodes",
+    "gpus": "resources.gpus",
+    "gpu": "resources.gpu",
+    "instance_type": "resources.instance_type",
+    "cloud": "resources.cloud",
+    "from_catalogue": "resources.from_catalogue",
+    "capacity": "resources.capacity",
+    "spot": "resources.spot",
+    "device": "resources.device",
+    "queue": "resources.queue",
+    "zone": "resources.zone",
+    "pending_timeout": "resources.pending_timeout",
+    "max_disruptions": "resources.max_disruptions",
+    "fabric": "resources.fabric",
+}
+# Those of flows/rejection_flow.py alone, whose attributes for them are asked_score and asked_answers.
+REJECTION_FLAGS = {"score": "rejection.score", "answers": "rejection.answers"}
+LISTS = ("tracker", "eval_harness")  # flags that take several words, with commas between them
+# Flags without a value: where one isn't given, the file's setting holds
+SWITCHES = ("from_catalogue", "spot", "adapter_only")
+
+
+class FlowOptions:
+    """Options as advice names them. A setting without a parameter is set to its default, not left out."""
+
+    def name(self, option: str) -> str:
+        return option_of(option)
+
+    def words(self, change: Change) -> tuple[str, ...]:
+        name, value = option_of(change.option), change.value
+        if value is None and change.option not in (*FLAGS.values(), "with"):
+            value = default_of(change.option)
+        if value is None or (value is False and change.option in FLAGS.values()):
+            return ()
+        if isinstance(value, bool):
+            return (name if value else f"--no-{name[2:]}",)
+        return (name, ",".join(map(str, value)) if isinstance(value, tuple) else str(value))
+
+
+FLOW = FlowOptions()
+
+
+def run_flow(flow: type[Any]) -> None:
+    """Run a flow's command line; an option that has another name here is answered with that name."""
+    try:
+        sys.argv[1:] = _translated(flow, sys.argv[1:])
+    except UserError as error:
+        logs.show_traceback(error)
+        print(error, file=sys.stderr)
+        raise SystemExit(MISTAKE) from None
+    with recorded_launch():
+        main(flow, command_line)
+
+
+def _translated(flow: type[Any], words: Sequence[str]) -> list[str]:
+    """The command line with options of settings as the flow takes them; only ``run`` has such options."""
+    before, rest = split_words(words)
+    if rest[:1] != ["run"]:
+        return list(words)
+    if {"--help", "--help-all"} & set(rest):
+        name = command_line(sys.argv[0], ["run"])
+        sys.stdout.write(run_help.help_page(name, everything="--help-all" in rest) + "\n")
+        raise SystemExit(0)
+    _typed[:] = words
+    parameters, switches = run_parameters(flow)
+    return [
+        *before,
+        "run",
+        *run_options.translate(rest[1:], parameters, {*switches, *run_options.OF_METAFLOW}),
+    ]
+
+
+_typed: list[str] = []  # the words of this process's command line before they were translated
+
+
+def settings_from(config: Mapping[str, Any], params: Mapping[str, Any]) -> Settings:
+    """The settings file's values, the flags laid over them, ``--set`` over both.
+
+    Raises UserError with one line for each wrong value, named as the user wrote it.
+    """
+    flags: dict[str, Any] = {}
+    for flag, name in (FLAGS | REJECTION_FLAGS).items():
+        value = params.get(flag)
+        if value in (None, "") or (flag in SWITCHES and not value):
+            continue
+        if flag in LISTS and isinstance(value, str):
+            value = [part.strip() for part in value.split(",")]
+        flags[name] = value
+    overrides = params.get("overrides") or params.get("set") or ()
+    return settings.build(config, overrides, flags)
+
+
+def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
+    """Plan the run that these parameters ask for, or raise UserError before anything is asked for.
+
+    ``params`` are the flow's parameters by name, and under "settings" the settings file's values.
+    ``--no-calibration`` leaves out what finished runs have measured, ``--ignore-checklist`` goes on where the
+    cluster's newest checklist has failed. ``--plan-only`` prints the plan and ends the program here.
+    """
+    with spelled_as(FLOW):
+        settings = settings_from(params.get("settings") or {}, params)
+        machine = local_machine.here() if backend == "local" else None
+        rejection = rejection_plan.check(settings) if "score" in params else None
+        try:
+            run = preparation.plan_run(
+                rejection.trained if rejection else settings,
+                Target(kind=backend, machine=machine),
+                calibrated=not params.get("no_calibration"),
+                choose=functools.partial(
+                    _choose_plan,
+                    backend=backend,
+                    settings=settings,
+                    ignored=bool(params.get("ignore_checklist")),
+                ),
+            )
+        except CannotFit as error:
+            raise UserError(render_cannot_fit(error, _command(params), spelling=FLOW)) from None
+        if rejection:
+            run = replace(run, plan=rejection.planned(run))
+        if run.plan.prediction.price_source and run.plan.request.instance_type:
+            sys.stderr.write(f"{hardware.old_prices([run.plan.request.instance_type])}\n".lstrip())
+        shown = render(run.plan) if params.get("verbose") else render_summary(run.plan)
+        if rejection:
+            shown += f"\n\n{rejection.text(run.plan)}"
+        if params.get("plan_only"):
+            sys.stdout.write(shown + ("\n" if params.get("verbose") else f"\n\n{MORE}\n"))
+            raise SystemExit(0)
+        sys.stderr.write(shown + "\n\n")  # not to standard output: deployments print JSON there
+        hub_push.check(run.settings, must_reach=backend == "local")
+        if backend == "local":
+            chosen = run.settings
+            checks.check_installed(chosen.engine, chosen.method, liger=chosen.liger)
+            tasks.check_installed(chosen)
+            checks.check_disks(run.plan, [_work_disk()])
+            checks.check_output(chosen)
+            artifacts.carry(run.model)
+        else:
+            model, staged = artifacts.stage(run.settings, run.model)
+            scorer = scorers.stage_scorer(settings.rejection.score if rejection else settings.rl.reward)
+            artifacts.carry(model, staged | scorer | harness.stage_tasks(run.settings))
+        return run.plan
+
+
+def _command(params: Mapping[str, Any]) -> str:
+    """The command that these parameters come from, as the user would give it again."""
+    if command() == "run":
+        return command_line(sys.argv[0], _typed or sys.argv[1:])
+    return shlex.join(["finetune", "run", *(["--model", params["model"]] if params.get("model") else [])])
+
+
+def _newest_checklist(backend: Backend, *, ignored: bool) -> Checked | None:
+    """The cluster's newest checklist, where a run is launched. A deployment outlives what it says today."""
+    from flows.cluster_check import gate  # 0.2 s to import, and only who launches a run needs it
+
+    launched = command()
+    if launched not in ("run", "resume", "deploy") or compiles_only():
+        return None
+    cluster = cluster_name.current_cluster() or cluster_name.cluster_name(backend)
+    resumes = launched == "resume"
+    if resumes:
+        ignored = os.environ.get(gate.IGNORE_VARIABLE, "").lower() in ("1", "true", "yes", "on")
+    return gate.check_newest(cluster, backend, ignored=ignored or launched == "deploy", resumes=resumes)
+
+
+def _choose_plan(
+    job: Job,
+    target: Target,
+    corrections: Calibration | None,
+    *,
+    backend: Backend,
+    settings: Settings,
+    ignored: bool,
+) -> Plan:
+    """The plan for what is there, with what the checklist has measured, away from nodes that failed it."""
+    checked = _newest_checklist(backend, ignored=ignored)
+    plan, goals = _plan_for_place(job, target, corrections, backend, settings.resources)
+    if checked is None:
+        return plan
+    from flows.cluster_check import gate
+
+    bandwidth = checked.bandwidth()
+    if goals is not None and bandwidth is not None and checked.is_of(plan):
+        again = planner.plan(job, target, goals, calibration=corrections, bandwidth=bandwidth)
+        if checked.is_of(again):  # else it would be another machine's bandwidth
+            reason = gate.explain_bandwidth(again, bandwidth)
+            plan = replace(again, why=(*again.why, reason)) if reason else again
+    exclusion = gate.exclude_nodes(checked, backend)
+    for line in exclusion.lines:
+        sys.stderr.write(line + "\n")
+    return replace(plan, request=replace(plan.request, node_labels=exclusion.labels))
+
+
+def _plan_for_place(
+    job: Job, target: Target, corrections: Calibration | None, backend: Backend, resources: Resources
+) -> tuple[Plan, Goals | None]:
+    """The plan, and what it was made with: what the run's cluster or queue has and could get.
+
+    A run that is resumed has its plan already (None): the steps that it goes on with train by that one.
+    Raises UserError, in the words of what stands in the way where that is all that is wrong.
+    """
+    if command() == "resume" and backend != "local":
+        earlier = resumed_artifact("start", "plan")
+        if isinstance(earlier, Plan):
+            return earlier, None
+    skipped = "--from-catalogue" if resources.from_catalogue else None
+    cluster = (
+        None
+        if resources.device == "cpu"
+        else destination.find_cluster(backend, resources.gpu, skipped=skipped)
+    )
+    goals = Goals(cluster=cluster.open if cluster is not None else None)
+    if resources.spot and backend != "local":
+        goals = _on_spot(goals, backend, resources)
+    if cluster is None:
+        return planner.plan(job, target, goals, calibration=corrections), goals
+    try:
+        plan = planner.plan(job, target, goals, calibration=corrections)
+    except UserError as error:
+        raise obstacles.explain(error, job, target, cluster) from None
+    if plan.layout.device == "cpu":
+        sys.stderr.write(f"No GPUs in {cluster.where}: planned on its CPUs, as with --device cpu.\n")
+    waits = [line for line in plan.why if line.startswith(WAITS)]
+    for line in waits:
+        sys.stderr.write(f"{line}; it gives up after {resources.pending_timeout:g} minutes.\n")
+    return plan, goals
+
+
+def _on_spot(goals: Goals, backend: Backend, resources: Resources) -> Goals:
+    """Return the goals for spot machines. UserError if the backend cannot have them."""
+    if backend == "batch" and (resources.nodes or 1) > 1:
+        raise UserError(
+            (Change("resources.nodes", resources.nodes), ": AWS Batch starts no such job on spot machines."),
+            ("Leave ", Change("resources.spot"), " out, or ask for one node."),
+        )
+    # Where no process waits for the step that could submit it again, a disruption costs a retry
+    waits = command() != "deploy"
+    return replace(
+        goals,
+        spot=True,
+        interruption_rate=resources.interruption_rate,
+        max_nodes=1 if backend == "batch" else None,
+        max_disruptions=resources.max_disruptions if waits else ATTEMPTS,
+    )
+
+
+def _work_disk() -> tuple[str, int]:
+    """The disk of the work folders on this machine, and what is free on it; UserError where they can't."""
+    workdir.check_root()
+    root = workdir.root()
+    existing = next(folder for folder in (root, *root.parents) if folder.exists())
+    return str(root), shutil.disk_usage(existing).free
+
+
+def flags_of(flow: Any) -> dict[str, Any]:
+    """A running flow's parameters, as :func:`settings_from` takes them."""
+    flags = {flag: getattr(flow, flag) for flag in FLAGS} | {"overrides": flow.overrides}
+    own = [flag for flag in REJECTION_FLAGS if hasattr(flow, f"asked_{flag}")]
+    return flags | {flag: getattr(flow, f"asked_{flag}") for flag in own}

@@ -1,0 +1,259 @@
+"""Launch of rejection sampling: check of the scorer, amount of generation, its price."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import tempfile
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from decorators.backends.overrides import request_for
+from estimator import models
+from estimator.errors import Change, UserError
+from estimator.formatting import format_bytes, format_duration, format_usd
+from estimator.models import ModelSpec
+from estimator.plan import Generation, Plan, Stage
+from estimator.planning import generation
+from estimator.planning.generation import Drawing, Range
+from launchers import run_config
+from launchers.dataset import sources
+from launchers.dataset.rows import Conversation
+from launchers.rejection.generation import check_vllm
+from launchers.run import preparation
+from launchers.scoring.check import check_function
+from launchers.scoring.functions import scorer_of
+from launchers.scoring.reward_model import check_reward_model
+from launchers.settings import Settings
+
+WIDTH = 100  # columns, as the plan's own text has
+# That a chat template may add to the turns' texts: a system prompt of its own, and the roles of each turn
+TEMPLATE_TOKENS, TURN_TOKENS = 64, 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedRejection:
+    """Generation and scoring as known before the run starts."""
+
+    settings: Settings
+    trained: Settings  # the same, with the steps that the answers kept are enough for
+    prompts: int | None  # None: not known before the dataset is fetched
+    held_out: int | None  # of them, to compare the finished model on
+    longest: int | None  # tokens of the longest prompt, at most
+
+    def planned(self, run: preparation.PlannedRun) -> Plan:
+        """The run's plan with the stages of generation, scoring and comparison in it.
+
+        Raises UserError where several nodes are asked for and the machine is available, and where vLLM is to
+        draw and can't.
+        """
+        plan, drawing = run.plan, self._drawing(run)
+        self._check_generator(run)
+        if drawing.nodes and drawing.nodes > 1 and plan.target == "local" and plan.request.gpus_per_node:
+            raise UserError(
+                (Change("rejection.nodes", drawing.nodes), ": here one process sees all GPUs."),
+                ("Leave ", Change("rejection.nodes"), " out, or run on a cluster."),
+            )
+        return replace(plan, generation=generation.plan_generation(plan, run.model.spec, drawing))
+
+    def _check_generator(self, run: preparation.PlannedRun) -> None:
+        if self.settings.rejection.generator != "vllm":
+            return
+        if not run.settings.merges(run.plan.method):
+            raise UserError(
+                (
+                    Change("rejection.generator", "vllm"),
+                    " draws from whole models, and what ",
+                    Change("method", run.plan.method),
+                    " trains stays an adapter.",
+                ),
+                ("Leave ", Change("rejection.generator"), " out."),
+            )
+        if run.plan.target == "local":
+            check_vllm(self.settings.rejection.generator_python)
+
+    def _drawing(self, run: preparation.PlannedRun) -> Drawing:
+        rejection, model = self.settings.rejection, run.model.spec
+        room = max(1, model.max_seq_len - rejection.max_new_tokens)
+        by_function = scorer_of(rejection.score or "").function is not None
+        return Drawing(
+            prompts=self.prompts,
+            held_out=self.held_out,
+            answers=rejection.answers,
+            prompt_tokens=min(self.longest or run.settings.seq_len, room),
+            new_tokens=rejection.max_new_tokens,
+            top_p=rejection.top_p,
+            reward_model=None if by_function else _reward_model(rejection.score or ""),
+            by_function=by_function,
+            nodes=rejection.nodes,
+            heads_shared=rejection.generator == "vllm",
+        )
+
+    def text(self, plan: Plan) -> str:
+        """For a terminal: what is generated at most, where, and what each stage takes and costs."""
+        planned = plan.generation
+        if planned is None:
+            raise ValueError("a plan of another run: it has no generation")
+        training = plan.prediction
+        trained = Stage(
+            name="compare",  # any: it is only summed up
+            request=plan.request,
+            hours=None if training.hours is None else (training.hours, training.hours),
+            usd=None if training.usd is None else (training.usd, training.usd),
+        )
+        rows = [
+            ("amount", self._amount()),
+            ("batch", _batch(plan, planned)),
+            *((stage.name, f"{_where(plan, stage)}: {_takes(plan, stage)}") for stage in planned.stages),
+            ("train", f"as above: {_takes(plan, trained)}"),
+            ("total", _total(plan)),
+            (
+                "basis",
+                "answers that all reach the longest length, to prompts of "
+                f"{planned.prompt_tokens:,} tokens; {planned.stages[0].basis}",
+            ),
+        ]
+        return "\n".join(["Rejection sampling:", *(_row(name, text) for name, text in rows)])
+
+    def _amount(self) -> str:
+        rejection = self.settings.rejection
+        each = rejection.answers * rejection.max_new_tokens
+        drawn = f"{rejection.answers} answers of at most {rejection.max_new_tokens:,} tokens"
+        if self.prompts is None:
+            return f"prompts: unknown until {self.settings.dataset} is fetched; {drawn} to each of them"
+        return (
+            f"{self.prompts:,} prompts x {drawn}: at most {self.prompts * each:,} tokens are generated, "
+            f"{self.prompts * rejection.answers:,} answers are scored"
+        )
+
+
+def check(settings: Settings) -> PlannedRejection:
+    """Check the settings of generation and scoring.
+
+    Raises UserError where there is no scorer, where a function has no number for a sample, where a reward
+    model's folder holds another model, or where there is too little data.
+    """
+    score = settings.rejection.score
+    if score is None:
+        raise UserError(
+            "Nothing says how answers are scored.",
+            "Give a function of your own (--score path.py:function, called with prompt and answer), or a "
+            "reward model (--score FOLDER, what task reward exports).",
+        )
+    if settings.task != "sft":
+        raise UserError(
+            (
+                Change("task", settings.task),
+                ": this flow trains on the answers that it keeps, with task sft.",
+            ),
+            ("Leave ", Change("task"), " out, or use `finetune run`."),
+        )
+    scorer = scorer_of(score)
+    if scorer.function is not None:
+        check_function(score)
+    else:
+        source = models.locate(score)
+        if source.kind == "folder":
+            check_reward_model(Path(source.location), "rejection.score", score)
+    found = _read_prompts(settings)
+    if found is None:
+        return PlannedRejection(
+            settings=settings, trained=settings, prompts=None, held_out=None, longest=None
+        )
+    prompts = len(found)
+    kept = math.ceil(prompts * settings.rejection.top_share)
+    held_out = 0
+    evaluation = run_config.evaluate_on_test_split(settings).evaluation
+    if evaluation.fraction and evaluation.dataset is None and kept > 1:
+        held_out = min(max(1, round(evaluation.fraction * kept)), 256, kept - 1)
+    settings = settings.fitted_to(kept - held_out)
+    if kept - held_out < settings.batch_size:
+        raise UserError(
+            f"global_batch_size {settings.batch_size} is more than the {kept - held_out:,} answers "
+            f"that can be kept to train on, of {prompts:,} prompts.",
+            ("Give ", Change("global_batch_size", max(1, kept - held_out)), " or less, or more prompts."),
+        )
+    trained = settings.model_copy(update={"max_steps": settings.steps_of(kept - held_out)})
+    return PlannedRejection(
+        settings=settings,
+        trained=trained,
+        prompts=prompts,
+        held_out=held_out,
+        longest=max(map(_most_tokens, found), default=None),
+    )
+
+
+def _read_prompts(settings: Settings) -> list[Conversation] | None:
+    """The rows that give prompts; None where the dataset has to be fetched from elsewhere first."""
+    kind = sources.kind_of(settings.dataset)
+    if kind not in ("built-in", "path"):
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        samples = preparation.read_samples(settings, sources.fetch(settings.dataset, Path(folder)))
+        rows = (each for each in samples if isinstance(each, Conversation))
+        return list(itertools.islice(rows, settings.rejection.prompts))
+
+
+def _most_tokens(row: Conversation) -> int:
+    """Tokens of a row's prompt, at most: each stands for a byte or more, but for those of the template."""
+    if row.text is not None:
+        return len(row.text.encode())
+    turns = row.messages[:-1]
+    return TEMPLATE_TOKENS + sum(len(turn.content.encode()) + TURN_TOKENS for turn in turns)
+
+
+def _reward_model(score: str) -> ModelSpec | None:
+    """The shape of the reward model; None where it cannot be looked at from here."""
+    try:
+        return models.resolve(score, online=True).spec
+    except UserError:
+        return None
+
+
+def _where(plan: Plan, stage: Stage) -> str:
+    request = request_for(plan, stage.name)
+    machine = f" of {request.instance_type}" if request.instance_type else ""
+    return f"{stage.nodes} node{'s, each' if stage.nodes > 1 else ' with'} {request.gpus}{machine}"
+
+
+def _batch(plan: Plan, planned: Generation) -> str:
+    each = planned.batch_tokens
+    text = f"up to {planned.batch_sequences:,} answers and {each:,} tokens at once, padding included"
+    capacity = plan.prediction.memory.capacity_bytes
+    if planned.fits is False and capacity is not None:
+        text += (
+            f"; the answers to one prompt of {planned.prompt_tokens:,} tokens do not fit into "
+            f"{format_bytes(capacity)}, those to shorter ones may"
+        )
+    return text
+
+
+def _takes(plan: Plan, stage: Stage) -> str:
+    known = _figures(plan, stage.hours, stage.usd)
+    return known if stage.hours is not None or not stage.basis else f"{known}: {stage.basis}"
+
+
+def _total(plan: Plan) -> str:
+    """The sum of what is known, and what is missing from it."""
+    hours, usd, missing = generation.total(plan)
+    without = f", without {' and '.join(missing)}" if missing else ""
+    return _figures(plan, hours, usd) + (without if hours is not None else "")
+
+
+def _row(name: str, text: str) -> str:
+    return textwrap.fill(f"  {name:<9}{text}", WIDTH, subsequent_indent=" " * 11)
+
+
+def _figures(plan: Plan, hours: Range | None, usd: Range | None) -> str:
+    """Time and price, as far as they are known."""
+    time = "time unknown" if hours is None else _range(hours, lambda value: format_duration(value * 3600))
+    if plan.target == "local":
+        return time
+    return f"{time}, {'price unknown' if usd is None else _range(usd, format_usd)}"
+
+
+def _range(values: Range, words: Callable[[float], str]) -> str:
+    low, high = (words(value) for value in values)
+    return low if low == high else f"{low} to {high}"

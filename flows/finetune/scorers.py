@@ -1,0 +1,66 @@
+"""Transport of scorers to the tasks that need them: a user's function, or a reward model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from decorators.storage import datastore
+from estimator import models
+from estimator.errors import UserError
+from flows.finetune import artifacts
+from launchers.scoring.functions import scorer_of
+from launchers.scoring.reward_model import check_reward_model
+
+
+def stage_scorer(score: str | None) -> dict[str, str]:
+    """Put a local scoring file or reward model into the datastore; its key by what the user calls it."""
+    if score is None:
+        return {}
+    scorer = scorer_of(score)
+    store = datastore(shared=True)
+    if scorer.file is not None:
+        return {score: artifacts.stage_file(store, Path(scorer.file).expanduser())}
+    source = models.locate(score) if scorer.function is None else None
+    if source is not None and source.kind == "folder":
+        return {score: artifacts.stage_folder(store, source, rewards=True)}
+    return {}
+
+
+def fetch_reward_model_once(score: str, setting: str, work: Path) -> str | None:
+    """Fetch a reward model once for the cluster: a folder or a bundle's key; None where a function scores.
+
+    ``setting``: the name of the one that has named it. Raises UserError where it is no reward model.
+    """
+    if scorer_of(score).function is not None:
+        return None
+    reference = artifacts.staged_key(score)
+    if reference is None:
+        reference = artifacts.fetch_weights_once(models.locate(score), work, rewards=True)
+    check_reward_model(artifacts.fetch_tokenizer(reference, work / "reward"), setting, score)
+    return reference
+
+
+def fetch_scorer(score: str, reward_model: str | None, work: Path) -> str:
+    """Return the scorer on this machine: ``file.py:function``, ``module:function`` or a reward model's
+    folder.
+
+    ``reward_model``: what :func:`fetch_reward_model_once` has said.
+    """
+    if reward_model is not None:
+        return str(artifacts.fetch_model(reward_model, work / "reward").resolve())
+    scorer = scorer_of(score)
+    if scorer.file is None:
+        return score
+    return f"{_scoring_file(score, scorer.file, work / 'function')}:{scorer.function}"
+
+
+def _scoring_file(named: str, file: str, folder: Path) -> Path:
+    """The user's file on this machine: put there by the launch, or still where it was."""
+    key = artifacts.staged_key(named)
+    if key is None:
+        path = Path(file).expanduser().resolve()
+        if not path.is_file():
+            raise UserError(f"Scoring function {named}: there is no file {path} here.")
+        return path
+    artifacts.fetch_bundle(datastore(shared=True), key, folder)
+    return next(path for path in folder.iterdir() if path.suffix == ".py")

@@ -1,0 +1,1 @@
+"""Work and cards of the rejection sampling flow."""

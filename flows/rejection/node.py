@@ -1,0 +1,270 @@
+"""Steps of rejection sampling: answers and scores in shards that the run's datastore keeps."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from metaflow import current
+
+from decorators.storage import datastore, origin_run_ids
+from estimator.plan import Plan
+from estimator.planning.generation import CPU_BATCH_TOKENS, CPU_SEQUENCES
+from flows.finetune import scorers
+from launchers.dataset import render
+from launchers.dataset.preferences import Sample
+from launchers.dataset.prompts import Prompt, prompts_of
+from launchers.dataset.rows import Conversation
+from launchers.rejection import answers as rows
+from launchers.rejection import generation, scoring
+from launchers.rejection.answers import Answers, BatchLimit, Scores
+from launchers.scoring.functions import scorer_of
+from launchers.settings import Settings
+from launchers.store.bundles import sha256_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shards:
+    """A stage's result: shards of rows in the run's datastore."""
+
+    key: str  # of their folder
+    count: int
+
+    def fetch(self, folder: Path) -> list[Path]:
+        """The shards' files, in their order, in a folder of this machine."""
+        folder.mkdir(parents=True, exist_ok=True)
+        store = datastore()
+        files = [folder / rows.shard_name(shard) for shard in range(self.count)]
+        for file in files:
+            if not file.is_file():
+                store.get_file(f"{self.key}/{file.name}", file)
+        return files
+
+    def answers(self, folder: Path) -> list[Answers]:
+        """The answers that they hold."""
+        return [each for file in self.fetch(folder) for each in rows.read_answers(file)]
+
+    def scores(self, folder: Path) -> list[Scores]:
+        """The scores that they hold."""
+        return [each for file in self.fetch(folder) for each in rows.read_scores(file)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """Answers to some prompts, those that one node has drawn or all of them."""
+
+    shards: Shards  # of all nodes
+    prompts: int
+    answers: int
+    tokens: int
+    cut: int  # answers that end where the longest length was reached
+    own: int  # shards that the node was to make
+    earlier: int  # of them, that an earlier attempt or the resumed run had left
+    tokens_per_second: float | None  # of this attempt, loading included; None: it had nothing to do
+
+    def facts(self) -> list[tuple[str, str]]:
+        """Rows of (what, value), for people."""
+        speed = "unknown" if self.tokens_per_second is None else f"{self.tokens_per_second:,.0f}"
+        return [
+            ("prompts", f"{self.prompts:,}"),
+            ("answers", f"{self.answers:,}, {self.cut:,} of them cut at the longest length"),
+            ("tokens generated", f"{self.tokens:,}"),
+            ("tokens/s, loading included", speed),
+            ("shards", f"{self.own}, {self.earlier} of them there before this attempt"),
+        ]
+
+
+def gather(parts: Sequence[Drawn]) -> Drawn:
+    """All answers, of what each node has drawn."""
+    speeds = [part.tokens_per_second for part in parts if part.tokens_per_second is not None]
+    return dataclasses.replace(
+        parts[0],
+        prompts=sum(part.prompts for part in parts),
+        answers=sum(part.answers for part in parts),
+        tokens=sum(part.tokens for part in parts),
+        cut=sum(part.cut for part in parts),
+        own=parts[0].shards.count,
+        earlier=sum(part.earlier for part in parts),
+        tokens_per_second=sum(speeds) if speeds else None,
+    )
+
+
+def prepare_prompts(samples: Sequence[Sample], settings: Settings, model_dir: Path) -> list[Prompt]:
+    """The prompts of the first rows, as many as the settings say."""
+    tokenizer = render.load_tokenizer(model_dir, settings)
+    conversations = (sample for sample in samples if isinstance(sample, Conversation))
+    return list(prompts_of(itertools.islice(conversations, settings.rejection.prompts), tokenizer))
+
+
+def draw(
+    name: str,
+    prompts: Sequence[Prompt],
+    *,
+    plan: Plan,
+    settings: Settings,
+    base_dir: Path,
+    model_dir: Path,
+    model_name: str,
+    work: Path,
+    node: int = 0,
+    nodes: int = 1,
+) -> Drawn:
+    """Generate a node's answers that no earlier attempt, and no run that this one resumes, has generated.
+
+    Parameters
+    ----------
+    name:
+        Of this stage within the run.
+    model_dir, model_name:
+        The model that answers, or an adapter of the one in ``base_dir``; and what tells it from others.
+    """
+    work.mkdir(parents=True, exist_ok=True)
+    rows.write_rows(work / "prompts.jsonl", prompts)
+    request = generation.GenerationRequest(
+        base_dir=base_dir,
+        model_dir=model_dir,
+        prompts=work / "prompts.jsonl",
+        work_dir=work / "generation",
+        shards_dir=work / "answers",
+        settings=settings,
+        device=plan.layout.device,
+        limit=batch_limit(plan),
+        gpus=_gpus(plan),
+        memory_bytes=plan.prediction.memory.capacity_bytes if plan.layout.device == "cuda" else None,
+        node=node,
+        nodes=nodes,
+    )
+    sampling = settings.rejection.model_dump(mode="json", include={*_SAMPLING})
+    own = rows.fingerprint(
+        model_name,
+        sampling,
+        settings.seed,
+        plan.layout.device,
+        rows.SHARD_ANSWERS,
+        dataclasses.asdict(request.limit),
+        sha256_of(request.prompts),
+    )
+    answered, count = request.shards(), request.count()
+    keeper = _Keeper(f"{name}-{own}", tuple(answered), count, request.shards_dir, "answers")
+    began = time.monotonic()
+    generation.generate(request, keeper.keep)
+    seconds = time.monotonic() - began
+    drawn = {shard: answers_in(request.shards_dir, [shard]) for shard in answered}
+    found = [answer for each in drawn.values() for answers in each for answer in answers.answers]
+    made = [answer.tokens for shard in keeper.made for each in drawn[shard] for answer in each.answers]
+    return Drawn(
+        shards=Shards(key=keeper.key, count=count),
+        prompts=sum(map(len, answered.values())),
+        answers=len(found),
+        tokens=sum(answer.tokens for answer in found),
+        cut=sum(not answer.ended for answer in found),
+        own=len(answered),
+        earlier=len(answered) - len(keeper.made),
+        tokens_per_second=sum(made) / seconds if made else None,
+    )
+
+
+def answers_in(folder: Path, shards: Iterable[int]) -> list[Answers]:
+    """The answers of these shards, which are in the folder."""
+    return [each for shard in shards for each in rows.read_answers(folder / rows.shard_name(shard))]
+
+
+def drawing_nodes(plan: Plan) -> list[int]:
+    """The numbers of the nodes that draw answers; one, where the plan doesn't say."""
+    stage = plan.generation.stage("generate") if plan.generation is not None else None
+    return list(range(stage.nodes if stage is not None else 1))
+
+
+def batch_limit(plan: Plan) -> BatchLimit:
+    """Return the size of a generation batch by the plan; about a shard if the plan has none."""
+    planned = plan.generation
+    if planned is None:
+        return BatchLimit(sequences=CPU_SEQUENCES, tokens=CPU_BATCH_TOKENS)
+    return BatchLimit(sequences=planned.batch_sequences, tokens=planned.batch_tokens)
+
+
+def _gpus(plan: Plan) -> int:
+    """GPUs that hold one copy of the model; 0 on a CPU."""
+    stage = plan.generation.stage("generate") if plan.generation is not None else None
+    return (plan.request if stage is None else stage.request).gpus_per_node
+
+
+# Settings that decide what is drawn
+_SAMPLING = ("answers", "temperature", "top_p", "max_new_tokens", "generator")
+
+
+def score(
+    name: str,
+    prompts: Sequence[Prompt],
+    drawn: Drawn,
+    *,
+    plan: Plan,
+    settings: Settings,
+    reward_model: str | None,
+    work: Path,
+) -> Shards:
+    """Score the answers that are not scored yet. ``reward_model``: see flows/finetune/scorers.py."""
+    work.mkdir(parents=True, exist_ok=True)
+    rows.write_rows(work / "prompts.jsonl", prompts)
+    drawn.shards.fetch(work / "answers")
+    named = settings.rejection.score or ""
+    found = scorers.fetch_scorer(named, reward_model, work)
+    identity = reward_model or named
+    if reward_model is None and (file := scorer_of(found).file) is not None:
+        identity = f"{scorer_of(found).function} {sha256_of(Path(file))}"
+    request = scoring.ScoringRequest(
+        score=named,
+        function=None if reward_model else found,
+        model_dir=Path(found) if reward_model else None,
+        prompts=work / "prompts.jsonl",
+        answers_dir=work / "answers",
+        shards_dir=work / "scores",
+        shards=drawn.shards.count,
+        work_dir=work / "scoring",
+        settings=settings,
+        device=plan.layout.device,
+    )
+    own = rows.fingerprint(identity, drawn.shards.key)
+    count = drawn.shards.count
+    keeper = _Keeper(f"{name}-{own}", range(count), count, request.shards_dir, "scores")
+    scoring.score(request, keeper.keep)
+    return Shards(key=keeper.key, count=count)
+
+
+class _Keeper:
+    """Keeps each finished shard in the run's datastore, and begins with those that are there.
+
+    ``shards`` are the node's own, by their number among all ``count``.
+    """
+
+    def __init__(self, name: str, shards: Sequence[int], count: int, folder: Path, what: str) -> None:
+        self.key = f"rejection/{current.run_id}/{name}"
+        self.made: list[int] = []
+        self._store, self._count, self._what = datastore(), count, what
+        folder.mkdir(parents=True, exist_ok=True)
+        found = sum(self._fetch(name, folder / rows.shard_name(shard)) for shard in shards)
+        if found:
+            print(f"{what}: {found} of {len(shards)} shards are there already", flush=True)
+
+    def _fetch(self, name: str, file: Path) -> bool:
+        """Whether the shard was there: of this run, or of one that it was resumed from."""
+        for run in (current.run_id, *origin_run_ids()):
+            key = f"rejection/{run}/{name}/{file.name}"
+            if self._store.size(key) is not None:
+                temporary = file.with_suffix(".fetched")
+                self._store.get_file(key, temporary)
+                temporary.replace(file)
+                if run != current.run_id:
+                    self._store.put_file(f"{self.key}/{file.name}", file)
+                return True
+        return False
+
+    def keep(self, shard: int, file: Path) -> None:
+        """Put a shard that was just finished into the datastore."""
+        self._store.put_file(f"{self.key}/{file.name}", file)
+        self.made.append(shard)
+        print(f"{self._what}: shard {shard + 1} of {self._count} is finished", flush=True)

@@ -1,0 +1,1 @@
+"""Process helpers that know nothing of training: imports, work folders, request processes."""

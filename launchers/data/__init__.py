@@ -1,1 +1,0 @@
-"""Data tables on software that uses a finished model."""

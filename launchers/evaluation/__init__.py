@@ -1,0 +1,1 @@
+"""Held-out loss, answers and images of a model before and after training."""

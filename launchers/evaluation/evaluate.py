@@ -1,0 +1,475 @@
+"""Evaluation of the base and the finished model: held-out loss, and exact match of greedy answers.
+
+Runs as a separate process (``python -m launchers.evaluation.evaluate request.json``): its memory is freed
+when it ends, and a crash fails only the evaluation. The finished model is loaded from its exported folder, so
+a result also proves that the export loads.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from estimator.errors import UserError
+from estimator.formatting import format_clock
+from estimator.vocabulary import IMAGE_TASK, METHODS, TASKS
+from launchers.base.imports import collector_paused
+from launchers.cluster.processes import PARENT, die_with_parent, started, tail
+from launchers.dataset.measured import MAX_BATCH_TOKENS, MAX_ROWS
+from launchers.dataset.turns import IMAGE
+from launchers.evaluation.held_out import DRAWN_TOKENS, CalibrationBin, Score, scorer_of
+from launchers.evaluation.image_evaluation import Pictures, measure
+from launchers.models import causal
+from launchers.models.hf_layout import ADAPTER_V2_CONFIG
+from launchers.run_config import RunConfig
+from launchers.settings import Settings
+
+PROGRESS_INTERVAL_S = 15.0  # maximum time between two progress lines
+EXAMPLES = 3  # answers shown in logs and on cards
+# Tokens of one generation batch by device, padding and answers included. On GPUs the batch's KV cache takes
+# less memory than the logits of an equally large batch, which the held-out loss needs anyway.
+GENERATION_TOKENS = {"cuda": MAX_BATCH_TOKENS["cuda"], "cpu": DRAWN_TOKENS["cpu"]}
+_POLL_S = 0.1
+EXACT_MATCH = "held-out answers right"
+STAGE = "stage"  # file in the work folder that names the model under evaluation
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationRequest:
+    """Input of one evaluation, saved as JSON for the evaluation process.
+
+    ``data_dir`` is a prepared folder: the loss is computed on its heldout/, the prompts come from
+    heldout.jsonl.
+    """
+
+    base_dir: Path
+    model_dir: Path  # the finished model, or an unmerged adapter of the base
+    data_dir: Path
+    work_dir: Path  # receives request.json, result.json and evaluate.log
+    settings: RunConfig  # its task selects the metrics
+    generations: int = 3
+    max_new_tokens: int = 64
+    max_rows: int = MAX_ROWS  # maximum number of held-out rows to score
+    device: Literal["auto", "cuda", "cpu"] = "auto"  # auto: GPUs if available
+    precision: Literal["auto", "bf16", "fp32"] = "auto"  # auto: bf16 on GPUs, fp32 on CPUs
+    timeout_s: float = 3600.0
+    reward: str | None = None  # reward function or model on this machine, see TrainJob.reward
+
+    def __post_init__(self) -> None:
+        for name in ("generations", "max_new_tokens", "max_rows"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} = {getattr(self, name)} must not be below 0")
+
+    def save(self) -> Path:
+        """Write the request into ``work_dir`` and return its path."""
+        self.work_dir.mkdir(parents=True, exist_ok=True)
+        path = self.work_dir / "request.json"
+        values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        values["settings"] = self.settings.model_dump(mode="json")
+        path.write_text(json.dumps(values, default=str, indent=1))
+        return path
+
+    @classmethod
+    def load(cls, path: Path) -> EvaluationRequest:
+        """Read a saved request."""
+        values = json.loads(path.read_text())
+        folders = {name: Path(values[name]) for name in ("base_dir", "model_dir", "data_dir", "work_dir")}
+        return cls(**(values | folders | {"settings": RunConfig.model_validate(values["settings"])}))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """Greedy answers of both models to one held-out prompt."""
+
+    prompt: str  # rendered text, special tokens included
+    reference: str
+    base: str
+    finetuned: str
+    question: str = ""  # the last turn of the prompt; empty for plain text
+    images: tuple[str, ...] = ()  # encoded images of the prompt, in base64
+
+    @property
+    def base_is_right(self) -> bool:
+        """Whether the base model's answer equals the reference, ignoring surrounding white space."""
+        return self.base.strip() == self.reference.strip()
+
+    @property
+    def finetuned_is_right(self) -> bool:
+        """Whether the finished model's answer equals the reference, ignoring surrounding white space."""
+        return self.finetuned.strip() == self.reference.strip()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExactMatch:
+    """Counts of held-out answers that equal the reference."""
+
+    answers: int
+    base: int
+    finetuned: int
+
+    def text(self) -> str:
+        """Format both counts for logs, cards and model pages."""
+        return f"{self.base:,} of {self.answers:,} before, {self.finetuned:,} of {self.answers:,} after"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationResult:
+    """Scores of the base and the finished model; None if no rows were held out."""
+
+    task: str = "sft"
+    base: Score | None
+    finetuned: Score | None
+    answers: tuple[Answer, ...] = ()
+    calibration: tuple[CalibrationBin, ...] = ()  # finished reward models only
+    pictures: tuple[Pictures, ...] = ()  # image models only
+    device: str = ""
+    precision: str = ""
+    schema: int = field(default=1)
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> EvaluationResult:
+        scores = {
+            name: None if values[name] is None else Score(**values[name]) for name in ("base", "finetuned")
+        }
+        answers = tuple(
+            Answer(**(answer | {"images": tuple(answer.get("images", ()))})) for answer in values["answers"]
+        )
+        bins = tuple(CalibrationBin(**each) for each in values.get("calibration", ()))
+        pictures = tuple(Pictures(**each) for each in values.get("pictures", ()))
+        return cls(**(values | scores | {"answers": answers, "calibration": bins, "pictures": pictures}))
+
+    @property
+    def exact_match(self) -> ExactMatch | None:
+        """Counts of right answers; None for tasks other than sft, and if no prompt was answered."""
+        if self.task != "sft" or not self.answers:
+            return None
+        return ExactMatch(
+            answers=len(self.answers),
+            base=sum(answer.base_is_right for answer in self.answers),
+            finetuned=sum(answer.finetuned_is_right for answer in self.answers),
+        )
+
+    @property
+    def examples(self) -> tuple[Answer, ...]:
+        """The first answers; if all of them are right, the first wrong answer replaces the last one."""
+        first, rest = self.answers[:EXAMPLES], self.answers[EXAMPLES:]
+        if self.exact_match is None or not all(answer.finetuned_is_right for answer in first):
+            return first
+        wrong = next((answer for answer in rest if not answer.finetuned_is_right), None)
+        return first if wrong is None else (*first[:-1], wrong)
+
+    def table(self) -> str:
+        """Format the example answers for a terminal; empty if there are none."""
+        lines: list[str] = []
+        for answer in self.examples:
+            right = self.exact_match is not None and answer.finetuned_is_right
+            wrong = self.exact_match is not None and not answer.finetuned_is_right
+            lines += [
+                f"message   {_one_line(answer.question or answer.prompt)}",
+                f"expected  {_one_line(answer.reference)}",
+                f"before    {_one_line(answer.base, 80)}",
+                f"after     {_one_line(answer.finetuned)}{'  (right)' * right}{'  (wrong)' * wrong}",
+            ]
+        return "\n".join(lines)
+
+    def text(self) -> str:
+        """Format the scores of both models for a terminal."""
+        lines = ["held-out loss: nothing was held out"]
+        preferences = TASKS[self.task].preferences
+        if self.base is not None and self.finetuned is not None and preferences:
+            what = "answers" if TASKS[self.task].judged else "pairs"
+            right = "judged right" if TASKS[self.task].judged else "ranked right"
+            before, after = (score.metrics["accuracy"] for score in (self.base, self.finetuned))
+            lines = [
+                f"held-out {what}: loss {self.base.loss:.4f} before, {self.finetuned.loss:.4f} after;"
+                f" {right} {before:.1%} -> {after:.1%} ({self.base.rows:,} {what})"
+            ]
+        elif self.base is not None and self.finetuned is not None and TASKS[self.task].draws_answers:
+            before, after = (score.metrics["reward"] for score in (self.base, self.finetuned))
+            lines = [
+                f"held-out prompts: mean reward {before:.4f} before, {after:.4f} after"
+                f" ({self.base.rows:,} prompts, one sampled answer each)"
+            ]
+        elif self.base is not None and self.finetuned is not None and TASKS[self.task].images:
+            lines = [
+                f"held-out images: loss {self.base.loss:.4f} before, {self.finetuned.loss:.4f} after"
+                f" ({self.base.rows:,} images, each at four noise levels)"
+            ]
+        elif self.base is not None and self.finetuned is not None:
+            lines = [
+                f"held-out loss: {self.base.loss:.4f} before, {self.finetuned.loss:.4f} after"
+                f" (perplexity {self.base.perplexity:,.4g} -> {self.finetuned.perplexity:,.4g};"
+                f" {self.base.rows:,} rows, {self.base.labels:,} tokens)"
+            ]
+        if self.exact_match is not None:
+            lines.append(f"{EXACT_MATCH}: {self.exact_match.text()}")
+        return "\n".join(lines)
+
+
+def evaluate(request: EvaluationRequest) -> EvaluationResult:
+    """Run the evaluation in a separate process, which ends with this one, and wait for it.
+
+    Raises UserError if the evaluation fails or exceeds ``timeout_s``.
+    """
+    path, log, result = request.save(), request.work_dir / "evaluate.log", request.work_dir / "result.json"
+    result.unlink(missing_ok=True)
+    (request.work_dir / STAGE).unlink(missing_ok=True)
+    with started("launchers.evaluation.evaluate", path, log, on_cpu=request.device == "cpu") as process:
+        status = _wait(process, request)
+    if status != 0 or not result.is_file():
+        why = tail(log, 1) or f"exit status {status}"
+        raise UserError(f"The evaluation of {request.model_dir} failed: {why}", f"Its log: {tail(log, 30)}")
+    return EvaluationResult.from_dict(json.loads(result.read_text()))
+
+
+def _wait(process: subprocess.Popen[bytes], request: EvaluationRequest) -> int:
+    """Wait for the process and return its exit status; print a progress line per model and every few seconds.
+
+    Raises UserError once ``timeout_s`` has passed.
+    """
+    stage, began = request.work_dir / STAGE, time.monotonic()
+    printed, printed_at = "", began
+    while (status := process.poll()) is None:
+        now = time.monotonic()
+        if now - began > request.timeout_s:
+            raise UserError(
+                f"The evaluation did not end within {request.timeout_s:g} s.",
+                "Hold out fewer rows (evaluation.fraction), or lower evaluation.generations.",
+            )
+        at = (stage.read_text() if stage.is_file() else "") or "loading"
+        if at != printed or now - printed_at >= PROGRESS_INTERVAL_S:
+            print(f"evaluating: {at}, after {format_clock(now - began)}", flush=True)
+            printed, printed_at = at, now
+        time.sleep(_POLL_S)
+    return status
+
+
+def main() -> None:
+    """Entry point of the evaluation process."""
+    if PARENT in os.environ:
+        die_with_parent(int(os.environ[PARENT]))
+    request = EvaluationRequest.load(Path(sys.argv[1]))
+    result = _evaluate(request)
+    temporary = request.work_dir / "result.tmp"
+    temporary.write_text(json.dumps(result.to_dict(), indent=1))
+    temporary.rename(request.work_dir / "result.json")
+
+
+def _evaluate(request: EvaluationRequest) -> EvaluationResult:
+    with collector_paused():
+        import torch
+
+    from launchers.dataset.prepared import Prepared
+    from launchers.dataset.render import load_tokenizer
+
+    device = request.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    precision = precision_on(device) if request.precision == "auto" else request.precision
+    if TASKS[request.settings.task].images:
+        return _evaluate_images(request, device)
+    held_out = request.data_dir / "heldout"
+    data = Prepared(held_out) if (held_out / "info.json").is_file() else None
+    count = 0 if request.settings.task == "reward" else request.generations  # a reward model outputs scores
+    prompts = _prompts(request.data_dir / "heldout.jsonl", count)
+    # both models use the finished model's tokenizer, because the base may have none
+    tokenizer = load_tokenizer(request.model_dir, request.settings) if prompts else None
+    outcomes: list[tuple[Score | None, list[str]]] = []
+    scorer = None
+    if data is not None:
+        scorer = scorer_of(
+            request.settings,
+            data,
+            request.max_rows,
+            tokenizer_dir=request.model_dir,
+            reward=request.reward,
+        )
+    for name, folder in (("the base model", request.base_dir), ("the finished model", request.model_dir)):
+        (request.work_dir / STAGE).write_text(name)
+        model = load_model(folder, request.base_dir, device, precision, request.settings)
+        answers = [] if not prompts else _answers(model, tokenizer, prompts, request.max_new_tokens)
+        outcomes.append((None if scorer is None else scorer.score(model), answers))
+        del model
+        if device == "cuda":
+            torch.cuda.empty_cache()
+    (base, base_answers), (finetuned, finetuned_answers) = outcomes
+    return EvaluationResult(
+        task=request.settings.task,
+        base=base,
+        finetuned=finetuned,
+        answers=tuple(
+            Answer(
+                prompt=prompt["prompt"],
+                reference=prompt["reference"],
+                base=before,
+                finetuned=after,
+                question=_question(prompt),
+                images=tuple(prompt.get("images", ())),
+            )
+            for prompt, before, after in zip(prompts, base_answers, finetuned_answers, strict=True)
+        ),
+        calibration=() if scorer is None else scorer.calibration,
+        device=device,
+        precision=precision,
+    )
+
+
+def _evaluate_images(request: EvaluationRequest, device: str) -> EvaluationResult:
+    from launchers.images.prepared import PreparedImages
+
+    held_out = request.data_dir / "heldout"
+    data = PreparedImages(held_out) if (held_out / "info.json").is_file() else None
+    base, finetuned, pictures = measure(
+        request.base_dir,
+        request.model_dir,
+        data,
+        rows=request.max_rows,
+        drawn=request.generations,
+        device=device,
+        clip_model=request.settings.images.clip_model,
+        on_stage=(request.work_dir / STAGE).write_text,
+    )
+    return EvaluationResult(
+        task=IMAGE_TASK,
+        base=base,
+        finetuned=finetuned,
+        pictures=pictures,
+        device=device,
+        precision=precision_on(device),
+    )
+
+
+def precision_on(device: str) -> str:
+    """Precision for inference: bf16 on GPUs, fp32 on CPUs."""
+    return "bf16" if device == "cuda" else "fp32"
+
+
+def load_model(
+    folder: Path, base: Path, device: str, precision: str, settings: Settings | None = None
+) -> Any:
+    """Load a transformers model for inference; an adapter is applied to ``base``.
+
+    ``device``: cuda (spread over all GPUs) or cpu. ``precision``: bf16, otherwise fp32. ``settings``: those
+    of the run that trained an adapter; if it trained over a quantized base, the base is quantized here too.
+    """
+    import torch
+
+    options: dict[str, Any] = {"dtype": torch.bfloat16 if precision == "bf16" else torch.float32}
+    if device == "cuda":
+        options["device_map"] = "auto"
+    if (folder / ADAPTER_V2_CONFIG).is_file():
+        with collector_paused():
+            from launchers.engines.loop import adapter_v2
+
+        return adapter_v2.load(base, folder, **options)
+    if (folder / "adapter_config.json").is_file():
+        with collector_paused():
+            from peft import PeftModel
+
+        network = causal.load(base, **options)
+        if settings is not None and METHODS[settings.method].quantized:
+            from launchers.engines.loop import quantised
+
+            quantised.round_layers(network, settings.lora.quantization)
+        return PeftModel.from_pretrained(network, str(folder)).eval()
+    return causal.load(folder, **options).eval()
+
+
+def _prompts(path: Path, count: int) -> list[dict[str, Any]]:
+    """Read the first ``count`` rows of heldout.jsonl; their ``prompt`` is text with special tokens."""
+    if not count or not path.is_file():
+        return []
+    with path.open(encoding="utf-8") as file:
+        return [json.loads(line) for line, _ in zip(file, range(count), strict=False)]
+
+
+def _question(prompt: dict[str, Any]) -> str:
+    """Return the text of the last turn of a prompt; empty for plain text."""
+    messages = prompt.get("messages") or [{}]
+    content = messages[-1].get("content")
+    return content.replace(IMAGE, "") if isinstance(content, str) else ""
+
+
+def _answers(model: Any, tokenizer: Any, prompts: list[dict[str, Any]], max_new_tokens: int) -> list[str]:
+    """Generate greedy continuations of the prompts, in batches by length; those with images one by one."""
+    from launchers.dataset.render import pad_id_of
+
+    pad = pad_id_of(tokenizer)
+    config = model.config.get_text_config()
+    max_prompt = max(1, getattr(config, "max_position_embeddings", 2**31) - max_new_tokens)
+    answers: dict[int, str] = {}
+    encoded: list[list[int]] = []
+    for index, prompt in enumerate(prompts):
+        text = prompt["prompt"]
+        images = [base64.b64decode(image) for image in prompt.get("images", ())]
+        if images:
+            text, _ = tokenizer.expanded(images, text, [])
+        encoded.append(tokenizer(text, add_special_tokens=False).input_ids[-max_prompt:])
+        if images:
+            output = _generate(model, encoded[-1:], max_new_tokens, pad, partial(tokenizer.inputs, [images]))
+            answers[index] = tokenizer.decode(output[0], skip_special_tokens=True)
+    remaining = sorted(
+        (index for index in range(len(encoded)) if index not in answers),
+        key=lambda index: -len(encoded[index]),
+    )
+    while remaining:
+        width = len(encoded[remaining[0]]) + max_new_tokens
+        count = max(1, GENERATION_TOKENS[model.device.type] // width)
+        batch, remaining = remaining[:count], remaining[count:]
+        output = _generate(model, [encoded[index] for index in batch], max_new_tokens, pad)
+        answers |= zip(batch, tokenizer.batch_decode(output, skip_special_tokens=True), strict=True)
+    return [answers[index] for index in range(len(encoded))]
+
+
+def _generate(
+    model: Any,
+    prompts: list[list[int]],
+    max_new_tokens: int,
+    pad: int,
+    further: Callable[[Any], dict[str, Any]] = lambda _: {},
+) -> list[list[int]]:
+    """Generate tokens greedily after each prompt, padded at the end.
+
+    ``further``: makes the model's inputs besides the tokens.
+    """
+    import torch
+
+    width = max(map(len, prompts))
+    tokens = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    with torch.inference_mode():
+        output = model.generate(
+            tokens.to(model.device),
+            attention_mask=mask.to(model.device),
+            **{name: value.to(model.device) for name, value in further(tokens).items()},
+            max_new_tokens=max_new_tokens,
+            do_sample=False,
+            temperature=None,
+            top_p=None,
+            top_k=None,
+            pad_token_id=pad,
+        )
+    generated: list[list[int]] = output[:, width:].tolist()
+    return generated
+
+
+def _one_line(text: str, limit: int = 160) -> str:
+    flat = " ".join(text.split())
+    return flat if len(flat) <= limit else f"{flat[: limit - 4]} ..."
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""Log-probabilities of the reference model, the untrained base, precomputed before DPO or KTO.
+
+LoRA's reference is the model with its adapters disabled. If all weights are trained, or the adapters cannot
+be disabled, the log-probabilities are computed before training, in parts divided among the nodes
+(launchers.precompute.parts). Stored parts of the same model, data and precision are reused.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from estimator.vocabulary import METHODS, TASKS
+from launchers.base.imports import collector_paused
+from launchers.cluster.endpoint import NodeAddress
+from launchers.cluster.processes import PARENT, die_with_parent
+from launchers.dataset.measured import MAX_BATCH_TOKENS, batches_by_length
+from launchers.dataset.prepared import Prepared, Row
+from launchers.evaluation.evaluate import load_model, precision_on
+from launchers.gang.job import TrainJob
+from launchers.models import hf_layout
+from launchers.precompute import parts
+from launchers.store.bundles import Storage
+
+PART = 256  # items per part
+# float32. Pairs: [rows, 2], the chosen and the rejected answer. Judged answers: [rows + positions, 1], first
+# every row, then the answers to mismatched prompts in training order (batches.mismatched_rows)
+FILE = "reference.npy"
+
+
+def is_needed(job: TrainJob) -> bool:
+    """Whether a job needs a reference model that is not in memory during training."""
+    return TASKS[job.settings.task].compares and not METHODS[job.plan.method].low_rank
+
+
+def fetch(
+    job: TrainJob, address: NodeAddress, store: Storage, work: Path, *, max_rows: int | None = None
+) -> Path:
+    """Compute the reference of all rows, together with the other nodes; return its file, below ``work``.
+
+    ``max_rows``: only the first rows, for evaluation, without mismatched prompts.
+
+    Raises UserError if the computation fails, or if no part of any node arrives within
+    ``resources.hang_timeout_s``; four times as long for the first part, which includes loading the model.
+    """
+    import numpy as np
+
+    data = Prepared(job.data_dir)
+    count = min(len(data), max_rows or sys.maxsize)
+    if max_rows is None:
+        count = len(_Items(data, judged=TASKS[job.settings.task].judged))
+    division = _parts(job, count)
+    work = work / division.fingerprint  # ``work`` may have parts of other rows from an earlier run
+    request = {
+        "model_dir": str(job.model_dir),
+        "data_dir": str(job.data_dir),
+        "judged": TASKS[job.settings.task].judged,
+        "device": job.plan.layout.device,
+    }
+    on_cpu, limit_s = job.plan.layout.device == "cpu", job.settings.resources.hang_timeout_s
+    files = parts.fetch(division, request, address, store, work, on_cpu=on_cpu, limit_s=limit_s)
+    np.save(work / FILE, np.concatenate([np.load(file) for file in files]))
+    return work / FILE
+
+
+def _parts(job: TrainJob, count: int) -> parts.Parts:
+    """Divide the computation into parts, with a fingerprint of weights, rows and precision."""
+    texts = (
+        Prepared(job.data_dir).info.fingerprint,
+        precision_on(job.plan.layout.device),
+        (job.model_dir / "config.json").read_text(),
+    )
+    return parts.Parts(
+        name="reference",
+        module="launchers.evaluation.reference",
+        fingerprint=parts.fingerprint(texts, hf_layout.weight_files(job.model_dir)),
+        count=count,
+        size=PART,
+        suffix=".npy",
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Request:
+    model_dir: Path
+    data_dir: Path
+    parts: list[int]
+    count: int
+    judged: bool
+    out: Path
+    device: str
+
+
+def main() -> None:
+    """Entry point of the process that computes parts."""
+    if PARENT in os.environ:
+        die_with_parent(int(os.environ[PARENT]))
+    values = json.loads(Path(sys.argv[1]).read_text())
+    folders = {name: Path(values[name]) for name in ("model_dir", "data_dir", "out")}
+    request = _Request(**(values | folders))
+    model = load_model(request.model_dir, request.model_dir, request.device, precision_on(request.device))
+    compared = _Items(Prepared(request.data_dir), judged=request.judged)
+    for part in request.parts:
+        items = range(part * PART, min((part + 1) * PART, request.count))
+        _write_part(model, compared, items, request.out / f"part-{part:05d}.npy")
+
+
+class _Items:
+    """Items of the reference by number: every row; for KTO followed by the mismatched prompts."""
+
+    def __init__(self, data: Prepared, *, judged: bool) -> None:
+        self.data, self.judged = data, judged
+        self._of_step = functools.lru_cache(maxsize=PART)(
+            self._mismatched
+        )  # batches_by_length reads in order of length
+
+    def __len__(self) -> int:
+        return len(self.data) + (len(self.data.order) if self.judged else 0)
+
+    def row(self, number: int) -> Row:
+        if number < len(self.data):
+            return self.data.row(number)
+        step, place = divmod(number - len(self.data), self.data.info.global_batch_size)
+        return self._of_step(step)[place]
+
+    def _mismatched(self, step: int) -> list[Row]:
+        from launchers.dataset.batches import mismatched_rows
+
+        return mismatched_rows(self.data, step)
+
+
+def _write_part(model: Any, compared: _Items, items: range, path: Path) -> None:
+    """Write the part's file (:data:`FILE`) atomically."""
+    with collector_paused():
+        import numpy as np
+        import torch
+
+        from launchers.dataset.batches import collate, collate_pairs, summed_log_probabilities
+
+    pad_id = compared.data.info.pad_id
+    collate_rows = collate if compared.judged else collate_pairs
+    values = np.empty((len(items), 1 if compared.judged else 2), dtype=np.float32)
+    with torch.inference_mode():
+        for numbers in batches_by_length(compared, items, MAX_BATCH_TOKENS[model.device.type]):
+            batch = collate_rows([compared.row(number) for number in numbers], pad_id).to(model.device)
+            sums = summed_log_probabilities(model(**batch.inputs, use_cache=False).logits, batch)
+            # a batch of pairs has all chosen answers first, then all rejected ones
+            by_item = sums.reshape(-1, len(numbers)).T
+            values[[number - items.start for number in numbers]] = by_item.float().cpu().numpy()
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("wb") as file:
+        np.save(file, values)
+    temporary.rename(path)
+
+
+if __name__ == "__main__":
+    main()

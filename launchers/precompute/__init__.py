@@ -1,0 +1,1 @@
+"""Values computed once before training: image latents, texts, reference log-probabilities."""

@@ -1,0 +1,189 @@
+"""Records of a finished model: README, settings, plan, and predicted versus measured figures."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from estimator.formatting import format_bytes, format_clock
+from estimator.models import ModelRef, ModelSource
+from estimator.plan import MemoryEstimate, Plan
+from estimator.vocabulary import IMAGE_TASK, TASKS
+from launchers import engines
+from launchers.dataset import mixture
+from launchers.evaluation.evaluate import EXACT_MATCH, EvaluationResult
+from launchers.models import weights
+from launchers.report.metrics import Summary
+from launchers.report.peak import NAMES, MemoryPeak
+from launchers.results import handover, hub_push
+from launchers.run_config import RunConfig
+
+Facts = list[tuple[str, str]]  # rows of (label, formatted value)
+
+
+def cache_folder() -> Path:
+    """Folder on this machine for models that are not in Hugging Face's cache."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "metaflow-finetune"
+
+
+def slug(model: str) -> str:
+    """Convert a model's name to a folder name."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "--", model.strip("/"))
+
+
+def cache_name(model: ModelSource) -> str:
+    """Name of a model's folder in the cache. It has a version if the model is generated here."""
+    name = slug(model.name)
+    return f"{name}-v{weights.GENERATED_VERSION}" if model.kind == "made" else name
+
+
+def closing_facts(
+    plan: Plan,
+    summary: Summary,
+    memory_peak: MemoryPeak | None,
+    evaluation: EvaluationResult | None,
+    exported: Sequence[tuple[str, str]] = (),
+) -> Facts:
+    """List predicted and measured figures, losses and scores. ``memory_peak``: of the largest process.
+
+    ``exported``: rows on the exported step, if the run was evaluated (launchers.report.evaluations).
+    """
+    predicted = plan.prediction
+    seconds = summary.step_seconds
+    rows = [
+        ("steps", f"{summary.steps}"),
+        *exported,
+        ("loss", f"{summary.first_loss:.4f} first, {summary.last_loss:.4f} last"),
+        ("time per step", format_clock(seconds) if seconds >= 60 else f"{seconds:.2f} s"),
+        _speed(plan, summary),
+        _memory(predicted.memory, memory_peak),
+    ]
+    if evaluation is not None and evaluation.base is not None and evaluation.finetuned is not None:
+        before, after = evaluation.base.loss, evaluation.finetuned.loss
+        what = "held-out loss"
+        if TASKS[evaluation.task].draws_answers:
+            what, before, after = "held-out reward", -before, -after
+        rows.append((what, f"{before:.4f} before, {after:.4f} after"))
+        if "accuracy" in evaluation.finetuned.metrics:
+            before, after = evaluation.base.metrics["accuracy"], evaluation.finetuned.metrics["accuracy"]
+            what = "answers judged" if TASKS[evaluation.task].judged else "pairs ranked"
+            rows.append((f"held-out {what} right", f"{before:.1%} before, {after:.1%} after"))
+    if evaluation is not None and evaluation.exact_match is not None:
+        rows.append((EXACT_MATCH, evaluation.exact_match.text()))
+    if summary.mfu is not None:
+        rows.append(("MFU", f"{summary.mfu:.1%}"))
+    return rows
+
+
+def _memory(estimate: MemoryEstimate, peak: MemoryPeak | None) -> tuple[str, str]:
+    """Compare the peak with the prediction for the same counter; without a peak, for the whole process."""
+    predicted = estimate.counted(peak.counter if peak else "device")
+    name = peak.name if peak else NAMES["resident"]
+    measured = format_bytes(peak.size_bytes if peak else None)
+    if predicted is None:
+        return name, f"predicted unknown, measured {measured}"
+    likely, upper = format_bytes(predicted.likely_bytes), format_bytes(predicted.upper_bytes)
+    return name, f"predicted {likely} (up to {upper}), measured {measured}"
+
+
+def _speed(plan: Plan, summary: Summary) -> tuple[str, str]:
+    if TASKS[plan.task].images:  # no published measurements to predict the speed of image models from
+        return "images/s", f"predicted unknown, measured {summary.samples_per_second:,.2f}"
+    predicted = _number(plan.prediction.tokens_per_second)
+    return "tokens/s", f"predicted {predicted}, measured {summary.tokens_per_second:,.0f}"
+
+
+def write_records(
+    folder: Path, plan: Plan, settings: RunConfig, facts: Facts, *, model: ModelRef, again: str
+) -> None:
+    """Write settings.yaml and plan.json next to the result, and the README into it (``engines.result_of``).
+
+    ``model``: the model that was fine-tuned. ``again``: the command that repeats the run.
+    """
+    values = _from_anywhere(settings).model_dump(mode="json")
+    (folder / "settings.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    (folder / "plan.json").write_text(json.dumps(plan.to_dict(), indent=1) + "\n")
+    page = engines.result_of(folder) / handover.PAGE
+    page.write_text(model_page(plan, settings, facts, model=model, again=again, usage=usage_in(page)))
+
+
+def usage_in(page: Path) -> str:
+    """Return the usage section of a README."""
+    _, heading, usage = (page.read_text() if page.is_file() else "").partition(handover.HEADING)
+    return heading + usage
+
+
+def hub_page(folder: Path, plan: Plan, settings: RunConfig, facts: Facts, *, model: ModelRef) -> str:
+    """Return the README for the Hub repository of ``folder``'s result, which loads the model by that name."""
+    usage = usage_in(engines.result_of(folder) / handover.PAGE)
+    usage = usage.replace('"this/folder"', f'"{settings.export.push}"')  # converters accept only folders
+    license_name = hub_push.license_of(model.hub_id)
+    return model_page(plan, settings, facts, model=model, usage=usage, license_name=license_name)
+
+
+def _from_anywhere(settings: RunConfig) -> RunConfig:
+    """Return the settings with absolute paths of local files, so that they work from any folder."""
+
+    def absolute(name: str | None) -> str | None:
+        return str(Path(name).expanduser().resolve()) if name and Path(name).expanduser().exists() else name
+
+    evaluation = settings.evaluation.model_copy(update={"dataset": absolute(settings.evaluation.dataset)})
+    changes = {
+        "model": absolute(settings.model),
+        "dataset": absolute(settings.dataset),
+        "mixture": {absolute(name): weight for name, weight in settings.mixture.items()},
+        "evaluation": evaluation,
+        "harness": settings.harness.model_copy(
+            update={"tasks": tuple(map(absolute, settings.harness.tasks))}
+        ),
+    }
+    return settings.model_copy(update=changes)
+
+
+def model_page(
+    plan: Plan,
+    settings: RunConfig,
+    facts: Facts,
+    *,
+    model: ModelRef,
+    usage: str,
+    again: str | None = None,
+    license_name: str | None = None,
+) -> str:
+    """Return a model card (README.md) in Hugging Face's format.
+
+    ``usage``: the usage section (launchers.results.handover). ``again``: the command that repeats the run
+    with the settings.yaml next to the folder. ``license_name``: license in the base model's card.
+    """
+    merged = settings.merges(plan.method)
+    library = "transformers" if merged or plan.method == "adapter-v2" else "peft"
+    images = TASKS[settings.task].images
+    library = "diffusers" if images else library
+    head: dict[str, object] = {"library_name": library, "tags": ["metaflow-finetune", plan.method]}
+    if model.hub_id is not None:
+        head["base_model"] = model.hub_id
+        head["base_model_relation"] = "finetune" if merged else "adapter"
+    if license_name is not None:
+        head["license"] = license_name
+    if settings.task != "reward":
+        head["pipeline_tag"] = IMAGE_TASK if images else "text-generation"
+    rows = "\n".join(f"| {name} | {value} |" for name, value in facts)
+    repeating = (
+        f"Repeat the run with `settings.yaml` next to this folder:\n\n    {again}\n\n" if again else ""
+    )
+    return (
+        f"---\n{yaml.safe_dump(head)}---\n# {plan.model}, fine-tuned\n\n"
+        f"Method {plan.method}, engine {plan.engine}, data {', '.join(mixture.names(settings))}.\n\n"
+        f"| | |\n|---|---|\n{rows}\n\n"
+        f"{repeating}{usage}"
+    )
+
+
+def _number(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:,.0f}"

@@ -1,0 +1,480 @@
+"""Steps of one run, shared by all launchers: settings -> model -> plan -> data -> evaluation.
+
+The flow and ``python -m launchers`` call the same functions. They pass in what differs: the destination of
+the run (``Target``), the function that chooses among plans, the function that fetches data, and the notation
+of options in messages (:func:`estimator.errors.spelled_as`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import logging
+import math
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from estimator import calibration, models
+from estimator.calibration import Calibration
+from estimator.errors import Change, UserError
+from estimator.job import Job, Target
+from estimator.models import DiffusionSpec, ModelRef, ModelSource, ModelSpec, untried
+from estimator.plan import Plan
+from estimator.planning import planner
+from estimator.vocabulary import ENGINES, LAUNCHED_ENGINES, TASKS, LaunchedEngine, RequestedEngine
+from launchers import run_config
+from launchers.dataset import mixture, preferences, prompts, rows, sources, stored, texts
+from launchers.dataset.measured import MAX_ROWS
+from launchers.dataset.preferences import Sample
+from launchers.dataset.prepared import Prepared, PreparedInfo
+from launchers.dataset.stored import StoredRows
+from launchers.engines._schedule import warmup_steps
+from launchers.harness import tasks
+from launchers.images import attached, pictures, runs
+from launchers.models import weights
+from launchers.models.files import tensor_shapes
+from launchers.models.fit import check_fits
+from launchers.report.metrics import tokens_of_steps
+from launchers.run import checks
+from launchers.run_config import RunConfig
+from launchers.scoring.functions import scorer_of
+from launchers.settings import Settings
+
+_log = logging.getLogger(__name__)
+
+ChoosePlan = Callable[[Job, Target, Calibration | None], Plan]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedRun:
+    """A resolved and planned run, before anything large is fetched or started."""
+
+    model: ModelRef
+    settings: RunConfig
+    plan: Plan
+
+
+def best_plan(job: Job, target: Target, corrections: Calibration | None) -> Plan:
+    """Return the planner's first choice."""
+    return planner.plan(job, target, calibration=corrections)
+
+
+def plan_run(
+    settings: Settings, target: Target, *, calibrated: bool = True, choose: ChoosePlan = best_plan
+) -> PlannedRun:
+    """Resolve the model, check the settings and plan the run; only small files are fetched.
+
+    Parameters
+    ----------
+    target:
+        Where the run is to execute; overlaid with the nodes and GPUs from the settings.
+    calibrated:
+        Whether to correct the plan with the measurements of finished runs.
+    choose:
+        Function that chooses the plan of a job.
+
+    Raises
+    ------
+    UserError
+        For anything the user can correct; CannotFit, a subclass, if no available machine fits.
+    """
+    model = models.resolve(settings.model, online=True)
+    settings = with_vision(run_config.apply_defaults(settings, model.spec), model.spec)
+    checks.check_supported(settings, model.spec)
+    runs.check(settings)
+    _check_files(settings, model)
+    checks.check_reward(settings, settings.sequence_length(model.spec))
+    tasks.check(settings)
+    rows = count_rows(settings)
+    settings = settings.fitted_to(rows)
+    steps = count_steps(settings, model.spec, rows)
+    if steps is not None and settings.tokens is None:  # of a token budget, ``steps`` is only a lower bound
+        checks.check_evaluations(settings, steps)
+    job, place = (
+        build_job(settings, model.spec, steps, installed=target.at_hand),
+        apply_resources(settings, target),
+    )
+    corrections = load_corrections() if calibrated else None
+    plan = choose(job, place, corrections)
+    batch = plan.layout.global_batch_size
+    if batch != settings.batch_size:  # a default, which makes other steps
+        steps = count_steps(settings.model_copy(update={"global_batch_size": batch}), model.spec, rows)
+        job = dataclasses.replace(job, global_batch_size=batch, steps=steps)
+        plan = choose(job, place, corrections)
+    config = run_config.resolve(
+        settings, model.spec, method=plan.method, engine=plan.engine, batch=plan.layout.global_batch_size
+    )
+    _log.info("Engine %s (requested: %s), method %s", config.engine, settings.engine, config.method)
+    checks.check_layout(config, plan, model.spec)
+    return PlannedRun(model=model, settings=config, plan=plan)
+
+
+def with_vision(settings: Settings, spec: ModelSpec) -> Settings:
+    """Decide an empty ``vision``: frozen if the first rows of a local dataset have images the model sees."""
+    if settings.vision is not None or settings.task != "sft" or not spec.sees_images:
+        return settings
+    local = [name for name in mixture.names(settings) if sources.kind_of(name) == "path"]
+    if not any(attached.has_images(sources.local(name), settings.columns) for name in local):
+        return settings
+    return settings.model_copy(update={"vision": "frozen"})
+
+
+def load_corrections() -> Calibration | None:
+    """Load the measurements of finished runs; unreadable lines are reported on standard error."""
+    corrections, problems = calibration.load()
+    for line in problems:
+        print(line, file=sys.stderr)
+    return corrections
+
+
+def _check_files(settings: Settings, model: ModelRef) -> None:
+    """Raise UserError if a local model folder or held-out file is unusable."""
+    if model.kind == "folder":
+        weights.check_whole(Path(model.location))
+    if settings.evaluation.dataset and sources.kind_of(settings.evaluation.dataset) == "path":
+        for _ in read_samples(settings, sources.local(settings.evaluation.dataset)):
+            pass
+
+
+def check_matches(plan: Plan | None, settings: Settings) -> Plan:
+    """Return the plan that a run was launched with; raise UserError if the settings describe another job."""
+    if plan is None:
+        raise UserError("This run has no plan.", "Start it with `run`, or redeploy the flow.")
+    planned = (plan.model, plan.method, plan.engine)
+    requested = (settings.model, settings.method, settings.engine)
+    differs = any(a not in ("auto", p) for a, p in zip(requested[1:], planned[1:], strict=True))
+    if differs or settings.global_batch_size not in (None, plan.layout.global_batch_size):
+        raise UserError(
+            f"This deployment was planned for {planned}, batch {plan.layout.global_batch_size}; "
+            f"the run requests {requested}, batch {settings.global_batch_size}.",
+            "Redeploy the flow with these values: a deployment's resources are fixed.",
+        )
+    return plan
+
+
+def count_rows(settings: Settings) -> int | None:
+    """Count the training rows of local data, refusing malformed data; None if unknown.
+
+    Rows of plain text are known only after tokenization, batches of images only after bucketing.
+    """
+    names = mixture.names(settings)
+    counts = [
+        sum(1 for _ in read_samples(settings, sources.fetch(name, Path())))
+        for name in names
+        if sources.kind_of(name) == "path"
+    ]
+    if len(counts) < len(names) or settings.task == "pretrain" or TASKS[settings.task].images:
+        return None
+    import numpy as np  # imported here: the flow's other processes do not need it
+
+    from launchers.dataset import prepare
+
+    held_out = prepare.held_out_rows(sum(counts), settings)
+    origins = np.delete(np.repeat(np.arange(len(counts)), counts), held_out)
+    return len(mixture.weighted_places(origins, settings))
+
+
+def count_steps(settings: Settings, spec: ModelSpec, rows: int | None) -> int | None:
+    """Count the optimizer steps on ``rows`` data rows, refusing fewer than one batch; None if unknown.
+
+    For a token budget: the number of steps if all sequences were full.
+    """
+    if settings.tokens is not None:  # full sequences, as the planner counts a step's tokens
+        sequences = settings.batch_size * (2 if settings.trains_on_pairs else 1)
+        return -(-settings.tokens // (sequences * settings.sequence_length(spec)))
+    if rows is None:
+        return settings.max_steps
+    from launchers.dataset import prepare
+
+    prepare.check_batch(
+        rows, "pairs to train on" if settings.trains_on_pairs else "rows to train on", settings
+    )
+    return settings.steps_of(rows)
+
+
+def _with_sharding_options(
+    settings: Settings, names: tuple[LaunchedEngine, ...]
+) -> tuple[LaunchedEngine, ...]:
+    """Return the engines that have the sharding options which these settings use; all if none has them."""
+    used = [name for name in ("zero", "fsdp") if getattr(settings, name) != type(getattr(settings, name))()]
+    return tuple(name for name in names if {*used} <= {ENGINES[name].sharding_options}) or names
+
+
+def build_job(settings: Settings, spec: ModelSpec, steps: int | None, *, installed: bool = False) -> Job:
+    """Build the planner's Job from the settings.
+
+    ``installed``: consider only installed engines for engine ``auto``.
+    """
+    checkpointing = settings.activation_checkpointing
+    stage = settings.zero.stage
+    seq_len = settings.sequence_length(spec)
+    engine: RequestedEngine = settings.engine
+    if engine == "auto" and settings.engine_options:  # raw options belong to one engine
+        engine = checks.first_supported_engine(settings, spec)
+    return Job(
+        model=_trained_spec(spec, settings),
+        method=settings.method,
+        engine=engine,
+        engines=_with_sharding_options(
+            settings, checks.installed_engines() if installed else LAUNCHED_ENGINES
+        ),
+        task=settings.task,
+        seq_len=seq_len,
+        global_batch_size=settings.batch_size,
+        batch_multiple=settings.batch_multiple if settings.global_batch_size is None else None,
+        micro_batch_size=settings.micro_batch_size,
+        optimizer=settings.optimizer.name,
+        optimizer_in_backward=settings.optimizer.in_backward,
+        precision=settings.precision,
+        fp8=settings.fp8,
+        average=settings.images.ema_decay is not None,
+        activation_checkpointing=None if checkpointing == "auto" else checkpointing,
+        recompute=settings.recompute.what,
+        recompute_every=settings.recompute.every,
+        lora_rank=settings.lora.rank,
+        lora_targets=spec.all_linear if settings.lora.all_linear else tuple(settings.lora.targets),
+        rslora=settings.lora.rslora,
+        lora_experts=settings.lora.experts,
+        quantization=settings.lora.quantization,
+        trained_modules=settings.trained_modules,
+        new_tokens=len(settings.new_tokens),
+        adapter_prompt_length=settings.adapter.prompt_length,
+        adapter_start_layer=settings.adapter.start_layer,
+        packing=settings.packing,
+        longest_first=settings.longest_first,
+        expandable_segments=settings.expandable_segments,
+        compile=settings.compile,
+        liger=settings.liger,
+        vision=settings.vision,
+        zero_stage=None if stage == "auto" else stage,
+        fsdp_sharding=None if settings.fsdp.sharding == "auto" else settings.fsdp.sharding,
+        replicas=None if settings.fsdp.replicas == "auto" else settings.fsdp.replicas,
+        offload="cpu" if "cpu" in (settings.zero.offload, settings.fsdp.offload) else "none",
+        steps=steps,
+        evaluated_sequences=_evaluated_sequences(settings, steps),
+        adapter_only=settings.export.adapter_only,
+        **_generation_fields(settings, seq_len),
+    )
+
+
+def _trained_spec(spec: ModelSpec, settings: Settings) -> ModelSpec:
+    """Return the model with the trained text encoders or new tokens that the settings add."""
+    if isinstance(spec, DiffusionSpec):
+        return spec.with_trained_texts() if settings.images.text_encoders else spec
+    return spec.with_tokens(len(settings.new_tokens))
+
+
+def _evaluated_sequences(settings: Settings, steps: int | None) -> int:
+    """Upper bound on held-out sequences that are evaluated during training.
+
+    0 if unknown in advance: evaluation by minutes, or a run of unknown length.
+    """
+    every = settings.evaluation.every_steps
+    if every is None or steps is None:
+        return 0
+    return -(-steps // every) * MAX_ROWS * (2 if settings.trains_on_pairs else 1)
+
+
+def _generation_fields(settings: Settings, seq_len: int) -> dict[str, Any]:
+    """Return the fields of Job for sampling and comparing answers in a step; empty for other tasks."""
+    if not TASKS[settings.task].draws_answers:
+        return {}
+    return {
+        "answer_len": settings.rl.answer_tokens(seq_len),
+        "compares": None if settings.rl.beta == "auto" else settings.rl.beta > 0,
+        "reward_parameters": _reward_parameters(settings.rl.reward),
+    }
+
+
+def _reward_parameters(reward: str | None) -> int:
+    """Count the parameters of the reward model; 0 if a function scores."""
+    if reward is None or scorer_of(reward).function is not None:
+        return 0
+    return models.resolve(reward, online=True).spec.parameters
+
+
+def apply_resources(settings: Settings, target: Target) -> Target:
+    """Overlay ``target`` with the nodes and GPUs that the settings request."""
+    resources = settings.resources
+    return dataclasses.replace(
+        target,
+        nodes=resources.nodes if resources.nodes is not None else target.nodes,
+        gpus=resources.gpus,
+        gpu=resources.gpu,
+        instance_type=resources.instance_type,
+        cloud=resources.cloud,
+        device=resources.device,
+        capacity=resources.capacity,
+    )
+
+
+def summarise_plan(plan: Plan) -> str:
+    """Summarize the plan in one line for the log of a task."""
+    layout, memory = plan.layout, plan.prediction.memory
+    machine = f"{plan.request.gpus_per_node}x {plan.request.gpu_type}" if plan.request.gpu_type else "CPU"
+    return (
+        f"plan: {plan.model}, {plan.method} with {plan.engine}, {layout.nodes} node(s) of {machine}, "
+        f"{layout.sharding}, micro batch {layout.micro_batch_size} x {layout.accumulation}, "
+        f"memory of a process {memory.describe()}"
+    )
+
+
+def read_data(
+    settings: Settings, folder: Path, *, fetch: Callable[[str, Path], Path] = sources.fetch
+) -> tuple[StoredRows, StoredRows | None]:
+    """Read and check the training rows, and those of a separate held-out file, into ``folder``/rows.
+
+    ``fetch(name, folder)`` downloads a dataset into a folder and returns the file's path.
+    """
+    shutil.rmtree(
+        folder / "rows", ignore_errors=True
+    )  # may be left by an earlier attempt with other settings
+    with stored.Writer(folder / "rows" / "train") as writer:
+        for number, name in enumerate(mixture.names(settings)):
+            path = fetch(name, folder / (f"mixture-{number}" if number else "dataset"))
+            before = len(writer)
+            for sample in _samples_of(settings, name, path):
+                writer.add(sample.of_source(number) if number else sample)
+            print(f"{name}: {len(writer) - before:,} rows, all well-formed", flush=True)
+    if settings.evaluation.dataset:
+        with stored.Writer(folder / "rows" / "held-out") as writer:
+            path = fetch(settings.evaluation.dataset, folder / "held_out")
+            for sample in _samples_of(settings, settings.evaluation.dataset, path):
+                writer.add(sample)
+    return stored_data(folder / "rows")
+
+
+def stored_data(folder: Path) -> tuple[StoredRows, StoredRows | None]:
+    """Open the rows that :func:`read_data` has written."""
+    held_out = folder / "held-out"
+    return StoredRows(folder / "train"), StoredRows(held_out) if held_out.is_dir() else None
+
+
+def read_samples(settings: Settings, path: Path, *, fetches: bool = False) -> Iterator[Sample]:
+    """Iterate over a file's rows in the task's form: conversations, pairs, judged answers, prompts, texts.
+
+    ``fetches``: download images that rows refer to by URL; otherwise these are left unread. Raises UserError
+    before the first row or after the last one.
+    """
+    columns = settings.columns
+    if settings.task == "pretrain":
+        return texts.read(path, columns)
+    if TASKS[settings.task].images:
+        return pictures.read(path, min_side=runs.min_side(settings), columns=columns)
+    if texts.is_text_file(path):
+        raise UserError(
+            f"Dataset {path} is plain text, which task {settings.task} does not support.",
+            ("Use ", Change("task", "pretrain"), ", or a JSONL dataset."),
+        )
+    if TASKS[settings.task].judged:
+        return preferences.read_judged(path, columns)
+    if TASKS[settings.task].draws_answers:
+        return prompts.read(path, columns)
+    if settings.trains_on_pairs:
+        return preferences.read(path, columns)
+    images = None
+    if settings.vision is not None:
+        images = attached.Reader(folder=path if path.is_dir() else path.parent, fetches=fetches)
+    return rows.read(path, columns, images)
+
+
+def _samples_of(settings: Settings, name: str, path: Path) -> Iterator[Sample]:
+    """Iterate over the rows of a dataset in the task's form, converting the chats of built-in datasets."""
+    if sources.kind_of(name) != "built-in" or TASKS[settings.task].images:
+        return read_samples(settings, path, fetches=True)
+    chats = rows.read(path)
+    if settings.task == "pretrain":
+        return texts.from_conversations(chats)
+    if TASKS[settings.task].judged:
+        return preferences.judged_from(preferences.from_conversations(chats))
+    return preferences.from_conversations(chats) if settings.trains_on_pairs else chats
+
+
+def fetch_weights(model: ModelSource, folder: Path, *, rewards: bool = False) -> Path:
+    """Fetch the complete files of one model to this machine (:func:`launchers.models.weights.fetch`).
+
+    Checks that they match config.json where transformers is installed, as it is where runs train.
+    ``rewards``: the model is a reward model.
+    """
+    path = weights.fetch(model, folder)
+    is_pipeline = isinstance(model, ModelRef) and isinstance(model.spec, DiffusionSpec)
+    if model.kind != "made" and not is_pipeline and importlib.util.find_spec("transformers") is not None:
+        check_fits(path, rewards=rewards)
+    if isinstance(model, ModelRef) and untried.is_untried(model.spec.family):
+        parameters = sum(map(math.prod, tensor_shapes(path).values()))
+        print(
+            f"{model.name}: {parameters / 1e9:.2f} B parameters in its files; the plan counted "
+            f"{model.spec.parameters / 1e9:.2f} B (untested model family)",
+            flush=True,
+        )
+    return path
+
+
+def tokenise(
+    samples: Sequence[Sample],
+    held_out: Sequence[Sample] | None,
+    settings: RunConfig,
+    model_dir: Path,
+    folder: Path,
+) -> PreparedInfo:
+    """Write the tokenized data into ``folder``, once for all ranks, and print a sample row.
+
+    ``held_out``: rows of a separate held-out dataset; None: hold out a part of ``samples``. ``model_dir``
+    needs only the configuration and the tokenizer.
+    """
+    if TASKS[settings.task].images:
+        info = runs.prepare(samples, held_out, settings, folder)
+        _warn_short_run(settings, info.total_steps)
+        return info
+    print(f"tokenizing {len(samples):,} rows with the tokenizer of {settings.model}", flush=True)
+    from launchers.dataset import prepare, render
+
+    train, split_off = prepare.split(samples, settings)
+    if settings.mixture:
+        train = mixture.weighted(train, settings)
+        print(mixture.summary(train, settings))
+    info = prepare.prepare(train, model_dir, settings, settings.seq_len, folder, held_out or split_off)
+    print(prepare.summary(info, " + ".join(mixture.names(settings))))
+    _warn_short_run(settings, info.total_steps)
+    checks.check_window(settings, info.total_steps)
+    checks.check_evaluations(settings, info.total_steps)
+    if settings.evaluation.in_training and not (folder / "heldout").is_dir():
+        raise UserError(
+            "evaluation.every_steps: no rows are held out for evaluation during training.",
+            "Set evaluation.dataset, or provide more rows.",
+        )
+    if settings.tokens is not None:
+        trained = sum(tokens_of_steps(Prepared(folder)))
+        print(
+            f"token budget of {settings.tokens:,}: {info.total_steps:,} steps, {trained:,} tokens, "
+            f"{trained / info.tokens:.2f} epochs of the data"
+        )
+    tokenizer = render.load_tokenizer(model_dir, settings)
+    print(prepare.sample_view(Prepared(folder), tokenizer), flush=True)
+    return info
+
+
+def short_run_warning(settings: Settings, total_steps: int) -> str | None:
+    """Return a warning if the run ends within its warm-up, whose first step has learning rate 0; or None."""
+    warmup = warmup_steps(settings.schedule, total_steps)
+    if total_steps > warmup:
+        return None
+    if total_steps == 1:
+        return (
+            "WARNING: the run has one step, and the warm-up starts at learning rate 0: nothing is learned; "
+            "add rows or epochs, or set schedule.warmup_steps 0"
+        )
+    return (
+        f"WARNING: the warm-up takes {warmup:,} steps, the run {total_steps:,}: the learning rate does not "
+        "reach its peak"
+    )
+
+
+def _warn_short_run(settings: Settings, total_steps: int) -> None:
+    warning = short_run_warning(settings, total_steps)
+    if warning is not None:
+        print(warning)

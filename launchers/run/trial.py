@@ -1,0 +1,227 @@
+"""Trial of the best plans: a few real steps on the run's machines before the run; the fastest plan is used.
+
+A predicted speed is accurate to about 20 %, so another of the best plans may be faster. All nodes run the
+same trials in the same order; the first node stores its decision in the run's store, where the other nodes
+and later attempts read it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from estimator.errors import Change, UserError
+from estimator.formatting import format_bytes
+from estimator.plan import Counted, Plan
+from estimator.planning.trials import trial_plans
+from launchers.cluster.endpoint import NodeAddress
+from launchers.dataset.prepared import Prepared
+from launchers.gang.failures import Failure, GangFailed
+from launchers.gang.job import TrainJob
+from launchers.gang.node import run_node
+from launchers.report.metrics import median, tokens_of_steps
+from launchers.report.peak import MemoryPeak, largest_process
+from launchers.report.state import RankMeasured, RunState
+from launchers.run import preparation
+from launchers.settings.sections import ProfileWindow
+from launchers.store.bundles import Storage
+
+# Steps before the measured ones: the first creates the optimizer's states and loads kernels, the second is
+# the first to reach the memory peak.
+WARM_UP = 2
+DECISION_S = 600.0  # time limit for the first node's decision after the trials
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialResult:
+    """Result of one plan's trial."""
+
+    plan: Plan
+    steps: int  # number of measured steps; 0: the trial failed
+    tokens_per_second: float | None  # median of the measured steps, over all processes
+    ranks: tuple[RankMeasured, ...]  # ranks of the first node
+    failure: str | None = None  # first line of the error
+    out_of_memory: bool = False
+
+    @property
+    def memory_peak(self) -> MemoryPeak | None:
+        """Peak of the largest process: torch's reserved memory on GPUs, resident memory on CPUs."""
+        return largest_process(
+            (rank.reserved_peak_bytes for rank in self.ranks), (rank.rss_peak_bytes for rank in self.ranks)
+        )
+
+    @property
+    def predicted_memory(self) -> Counted | None:
+        """Prediction for :attr:`memory_peak`, also available if the trial failed without one."""
+        on_gpu = self.plan.layout.device == "cuda"
+        return self.plan.prediction.memory.counted("reserved" if on_gpu else "resident")
+
+    def to_dict(self) -> dict[str, object]:
+        """Convert to JSON-compatible values."""
+        return {**dataclasses.asdict(self), "plan": self.plan.to_json()}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, object]) -> TrialResult:
+        """Restore a result from :meth:`to_dict`."""
+        ranks = tuple(RankMeasured(**rank) for rank in values["ranks"])  # type: ignore[attr-defined]
+        plan = Plan.from_json(str(values["plan"]))
+        return cls(**{**values, "plan": plan, "ranks": ranks})  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """Chosen plan and results of a run's trials."""
+
+    plan: Plan
+    results: tuple[TrialResult, ...]  # in trial order, the launched plan first
+
+
+def find_decision(store: Storage, prefix: str) -> Decision | None:
+    """Return the decision of an earlier attempt or of the first node; None if not yet available."""
+    try:
+        values = json.loads(store.get_bytes(_key(prefix)))
+    except FileNotFoundError:
+        return None
+    results = tuple(TrialResult.from_dict(result) for result in values["results"])
+    return Decision(plan=Plan.from_json(values["plan"]), results=results)
+
+
+def run_trials(
+    job: TrainJob,
+    address: NodeAddress,
+    store: Storage,
+    prefix: str,
+    *,
+    on_result: Callable[[TrialResult], None] = lambda _: None,
+) -> Decision:
+    """Try the best plans on this run's machines and choose one; called on every node.
+
+    Parameters
+    ----------
+    job:
+        The job as launched, from its first step; ``job.settings.trial`` is the number of measured steps.
+    prefix:
+        Key prefix of the decision in the store.
+    on_result:
+        Called with each trial's result on the first node.
+
+    Raises
+    ------
+    UserError, SystemExit
+        As :func:`launchers.gang.node.run_node` does; also if every plan failed for a reason other than
+        memory.
+    GangFailed
+        If every plan ran out of memory: a retry then uses one that needs less.
+    """
+    planned = preparation.build_job(job.settings, job.model.spec, steps=None)
+    plans = trial_plans(job.plan, planned)
+    tokens, results, error = tokens_of_steps(Prepared(job.data_dir)), list[TrialResult](), None
+    steps = min(WARM_UP + job.settings.trial, job.total_steps)
+    for number, plan in enumerate(plans, 1):
+        trial = replace(
+            job,
+            plan=plan,
+            settings=job.settings.model_copy(update={"checkpoint_every": 0, "profile": ProfileWindow()}),
+            work_dir=job.work_dir.with_name(f"trial-{number}"),
+            total_steps=steps,
+            keeps_result=False,
+        )
+        _say(address, f"trial {number} of {len(plans)}: {describe_layout(plan)}, {steps} steps")
+        state = RunState(plan, tokens_of_steps=tokens)
+        # A separate run name, so that a node that starts early cannot join the gang that is just ending
+        trial_address = replace(address, run=f"{address.run}/trial-{number}")
+        try:
+            run_node(trial, trial_address, on_event=state.add)
+        except GangFailed as failed:
+            error = failed
+            results.append(_result(state, plan, failed.failure))
+        else:
+            results.append(_result(state, plan))
+        finally:
+            shutil.rmtree(trial.work_dir, ignore_errors=True)
+        _say(address, f"  {describe_result(results[-1])}")
+        if address.node == 0:
+            on_result(results[-1])
+    if address.node != 0:
+        return _await_decision(store, prefix)
+    succeeded = [result for result in results if result.failure is None]
+    if not succeeded and error is not None:
+        raise error
+    fastest = max(succeeded, key=lambda result: result.tokens_per_second or 0.0)
+    decision = Decision(plan=fastest.plan, results=tuple(results))
+    _store_decision(store, prefix, decision)
+    _say(address, f"fastest: {describe_layout(decision.plan)}")
+    return decision
+
+
+def _store_decision(store: Storage, prefix: str, decision: Decision) -> None:
+    results = [result.to_dict() for result in decision.results]
+    values = {"plan": decision.plan.to_json(), "results": results}
+    store.put_bytes(_key(prefix), json.dumps(values).encode())
+
+
+def _await_decision(store: Storage, prefix: str) -> Decision:
+    deadline = time.monotonic() + DECISION_S
+    while time.monotonic() < deadline:
+        decision = find_decision(store, prefix)
+        if decision is not None:
+            return decision
+        time.sleep(1)
+    raise UserError(
+        f"The first node has not chosen one of the tried plans within {DECISION_S:.0f} s.",
+        ("See its log, or run without ", Change("trial"), "."),
+    )
+
+
+def describe_layout(plan: Plan) -> str:
+    """Format the part of the layout in which tried plans differ."""
+    layout = plan.layout
+    checkpointing = "checkpointing" if layout.activation_checkpointing else "no checkpointing"
+    sharding = "" if layout.sharding == "none" else f"{layout.sharding}, "
+    return f"{sharding}micro batch {layout.micro_batch_size} x {layout.accumulation}, {checkpointing}"
+
+
+def describe_result(result: TrialResult) -> str:
+    """Format a trial's measurements and predictions in one line."""
+    memory, peak = result.predicted_memory, result.memory_peak
+    source = " reserved by torch" if result.plan.layout.device == "cuda" else ""
+    predicted = (
+        f"predicted {_rate(result.plan.prediction.tokens_per_second)}, "
+        f"memory {format_bytes(memory.likely_bytes if memory else None)}{source}"
+    )
+    if result.out_of_memory:
+        return f"{predicted}; ran out of memory"
+    if result.failure is not None:
+        return f"{predicted}; failed: {result.failure}"
+    measured = format_bytes(peak.size_bytes if peak else None)
+    return f"{predicted}; measured {_rate(result.tokens_per_second)}, memory {measured}"
+
+
+def _rate(tokens_per_second: float | None) -> str:
+    return "unknown speed" if tokens_per_second is None else f"{tokens_per_second:,.0f} tokens/s"
+
+
+def _say(address: NodeAddress, line: str) -> None:
+    if address.node == 0:
+        print(line, flush=True)
+
+
+def _key(prefix: str) -> str:
+    return f"{prefix}/trial.json"
+
+
+def _result(state: RunState, plan: Plan, failure: Failure | None = None) -> TrialResult:
+    """Result of one plan's trial from the telemetry of its steps."""
+    rates = [each.tokens_per_second for each in state.metrics if each.step > WARM_UP]
+    return TrialResult(
+        plan=plan,
+        steps=0 if failure else len(rates),
+        tokens_per_second=None if failure else median(rates),
+        ranks=state.ranks,
+        failure=failure.message.splitlines()[0] if failure else None,
+        out_of_memory=failure is not None and failure.out_of_memory,
+    )

@@ -1,0 +1,118 @@
+"""One rank of a job: ``python -m launchers.run.worker JOB_FILE [--engine MODULE:CLASS]`` runs its engine.
+
+Writes into the work folder, for the node's task: ``ranks/rank-NNNNN.json`` (its pid) at the start,
+``ranks/rank-NNNNN.done`` after successful training, ``errors/rank-NNNNN.json`` after a failure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import shutil
+import socket
+import sys
+import time
+import traceback
+from importlib import import_module
+from pathlib import Path
+
+from estimator import logs
+from estimator.errors import UserError
+from launchers import engines
+from launchers.base.workdir import NO_SPACE, file_of_error, is_caused_by_full_disk
+from launchers.cluster.processes import PARENT, die_with_parent
+from launchers.gang.job import TrainJob
+from launchers.gang.rank import RankEnv, write_error
+from launchers.gang.script_job import ScriptJob, is_script
+
+_RESERVE_BYTES = 256 * 1024
+
+
+def main() -> None:
+    """Entry point of a rank."""
+    die_with_parent(int(os.environ[PARENT]))
+    logs.setup()
+    parser = argparse.ArgumentParser(prog="launchers.run.worker")
+    parser.add_argument("job_file", type=Path)
+    parser.add_argument("--engine", help="MODULE:CLASS instead of the job's engine")
+    arguments = parser.parse_args()
+    env = RankEnv.read()
+    work_dir = arguments.job_file.parent
+    ranks, errors = work_dir / "ranks", work_dir / "errors"
+    errors.mkdir(parents=True, exist_ok=True)
+    reserve = errors / f"rank-{env.rank:05d}.reserve"  # freed to write the error on a full disk
+    try:
+        _announce(ranks, env.rank)
+        _link_logs(work_dir / "logs", env.rank)
+        reserve.write_bytes(os.urandom(_RESERVE_BYTES))
+        if is_script(arguments.job_file):
+            ScriptJob.load(arguments.job_file).run()
+        else:
+            job = TrainJob.load(arguments.job_file)
+            _engine(arguments.engine, job).train(job)
+        (ranks / f"rank-{env.rank:05d}.done").write_text(json.dumps({"at": time.time()}))
+    except BaseException as error:  # noqa: BLE001 the process ends here, whatever it was
+        reserve.unlink(missing_ok=True)
+        _fail(work_dir, env.rank, error)
+    # Exits without the interpreter's teardown: a crash in a library's destructor must not turn a finished
+    # rank into a failed one while other ranks still save.
+    reserve.unlink(missing_ok=True)
+    _exit(0)
+
+
+def _engine(name: str | None, job: TrainJob) -> engines.Engine:
+    if name is None:
+        return engines.get(job.plan.engine)
+    module, _, attribute = name.partition(":")
+    engine: engines.Engine = getattr(import_module(module), attribute)()
+    return engine
+
+
+def _announce(ranks: Path, rank: int) -> None:
+    ranks.mkdir(parents=True, exist_ok=True)
+    temporary = ranks / f"rank-{rank:05d}.tmp"
+    temporary.write_text(json.dumps({"pid": os.getpid(), "at": time.time()}))
+    temporary.rename(ranks / f"rank-{rank:05d}.json")
+
+
+def _link_logs(logs: Path, rank: int) -> None:
+    """Link logs/rank-NNNNN.out and .err to torchrun's log files, whose names are random."""
+    for descriptor, suffix in ((1, "out"), (2, "err")):
+        target = str(Path(f"/proc/self/fd/{descriptor}").readlink())
+        link = logs / f"rank-{rank:05d}.{suffix}"
+        if target.startswith(str(logs.resolve())):
+            link.unlink(missing_ok=True)
+            link.symlink_to(os.path.relpath(target, logs.resolve()))
+
+
+def _fail(work_dir: Path, rank: int, error: BaseException) -> None:
+    if isinstance(error, SystemExit) and error.code in (0, None):
+        error = RuntimeError("the engine called sys.exit() before the end of training")
+    traceback.print_exception(error, file=sys.stderr)
+    if is_caused_by_full_disk(error, work_dir):
+        _remove_unfinished(work_dir / "checkpoints")
+        where = file_of_error(error, work_dir)
+        problem = f"{NO_SPACE} on {socket.gethostname()} for {where}, written by rank {rank}."
+        error = UserError(problem, "Request a larger disk, or free some space there.")
+    write_error(work_dir / "errors", rank, error)
+    _exit(1)
+
+
+def _exit(code: int) -> None:
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _remove_unfinished(checkpoints: Path) -> None:
+    """Remove checkpoints of which no rank has finished its part, such as one interrupted by a full disk."""
+    for folder in checkpoints.glob("step-*"):
+        if not any(folder.glob("rank-*.json")):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

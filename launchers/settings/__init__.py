@@ -1,0 +1,618 @@
+"""Settings of a run with their defaults; the target of the YAML file, the flags and ``--set``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import yaml
+from pydantic import (
+    BaseModel,
+    Field,
+    ValidationError,
+    model_validator,
+)
+from pydantic.fields import FieldInfo
+
+from estimator.changes import meant_by
+from estimator.errors import UserError
+from estimator.formatting import format_list
+from estimator.job import DEFAULT_BATCH, nearest_multiple
+from estimator.models import DiffusionSpec, ModelSpec
+from estimator.models.diffusion import positions_of
+from estimator.names import did_you_mean
+from estimator.setup import default_seq_len
+from estimator.vocabulary import (
+    AUTOMATIC_METHODS,
+    LAUNCHED_METHODS,
+    METHODS,
+    TASKS,
+    LaunchedEngine,
+    LaunchedFp8,
+    RequestedMethod,
+    RequestedPrecision,
+    Task,
+    Vision,
+)
+from launchers.settings import deepspeed_file
+from launchers.settings.handover_sections import Export, Harness
+from launchers.settings.image_sections import Images
+from launchers.settings.sections import (
+    Adapter,
+    Auto,
+    Columns,
+    Evaluation,
+    Fsdp,
+    Lora,
+    NonNegative,
+    NotEmpty,
+    Optimizer,
+    Positive,
+    PositiveFloat,
+    Preference,
+    ProfileWindow,
+    Recompute,
+    Rejection,
+    Resources,
+    Rl,
+    Schedule,
+    Section,
+    Tokens,
+    Weight,
+    Zero,
+)
+
+SCHEMA_FILE = Path(__file__).with_name("settings.schema.json")
+
+_METHODS_HELP = (
+    "Training method. "
+    + " ".join(f"{name}: {METHODS[name].description}." for name in LAUNCHED_METHODS)
+    + f" auto: the first of {format_list(AUTOMATIC_METHODS)} that fits."
+)
+
+
+class Settings(Section):
+    """All settings of a run. Unknown names are refused."""
+
+    model: str = Field(default="tiny-llama", min_length=1)
+    """Model: a name from the model table, a Hugging Face id, s3://bucket/path or a local directory."""
+    method: RequestedMethod = Field(default="auto", description=_METHODS_HELP)
+    task: Task = "sft"
+    """Training task. sft: supervised fine-tuning on answers. pretrain: plain text. dpo, orpo, simpo:
+    preferences from pairs of a better and a worse answer, dpo with a reference model, the others without.
+    kto: preferences from single answers marked good or bad. reward: a reward model. grpo: reinforcement
+    learning on sampled answers (`rl`). text-to-image: images from captions (`images`)."""
+    engine: LaunchedEngine | Auto = "auto"
+    """Training engine. auto: of those that support the job the best by predicted price and speed; within 20 %
+    the simpler."""
+    dataset: str = Field(default="support-tickets", min_length=1)
+    """Dataset: JSONL, JSON, CSV or Parquet with chat messages, instruction/response pairs or text;
+    preference pairs for preference tasks; text (also .txt) for pretrain. A local path, a folder of
+    save_to_disk, s3://, a Hugging Face id, support-tickets (generated: messages and the JSON record of
+    each), or python-docs (generated: the documentation of the running Python). NAME#SPLIT selects a split."""
+    mixture: dict[str, Weight] = Field(default_factory=dict)
+    """Additional datasets with weights: how often one epoch repeats the rows of each. 2: twice; 0.5: a random
+    half."""
+    columns: Columns = Field(default_factory=dict)
+    """Names of the dataset's columns by the key that they stand for: `prompt=question,response=answer`, or a
+    mapping. For all datasets of the run; rows without such a column are read as they are."""
+    seq_len: Positive | None = None
+    """Maximum sequence length in tokens; longer rows are truncated, or split for pretrain. Empty: 2048
+    (tiny-llama: 256), or the model's limit if lower."""
+    vision: Vision | None = None
+    """Train a vision-language model on rows with images (task sft). frozen: the vision tower is not trained;
+    the projector is with method full. lora: adapters in the tower, too. full: the tower is trained in full.
+    Empty: frozen if the rows of a local dataset have images and the model sees them, else text alone."""
+    packing: bool = False
+    """Pack several short rows into one sequence (attention stays within each row)."""
+    group_by_length: bool = False
+    """Group rows of similar length into a batch to reduce padding. Rows move by at most 50 steps; the order
+    of the batches stays random."""
+    longest_first: bool = True
+    """Start the first epoch with the longest rows, so that memory is reserved once, and a run that does
+    not fit fails in its first step. Packed rows keep their order."""
+    expandable_segments: bool = True
+    """On NVIDIA GPUs add expandable_segments:True to PYTORCH_CUDA_ALLOC_CONF, unless that variable sets
+    it; freed memory can then be reused by batches of other lengths."""
+    neftune_alpha: PositiveFloat | None = None
+    """NEFTune: noise on the embeddings in training, at most this value over the square root of a
+    document's tokens times dimensions; the authors use 5, 10 or 15 (tasks sft and pretrain). Empty: none."""
+    trial: NonNegative = 0
+    """Number of steps for which the three best plans are tried on the run's machines before training; the
+    fastest is used. 0: use the best predicted plan."""
+    train_on_prompt: bool = False
+    """Include the prompt's tokens in the loss."""
+    chat_template: str | None = None
+    """Jinja chat template that replaces the tokenizer's."""
+    new_tokens: tuple[NotEmpty, ...] = ()
+    """Tokens to add to the tokenizer. Their embeddings start as the mean of all embeddings; embedding and
+    head are then trained in full next to adapters. Needs deepspeed or fsdp2."""
+    epochs: Positive | None = None
+    """Passes over the data. Empty: 1, or as many as `max_steps` needs."""
+    max_steps: Positive | None = None
+    """Stop after this many optimizer steps. Without `epochs` the data is repeated as often as they need."""
+    tokens: Tokens | None = None
+    """Stop after this many training tokens (20000, 300M, 1B), without padding. The data is repeated as often
+    as needed. Instead of `epochs` and `max_steps`."""
+    global_batch_size: Positive | None = None
+    """Sequences per optimizer step, summed over all GPUs. Empty: 16, or the nearest number that the GPUs and
+    the data can make up."""
+    micro_batch_size: Positive | None = None
+    """Sequences per GPU and forward pass. Empty: the largest that fits."""
+    precision: RequestedPrecision = "auto"
+    """Training precision. auto: fp32 on CPUs; on GPUs bf16 with torchtune, bf16 with fp32 master weights
+    with the other engines."""
+    fp8: LaunchedFp8 = "none"
+    """Matrix products in float8, with one scale per tensor or per row (fsdp2)."""
+    activation_checkpointing: bool | Auto = "auto"
+    """Recompute activations in the backward pass. auto: only if memory requires it."""
+    recompute: Recompute = Recompute()
+    """Activations that activation checkpointing recomputes."""
+    compile: bool = False
+    """torch.compile the model's blocks (torchtune, fsdp2)."""
+    liger: bool = False
+    """Use Liger-Kernel's kernels for norms, MLPs, rotary embeddings and the loss, which avoids
+    materializing the logits (deepspeed, fsdp2, on GPUs; needs the package liger-kernel). With `compile` or
+    `fp8`: for the loss only."""
+    clip_grad_norm: float | None = Field(default=1.0, gt=0)
+    """Maximum gradient norm. Empty: no clipping."""
+    seed: int = Field(default=0, ge=0, lt=2**32)
+    """Random seed of the data order and of the adapters' initial weights."""
+    optimizer: Optimizer = Optimizer()
+    """Optimizer and its constants."""
+    schedule: Schedule = Schedule()
+    """Learning rate schedule."""
+    lora: Lora = Lora()
+    """Adapters, for methods lora, qlora and dora."""
+    adapter: Adapter = Adapter()
+    """LLaMA-Adapters, for methods adapter-v1 and adapter-v2."""
+    preference: Preference = Preference()
+    """Losses of preference tasks (dpo, orpo, simpo, kto)."""
+    rl: Rl = Rl()
+    """Rewards of sampled answers, for task grpo."""
+    images: Images = Images()
+    """Images with captions, for task text-to-image."""
+    zero: Zero = Zero()
+    """Sharding with DeepSpeed."""
+    fsdp: Fsdp = Fsdp()
+    """Sharding with FSDP2."""
+    rejection: Rejection = Rejection()
+    """Rejection sampling: training on the model's sampled answers, for flows/rejection_flow.py."""
+    evaluation: Evaluation = Evaluation()
+    """Held-out data and sample answers."""
+    harness: Harness = Harness()
+    """Task metrics of base and finished model, by lm-evaluation-harness."""
+    export: Export = Export()
+    """Form and destination of the finished model."""
+    resources: Resources = Resources()
+    """Hardware; empty values are planned."""
+    checkpoint_every: int = Field(default=0, ge=0)
+    """Optimizer steps between checkpoints. 0: a tenth of the run, but at least 10 steps; on spot nodes
+    with a known interruption rate, the interval that loses the least time."""
+    keep_checkpoints: Positive = 2
+    """Number of newest checkpoints to keep."""
+    log_every: Positive | Auto = "auto"
+    """Optimizer steps between two log lines. auto: a tenth of the run, but at most one line per second and
+    at least one per minute. On a terminal, one line is updated in place."""
+    profile: ProfileWindow = ProfileWindow()
+    """Detailed time and memory profile of a few steps."""
+    tracker: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
+    """Experiment trackers that receive the metrics of every step."""
+    output_dir: str = Field(default="finetuned", min_length=1)
+    """Folder for finished models; local runs write to a subfolder named by the run's id."""
+    engine_options: dict[str, Any] = Field(default_factory=dict)
+    """Raw options that override the engine's configuration (torchtune YAML, DeepSpeed JSON)."""
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """Dotted names of settings that are set but do not apply to the task."""
+        unused = ["train_on_prompt"] if self.train_on_prompt and self.task != "sft" else []
+        if self.neftune_alpha is not None and not TASKS[self.task].next_token:
+            unused.append("neftune_alpha")
+        applicable = TASKS[self.task].preference_settings
+        for name, default in Preference():
+            if getattr(self.preference, name) != default and name not in applicable:
+                unused.append(f"preference.{name}")
+        if not TASKS[self.task].draws_answers:
+            unused += [f"rl.{name}" for name, default in Rl() if getattr(self.rl, name) != default]
+        if not TASKS[self.task].images:
+            unused += [f"images.{name}" for name, each in Images() if getattr(self.images, name) != each]
+        return tuple(unused)
+
+    @property
+    def unused_by_method(self) -> tuple[str, ...]:
+        """Dotted names of adapter settings that are set but do not apply to the method."""
+        if self.method == "auto":
+            return tuple(self._changed_adapter_settings())
+        method, unused = METHODS[self.method], []
+        if not method.low_rank:
+            unused = [f"lora.{name}" for name, default in Lora() if getattr(self.lora, name) != default]
+        elif not method.quantized and self.lora.quantization != Lora().quantization:
+            unused = ["lora.quantization"]
+        return (*unused, *(() if method.llama_adapter else self._changed_adapter_settings()))
+
+    def _changed_adapter_settings(self) -> list[str]:
+        return [f"adapter.{name}" for name, each in Adapter() if getattr(self.adapter, name) != each]
+
+    def sequence_length(self, spec: ModelSpec) -> int:
+        """Maximum sequence length in tokens; for images, latent positions of a square image."""
+        if isinstance(spec, DiffusionSpec):
+            return positions_of(self.images.resolution or spec.resolution)
+        return default_seq_len(spec) if self.seq_len is None else self.seq_len
+
+    @property
+    def batch_multiple(self) -> int:
+        """Number that the global batch is a multiple of: of grpo the answers to one prompt."""
+        return self.rl.group_size if TASKS[self.task].draws_answers else 1
+
+    @property
+    def batch_size(self) -> int:
+        """Sequences per optimizer step: the user's, else the default."""
+        return self.global_batch_size or nearest_multiple(DEFAULT_BATCH, self.batch_multiple)
+
+    @property
+    def rows_per_step(self) -> int:
+        """Data rows per optimizer step; for grpo prompts, each with a group of answers."""
+        return self.batch_size // self.batch_multiple
+
+    def steps_of(self, rows: int) -> int:
+        """Return the optimizer steps for this many rows: all epochs, at most ``max_steps``.
+
+        If the user sets ``max_steps`` alone, the rows are repeated until then.
+        """
+        if self.epochs is None and self.max_steps is not None:
+            return self.max_steps
+        steps = rows * (self.epochs or 1) // self.rows_per_step
+        return min(steps, self.max_steps or steps)
+
+    def fitted_to(self, rows: int | None) -> Settings:
+        """Return the settings with a default batch of at most ``rows``; None: their number is unknown."""
+        if self.global_batch_size is not None or not rows or rows >= self.rows_per_step:
+            return self
+        return self.model_copy(update={"global_batch_size": rows * self.batch_multiple})
+
+    @property
+    def trains_on_pairs(self) -> bool:
+        """Whether a data row is a chosen and a rejected answer to one prompt."""
+        return TASKS[self.task].pairs
+
+    def merges(self, method: str) -> bool:
+        """Whether ``method`` exports a complete model instead of a separate adapter."""
+        spec = METHODS[method]
+        separate = self.export.adapter_only or (method == "lora" and self.lora.experts)
+        return not spec.adapters or (spec.low_rank and not separate)
+
+    @property
+    def trained_modules(self) -> tuple[str, ...]:
+        """Modules trained in full next to LoRA adapters, including those that new tokens need."""
+        token_modules: tuple[str, ...] = ()
+        if self.new_tokens:  # the head of a reward model has no rows per token
+            token_modules = ("embed_tokens",) if self.task == "reward" else ("embed_tokens", "lm_head")
+        return tuple(dict.fromkeys((*self.lora.modules_to_save, *token_modules)))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _disable_clipping(cls, values: Any) -> Any:
+        """Disable clipping for an optimizer in the backward pass, which never has all gradients at once."""
+        optimizer = values.get("optimizer") if isinstance(values, dict) else None
+        if not (isinstance(optimizer, dict) and optimizer.get("in_backward") is True):
+            return values
+        if values.get("clip_grad_norm") is not None:
+            raise ValueError("clip_grad_norm does not work with optimizer.in_backward: remove one of them")
+        return {**values, "clip_grad_norm": None}
+
+    @model_validator(mode="after")
+    def _check(self) -> Settings:
+        if self.tokens is not None and (self.max_steps is not None or (self.epochs or 1) > 1):
+            other = "epochs" if self.max_steps is None else "max_steps"
+            raise ValueError(f"tokens and {other} both limit the training: set one of them")
+        if self.batch_size % self.batch_multiple:
+            raise ValueError(
+                f"global_batch_size {self.batch_size} (answers) must be a multiple of "
+                f"rl.group_size {self.rl.group_size}"
+            )
+        window = self.profile.window
+        if window is not None and self.max_steps is not None and window[1] > self.max_steps:
+            raise ValueError(f"profile.steps {self.profile.steps}: max_steps is {self.max_steps}")
+        every = self.evaluation.every_steps
+        if every is not None and self.max_steps is not None and every > self.max_steps:
+            raise ValueError(f"evaluation.every_steps {every}: max_steps is {self.max_steps}")
+        if TASKS[self.task].draws_answers and self.evaluation.in_training:
+            raise ValueError(
+                "evaluation.every_steps: grpo is evaluated only before and after the run; its mean reward is "
+                "logged every step"
+            )
+        if TASKS[self.task].draws_answers and self.tokens is not None:
+            raise ValueError(
+                "tokens: unknown in advance for grpo, which samples answers; set max_steps or epochs"
+            )
+        if self.group_by_length and self.packing:
+            raise ValueError(
+                "group_by_length and packing: packed sequences have no padding to reduce; remove one of them"
+            )
+        if self.dataset in self.mixture:
+            raise ValueError(
+                f"mixture contains {self.dataset}, which is already `dataset`: remove one of them"
+            )
+        return self
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """YAML loader that keeps 20:23 as text, which YAML 1.1 reads as a base-60 number."""
+
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+        tag = super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
+        number = tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+        if number and isinstance(value, str) and ":" in value and implicit != (False, False):
+            return "tag:yaml.org,2002:str"
+        return tag
+
+
+class _UniqueKeyLoader(_PlainLoader):
+    """YAML loader that refuses duplicate keys, of which YAML would silently use the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        line_of_key: dict[str, int] = {}
+        for key, _ in node.value:
+            line = key.start_mark.line + 1
+            if key.value in line_of_key:
+                raise UserError(
+                    f"The settings file has `{key.value}` twice, "
+                    f"in lines {line_of_key[key.value]} and {line}.",
+                    "Remove one of them.",
+                )
+            line_of_key[str(key.value)] = line
+        return super().construct_mapping(node, deep)
+
+
+# Settings that may name a file or folder which the run reads
+_INPUTS = (
+    "model",
+    "dataset",
+    "evaluation.dataset",
+    "rl.reward",
+    "rejection.score",
+    "zero.config",
+    "resources.pod_template",
+    "images.clip_model",
+)
+
+
+def parse_yaml(text: str, folder: Path = Path()) -> dict[str, Any]:
+    """Read a settings file's text and fill in the defaults; raises UserError naming the bad key.
+
+    ``folder`` holds the file. A relative path of an input (dataset, model, scorer) that exists in ``folder``
+    is replaced by its path from the working folder; any other stays relative to the working folder.
+    """
+    try:
+        values = _UniqueKeyLoader(text).get_single_data() or {}
+    except yaml.YAMLError as error:
+        raise UserError("The settings file is not YAML: " + " ".join(str(error).split())) from None
+    if not isinstance(values, dict):
+        raise UserError("The settings file must hold `key: value` lines at its top level.")
+    if folder != Path():
+        _resolve_inputs(values, folder)
+    return build(values).model_dump(mode="json")
+
+
+def _resolve_inputs(values: dict[str, Any], folder: Path) -> None:
+    """Replace, in place, the inputs of ``values`` that exist in ``folder`` by their paths there."""
+    for name in _INPUTS:
+        *sections, last = name.split(".")
+        section: Any = values
+        for part in sections:
+            section = section.get(part) if isinstance(section, dict) else None
+        if isinstance(section, dict) and isinstance(section.get(last), str):
+            section[last] = _path_from(folder, section[last])
+    if isinstance(values.get("mixture"), dict):
+        values["mixture"] = {
+            _path_from(folder, name) if isinstance(name, str) else name: weight
+            for name, weight in values["mixture"].items()
+        }
+    harness = values.get("harness")
+    if isinstance(harness, dict) and isinstance(harness.get("tasks"), list):
+        harness["tasks"] = [
+            _path_from(folder, task) if isinstance(task, str) else task for task in harness["tasks"]
+        ]
+
+
+def _path_from(folder: Path, value: str) -> str:
+    """``folder/value`` if that exists, else ``value``. A ``#split`` or ``:function`` may follow the path."""
+    names = {value, value.rpartition("#")[0], value.rpartition(":")[0]} - {""}
+    exists = any((folder / name).exists() for name in names if "\n" not in name)
+    return str(folder / value) if exists and not Path(value).is_absolute() else value
+
+
+def build(
+    values: Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    flags: Mapping[str, Any] | None = None,
+) -> Settings:
+    """Build settings from a (nested) mapping, then ``flags`` by dotted name, then ``a.b=value`` overrides.
+
+    Later ones win. Raises UserError that lists every invalid key or value.
+    """
+    merged: dict[str, Any] = json.loads(json.dumps(values, default=str))  # converts YAML dates to text
+    merged = overlay(_pop_deepspeed_file(merged), merged)
+    user_values: dict[str, Any] = {}
+    for name, value in (flags or {}).items():
+        _assign(user_values, name.split("."), value)
+    for override in overrides:
+        name, separator, text = override.partition("=")
+        if not (separator and name.strip()):
+            missing = "the name before `=` is missing" if separator else "`=` is missing"
+            raise UserError(f"--set {override}: {missing}.", "Write --set optimizer.lr=2e-5")
+        _assign(user_values, name.strip().split("."), _scalar(override, text))
+    merged = overlay(overlay(merged, _pop_deepspeed_file(user_values)), user_values)
+    try:
+        return Settings.model_validate(merged)
+    except ValidationError as error:
+        raise UserError(*_explain(error)) from None
+
+
+def overlay(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge ``top`` over ``base``, section by section."""
+    merged = dict(base)
+    for key, value in top.items():
+        below = merged.get(key)
+        both = isinstance(below, dict) and isinstance(value, dict)
+        merged[key] = overlay(below, value) if both else value  # type: ignore[arg-type]
+    return merged
+
+
+def _pop_deepspeed_file(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings in the DeepSpeed file `zero.config`, and remove that name from ``values``."""
+    zero = values.get("zero")
+    path = zero.pop("config", None) if isinstance(zero, dict) else None
+    return deepspeed_file.settings_of(str(path)) if path else {}
+
+
+def dotted_names() -> list[str]:
+    """Return the names of all settings, as ``--set`` accepts them."""
+
+    def walk(section: type[BaseModel], prefix: str) -> list[str]:
+        names: list[str] = []
+        for name, info in section.model_fields.items():
+            kind = info.annotation
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                names += walk(kind, f"{prefix}{name}.")
+            else:
+                names.append(prefix + name)
+        return names
+
+    return walk(Settings, "")
+
+
+def flat(settings: Settings) -> dict[str, str]:
+    """Return all settings by dotted name, formatted as ``--set`` accepts them."""
+
+    def value_of(name: str) -> str:
+        value: Any = settings
+        for part in name.split("."):
+            value = getattr(value, part)
+        return value if isinstance(value, str) else json.dumps(value, default=str)
+
+    return {name: value_of(name) for name in dotted_names()}
+
+
+def help_of(name: str) -> str:
+    """Return the help text of a setting, by its dotted name, as one paragraph."""
+    return " ".join((_field(name).description or "").split())
+
+
+def choices_of(name: str) -> tuple[str, ...]:
+    """Return the allowed values of a setting with a closed set, by its dotted name; empty for all others."""
+    kind = _field(name).annotation
+    return tuple(map(str, get_args(kind))) if get_origin(kind) is Literal else ()
+
+
+def annotation_of(name: str) -> Any:
+    """Return the type annotation of a setting, by its dotted name."""
+    return _field(name).annotation
+
+
+def type_of(name: str) -> str:
+    """Describe a setting's type for help texts: its values if they are a closed set."""
+    return _describe_type(annotation_of(name))
+
+
+def _describe_type(kind: Any) -> str:
+    names = {bool: "true or false", int: "integer", float: "number", str: "text", Any: "any"}
+    origin, parts = get_origin(kind), get_args(kind)
+    if kind in names:
+        return names[kind]
+    if origin is Literal:
+        return ", ".join(map(str, parts))
+    if origin is Annotated:
+        return _describe_type(parts[0])
+    if origin is tuple:
+        return f"list of {_describe_type(parts[0])}"
+    if origin is dict:
+        return "mapping"
+    described = dict.fromkeys(_describe_type(part) for part in parts if part is not type(None))
+    return " or ".join(described)
+
+
+def default_of(name: str) -> Any:
+    """Default of a setting, by its dotted name."""
+    return _field(name).get_default(call_default_factory=True)
+
+
+def _field(name: str) -> FieldInfo:
+    section: Any = Settings
+    *sections, last = name.split(".")
+    for part in sections:
+        section = section.model_fields[part].annotation
+    info: FieldInfo = section.model_fields[last]
+    return info
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of the settings."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **Settings.model_json_schema(),
+    }
+
+
+def _scalar(override: str, text: str) -> Any:
+    try:
+        value = _PlainLoader(text).get_single_data() if text.strip() else None
+    except yaml.YAMLError as error:
+        what = " ".join(str(getattr(error, "problem", error)).split())
+        raise UserError(
+            f"--set {override}: the value is not valid YAML: {what}.",
+            "Close its brackets, or put quotes around text.",
+        ) from None
+    if isinstance(value, str):  # YAML 1.1 reads 2e-5 as text
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _assign(values: dict[str, Any], path: list[str], value: Any) -> None:
+    for key in path[:-1]:
+        values = values.setdefault(key, {})
+        if not isinstance(values, dict):
+            raise UserError(f"--set {'.'.join(path)}: {key} is a value, not a section.")
+    values[path[-1]] = value
+
+
+def _explain(error: ValidationError) -> tuple[str, str]:
+    """Convert pydantic's errors to one problem line and advice."""
+    wrong: dict[str, list[str]] = {}  # rules by name and value; a union has one error per type
+    advice = ""
+    for item in error.errors():
+        path = list(map(str, item["loc"]))
+        # pydantic puts the types it has tried between the names
+        setting_parts = (part for part in path if part.isalnum() or part.isidentifier())
+        name = ".".join(part for part in setting_parts if part not in ("bool", "float", "int", "str"))
+        if item["type"] == "extra_forbidden":
+            name = ".".join(path)
+            suggestion = meant_by(name)
+            wrong[f"unknown setting `{name}`"] = []
+            advice = f"Did you mean {suggestion}?" if suggestion else did_you_mean(name, dotted_names())
+        elif item["type"] == "missing":  # an item of a list, as no setting is required
+            wrong[f"{name.rpartition('.')[0]} = {item['input']!r} has too few values"] = []
+        elif not name or (
+            item["type"] == "value_error" and isinstance(item["input"], dict)
+        ):  # a rule of a section
+            wrong[f"{name}: {item['msg']}".removeprefix(": ").replace("Value error, ", "")] = []
+        else:
+            message = item["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+            if item["type"] in ("model_type", "dataclass_type"):
+                keys = [each for each in dotted_names() if each.startswith(f"{name}.")]
+                message = f"a section, with {', '.join(keys)}"
+            elif item["type"] == "string_too_short":
+                message = "text that is not empty"
+            wrong.setdefault(f"{name} = {item['input']!r}", []).append(message.split(", unable")[0])
+    lines = [f"{what}: should be {' or '.join(rules)}" if rules else what for what, rules in wrong.items()]
+    return f"settings: {'; '.join(lines)}.", advice
+
+
+if __name__ == "__main__":
+    SCHEMA_FILE.write_text(json.dumps(json_schema(), indent=2) + "\n")

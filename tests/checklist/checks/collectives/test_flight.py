@@ -1,0 +1,102 @@
+"""torch's flight recorder tells in which collective ranks wait, and who has not come to it."""
+
+from __future__ import annotations
+
+import queue
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checklist.checks.collectives import flight
+from checklist.run.control import Do, Reply
+from checklist.run.worker_process import WorkerProcess
+
+LIMIT_S = 90.0  # importing torch on a busy machine
+
+
+def entry(number: int, sequence: int, *, retired: bool = True, p2p: bool = False) -> dict[str, Any]:
+    return {
+        "record_id": number,
+        "collective_seq_id": sequence,
+        "profiling_name": "nccl:send" if p2p else "nccl:all_reduce",
+        "is_p2p": p2p,
+        "retired": retired,
+        "state": "scheduled",
+        "input_sizes": [[1024, 8]],
+        "input_dtypes": ["BFloat16"],
+    }
+
+
+def test_the_last_collective_counts_and_sends_between_two_ranks_do_not() -> None:
+    found = flight.last({"entries": [entry(0, 1), entry(1, 2, retired=False), entry(2, 2, p2p=True)]})
+    assert found == {"sequence": 2, "operation": "nccl:all_reduce", "waits": True, "size": "1024x8 BFloat16"}
+    assert flight.last({"entries": [entry(0, 0, p2p=True)]}) is None
+    assert flight.last({}) is None
+
+
+def test_the_lowest_number_is_behind_and_nobody_where_all_are_alike() -> None:
+    at = {rank: flight.last({"entries": [entry(0, 7, retired=False)]}) or {} for rank in range(3)}
+    assert flight.behind(at) == []
+    at[1] = flight.last({"entries": [entry(0, 6)]}) or {}
+    assert flight.behind(at) == [1]
+    assert flight.words(at, 1) == (
+        "flight recorder: it has ended collective 6, nccl:all_reduce of 1024x8 BFloat16; "
+        "rank 0, 2 in collective 7, nccl:all_reduce of 1024x8 BFloat16"
+    )
+    assert flight.words({}, 1) is None
+
+
+@pytest.mark.slow
+def test_a_rank_that_never_comes_to_a_collective_is_told_by_the_recorders_of_both(tmp_path: Path) -> None:
+    heard: queue.Queue[Any] = queue.Queue()
+    local = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    workers = [
+        WorkerProcess(
+            rank=rank, local_rank=0, node=rank, directory=tmp_path, environment=local, report=heard.put
+        )
+        for rank in range(2)
+    ]
+
+    def answers(count: int) -> dict[int, Reply]:
+        return {said.rank: said.reply for said in (heard.get(timeout=LIMIT_S) for _ in range(count))}
+
+    def tell(worker: WorkerProcess, number: int, what: str, arguments: dict[str, Any]) -> None:
+        worker.tell(Do(rank=worker.rank, id=number, what=what, arguments=arguments))
+
+    try:
+        tell(workers[0], 1, "store", {"address": "127.0.0.1"})
+        port = answers(1)[0].reply
+        group = {
+            "where": ("127.0.0.1", port),
+            "group": "g",
+            "backend": "gloo",
+            "world": 2,
+            "limit_s": LIMIT_S,
+        }
+        for worker in workers:
+            tell(worker, 2, "join", group)
+        assert {said.kind for said in answers(2).values()} == {"done"}
+        all_reduce = {"op": "all_reduce", "dtype": "float32", "elements": 1000}
+        for worker in workers:
+            tell(worker, 3, "correct", all_reduce)
+        assert {said.kind for said in answers(2).values()} == {"done"}
+
+        tell(workers[0], 4, "correct", all_reduce)  # the other is not told
+        records: dict[int, Any] = {}
+        for _ in range(100):
+            for worker in workers:
+                tell(worker, 5, "trace", {})
+            records = {rank: said.record for rank, said in answers(2).items()}
+            if records[0]["waits"] and not records[1]["waits"]:  # which its recorder notes a moment later
+                break
+        assert records[0]["waits"]
+        assert not records[1]["waits"]
+        assert flight.behind(records) == [1]
+        told = flight.words(records, 1)
+        assert told is not None
+        assert "it has ended collective" in told
+        assert f"rank 0 in collective {records[0]['sequence']}, gloo:all_reduce of 1000 Float" in told
+    finally:
+        for worker in workers:
+            worker.close()

@@ -1,0 +1,81 @@
+"""Collectives over all ranks: wrong values, bandwidth and transport."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from checklist.judging import thresholds
+from checklist.measurements import Local
+from checklist.verdict import judge
+from tests.checklist.runs import codes, gpu_run, past_of, slow_world, verdict_of
+
+
+def test_bandwidth_below_healthy_clusters_warns_and_below_60_percent_of_the_ports_rate_fails() -> None:
+    assert (codes(slow_world(1.0)), codes(slow_world(1.65))) == ({}, {"below-expected": "WARN"})
+    assert codes(slow_world(2.0)) == {"half-speed": "FAIL"}
+
+
+def test_a_network_of_unknown_rate_has_no_verdict_but_a_past() -> None:
+    first = judge(slow_world(1.0, gpus=4))
+    assert verdict_of(first, "bandwidth") == first.verdict == "NO-VERDICT"
+    assert first.headline.startswith("Software works; speed not judged")
+    assert "--expect" in first.headline
+    assert first.healthy_nodes == first.nodes
+    past = past_of(first)
+    assert codes(slow_world(1.2, gpus=4), history=past) == {"below-history": "FAIL"}
+    again = judge(slow_world(1.0, gpus=4), history=past)
+    assert (again.findings, again.verdict) == ((), "NO-VERDICT"), "it may always have been slow"
+
+
+def test_the_users_expectation_judges_a_network_of_unknown_rate() -> None:
+    figure = 480 / 2 * 2 * 7 / 8  # slow_world's busbw with 8 ranks
+    assert judge(slow_world(1.0, gpus=4), expect=figure).verdict == "PASS"
+    assert codes(slow_world(1.0, gpus=4), expect=1.1 * figure) == {"below-expected": "WARN"}
+    assert codes(slow_world(1.0, gpus=4), expect=2 * figure) == {"half-speed": "FAIL"}
+
+
+def test_a_users_threshold_is_found_by_the_systems_name(tmp_path: Path) -> None:
+    file = tmp_path / "mine.csv"
+    file.write_text("system,op,floor,source\nour cluster,all_reduce,470,acceptance test\n")
+    table = thresholds.table(file)
+    assert codes(slow_world(1.0, gpus=4), thresholds=table) == {}
+    found = judge(slow_world(1.2, gpus=4), thresholds=table, system="Our cluster")
+    assert [fault.code for fault in found.findings] == ["below-floor"]
+
+
+def test_wrong_values_fail_and_accuse_nobody() -> None:
+    run = gpu_run(4)
+    wrong = dataclasses.replace(run.collectives[0], correct=False, wrong_values=7, wrong_ranks=(3,))
+    result = judge(dataclasses.replace(run, collectives=(wrong, *run.collectives[1:])))
+    assert [fault.code for fault in result.findings] == ["wrong-values"]
+    assert "7 wrong values on rank 3" in result.headline
+    assert result.bad_nodes == ()
+    assert "host-0" not in result.healthy_nodes
+
+
+def test_an_operation_that_was_not_compared_is_no_pass() -> None:
+    run = gpu_run()
+    left_out = tuple(item for item in run.collectives if item.op != "scatter")
+    assert verdict_of(judge(dataclasses.replace(run, collectives=left_out)), "correctness") == "NO-VERDICT"
+
+
+def test_a_topology_file_is_suspected_where_the_world_is_slow_and_the_gpus_own_copies_are_not() -> None:
+    slow = dataclasses.replace(slow_world(2.0), environment={"NCCL_TOPO_FILE": "/opt/other.xml"})
+    (fault,) = judge(slow).findings
+    assert (fault.code, fault.verdict) == ("topology-file", "FAIL")
+    assert "/opt/other.xml" in fault.advice[0]
+    copies = tuple(Local(rank=r, what="peer_copy", value=100.0, unit="GB/s", peer=r ^ 1) for r in range(16))
+    both = dataclasses.replace(slow, locals=(*slow.locals, *copies))
+    assert codes(both) == {"peer-copy-slow": "FAIL", "half-speed": "FAIL"}
+
+
+def test_sockets_where_there_is_efa_fail_although_they_work() -> None:
+    run = gpu_run()
+    assert run.transport is not None
+    sockets = dataclasses.replace(run.transport, network="socket")
+    assert codes(dataclasses.replace(run, transport=sockets)) == {"rdma-unused": "FAIL"}
+    through_host = dataclasses.replace(run.transport, gpu_direct=False)
+    assert codes(dataclasses.replace(run, transport=through_host)) == {"gdr-off": "WARN"}
+    separate = dataclasses.replace(run.transport, nodes_seen=1)
+    assert codes(dataclasses.replace(run, transport=separate)) == {"separate-world": "FAIL"}

@@ -1,0 +1,189 @@
+"""DCGM's diagnostic, by a program that prints what dcgmi does."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checklist.checks.gpu.dcgm_probe import diagnose, ids_of, read
+from checklist.measurements import Diagnosed, record
+from checklist.probing.context import Context
+from launchers.cluster.processes import is_running
+from tests.lab.control_plane import wait_for
+
+SAMPLES = Path(__file__).with_name("samples")
+FIRST, SECOND = "GPU-927d7444-b45a-7c49-8402-5e686e46a026", "GPU-f5046fa5-3db4-45e8-8703-1a2b3c4d5e6f"
+IDS = {0: FIRST, 1: SECOND}
+BLANK = Diagnosed(node=0, level=2)
+SCRIPT = """#!/bin/sh
+echo "$@" >> {place}/calls
+if [ "$1" = discovery ]; then cat {samples}/dcgmi_discovery.txt; exit; fi
+{then}
+"""
+
+ENGINE_AWAY = """#!/bin/sh
+echo "$@" >> {place}/calls
+echo "Error: unable to establish a connection to the specified host: localhost" >&2
+echo "Error: Unable to connect to host engine. Host engine may not be running." >&2
+exit 255  # {samples}{then}
+"""
+
+
+@pytest.fixture
+def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
+    for name in ("RANK", "LOCAL_RANK", "NODE"):
+        monkeypatch.setenv(f"CHECKLIST_{name}", "0")
+    (tmp_path / "rank0.progress").write_bytes(bytes(256))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[4]))
+    return Context(tmp_path)
+
+
+def ask(
+    context: Context,
+    monkeypatch: pytest.MonkeyPatch,
+    then: str,
+    gpus: tuple[str, ...] = (FIRST, SECOND),
+    **told: Any,
+) -> tuple[Diagnosed, list[str]]:
+    """What is made of such a program, and how it was called."""
+    program = context.directory / "bin" / "dcgmi"
+    program.parent.mkdir()
+    program.write_text(SCRIPT.format(place=context.directory, samples=SAMPLES, then=then))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    answer = record(Diagnosed, diagnose(context, gpus, **{"level": 2, "limit_s": 30, **told}))
+    return answer, (context.directory / "calls").read_text().splitlines()
+
+
+def test_the_form_of_dcgm_4_is_read_with_each_error_s_severity() -> None:
+    told = read(BLANK, f"WARNING: a banner\n{(SAMPLES / 'dcgmi_diag_4.json').read_text()}", IDS)
+    assert (told.version, told.error) == ("4.2.3", None)
+    assert (told.passed, told.left_out) == (("pcie",), ("nvlink",))
+    faults = [(fault.test, fault.failed, fault.gpu, fault.severities) for fault in told.faults]
+    assert faults == [
+        ("software", True, FIRST, (5,)),
+        ("software", True, SECOND, (5,)),
+        ("memory", True, SECOND, (2,)),
+    ]
+    assert told.faults[2].text.startswith("GPU 1 had uncorrectable memory errors")
+
+
+def test_the_form_of_dcgm_3_is_read_too() -> None:
+    told = read(BLANK, (SAMPLES / "dcgmi_diag_3.json").read_text(), IDS)
+    assert (told.version, len(told.passed), told.left_out) == ("3.3.5", 10, ("Pulse Test",))
+    (fault,) = told.faults
+    assert (fault.test, fault.failed, fault.gpu, fault.severities) == ("PCIe", True, SECOND, ())
+    assert "12.41" in fault.text
+
+
+@pytest.mark.parametrize(
+    ("statuses", "passed"),
+    [
+        (["PASS", "Pass"], ("x",)),
+        (["Pass", "Skip"], ("x",)),
+        (["Pass", "Not Run"], ()),
+        (["Skip"], ()),
+        (["excellent"], ()),
+    ],
+)
+def test_only_what_is_known_to_have_passed_has(statuses: list[str], passed: tuple[str, ...]) -> None:
+    results = [*({"gpu_ids": str(number), "status": word} for number, word in enumerate(statuses)), None]
+    tests = [None, {"name": "x", "results": results}]  # the empty ones are DCGM 3's
+    told = read(BLANK, json.dumps({"DCGM Diagnostic": {"test_categories": [{"tests": tests}]}}), IDS)
+    assert (told.passed, told.faults, told.error) == (passed, (), None)
+    assert told.left_out == (() if passed else ("x",))
+
+
+@pytest.mark.parametrize(
+    ("output", "why"),
+    [
+        ("", "its answer can't be read: it said nothing"),
+        (
+            "Error: Unable to connect to host engine.\n",
+            "can't be read: Error: Unable to connect to host engine.",
+        ),
+        ('{"DCGM Diagnostic": {"test_categories": [{"tests": 1}]}}', "can't be read"),
+        ('{"something": "else"}', "can't be read"),
+        ('{"DCGM GPU Diagnostic": {"runtime_error": "nvvs was not found"}}', "nvvs was not found"),
+        ('{"DCGM Diagnostic": {}}', "it has run no test"),
+    ],
+)
+def test_an_answer_that_can_not_be_read_is_none(output: str, why: str) -> None:
+    told = read(BLANK, output, IDS)
+    assert why in (told.error or "")
+    assert (told.passed, told.faults) == ((), ())
+
+
+def test_gpus_are_known_by_uuid() -> None:
+    assert ids_of((SAMPLES / "dcgmi_discovery.txt").read_text()) == IDS
+
+
+def test_it_is_run_on_the_gpus_of_the_job_and_its_status_does_not_matter(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    then = f"cat {SAMPLES}/dcgmi_diag_4.json; exit 226"
+    told, calls = ask(context, monkeypatch, then)
+    assert calls == ["discovery -l", "diag -r 2 -j"]
+    assert len(told.faults) == 3
+    assert told.seconds > 0
+
+
+def test_gpus_of_others_are_left_alone(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, calls = ask(context, monkeypatch, f"cat {SAMPLES}/dcgmi_diag_4.json", (SECOND,))
+    assert calls[1] == "diag -r 2 -i 1 -j"
+
+
+def test_gpus_that_dcgm_does_not_list_are_not_diagnosed(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, calls = ask(context, monkeypatch, "exit 1", ("GPU-00000000-0000-0000-0000-000000000000",))
+    assert "DCGM does not list the GPUs of this node: other ones alone" in (told.error or "")
+    assert calls == ["discovery -l"]
+
+
+def test_without_a_host_engine_its_own_words_say_why(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "SCRIPT", ENGINE_AWAY)
+    told, calls = ask(context, monkeypatch, "")
+    assert (told.installed, calls) == (True, ["discovery -l"])
+    assert (told.error or "").endswith("Unable to connect to host engine. Host engine may not be running.")
+
+
+def test_at_its_limit_it_is_ended_with_all_that_it_has_started(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("checklist.checks.gpu.dcgm_probe._LEAVE_S", 0.2)
+    begin = time.monotonic()
+    then = f"trap '' INT; sleep 300 & echo $! > {context.directory}/child; wait; sleep 300"
+    told, _ = ask(context, monkeypatch, then, limit_s=2.0)
+    assert told.error == "the diagnostic was ended after 2 s"
+    assert time.monotonic() - begin < 20
+    child = int((context.directory / "child").read_text())
+    wait_for(lambda: not is_running(child), 5, "what it had started has ended")
+
+
+def test_it_is_interrupted_first_so_that_the_host_engine_hears_of_it(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as the worker has it
+    try:
+        then = f"trap 'touch {context.directory}/told; exit' INT; sleep 300 & wait"
+        told, _ = ask(context, monkeypatch, then, limit_s=2.0)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert told.error == "the diagnostic was ended after 2 s"
+    assert (context.directory / "told").exists()
+
+
+def test_without_dcgm_nothing_is_run(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(context.directory))
+    told = record(Diagnosed, diagnose(context, [FIRST], 2, 30.0))
+    assert (told.installed, told.error) == (False, "dcgmi is not on the path")

@@ -1,0 +1,12 @@
+"""What NVML tells of a GPU, as the judge understands it."""
+
+from __future__ import annotations
+
+from checklist.checks.gpu.gpus_judge import NORMAL_THROTTLING
+from checklist.checks.gpu.nvml import THROTTLES
+from tests.checklist import runs
+
+
+def test_the_judge_calls_throttling_what_the_probe_calls_it() -> None:
+    assert set(NORMAL_THROTTLING) <= set(THROTTLES.values())
+    assert set(runs.healthy_gpu(0, 8, "after").throttle_reasons or ()) <= set(THROTTLES.values())

@@ -1,0 +1,109 @@
+"""A GPU under load, as NVML tells it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pynvml
+import pytest
+
+from checklist.checks.gpu import gpus_probe, load_probe
+from checklist.checks.gpu.load_probe import Sample, health, sample
+from checklist.measurements import GpuHealth, record
+from checklist.probing.context import Context
+from tests.checklist.checks.gpu.nvml import Gpu, Nvml
+
+H100: dict[str, Any] = {
+    "nvmlDeviceGetUUID": "GPU-0-0",
+    "nvmlDeviceGetClockInfo": {pynvml.NVML_CLOCK_SM: 1740},
+    "nvmlDeviceGetPowerUsage": 691_500,
+    "nvmlDeviceGetTemperature": {pynvml.NVML_TEMPERATURE_GPU: 61},
+    "nvmlDeviceGetTemperatureThreshold": {pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN: 89},
+    "nvmlDeviceGetEnforcedPowerLimit": 700_000,
+    "nvmlDeviceGetPowerManagementDefaultLimit": 700_000,
+    "nvmlDeviceGetCurrentClocksEventReasons": 0x4,
+    "nvmlDeviceGetCurrPcieLinkGeneration": 5,
+    "nvmlDeviceGetMaxPcieLinkGeneration": 5,
+    "nvmlDeviceGetCurrPcieLinkWidth": 16,
+    "nvmlDeviceGetMaxPcieLinkWidth": 16,
+}
+
+
+def test_medians_the_hottest_moment_and_the_fastest_link_are_told() -> None:
+    gpu = Gpu(**H100)
+    one = sample(Nvml(gpu), gpu)
+    assert one == Sample(
+        sm_clock_mhz=1740,
+        power_w=691.5,
+        temperature_c=61,
+        reasons=("software power cap",),
+        pcie_generation=5,
+    )
+    idle = Sample(sm_clock_mhz=345, power_w=80.0, temperature_c=35, reasons=(), pcie_generation=1)
+    hot = Sample(sm_clock_mhz=1200, temperature_c=90, reasons=("hardware thermal slowdown",))
+    told = health(Nvml(gpu), gpu, 3, [idle, *[one] * 17, hot, hot])
+    assert (told.when, told.rank, told.uuid) == ("loaded", 3, "GPU-0-0")
+    assert (told.sm_clock_mhz, told.power_w, told.temperature_c) == (1740, 691.5, 90)
+    assert (told.power_limit_w, told.power_default_w, told.slowdown_c) == (700.0, 700.0, 89)
+    assert (told.pcie_generation, told.pcie_generation_most) == (5, 5)
+    assert told.throttle_reasons == ("software power cap", "hardware thermal slowdown")
+    seldom = health(Nvml(gpu), gpu, 3, [*[one] * 18, hot])
+    assert seldom.throttle_reasons == ("software power cap",), "once in nineteen samples"
+
+
+def test_what_a_gpu_does_not_tell_is_not_known() -> None:
+    gpu = Gpu(nvmlDeviceGetUUID="GPU-0-0")
+    told = health(Nvml(gpu), gpu, 0, [sample(Nvml(gpu), gpu)] * 5)
+    assert told == GpuHealth(rank=0, uuid="GPU-0-0", when="loaded")
+
+
+def test_where_the_limit_is_not_told_the_margin_tells_it() -> None:
+    gpu = Gpu(
+        nvmlDeviceGetUUID="GPU-0-0",
+        nvmlDeviceGetTemperature={pynvml.NVML_TEMPERATURE_GPU: 61},
+        nvmlDeviceGetMarginTemperature=26,
+    )
+    assert health(Nvml(gpu), gpu, 0, [sample(Nvml(gpu), gpu)] * 5).slowdown_c == 87
+
+
+@pytest.fixture
+def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
+    for name in ("RANK", "LOCAL_RANK", "NODE"):
+        monkeypatch.setenv(f"CHECKLIST_{name}", "0")
+    (tmp_path / "rank0.progress").write_bytes(bytes(256))
+    monkeypatch.setattr(load_probe, "_EVERY_S", 0.01)
+    return Context(tmp_path)
+
+
+def test_a_load_is_sampled_meanwhile_and_told_with_the_health_after_it(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = Nvml(Gpu(**H100))
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    enough, count = threading.Event(), 0
+
+    def clock(_: int) -> int:
+        nonlocal count
+        count += 1
+        if count > 5:
+            enough.set()
+        return 1740
+
+    library.gpus[0].answers["nvmlDeviceGetClockInfo"] = clock
+    with load_probe.watched(context):
+        assert enough.wait(10)
+    told = [record(GpuHealth, state) for state in gpus_probe.health(context, "after")]
+    assert [(state.when, state.sm_clock_mhz) for state in told] == [("loaded", 1740), ("after", 1740)]
+    assert told[1].pcie_width_most == 16
+    assert [state["when"] for state in gpus_probe.health(context, "after")] == ["after"], "told once"
+
+
+def test_without_a_gpu_nothing_is_sampled(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml())
+    with load_probe.watched(context):
+        pass
+    assert context.kept["loaded"] is None
+    assert gpus_probe.health(context, "after") == []

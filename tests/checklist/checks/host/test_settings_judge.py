@@ -1,0 +1,137 @@
+"""Hosts that are set up otherwise: named against a reference, or where most of their like are alike."""
+
+from __future__ import annotations
+
+import pytest
+
+from checklist.measurements import COMMAND_LINE, Measurements
+from checklist.reference import Reference
+from checklist.result import Finding, Result
+from checklist.verdict import judge
+from tests.checklist.runs import SETTINGS, all_with, codes, cpu_run, gpu_run, spoil, verdict_of
+
+RIGHT: Reference = {"p5.48xlarge": dict(SETTINGS)}
+
+
+def with_settings(run: Measurements, rank: int, **changes: str | None) -> Measurements:
+    """That run with one host's settings changed; None takes one out. Spaces are written as _."""
+    told = SETTINGS | {name.replace("_", " "): value for name, value in changes.items()}
+    return spoil(run, rank, settings={name: value for name, value in told.items() if value is not None})
+
+
+def with_sysctl(run: Measurements, rank: int, value: str) -> Measurements:
+    return spoil(run, rank, settings={**SETTINGS, "net.core.rmem_max": value})
+
+
+def only(result: Result) -> Finding:
+    (fault,) = (finding for finding in result.findings if finding.check == "host-settings")
+    return fault
+
+
+def reason(result: Result) -> str:
+    check = result.check("host-settings")
+    return check.reason
+
+
+def test_hosts_that_are_set_up_alike_pass() -> None:
+    result = judge(gpu_run(4))
+    assert verdict_of(result, "host-settings") == "PASS"
+    assert reason(result) == "7 settings are the same on all nodes."
+
+
+def test_the_odd_one_among_its_like_is_a_warning_with_what_is_due() -> None:
+    fault = only(judge(with_sysctl(gpu_run(4), 16, "212992")))
+    assert fault.title == (
+        "The settings of host-2 are not those of most nodes like it: net.core.rmem_max 212992 instead of "
+        "16777216."
+    )
+    assert (fault.verdict, fault.suspects, fault.nodes) == ("WARN", ("host-2",), ())
+
+
+def test_nodes_that_differ_in_the_same_way_are_one_finding() -> None:
+    run = gpu_run(8)
+    for rank in (8, 16):
+        run = with_settings(run, rank, CPU_governor="powersave")
+    assert only(judge(run)).suspects == ("host-1", "host-2")
+
+
+def test_a_kernel_parameter_that_only_some_were_given_is_a_difference() -> None:
+    without = with_settings(gpu_run(4), 8, kernel_parameter_iommu=None)
+    assert "kernel parameter iommu not set instead of pt" in only(judge(without)).title
+
+
+def test_what_could_not_be_read_is_not_compared() -> None:
+    hidden = with_settings(
+        gpu_run(4), 8, CPU_governor=None, kernel_parameter_iommu=None, kernel_parameters=None
+    )
+    assert codes(hidden) == {}
+    assert COMMAND_LINE not in hidden.facts[8].settings
+
+
+def test_of_two_nodes_nobody_can_say_who_is_right() -> None:
+    result = judge(with_sysctl(gpu_run(2), 8, "212992"))
+    assert verdict_of(result, "host-settings") == "NO-VERDICT"
+    assert "net.core.rmem_max" in reason(result)
+    assert "--reference-node" in reason(result)
+    assert (result.verdict, result.findings) == ("PASS", ())
+
+
+def test_values_that_are_each_host_s_own_have_no_majority_and_name_nobody() -> None:
+    run = gpu_run(4)
+    for node in range(4):
+        run = with_sysctl(run, 8 * node, str(node))
+    assert codes(run) == {}
+
+
+def test_nodes_of_another_machine_type_are_not_held_against_these() -> None:
+    run = with_settings(gpu_run(4), 0, CPU_governor="powersave")
+    assert codes(spoil(run, 0, instance_type="p4d.24xlarge")) == {}
+
+
+@pytest.mark.parametrize("kind", [None, "p5.48xlarge"])
+def test_a_kind_is_the_machine_type_and_else_gpus_and_processor(kind: str | None) -> None:
+    other = with_settings(
+        all_with(gpu_run(4), instance_type=kind), 0, cpu="AMD EPYC", CPU_governor="powersave"
+    )
+    result = judge(other)
+    assert verdict_of(result, "host-settings") == ("WARN" if kind else "PASS")
+
+
+def test_what_checks_versions_and_interface_compare_is_no_second_finding() -> None:
+    assert codes(with_settings(gpu_run(4), 8, kernel_release="5.10")) == {}
+
+
+def test_a_node_of_this_run_can_be_the_reference_also_of_two() -> None:
+    run = with_sysctl(gpu_run(2), 8, "212992")
+    fault = only(judge(run, reference_node="host-1"))
+    assert fault.title == (
+        "The settings of host-0 are not those of host-1: net.core.rmem_max 16777216 instead of 212992."
+    )
+    assert fault.nodes == ("host-0",)
+
+
+def test_a_kept_reference_judges_a_single_node_too_and_what_is_the_same_everywhere() -> None:
+    everywhere = all_with(gpu_run(4), settings={**SETTINGS, "kernel release": "5.10"})
+    fault = only(judge(everywhere, reference=RIGHT))
+    assert fault.title.startswith(
+        "The settings of host-0, host-1, host-2, host-3 are not those of the reference"
+    )
+    assert "kernel release 5.10 instead of 6.8.0-1021-aws" in fault.title
+    alone = with_sysctl(gpu_run(1), 0, "1")
+    assert only(judge(alone, reference=RIGHT)).nodes == ("host-0",)
+
+
+def test_a_reference_of_other_machines_is_no_verdict() -> None:
+    result = judge(cpu_run(2), reference=RIGHT)
+    assert verdict_of(result, "host-settings") == "NO-VERDICT"
+    assert reason(result) == "The reference is of p5.48xlarge, and no node of this run is."
+
+
+def test_of_many_differences_the_first_are_in_the_title() -> None:
+    many = spoil(gpu_run(4), 8, settings=dict.fromkeys(SETTINGS, "x"))
+    assert only(judge(many)).title.count("instead of") == 4
+    assert only(judge(many)).title.endswith("; 3 more.")
+
+
+def test_one_host_without_a_reference_is_compared_with_nothing() -> None:
+    assert verdict_of(judge(gpu_run(1)), "host-settings") == "skipped"

@@ -1,0 +1,109 @@
+"""A host's settings from /proc and /sys, without root; a host's own values are left out."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from checklist.checks.host import settings_probe
+from checklist.checks.network import nics_probe
+from checklist.measurements import Nic
+
+LINE = (
+    "BOOT_IMAGE=(hd0,gpt1)/vmlinuz root=UUID=5c9ab2c1-90d1-4a0f-b52f-6f2b1b0b6a11 ro console=ttyS0 quiet "
+    "iommu=pt intel_iommu=on hugepagesz=1G hugepages=8 hugepagesz=2M hugepages=512 nosmt -- --token secret"
+)
+
+
+def host(folder: Path, **files: str) -> Path:
+    """A root with those files, whose names have / as __."""
+    for name, text in files.items():
+        place = folder / name.replace("__", "/")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text)
+    return folder
+
+
+def read(root: Path) -> dict[str, str]:
+    return settings_probe.read((), None, root)
+
+
+def test_of_the_kernel_s_command_line_only_what_bears_on_speed_is_told(tmp_path: Path) -> None:
+    told = read(host(tmp_path, proc__cmdline=LINE))
+    given = {name: value for name, value in told.items() if name.startswith(settings_probe.PARAMETER)}
+    assert given == {
+        "kernel parameter iommu": "pt",
+        "kernel parameter intel_iommu": "on",
+        "kernel parameter hugepagesz": "1G 2M",
+        "kernel parameter hugepages": "8 512",
+        "kernel parameter nosmt": "set",
+    }
+    assert "UUID" not in str(told)
+    assert "secret" not in str(told)
+
+
+def test_what_is_not_there_is_left_out(tmp_path: Path) -> None:
+    assert set(read(tmp_path)) == {"kernel release", "ulimit memlock", "ulimit nofile"}
+
+
+def test_governors_of_all_processors_and_the_chosen_of_several_are_told(tmp_path: Path) -> None:
+    cpu = "sys__devices__system__cpu__cpu{}__cpufreq__scaling_governor"
+    files = {cpu.format(number): "performance\n" if number else "powersave\n" for number in range(4)}
+    files["sys__kernel__mm__transparent_hugepage__enabled"] = "always [madvise] never\n"
+    files["sys__kernel__mm__hugepages__hugepages-2048kB__nr_hugepages"] = "5128\n"
+    files["proc__sys__net__ipv4__tcp_rmem"] = "4096\t131072\t6291456\n"
+    told = read(host(tmp_path, **files))
+    assert told["CPU governor"] == "performance, powersave"
+    assert (told["transparent huge pages, enabled"], told["huge pages of 2048kB"]) == ("madvise", "5128")
+    assert told["net.ipv4.tcp_rmem"] == "4096 131072 6291456"
+
+
+def bridge(*, acs: int, shown: int = 4096) -> bytes:
+    """A device whose second extended capability is ACS."""
+    config = bytearray(4096)
+    struct.pack_into("<I", config, 0x100, 0x0001 | 0x148 << 20)
+    struct.pack_into("<I", config, 0x148, 0x000D)
+    struct.pack_into("<H", config, 0x148 + 6, acs)
+    return bytes(config[:shown])
+
+
+@pytest.mark.parametrize(("shown", "told"), [(4096, "1"), (64, None)])
+def test_acs_is_read_where_root_is_shown_it_and_else_not_known(
+    tmp_path: Path, shown: int, told: str | None
+) -> None:
+    for number, acs in enumerate((0x1D, 0x01)):
+        device = tmp_path / f"sys/bus/pci/devices/0000:0{number}:01.0"
+        device.mkdir(parents=True)
+        (device / "config").write_bytes(bridge(acs=acs, shown=shown))
+    assert read(tmp_path).get("PCI devices that ACS redirects") == told
+
+
+def test_iommu_domains_are_told_by_type(tmp_path: Path) -> None:
+    (tmp_path / "sys/kernel/iommu_groups").mkdir(parents=True)
+    assert read(tmp_path)["IOMMU domains"] == "off"
+    host(tmp_path, sys__kernel__iommu_groups__0__type="identity", sys__kernel__iommu_groups__7__type="DMA-FQ")
+    assert read(tmp_path)["IOMMU domains"] == "DMA-FQ, identity"
+
+
+def test_firmware_and_mtu_go_by_driver_as_interfaces_have_names_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = []
+    for number, mtu in enumerate((9000, 9000, 1500)):
+        (tmp_path / f"sys/class/net/ens{number}/device").mkdir(parents=True)
+        every.append(Nic(name=f"ens{number}", mtu=mtu))
+    monkeypatch.setattr(settings_probe, "_driver", lambda _: ("mlx5_core", "24.04", "28.39.1002"))
+    (tmp_path / "sys/class/infiniband/mlx5_0").mkdir(parents=True)
+    (tmp_path / "sys/class/infiniband/mlx5_0/fw_ver").write_text("28.39.1002\n")
+    told = settings_probe.read((*every, Nic(name="veth0", mtu=1450)), "ens0", tmp_path)
+    assert (told["MTU of mlx5_core"], told["MTU of the interface in use"]) == ("1500, 9000", "9000")
+    assert (told["driver mlx5_core"], told["firmware of mlx5_core"]) == ("24.04", "28.39.1002")
+    assert told["RDMA firmware of mlx5"] == "28.39.1002"
+
+
+def test_this_host_s_are_told_without_a_problem() -> None:
+    told = settings_probe.read(nics_probe.interfaces(), None)
+    assert told["net.ipv4.ip_local_port_range"]
+    assert all(isinstance(value, str) and value for value in told.values())

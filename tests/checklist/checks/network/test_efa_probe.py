@@ -1,0 +1,76 @@
+"""EFA's own test of a host by itself, with a tool in its place that prints what was recorded."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from checklist.checks.network import efa_probe
+
+# Of efa_test.sh, from a public log
+RECORDED = """bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec
+64      10      =10      1.2k        0.02s      0.08     803.40       0.00
+256     10      =10      5k          0.00s     30.66       8.35       0.12
+1k      10      =10      20k         0.00s    128.00       8.00       0.12
+4k      10      =10      80k         0.00s    490.54       8.35       0.12
+64k     10      =10      1.2m        0.00s   4566.97      14.35       0.07
+1m      10      =10      20m         0.00s  15397.59      68.10       0.01
+"""
+CLIENT = """case "$*" in *localhost*) ;; *) exec sleep 60 ;; esac
+"""
+
+
+@pytest.fixture
+def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder at the front of the path; what is written as fi_pingpong in it is run."""
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(efa_probe, "_SERVER_FIRST_S", 0.0)
+    monkeypatch.setattr(efa_probe, "_CLIENT_S", 2.0)
+    return tmp_path / "fi_pingpong"
+
+
+def write(tool: Path, script: str) -> None:
+    tool.write_text(f"#!/bin/sh\necho $FI_EFA_ENABLE_SHM_TRANSFER $* >> {tool}.log\n{CLIENT}{script}\n")
+    tool.chmod(0o755)
+
+
+def test_the_largest_message_s_bandwidth_is_told_and_it_went_over_efa(tool: Path) -> None:
+    write(tool, f"cat <<'END'\n{RECORDED}END")
+    assert efa_probe.loopback(lambda: None) == ([pytest.approx(15.39759)], None)
+    (server, client) = sorted(
+        Path(f"{tool}.log").read_text().splitlines(), key=lambda line: "localhost" in line
+    )
+    assert server.startswith("0 -e rdm -p efa -B ")
+    assert client.startswith("0 -e rdm -p efa -P ")
+    assert server.split()[-1] == client.split()[-2], "one port"
+
+
+def test_why_it_failed_is_what_the_tool_has_said_last_after_three_attempts(tool: Path) -> None:
+    write(tool, "echo 'fi_getinfo(): util/pingpong.c:1500, ret=-61 (No data available)' >&2; exit 61")
+    begun: list[None] = []
+    with pytest.raises(OSError, match=r"ended with 61: fi_getinfo\(\): .*\(No data available\)"):
+        efa_probe.loopback(lambda: begun.append(None))
+    assert len(begun) == 3
+
+
+def test_what_hangs_is_ended_and_nothing_of_it_is_left(tool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(efa_probe, "_ATTEMPTS", 1)
+    write(tool, "exec sleep 60")
+    begin = time.monotonic()
+    with pytest.raises(OSError, match="did not end within 2 s"):
+        efa_probe.loopback(lambda: None)
+    assert time.monotonic() - begin < 10
+
+
+def test_figures_that_it_does_not_tell_are_no_figures(tool: Path) -> None:
+    write(tool, "exit 0")
+    with pytest.raises(OSError, match="has told no figures"):
+        efa_probe.loopback(lambda: None)
+
+
+def test_without_the_tool_it_is_said_which_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(efa_probe, "TOOL", "fi_pingpong_that_is_nowhere")
+    with pytest.raises(OSError, match=r"^there is no fi_pingpong"):
+        efa_probe.loopback(lambda: None)

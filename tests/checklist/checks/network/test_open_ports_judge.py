@@ -1,0 +1,129 @@
+"""Parts of the ports that are blocked, and families of addresses, by whose they are."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from checklist.checks.network.open_ports_judge import spans
+from checklist.measurements import Measurements, OpenPorts
+from checklist.result import Finding
+from checklist.verdict import judge
+from tests.checklist.runs import gpu_run, mesh, opened, spoil, verdict_of
+
+TRIED = opened(2)[0].tried
+UPPER = TRIED[8:]
+WAYS = [(one.src, one.dst) for one in opened(4)]
+
+
+def with_blocked(ways: list[tuple[int, int]], ports: tuple[int, ...] = UPPER, nodes: int = 4) -> Measurements:
+    return dataclasses.replace(gpu_run(nodes), open_ports=opened(nodes, dict.fromkeys(ways, ports)))
+
+
+def findings(run: Measurements) -> list[Finding]:
+    return [fault for fault in judge(run).findings if fault.check == "open-ports"]
+
+
+def test_open_ports_pass_with_the_range() -> None:
+    result = judge(gpu_run(4))
+    check = result.check("open-ports")
+    assert (check.verdict, check.reason) == ("PASS", "Open all over the kernels' range, 32768 to 60999.")
+
+
+def test_half_of_the_range_into_a_node_is_named_with_the_ports() -> None:
+    (fault,) = findings(with_blocked([way for way in WAYS if way[1] == 2]))
+    assert fault.title == (
+        "Into host-2 these ports are blocked: about 46881 to 60999 (8 of 16 tried of 32768 to 60999)."
+    )
+    assert (fault.verdict, fault.nodes) == ("FAIL", ("host-2",))
+
+
+def test_a_part_that_is_blocked_out_of_a_node_is_that_node_s_too() -> None:
+    (fault,) = findings(with_blocked([way for way in WAYS if way[0] == 1]))
+    assert fault.title.startswith("Out of host-1 these ports are blocked: about 46881 to 60999")
+
+
+def test_of_one_way_and_of_two_nodes_both_ends_are_suspects() -> None:
+    (fault,) = findings(with_blocked([(2, 1)]))
+    assert (fault.nodes, fault.suspects) == ((), ("host-1", "host-2"))
+    assert fault.title.startswith("From host-2 to host-1 these ports")
+    (fault,) = findings(with_blocked([(0, 1)], nodes=2))
+    assert fault.suspects == ("host-0", "host-1")
+
+
+def test_a_part_that_is_blocked_between_all_is_one_finding_of_no_node() -> None:
+    (fault,) = findings(with_blocked(WAYS))
+    assert fault.title.startswith("Between all nodes these ports are blocked")
+    assert judge(with_blocked(WAYS)).bad_nodes == ()
+
+
+def test_a_node_that_is_not_reached_at_all_is_the_mesh_s() -> None:
+    ways = [way for way in WAYS if way[1] == 2]
+    run = dataclasses.replace(with_blocked(ways, TRIED), probes=mesh(4, cut=tuple((n, 2) for n in (0, 1, 3))))
+    assert [fault.check for fault in judge(run).findings] == ["mesh"]
+
+
+def test_what_was_not_tried_is_not_open() -> None:
+    result = judge(dataclasses.replace(gpu_run(4), open_ports=()))
+    assert verdict_of(result, "open-ports") == "NO-VERDICT"
+    some = tuple(one for one in opened(4) if one.dst != 3)
+    assert verdict_of(judge(dataclasses.replace(gpu_run(4), open_ports=some)), "open-ports") == "NO-VERDICT"
+
+
+@pytest.mark.parametrize(
+    ("places", "told"),
+    [
+        ((0,), [(32_768, 34_532)]),
+        ((15,), [(59_229, 60_999)]),
+        ((3, 4, 9), [(38_061, 41_588), (48_645, 50_408)]),
+    ],
+)
+def test_the_blocked_parts_reach_half_way_to_what_is_open(
+    places: tuple[int, ...], told: list[tuple[int, int]]
+) -> None:
+    one = dataclasses.replace(opened(2)[0], blocked=tuple(TRIED[place] for place in places))
+    assert spans(one) == told
+
+
+def over_ipv6(way: tuple[int, int], *, blocked: bool) -> OpenPorts:
+    tried = (46_000,)
+    return OpenPorts(
+        src=way[0],
+        dst=way[1],
+        address=f"fd77::{way[1] + 1}",
+        other_family=True,
+        low=32_768,
+        high=60_999,
+        tried=tried,
+        blocked=tried if blocked else (),
+    )
+
+
+def with_ipv6(closed: list[tuple[int, int]], run: Measurements | None = None) -> Measurements:
+    run = gpu_run(4) if run is None else run
+    other = tuple(over_ipv6(way, blocked=way in closed) for way in WAYS)
+    return dataclasses.replace(run, open_ports=(*run.open_ports, *other))
+
+
+def test_a_node_that_is_reached_over_one_family_alone_is_a_warning() -> None:
+    assert findings(with_ipv6([])) == []
+    (fault,) = findings(with_ipv6([way for way in WAYS if way[1] == 2]))
+    assert (fault.verdict, fault.title) == ("WARN", "host-2 is not reached over IPv6, but over IPv4.")
+    (fault,) = findings(with_ipv6([way for way in WAYS if way[0] == 1]))
+    assert fault.title == "host-1 reaches nobody over IPv6, but over IPv4."
+
+
+def test_a_family_that_leads_nowhere_is_a_warning_only_where_a_name_leads_to_it() -> None:
+    assert findings(with_ipv6(WAYS)) == []
+    check = judge(with_ipv6(WAYS)).check("open-ports")
+    assert check.reason.endswith("Over IPv6 no node is reached; nothing takes that.")
+    named = spoil(gpu_run(4), 8, hostname_address="fd77::2")
+    (fault,) = findings(with_ipv6(WAYS, named))
+    assert fault.title == "host-0, host-1, host-2, host-3 are not reached over IPv6, but over IPv4."
+
+
+def test_where_the_run_s_own_family_is_blocked_it_is_a_failure_that_says_what_works() -> None:
+    run = with_blocked([way for way in WAYS if way[1] == 2], TRIED)
+    (fault,) = findings(with_ipv6([], run))
+    assert (fault.verdict, fault.title) == ("FAIL", "host-2 is not reached over IPv4, but over IPv6.")

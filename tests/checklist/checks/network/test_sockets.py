@@ -1,0 +1,49 @@
+"""Bytes to another host over a plain socket, each message timed, nobody waited for without end."""
+
+from __future__ import annotations
+
+import socket
+
+from checklist.checks.network.sockets import Sink, deliver
+
+
+def test_bytes_are_delivered_and_each_message_is_timed() -> None:
+    sink = Sink("127.0.0.1")
+    sent = deliver(
+        "127.0.0.1", sink.port, first=1000, then=lambda _: 5000, repetitions=3, connect_s=2, limit_s=5
+    )
+    sink.close()
+    assert (sent.connected, len(sent.seconds), sent.bytes, sent.error) == (True, 4, 5000, None)
+
+
+def test_whoever_accepts_and_never_answers_is_given_up_at_the_limit() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        sent = deliver("127.0.0.1", silent.getsockname()[1], first=100, connect_s=2, limit_s=0.3)
+    assert sent.connected
+    assert sent.seconds == ()
+    assert sent.error == "100 bytes: not within 0.3 s"
+
+
+def test_a_port_where_nobody_listens_is_told_as_such() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+    sent = deliver("127.0.0.1", port, first=100, connect_s=2, limit_s=1)
+    assert not sent.connected
+    assert "refused" in (sent.error or "")
+
+
+def test_short_messages_are_sent_until_they_tell_of_the_network_and_not_of_the_processor() -> None:
+    sink = Sink("127.0.0.1")
+    sent = deliver(
+        "127.0.0.1",
+        sink.port,
+        first=1000,
+        then=lambda _: 5000,
+        repetitions=3,
+        least_s=0.2,
+        connect_s=2,
+        limit_s=30,
+    )
+    sink.close()
+    assert len(sent.seconds) > 4
+    assert sum(sent.seconds[1:-1]) < 0.2 <= sum(sent.seconds[1:])

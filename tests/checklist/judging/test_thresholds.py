@@ -1,0 +1,117 @@
+"""Thresholds speak only for their key; a user's file overrides them, and its mistakes are named by cell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from checklist.analysis.busbw import OPS
+from checklist.judging.thresholds import PAIR, SHIPPED, Key, Threshold, read, table
+from estimator import hardware
+from estimator.errors import UserError
+
+GIB = 2**30
+HEADER = "system,op,min_bytes,gpus,nodes,floor,warn,source\n"
+
+
+def key(
+    system: str, op: str = "all_reduce", size: int | None = 16 * GIB, gpus: int = 8, nodes: int = 1
+) -> Key:
+    return Key(systems=(system,), op=op, bytes=size, gpus=gpus, nodes=nodes)
+
+
+def test_every_shipped_row_has_a_source_and_says_whose_floor_it_is() -> None:
+    rows = read(SHIPPED)
+    assert len(rows) > 30
+    for row in rows:
+        assert row.source
+        assert row.kind in ("published", "proposal")
+        assert row.measured is None or row.floor <= row.measured, row
+
+
+def test_every_shipped_system_is_a_gpu_or_machine_of_the_tables() -> None:
+    known = {gpu.name for gpu in hardware.gpus()} | {machine.name for machine in hardware.instances()}
+    assert {row.system for row in read(SHIPPED)} <= known
+
+
+def test_bandwidths_between_gpus_are_expected_by_the_model_alone() -> None:
+    assert not {row.op for row in read(SHIPPED)} & {*OPS, PAIR}
+
+
+def test_no_two_shipped_rows_speak_for_the_same_key() -> None:
+    seen: dict[tuple[object, ...], list[Threshold]] = {}
+    for row in read(SHIPPED):
+        same = (row.system, row.op, row.algorithm, row.gpus, row.nodes)
+        for other in seen.get(same, ()):
+            first, second = sorted((row.sizes, other.sizes), key=lambda span: span.low)
+            assert first.high < second.low, (row, other)
+        seen.setdefault(same, []).append(row)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "floor"),
+    [
+        (key("A100 SXM 80GB", op="gemm_bf16", size=None, nodes=7), 249.3),
+        (key("H100 SXM", op="peer_copy", size=None), 335),
+        (key("H100 NVL", op="peer_copy", size=None, gpus=2), 256),
+    ],
+)
+def test_the_row_that_fits_the_key_is_found(wanted: Key, floor: float) -> None:
+    found = table().find(wanted)
+    assert found.floor == floor
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        key("H100 NVL", op="peer_copy", size=None, gpus=4),
+        key("H100 SXM", op="gemm_fp32", size=None),
+        key("RTX 4090", op="gemm_bf16", size=None),
+    ],
+    ids=["more GPUs", "another operation", "another GPU"],
+)
+def test_nothing_is_guessed_for_a_key_that_no_row_has(wanted: Key) -> None:
+    assert table().find(wanted) is None
+
+
+def test_a_users_row_overrides_the_shipped_one_and_leaves_the_others(tmp_path: Path) -> None:
+    file = tmp_path / "mine.csv"
+    file.write_text(HEADER + "h100 sxm,all_reduce,,8,1,300,,our acceptance test\n")
+    found = table(file).find(key("H100 SXM"))
+    assert (found.floor, found.own) == (300, True)
+    assert found.origin == "our acceptance test, your file"
+    other = table(file).find(key("B200 SXM", op="gemm_bf16", size=None))
+    assert not other.own
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (HEADER + "x,all_reduce,,8,1,fast,,me\n", "line 2, column floor: 'fast' is not a number."),
+        (HEADER + "x,all_reduce,,8,1,nan,,me\n", "line 2, column floor: 'nan' is not a number from 0 up."),
+        (HEADER + "x,all_reduce,,8,1,,,me\n", "line 2, column floor: '' is missing."),
+        (HEADER + "x,all_reduce,,8,1,9,8,me\n", "line 2, column warn: '8' is below the floor 9."),
+        (HEADER + "x,all_redcue,,8,1,9,,me\n", "line 2, column op: 'all_redcue' is not known."),
+        (HEADER + "x,all_reduce,,8,4-2,9,,me\n", "line 2, column nodes: '4-2' ends before it begins."),
+        (HEADER + "x,all_reduce,,8,1,9,,me,too\n", "line 2: there are more values than columns."),
+        ("system,op,flor,source\n", "line 1, column 'flor': there is no such column."),
+        ("system,op,source\n", "line 1: the column floor is missing."),
+    ],
+)
+def test_a_mistake_is_named_by_line_column_and_value(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "mine.csv"
+    file.write_text(text)
+    with pytest.raises(UserError) as error:
+        table(file)
+    assert error.value.problem == f"{file}, {said}"
+    assert error.value.advice
+    assert "\n" not in error.value.problem
+
+
+def test_a_file_that_is_not_there_or_not_text_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="can't be read: No such file"):
+        table(tmp_path / "missing.csv")
+    (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00\xd8")
+    with pytest.raises(UserError, match="is not a CSV file"):
+        table(tmp_path / "binary.csv")

@@ -1,0 +1,35 @@
+"""Figures that a rank measures alone."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from checklist.run import node_checks
+
+CPU = torch.device("cpu")
+
+
+def speeds_in_turn(monkeypatch: pytest.MonkeyPatch, speeds: list[float]) -> None:
+    """Products that are as fast as told, one after the other, and again from the first."""
+    told = itertools.cycle(speeds)
+    monkeypatch.setattr(node_checks, "_product", lambda *_: lambda: next(told))
+
+
+def test_a_burst_is_told_by_its_fastest_and_a_load_by_all_its_products(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    speeds_in_turn(monkeypatch, [690.0, *[764.0] * 7, *[655.0] * 12])
+    assert node_checks._burst(CPU, torch.bfloat16) == [764.0] * node_checks._FASTEST
+    assert sorted(node_checks._load(CPU, torch.bfloat16, 0.0)) == [
+        690.0,
+        *[764.0] * (node_checks._FEWEST - 1),
+    ]
+
+
+def test_products_are_really_multiplied() -> None:
+    burst, load = node_checks._burst(CPU, torch.float32), node_checks._load(CPU, torch.float32, 0.0)
+    assert (len(burst), len(load)) == (node_checks._FASTEST, node_checks._FEWEST)
+    assert all(value > 0 for value in (*burst, *load))

@@ -1,0 +1,65 @@
+"""What daemon pods ask for is counted as the scheduler counts it, and only where it is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from estimator.hardware.cluster.pods import ASKED_NODES, most_of
+from estimator.hardware.cluster.tables import Room
+
+MIB = 2**20
+
+
+def _pod(owner: str | None, *requests: tuple[str, str], **spec: Any) -> dict[str, Any]:
+    containers = [{"resources": {"requests": {"cpu": cpu, "memory": memory}}} for cpu, memory in requests]
+    owners = [{"kind": owner}] if owner else []
+    return {
+        "metadata": {"name": "pod", "ownerReferences": owners},
+        "spec": {"containers": containers, **spec},
+    }
+
+
+class _Nodes:
+    """Answers for pods by node, and keeps what was asked."""
+
+    def __init__(self, **pods: list[dict[str, Any]]) -> None:
+        self.pods, self.asked = pods, [""]
+
+    def get(self, path: str, **query: str) -> dict[str, Any]:
+        assert path == "/api/v1/pods"
+        self.asked.append(query["fieldSelector"])
+        name = query["fieldSelector"].split(",")[0].partition("=")[2]
+        items = [{**pod, "spec": {**pod["spec"], "nodeName": name}} for pod in self.pods[name]]
+        return {"kind": "PodList", "items": items}
+
+
+def test_pods_of_daemon_sets_and_of_the_node_itself_are_summed() -> None:
+    sidecar = {"restartPolicy": "Always", "resources": {"requests": {"cpu": "5m", "memory": "8Mi"}}}
+    first = {"resources": {"requests": {"cpu": "300m"}}}  # more than all that runs after it
+    cluster = _Nodes(
+        a=[
+            _pod("DaemonSet", ("25m", "40Mi"), ("25m", "20Mi")),
+            _pod("Node", ("100m", "0")),
+            _pod("DaemonSet", ("10m", "40Mi"), initContainers=[sidecar, first]),
+            _pod("DaemonSet", ("0", "0"), overhead={"cpu": "50m"}),
+            _pod("DaemonSet", containers=[{}]),
+            _pod("Job", ("48", "1000Gi")),
+            _pod(None, ("1", "1Gi")),
+        ]
+    )
+    room = most_of(cluster.get, ["a"])
+    assert room == Room(cpu=0.05 + 0.1 + 0.3 + 0.05, memory_bytes=108 * MIB)
+    assert "status.phase!=Succeeded" in cluster.asked[-1]
+
+
+def test_of_several_nodes_the_fullest_counts_and_only_a_few_are_asked() -> None:
+    light, heavy = [_pod("DaemonSet", ("100m", "2Gi"))], [_pod("DaemonSet", ("1", "1Gi"))]
+    cluster = _Nodes(**{f"n{i}": heavy if i == 1 else light for i in range(9)})
+    assert most_of(cluster.get, [f"n{i}" for i in range(9)]) == Room(cpu=1, memory_bytes=2048 * MIB)
+    assert len(cluster.asked) - 1 == ASKED_NODES
+
+
+def test_a_node_without_any_or_no_node_at_all_tells_nothing() -> None:
+    cluster = _Nodes(a=[_pod("DaemonSet", ("100m", "1Gi"))], new=[_pod("Job", ("1", "1Gi"))])
+    assert most_of(cluster.get, ["a", "new"]) is None
+    assert most_of(cluster.get, []) is None

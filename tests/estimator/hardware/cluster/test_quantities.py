@@ -1,0 +1,30 @@
+"""Amounts as Kubernetes writes them, read as its own client reads them."""
+
+from __future__ import annotations
+
+import pytest
+
+from estimator.hardware.cluster.quantities import quantity
+
+WRITTEN = (
+    *("0", "8", "7910m", "0.1", ".5", "2.", "+1", "-1", "100m", "1e3", "1E3", "2e-3", "12e+6"),
+    *(f"1.5{unit}" for unit in "numkMGTPE"),
+    *(f"96{unit}" for unit in ("Ki", "Mi", "Gi", "Ti", "Pi", "Ei")),
+    *("123456789Ki", "0.25Gi"),
+)
+
+
+@pytest.mark.parametrize("text", WRITTEN)
+def test_it_is_what_kubernetes_own_client_reads(text: str) -> None:
+    parse = pytest.importorskip("kubernetes.utils").parse_quantity
+    assert quantity(text) == float(parse(text))
+
+
+def test_a_number_is_one_too() -> None:
+    assert quantity(4) == 4.0
+
+
+@pytest.mark.parametrize("text", ["", "Gi", "1Gib", "1 Gi", "1e", "ten", "1mm", "1.2.3", "nan", "inf"])
+def test_anything_else_is_none(text: str) -> None:
+    with pytest.raises(ValueError, match="is not an amount as Kubernetes writes it"):
+        quantity(text)

@@ -1,0 +1,64 @@
+"""Refreshed prices over the table: which of the two counts, and a damaged cache."""
+
+from pathlib import Path
+
+from estimator import hardware
+from estimator.hardware.prices import cache
+
+
+def cached(text: str) -> hardware.Catalogue:
+    file = cache.path()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(
+        "cloud,instance_type,on_demand_usd_h,spot_usd_h,price_region,price_date,price_source\n" + text
+    )
+    hardware.forget()
+    return hardware.catalogue()
+
+
+def test_a_refreshed_price_goes_in_when_it_is_not_older() -> None:
+    made = cached(
+        "aws,p5.48xlarge,50,20,eu-west-1,2026-08-01,API\n"
+        "aws,g5.xlarge,1,0.4,us-east-1,2026-01-01,API\n"
+        "gcp,a2-highgpu-1g,3,,us-central1,2026-08-09,API\n"
+    )
+    new = made.instance("p5.48xlarge")
+    assert (new.usd_per_hour, new.spot_usd_per_hour, new.region, new.price_source) == (
+        50,
+        20,
+        "eu-west-1",
+        "API",
+    )
+    assert made.instance("g5.xlarge").usd_per_hour == 1.006
+    assert made.instance("a2-highgpu-1g").usd_per_hour == 3
+    assert made.instance("a2-highgpu-1g").spot_usd_per_hour == 1.92802
+
+
+def test_a_refreshed_spot_price_alone_does_not_make_the_other_price_younger() -> None:
+    item = cached("aws,p5.48xlarge,,20,us-east-1,2026-08-01,EC2 API\n").instance("p5.48xlarge")
+    assert (item.usd_per_hour, item.spot_usd_per_hour, item.price_date) == (55.04, 20, "2026-07-20")
+    assert item.price_source.endswith("; spot: EC2 API us-east-1 2026-08-01")
+
+
+def test_a_damaged_cache_is_told_and_nothing_is_lost(own: Path) -> None:
+    made = cached("aws,p5.48xlarge,fifty,,,,\n")
+    assert made.instance("p5.48xlarge").usd_per_hour == 55.04
+    assert len(made.warnings) == 1
+    assert "'fifty' is not a number" in made.warnings[0]
+
+
+def test_a_users_row_wins_over_a_refreshed_price(own: Path) -> None:
+    cached("aws,p5.48xlarge,50,20,us-east-1,2026-08-01,API\n")
+    own.write_text("instance_type,on_demand_usd_h\np5.48xlarge,31\n")
+    assert hardware.catalogue(own).instance("p5.48xlarge").usd_per_hour == 31
+
+
+def test_a_fact_that_the_table_lacks_is_filled_in_and_others_stay() -> None:
+    lacks = {"cloud": "aws", "instance_type": "p3.2xlarge", "network_Gbps": "10", "spec_source": "EC2"}
+    has = {"cloud": "aws", "instance_type": "p6-b200.48xlarge", "network_Gbps": "1600", "spec_source": "EC2"}
+    cache.write(cache.path(), {"p3.2xlarge": lacks, "p6-b200.48xlarge": has})
+    hardware.forget()
+    assert hardware.instance("p3.2xlarge").network_gbps == 10
+    assert hardware.instance("p3.2xlarge").source.endswith("; EC2")
+    assert hardware.instance("p6-b200.48xlarge").network_gbps == 3200
+    assert not hardware.instance("p6-b200.48xlarge").source.endswith("EC2")

@@ -1,0 +1,367 @@
+"""A training run heeds its cluster's newest checklist: it stops, avoids bad nodes, takes the bandwidth."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import socketserver
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checklist import result as results
+from checklist.outputs.taint import EFFECT, KEY, LABEL
+from checklist.result import SCHEMA_VERSION, Result
+from checklist.verdict import judge
+from estimator.plan import Plan
+from flows.cluster_check import gate
+from flows.cluster_check.gate import Checked
+from tests.checklist.clusters import Cluster
+from tests.checklist.runs import cpu_run, gpu_run, with_pairs
+from tests.checklist.servers import Api, kubeconfig, nodes_api
+from tests.flows.conftest import FLOW, environment
+
+# Leaves what the checklist flow's step `verdict` leaves, with results that no machine here could measure
+STAND_IN = """
+import json, os
+from metaflow import FlowSpec, step
+
+class ChecklistFlow(FlowSpec):
+    @step
+    def start(self):
+        self.cluster = os.environ["CLUSTER"]
+        self.next(self.verdict)
+
+    @step
+    def verdict(self):
+        assert self.cluster != "broken"
+        with open(os.environ["RESULT"]) as file:
+            self.result = json.load(file)
+        self.next(self.end)
+
+    @step
+    def end(self):
+        assert self.result["verdict"] != "FAIL"
+
+if __name__ == "__main__":
+    ChecklistFlow()
+"""
+ASK = """
+import json, sys
+from metaflow import get_namespace, namespace
+namespace("user:somebody")
+from flows.cluster_check.gate import newest
+found, problem = newest(sys.argv[1], limit_s=float(sys.argv[2]))
+named = found and [found.run, found.result.verdict, found.result.headline]
+print(json.dumps([named, problem, get_namespace()]))
+"""
+ROOT = FLOW.parents[1]
+HOUR, DAY = 3600.0, 86_400.0
+
+
+def healthy(age_s: float = 60.0, nodes: int = 8, **changes: Any) -> Result:
+    run = gpu_run(nodes)
+    return judge(dataclasses.replace(run, started_unix=time.time() - run.seconds - age_s, **changes))
+
+
+def slow(age_s: float = 60.0) -> Result:
+    share = {2: 0.25}
+    run = with_pairs(gpu_run(8), Cluster(nodes=8, speed=45, transmit=share, receive=share))
+    return judge(dataclasses.replace(run, started_unix=time.time() - run.seconds - age_s))
+
+
+def checked(result: Result) -> Checked:
+    return Checked(run="ChecklistFlow/7", result=result, age_s=time.time() - result.finished_unix)
+
+
+def leave(home: Path, cluster: str, result: Result, **changes: Any) -> None:
+    """Run the flow that leaves this result for that cluster."""
+    flow, file = home / "checklist_flow.py", home / "result.json"
+    flow.write_text(STAND_IN)
+    file.write_text(json.dumps({**json.loads(results.to_json(result)), **changes}))
+    subprocess.run(
+        [sys.executable, str(flow), "--no-pylint", "run"],
+        cwd=home,
+        env=environment(home, CLUSTER=cluster, RESULT=str(file), METAFLOW_USER="nightly"),
+        capture_output=True,
+        timeout=200,
+        check=False,
+    )
+
+
+def newest(home: Path, cluster: str, limit_s: float = 60, **more: str) -> list[Any]:
+    done = subprocess.run(
+        [sys.executable, "-c", ASK, cluster, str(limit_s)],
+        cwd=ROOT,
+        env=environment(home, **more),
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=True,
+    )
+    read: list[Any] = json.loads(done.stdout)
+    return read
+
+
+def finetune(home: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(FLOW), "--no-pylint", *arguments],
+        cwd=home,
+        env=environment(home, **more),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+# ---- what it says
+
+
+def test_a_failure_of_less_than_a_day_is_refused_with_finding_nodes_age_and_the_way_round() -> None:
+    error = checked(slow(3 * HOUR)).refusal("kubernetes")
+    assert error.problem.startswith(
+        "The checklist of this cluster failed 3.0 h ago (ChecklistFlow/7): host-2 is slow in both directions"
+    )
+    assert error.problem.endswith(" Bad nodes: host-2.")
+    *_, again, anyway = error.advice.splitlines()
+    assert again == "Then run the checklist again: finetune check --with kubernetes"
+    assert anyway == "To train all the same: --ignore-checklist"
+    resumed = checked(slow()).refusal("local", resumes=True)
+    assert resumed.advice.endswith("METAFLOW_RUN_IGNORE_CHECKLIST=1 before the command")
+
+
+def test_an_older_failure_or_no_verdict_is_a_line_and_a_pass_is_nothing() -> None:
+    old = checked(slow(25 * HOUR))
+    assert old.refusal("batch") is None
+    assert old.remarks()[0].startswith(
+        "The checklist of this cluster failed 25.0 h ago (ChecklistFlow/7): host-2"
+    )
+    unknown = checked(judge(dataclasses.replace(gpu_run(8), pairs=())))
+    assert unknown.refusal("batch") is None
+    assert "had no verdict" in unknown.remarks()[0]
+    assert checked(healthy()).refusal("batch") is None
+    assert checked(healthy()).remarks() == ()
+
+
+def test_the_bandwidth_between_nodes_is_what_the_checklist_measured_between_nodes() -> None:
+    made = healthy()
+    found = checked(made).bandwidth()
+    assert found.inter_node_gbytes_per_s == made.busbw_gbytes_per_s is not None
+    assert found.intra_node_gbytes_per_s is None
+    assert found.source == "ChecklistFlow/7, all_reduce of 16.0 GiB over 8 nodes"
+    assert found.date == time.strftime("%Y-%m-%d", time.gmtime(made.finished_unix))
+
+
+def test_the_bandwidth_of_one_nodes_gpus_is_theirs_alone() -> None:
+    found = checked(healthy(nodes=1)).bandwidth()
+    assert found.inter_node_gbytes_per_s is None
+    assert found.intra_node_gbytes_per_s == pytest.approx(480 * 2 * 7 / 8 / 2)
+    assert found.source.endswith("over the 8 GPUs of a node")
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        healthy(age_s=31 * DAY),
+        healthy(local=True),
+        healthy(collectives=()),
+        judge(cpu_run(2, started_unix=time.time() - 100)),
+    ],
+    ids=["a month old", "nodes of one machine", "not measured", "gloo"],
+)
+def test_what_says_nothing_of_the_clusters_network_does_not_replace_the_datasheet(made: Result) -> None:
+    assert checked(made).bandwidth() is None
+
+
+def plan_for(gpu: str | None, instance: str | None) -> Plan:
+    from estimator import Job, Target, plan
+    from estimator.models import find
+
+    made = plan(Job(model=find("llama-8b"), method="lora"), Target(kind="kubernetes"))
+    return dataclasses.replace(
+        made, request=dataclasses.replace(made.request, gpu_type=gpu, instance_type=instance)
+    )
+
+
+def test_another_machines_bandwidth_is_not_taken() -> None:
+    of = checked(healthy()).is_of
+    assert of(plan_for("H100 SXM", "p5.48xlarge"))
+    assert not of(plan_for("H100 SXM", "p5e.48xlarge"))
+    assert not of(plan_for("A100 SXM 80GB", None))
+    assert not of(plan_for(None, None))
+
+
+# ---- bad nodes
+
+
+@pytest.fixture
+def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    served = Api(8)
+    with nodes_api(served) as url:
+        monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, url)))
+        yield served
+
+
+def labelled(api: Api, **values: str) -> None:
+    for name, node in api.nodes.items():
+        node["metadata"]["labels"][LABEL] = values.get(name.replace("-", ""), "true")
+
+
+def test_bad_nodes_are_kept_out_by_the_label_of_fit_ones_however_old_the_failure(api: Api) -> None:
+    labelled(api, host2="false")
+    found = gate.exclude_nodes(checked(slow(90 * DAY)), "kubernetes")
+    assert found.labels == ((LABEL, "true"),)
+    assert found.lines == (f"Kept out by asking for nodes with {LABEL}=true: host-2.",)
+
+
+def test_a_tainted_node_needs_no_label(api: Api) -> None:
+    api.nodes["host-2"]["spec"]["taints"].append({"key": KEY, "value": "true", "effect": EFFECT})
+    found = gate.exclude_nodes(checked(slow()), "kubernetes")
+    assert found.labels == ()
+    assert found.lines == (f"Kept out by their taint {KEY}: host-2.",)
+
+
+@pytest.mark.parametrize("marks", [{}, {"host2": "true"}], ids=["unlabelled", "called fit"])
+def test_a_node_that_nothing_keeps_out_is_told_with_the_command_for_it(
+    api: Api, marks: dict[str, str]
+) -> None:
+    if marks:
+        labelled(api, **marks)
+    found = gate.exclude_nodes(checked(slow()), "kubernetes")
+    assert found.labels == ()
+    assert found.lines == (
+        f"Not kept out: host-2. To do so: kubectl taint nodes host-2 {KEY}=true:NoSchedule",
+    )
+
+
+def test_without_access_to_nodes_or_on_batch_it_is_one_line_and_the_run_goes_on(
+    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api.refuse["GET"] = 403
+    (line,) = gate.exclude_nodes(checked(slow()), "kubernetes").lines
+    assert line.startswith("Nodes that failed the checklist: host-2. Whether they are marked is unknown:")
+    (line,) = gate.exclude_nodes(checked(slow()), "batch").lines
+    assert line.endswith("batch can't be told to avoid them: terminate those machines.")
+    assert gate.exclude_nodes(checked(healthy()), "batch") == gate.NodeExclusion()
+    assert gate.exclude_nodes(checked(slow()), "local") == gate.NodeExclusion()
+
+
+# ---- where it is read
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+def test_the_newest_verdict_of_the_same_cluster_counts_whoever_launched_it(tmp_path: Path) -> None:
+    assert newest(tmp_path, "kubernetes:a/train") == [None, None, "user:somebody"]
+    leave(tmp_path, "kubernetes:a/train", healthy())
+    leave(tmp_path, "kubernetes:a/train", slow())
+    leave(tmp_path, "kubernetes:b/train", healthy(), version=7)
+    leave(tmp_path, "broken", healthy())
+
+    found, problem, namespace = newest(tmp_path, "kubernetes:a/train")
+    assert found[1] == "FAIL", "its run has failed, its verdict has not"
+    assert found[2].startswith("host-2 is slow")
+    assert re.fullmatch(r"ChecklistFlow/\d+", found[0])
+    assert (problem, namespace) == (None, "user:somebody")
+    found, problem, _ = newest(tmp_path, "kubernetes:b/train")
+    assert found is None
+    assert re.fullmatch(
+        r"The newest checklist of this cluster \(ChecklistFlow/\d+\) can't be used: The result has schema "
+        rf"version 7; this program reads {SCHEMA_VERSION}\.",
+        problem,
+    )
+    assert newest(tmp_path, "broken")[:2] == [None, None]
+
+
+@pytest.mark.slow
+def test_a_metadata_service_that_hangs_or_is_gone_holds_no_run_up(tmp_path: Path) -> None:
+    class Silent(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            while self.request.recv(4096):
+                pass
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Silent) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        service = {
+            "METAFLOW_DEFAULT_METADATA": "service",
+            "METAFLOW_SERVICE_URL": f"http://127.0.0.1:{server.server_address[1]}",
+        }
+        found, problem, _ = newest(tmp_path, "kubernetes:a/train", limit_s=1, **service)
+        server.shutdown()
+    assert found is None
+    assert problem == "No checklist of this cluster was found within 1 s."
+
+
+# ---- the flow
+
+
+@pytest.mark.slow
+def test_a_run_stops_at_a_failed_checklist_of_its_cluster_before_anything_is_submitted(
+    tmp_path: Path,
+) -> None:
+    leave(tmp_path, "prod", slow(3 * HOUR))
+    for arguments in (("run",), ("run", "--plan-only")):
+        stopped = finetune(tmp_path, *arguments, FINETUNE_CLUSTER="prod")
+        assert stopped.returncode == 2
+        assert "The checklist of this cluster failed 3.0 h ago" in stopped.stdout
+        assert "Bad nodes: host-2." in stopped.stdout
+        assert "Traceback" not in stopped.stdout
+    assert not (tmp_path / ".metaflow" / "FinetuneFlow").exists(), "no run has begun"
+
+    ignored = finetune(tmp_path, "run", "--plan-only", "--ignore-checklist", FINETUNE_CLUSTER="prod")
+    assert ignored.returncode == 0
+    assert "The checklist of this cluster failed 3.0 h ago" in ignored.stdout
+    assert "Plan: tiny-llama" in ignored.stdout
+    elsewhere = finetune(tmp_path, "run", "--plan-only", FINETUNE_CLUSTER="test")
+    assert elsewhere.returncode == 0
+    assert "checklist" not in elsewhere.stdout
+
+
+@pytest.mark.slow
+def test_the_plan_takes_the_measured_bandwidth_and_asks_for_fit_nodes(tmp_path: Path, api: Api) -> None:
+    labelled(api, host2="false")
+    asked = ("--with", "kubernetes", "run", "--plan-only", "--verbose", "--model", "llama-70b")
+    asked += (
+        "--method",
+        "full",
+        "--instance-type",
+        "p5.48xlarge",
+        "--nodes",
+        "4",
+        "--global-batch-size",
+        "64",
+    )
+    asked += ("--from-catalogue",)  # the nodes here have no GPUs
+    kept = {"FINETUNE_CLUSTER": "prod", "KUBECONFIG": str(tmp_path / "kubeconfig")}
+    before = finetune(tmp_path, *asked, **kept).stdout
+    bad = slow(30 * HOUR)
+    collectives = tuple(
+        dataclasses.replace(item, busbw_gbytes_per_s=20.0) for item in bad.measurements.collectives
+    )
+    bad = judge(dataclasses.replace(bad.measurements, collectives=collectives))
+    leave(tmp_path, "prod", bad)
+    after = finetune(tmp_path, *asked, **kept).stdout
+
+    assert "checklist" not in before
+    assert speed(after) < 0.8 * speed(before)
+    flat = " ".join(after.split())
+    assert re.search(
+        r"- between nodes 20 GB/s as measured \(ChecklistFlow/\d+, all_reduce of 16.0 GiB over 8 nodes,",
+        flat,
+    )
+    assert f"Kept out by asking for nodes with {LABEL}=true: host-2." in flat
+    assert f"disk, labelled {LABEL}=true" in flat
+
+
+def speed(text: str) -> float:
+    (found,) = re.findall(r"^Speed +([\d,]+) tokens/s", text, re.MULTILINE)
+    return float(found.replace(",", ""))

@@ -1,0 +1,63 @@
+"""What the flow's steps make of measurements that came back in part, or not at all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from checklist.measurements import Hang, Phase
+from flows.cluster_check import steps
+from flows.cluster_check.launch import Launch, resolve
+from tests.checklist.runs import gpu_run
+from tests.flows.checklist_options import options_with, run_config_with
+
+
+def test_a_run_of_which_nothing_came_back_has_no_verdict_and_says_why() -> None:
+    run_config = run_config_with()
+    measured = steps.merge(run_config, [(1, None, "it was killed"), (0, None, "no port is free")])
+    result = steps.judge_run(run_config, measured, steps.PastRuns())
+    assert result.verdict == "NO-VERDICT"
+    assert "Node 0: no port is free" in result.headline
+    assert steps.from_plain(steps.to_plain(result)) == result
+    refusal = steps.explain_refusal(result)
+    assert refusal.problem.startswith("NO-VERDICT: ")
+
+
+def test_a_lost_step_is_judged_by_what_was_kept_and_its_lost_node_is_named_but_not_blamed() -> None:
+    launch = Launch(backend="kubernetes", gpus_per_node=8, thresholds=None, thresholds_file="")
+    run_config = resolve(options_with(), launch, datastore="s3://bucket/root")
+    lost = Hang(
+        rank=8, node=1, phase="world", op="all_reduce", sequence=3, waited_s=1, kind="lost", detail="gone"
+    )
+    run = gpu_run(2)
+    ended = Phase(name="world", status="failed", reason="node 1 was lost")
+    phases = tuple(ended if phase.name == "world" else phase for phase in run.phases)
+    kept = replace(run, hangs=(lost,), phases=phases, collectives=(), transport=None)
+
+    told = steps.judge_run(run_config, steps.merge(run_config, [], kept=kept), steps.PastRuns())
+    assert (told.verdict, told.bad_nodes) == ("FAIL", ("host-1",)), "a step that ended well: it is the node"
+
+    result = steps.judge_run(run_config, steps.merge(run_config, [], lost=True, kept=kept), steps.PastRuns())
+    assert (result.verdict, result.bad_nodes, result.healthy_nodes) == ("NO-VERDICT", (), ())
+    assert "host-1 was lost in all_reduce of phase world" in result.check("hangs").reason  # type: ignore[union-attr]
+    assert any("did not come to its end" in note for note in result.notes)
+    assert steps.from_plain(steps.to_plain(result)) == result
+
+    pod = "pod t-1 on node-b has failed: Evicted: low on memory"
+    measured = steps.merge(run_config, [], lost=True, endings=(pod,))
+    nothing = steps.judge_run(run_config, measured, steps.PastRuns())
+    assert nothing.verdict == "NO-VERDICT"
+    assert pod in nothing.headline
+
+
+def test_a_gpu_that_others_use_is_not_loaded_and_that_is_no_pass() -> None:
+    run = gpu_run(2)
+    why = "the GPU of rank 0 on host-0 is used by 3 other processes"
+    phases = tuple(
+        replace(phase, status="skipped", reason=why) if phase.name in ("node", "world", "pairs") else phase
+        for phase in run.phases
+    )
+    busy = replace(run, phases=phases, locals=(), collectives=(), pairs=(), health=(), transport=None)
+    result = steps.judge_run(run_config_with(), busy, steps.PastRuns())
+    assert result.verdict == "NO-VERDICT"
+    assert why in result.headline
+    assert why in steps.explain_refusal(result).problem  # type: ignore[union-attr]

@@ -1,0 +1,142 @@
+"""A training that is held up says by whom, and the next checklist looks there first."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checklist.verdict import judge
+from flows.cluster_check import suspicions
+from launchers.report.telemetry import Straggling
+from launchers.store.bundles import LocalStorage
+from tests.checklist.clusters import Cluster
+from tests.checklist.runs import gpu_run, with_pairs
+from tests.conftest import write_sums
+from tests.flows.conftest import FLOW, environment, left_behind, start_flow
+
+SOON = 20  # steps
+STEPS = 30
+STOPPED_S, RUNS_S = 0.1, 0.02  # often in a step: as a processor that is slow, wherever it computes
+
+
+def _pid_of_rank_1(home: Path) -> int | None:
+    """Of a rank that has made a step."""
+    for file in home.glob("work/**/telemetry/rank-00001.jsonl"):
+        events = [json.loads(line) for line in file.read_text().splitlines()]
+        if any(event["kind"] == "step" for event in events):
+            return next(int(event["pid"]) for event in events if event["kind"] == "dist")
+    return None
+
+
+@contextlib.contextmanager
+def _slowed(home: Path, training: subprocess.Popen[str]) -> Iterator[None]:
+    """Rank 1 stands still most of the time, from its first step on."""
+    over = threading.Event()
+
+    def slow() -> None:
+        while (pid := _pid_of_rank_1(home)) is None and training.poll() is None and not over.wait(0.2):
+            continue
+        with contextlib.suppress(ProcessLookupError):
+            while pid is not None and not over.is_set():
+                os.kill(pid, signal.SIGSTOP)
+                time.sleep(STOPPED_S)
+                os.kill(pid, signal.SIGCONT)
+                time.sleep(RUNS_S)
+
+    thread = threading.Thread(target=slow)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _flow(home: Path, flow: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, str(flow), *arguments],
+        cwd=home,
+        env=environment(home, AWS_EC2_METADATA_DISABLED="true"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=480,
+        check=False,
+    )
+    return done.stdout
+
+
+def _late(rank: int, host: str, **changes: Any) -> Straggling:
+    values = {"local_rank": 0, "node": rank, "since": 3, "step": 20, "share": 0.4, "whole_node": True}
+    return Straggling(**{"rank": rank, "host": host, **values, **changes})
+
+
+def test_what_trainings_have_left_is_read_until_a_checklist_has_measured_the_node(tmp_path: Path) -> None:
+    store = LocalStorage(tmp_path)
+    for rank in (1, 2):
+        one = _late(rank, f"host-{rank}")
+        suspicions.leave(one, cluster="kubernetes:a.b:6443", run="7", on_gpus=True, store=store)
+    suspicions.leave(_late(3, "host-3", over=True), cluster="kubernetes:a.b:6443", run="7", on_gpus=True)
+    assert suspicions.read("kubernetes:a.b", store) == ()
+    left = suspicions.read("kubernetes:a.b:6443", store)
+    assert [each.node for each in left] == ["host-1", "host-2"]
+    line = "Training 7 said: node 1 (host-1) is late: it delays the others by 40% of each step since step 3."
+    assert suspicions.notes(left)[0] == line
+    healthy = with_pairs(gpu_run(8), Cluster(nodes=8, speed=45))
+    suspicions.settle(left, judge(healthy, suspects=("host-1",)), store)
+    assert [each.node for each in suspicions.read("kubernetes:a.b:6443", store)] == ["host-2"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("engine", ["fsdp2", pytest.param("torchtune", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+def test_a_slowed_rank_is_named_within_20_steps_and_the_next_checklist_hears_of_it(
+    tmp_path: Path, engine: str
+) -> None:
+    data = write_sums(tmp_path / "sums.jsonl")
+    training = start_flow(
+        tmp_path,
+        [
+            *("run", "--model=tiny-llama", f"--dataset={data}", f"--engine={engine}", "--method=full"),
+            *("--nodes=2", f"--max-steps={STEPS}", "--epochs=50", "--global-batch-size=4", "--seq-len=128"),
+            *("--set=log_every=1", "--set=evaluation.generations=0", "--set=checkpoint_every=0"),
+        ],
+    )
+    with _slowed(tmp_path, training):
+        training.wait(600)
+    log = (tmp_path / "log").read_text()
+    assert training.returncode == 0, log
+    assert left_behind(tmp_path) == []
+    name = os.uname().nodename
+    said = re.findall(rf"WARNING: node 1 \({name}\) is late: .* since step (\d+)", log)
+    assert len(said) == 1, log
+    before = log[: log.index("WARNING: node 1")]
+    at = max(int(step) for step in re.findall(rf"step (\d+)/{STEPS}", before))
+    assert at - int(said[0]) <= SOON
+    assert "WARNING: node 0" not in log
+
+    run = (tmp_path / "run_id").read_text()
+    task = re.findall(rf"\[{run}/train_nodes/(\d+)", before)[-1]  # the one that has named it
+    page = tmp_path / "card.html"
+    _flow(tmp_path, FLOW, "card", "get", f"{run}/train_nodes/{task}", str(page), "--id", "finetune")
+    data_of_card = re.search(r'__MF_DATA__\["[^"]+"\] = "([^"]+)"', page.read_text())
+    shown = base64.b64decode(data_of_card[1]).decode().replace("\\", "")
+    assert f"node 1 ({name}) is late" in shown
+
+    checklist = FLOW.with_name("checklist_flow.py")
+    told = " ".join(_flow(tmp_path, checklist, "run", "--only=ranks").split())
+    assert f"Training {run} said: node 1 ({name}) is late" in told, told

@@ -1,0 +1,142 @@
+"""``finetune chat``: a finished run's model answers from the command line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from estimator.errors import UserError
+from estimator.plan import GIB
+from flows.commands.flow_commands import chat as finetune_chat
+from launchers.inference import memory
+from tests.flows.conftest import FlowRun
+
+QUESTION = "What is 12 plus 30?"
+
+
+@pytest.fixture(scope="module")
+def run(finished_run: Callable[[str, str, int], FlowRun]) -> FlowRun:
+    return finished_run("torchtune", "lora", 2)
+
+
+@pytest.fixture
+def chat(run: FlowRun, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """``chat("--once", input="Hello", folder=...)``: the command as a user's shell has it."""
+    script = tmp_path / "finetune"
+    script.write_text("from estimator.cli.app import main\nmain()\n")
+
+    def call(
+        *words: str, message: str = QUESTION, folder: Path = run.home, **more: str
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, str(script), "chat", *words],
+            cwd=folder,
+            env={**run.environment, "PYTHONPATH": str(Path(__file__).parents[3]), **more},
+            input=message,
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+
+    return call
+
+
+def generated(folder: Path) -> str:
+    """The greedy answer as the page of a model says to ask it."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
+    inputs: Any = tokenizer.apply_chat_template(
+        [{"role": "user", "content": QUESTION}],
+        add_generation_prompt=True,
+        return_tensors="pt",
+        return_dict=True,
+    )
+    answer = model.generate(**inputs, max_new_tokens=24, do_sample=False)[0, inputs["input_ids"].shape[1] :]
+    return str(tokenizer.decode(answer, skip_special_tokens=True))
+
+
+@pytest.mark.slow
+def test_the_newest_run_answers_a_piped_message_as_generate_does(
+    run: FlowRun, chat: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    words = ("--once", "--max-new-tokens=24", "--temperature=0")
+    done = chat(*words)
+    assert done.returncode == 0, done.stderr
+    (folder,) = (run.home / "finetuned").glob("*/model")
+    assert done.stdout == generated(folder) + "\n"
+    with_base = chat(*words, "--with-base", run.run_id)
+    assert with_base.returncode == 0, with_base.stderr
+    assert with_base.stdout.startswith(f"tiny-llama-finetuned> {done.stdout}")
+    assert "\nbase> " in with_base.stdout
+
+
+def test_without_a_model_the_command_says_so_in_two_lines(
+    run: FlowRun, chat: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    (tmp_path / ".metaflow").mkdir()
+    nowhere = {"METAFLOW_DATASTORE_SYSROOT_LOCAL": str(tmp_path)}
+    cases = [
+        (("--once",), nowhere, "no run with a model"),
+        (("--once", "FinetuneFlow/17"), {}, "no run 17 of FinetuneFlow"),
+        (("--once", str(tmp_path)), {}, "no model in"),
+    ]
+    for words, more, expected in cases:
+        done = chat(*words, folder=tmp_path if more else run.home, **more)
+        assert done.returncode == 2
+        assert expected in done.stderr
+        assert len(done.stderr.splitlines()) == 2, done.stderr
+
+
+def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(
+    run: FlowRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder,) = (run.home / "finetuned").glob("*/model")
+    free = memory.Memory(device="cpu", free_bytes=(GIB // 8,))
+    monkeypatch.setattr(memory, "free_memory", lambda _: free)
+    with pytest.raises(UserError, match=r"needs .* to answer .* tokens\); 0.12 GiB are free"):
+        finetune_chat.chat(str(folder), max_new_tokens=16, device="cpu")
+
+
+@pytest.mark.slow
+def test_a_run_whose_folder_is_gone_answers_from_the_datastore(
+    run: FlowRun, chat: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    (home,) = (run.home / "finetuned").glob("*")
+    hidden = run.home / "elsewhere"
+    home.rename(hidden)
+    try:
+        done = chat("--once", "--max-new-tokens=4", XDG_CACHE_HOME=str(tmp_path / "cache"))
+    finally:
+        hidden.rename(home)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "cache" / "metaflow-finetune" / "runs" / f"FinetuneFlow-{run.run_id}").is_dir()
+
+
+@pytest.mark.slow
+def test_load_model_in_python_takes_a_run_and_restores_the_namespace(run: FlowRun) -> None:
+    code = """
+from metaflow import Run, get_namespace, load_model, namespace
+namespace(None)
+run = Run("FinetuneFlow/{run}")
+namespace("user:jane")
+model, tokenizer = load_model(run)
+print(type(model).__name__, bool(tokenizer.chat_template), get_namespace())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code.replace("{run}", run.run_id)],
+        cwd=run.home,
+        env=run.environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.stdout == "LlamaForCausalLM True user:jane\n", done.stderr

@@ -1,0 +1,204 @@
+"""finetune run, check, flow: which words the packaged flows get, and that they run from any folder."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flows.commands.flow_commands import (
+    BEFORE_COMMAND,
+    FLOWS,
+    command_line,
+    console_script,
+    flow_commands,
+    flow_words,
+)
+from tests.flows.conftest import environment
+
+SETTINGS = ["--config", "settings", "mine.yaml"]
+FINETUNE = [sys.executable, "-m", "estimator.cli.app"]
+
+
+def finetune(home: Path, *words: str, timeout: float = 120, **more: str) -> subprocess.CompletedProcess[str]:
+    """``finetune WORDS`` in the folder ``home``, which has nothing of ours in it."""
+    done = subprocess.run(
+        [*FINETUNE, *words],
+        cwd=home,
+        env=environment(home, **more),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert "Traceback" not in done.stdout + done.stderr
+    return done
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("", "run"),
+        ("--model llama-8b --with kubernetes:image=x", "run --model llama-8b --with kubernetes:image=x"),
+        ("--lr 1e-5 --config settings a.yaml --seed 3", "--config settings a.yaml run --lr 1e-5 --seed 3"),
+        ("--datastore=s3 --quiet --tag a", "--datastore=s3 --quiet run --tag a"),
+        ("--help", "run --help"),
+        ("--config settings", "--config settings run"),
+    ],
+)
+def test_what_metaflow_wants_before_its_command_may_stand_anywhere(words: str, expected: str) -> None:
+    assert flow_words("run", words.split()) == ("finetune_flow.py", expected.split())
+
+
+@pytest.mark.parametrize(
+    ("file", "words", "expected"),
+    [
+        ("finetune_flow.py", ["run", "--plan-only"], "finetune run --plan-only"),
+        ("finetune_flow.py", ["--quiet", "run", "--seed", "3"], "finetune run --quiet --seed 3"),
+        ("finetune_flow.py", ["resume"], "finetune flow resume"),
+        ("finetune_flow.py", ["--quiet", "resume"], "finetune flow --quiet resume"),
+        ("finetune_flow.py", [], "finetune flow"),
+        ("checklist_flow.py", ["run"], "finetune check"),
+        ("checklist_flow.py", ["card", "view", "a b"], "finetune flow checklist card view 'a b'"),
+        ("rejection_flow.py", ["run"], "finetune flow rejection run"),
+        ("mine.py", ["run"], "python /x/mine.py run"),
+    ],
+)
+def test_a_flows_command_is_written_as_finetune_takes_it(file: str, words: list[str], expected: str) -> None:
+    assert command_line(f"/x/{file}", words) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "file", "expected"),
+    [
+        ("resume", "finetune_flow.py", "resume"),
+        ("rejection run --score f", "rejection_flow.py", "run --score f"),
+        ("--datastore s3 linear", "finetune_flow.py", "--datastore s3 linear"),
+        ("checklist", "checklist_flow.py", "--help"),
+    ],
+)
+def test_the_first_word_may_name_the_flow(words: str, file: str, expected: str) -> None:
+    assert flow_words("flow", words.split()) == (file, expected.split())
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "expected"),
+    [
+        ("run", "my.yaml --lr 1e-4", "--config settings my.yaml run --lr 1e-4"),
+        ("run", "a/b.yml --quiet", "--config settings a/b.yml --quiet run"),
+        ("run", "--dataset my.yaml", "run --dataset my.yaml"),
+        ("check", "nightly.yaml", "--config options nightly.yaml run"),
+    ],
+)
+def test_a_leading_yaml_file_is_the_run_s_settings(command: str, words: str, expected: str) -> None:
+    assert flow_words(command, words.split()) == (FLOWS[flow_commands.RUNS[command]], expected.split())
+
+
+def test_every_flow_that_is_shipped_can_be_named() -> None:
+    files = {path.name for path in Path(flow_commands.__file__).parent.glob("*_flow.py")}
+    assert set(FLOWS.values()) == files
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "--batch-size", "8"], "Did you mean --global-batch-size?"),
+        (["run", "--modell", "x"], "Did you mean --model"),
+        (["run", "--model", "llama-8"], "Did you mean llama-8b"),
+        (["run", "--with", "kuberntes"], "Unknown step decorator kuberntes"),
+        (["check", "--nodes", "0"], "--nodes 0 is not possible."),
+        (["flow", "resume"], "A previous run id was not found."),
+        (["flow", "rejection", "rum"], "Try 'finetune flow rejection --help' for help."),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_every_mistake_before_a_run_ends_with_2_and_starts_none(
+    tmp_path: Path, words: list[str], said: str
+) -> None:
+    done = finetune(tmp_path, *words)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert said in done.stdout + done.stderr
+    assert "Workflow starting" not in done.stdout
+
+
+@pytest.mark.slow
+def test_the_options_that_may_stand_anywhere_are_those_that_metaflow_takes_before_its_commands(
+    tmp_path: Path,
+) -> None:
+    options = r"--(?:\w|-)+"
+    before = set(re.findall(options, finetune(tmp_path, "flow", "--help").stdout))
+    after = set(re.findall(options, finetune(tmp_path, "run", "--help").stdout))
+    assert before - after - {"--help"} == set(BEFORE_COMMAND)
+
+
+@pytest.mark.slow
+def test_completion_knows_the_commands_and_the_options_of_the_flows(tmp_path: Path) -> None:
+    def complete(line: str) -> set[str]:
+        asked = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
+        return set(finetune(tmp_path, _FINETUNE_COMPLETE="complete_bash", **asked).stdout.split())
+
+    assert {"plan", "run", "runs"} & complete("finetune ru") == {"run", "runs"}
+    assert complete("finetune run --mo") == {"--mode", "--model", "--modules-to-save", "--monitor"}
+    assert complete("finetune check --gpus-per") == {"--gpus-per-node"}
+    assert (complete("finetune plan --mode"), complete("finetune flow lin")) == ({"--model"}, {"linear"})
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_a_run_is_gone_on_with_and_its_card_seen_in_an_empty_folder(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("max_steps: 2\nseq_len: 128\n")
+    once = finetune(tmp_path, "run", "--set=evaluation.generations=0", *SETTINGS, timeout=300)
+    assert once.returncode == 0, once.stdout + once.stderr
+    again = finetune(tmp_path, "flow", "resume", "export", timeout=300)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert len(list(tmp_path.glob("finetuned/*/model/model.safetensors"))) == 2
+    card = finetune(tmp_path, "flow", "card", "get", "train", "card.html", "--id", "finetune")
+    assert (tmp_path / "card.html").stat().st_size > 10_000, card.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_a_checklist_runs_from_an_empty_folder_and_names_its_card(tmp_path: Path) -> None:
+    done = finetune(tmp_path, "check", "--nodes", "1", "--only", "gemm", "--device", "cpu", timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (task,) = re.findall(r"card: finetune flow checklist card view (\S+) --id checklist", done.stdout)
+    card = finetune(tmp_path, *f"flow checklist card get {task} card.html --id checklist".split())
+    assert (tmp_path / "card.html").stat().st_size > 10_000, card.stderr
+
+
+def test_the_next_steps_name_a_command_that_this_shell_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / ".venv" / "bin" / "finetune"
+    script.parent.mkdir(parents=True)
+    script.touch(mode=0o755)
+    monkeypatch.setattr(sys, "executable", str(script.with_name("python")))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "")
+    assert console_script() == ".venv/bin/finetune"
+    assert command_line("finetune_flow.py", ["card"], console_script()) == ".venv/bin/finetune flow card"
+    monkeypatch.chdir(script.parent.parent)
+    assert console_script() == "bin/finetune"
+    monkeypatch.chdir("/")
+    monkeypatch.setenv("PATH", str(script.parent))
+    assert console_script() == "finetune"
+    script.unlink()
+    monkeypatch.setenv("PATH", "")
+    assert console_script() == "finetune"
+
+
+@pytest.mark.parametrize("folder", ["", "examples"])
+def test_a_scorer_beside_the_settings_file_is_found_from_any_folder(folder: str, tmp_path: Path) -> None:
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples" / "scorer.py").write_text("def short(prompt, answer):\n    return 1.0\n")
+    (tmp_path / "examples" / "grpo.yaml").write_text(
+        "{task: grpo, method: lora, model: llama-8b, rl: {reward: 'scorer.py:short'}}\n"
+    )
+    file = "grpo.yaml" if folder else "examples/grpo.yaml"
+    done = finetune(tmp_path / folder, "run", file, "--with", "kubernetes", "--from-catalogue", "--plan-only")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Plan: llama-8b")

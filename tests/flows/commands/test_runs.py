@@ -1,0 +1,141 @@
+"""``finetune runs``: finished runs beside each other."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from decorators.past_runs import Attempt
+from flows.commands.flow_commands import past_runs
+from tests.decorators.backends.plans import planned
+from tests.flows.conftest import STEPS, FlowRun
+from tests.warm_python import WarmPython
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def run(finished_run: Callable[[str, str, int], FlowRun]) -> FlowRun:
+    return finished_run("torchtune", "lora", 2)
+
+
+@pytest.fixture(scope="module")
+def of_run(
+    run: FlowRun, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+    """``of_run("costs", "--json")``: the ``finetune`` command in that run's folder."""
+    script = tmp_path_factory.mktemp("command") / "finetune"
+    script.write_text("from estimator.cli.app import main\nmain()\n")
+    modules = ("estimator.cli.app", "flows.commands.costs", "flows.commands.past_runs", "flows.commands.runs")
+    with WarmPython(*modules, "metaflow", environment=run.environment, folder=run.home) as warm:
+        yield lambda *words: warm.run([str(script), *words], folder=run.home, environment=run.environment)
+
+
+def _finetune(*words: str, cwd: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "estimator.cli.app", *words],
+        cwd=cwd,
+        env={**env, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_a_finished_run_is_in_the_table_on_the_page_and_in_json(
+    run: FlowRun, of_run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    page = tmp_path / "runs.html"
+    table = of_run("runs")
+    assert table.returncode == 0, table.stderr
+    assert run.run_id in table.stdout
+    assert "held-out loss, before -> after" in table.stdout
+    assert "held-out loss while training" in table.stdout
+    as_json = of_run("runs", "--json", "--html", str(page), run.run_id)
+    assert as_json.returncode == 0, as_json.stderr
+    (record,) = json.loads(as_json.stdout)
+    assert record["state"] == "finished"
+    assert [metrics["step"] for metrics in record["metrics"]] == list(range(1, STEPS + 1))
+    assert (record["measured"]["steps"], record["evaluations"][-1]["step"]) == (STEPS, STEPS)
+    encoded = re.search(r'__MF_DATA__\["[^"]*"\] = "([^"]+)"', page.read_text())
+    assert encoded
+    assert run.run_id in base64.b64decode(encoded[1]).decode()
+
+
+def test_where_no_run_is_it_says_so_in_two_lines(tmp_path: Path) -> None:
+    (tmp_path / ".metaflow").mkdir()
+    kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    env = kept | {"METAFLOW_DEFAULT_DATASTORE": "local", "METAFLOW_DEFAULT_METADATA": "local"}
+    for words in (("runs",), ("runs", "123"), ("costs",)):
+        done = _finetune(*words, cwd=tmp_path, env=env)
+        assert done.returncode == 2
+        assert len(done.stderr.splitlines()) == 2, done.stderr
+        assert "FinetuneFlow" in done.stderr
+
+
+def test_what_a_run_has_used_is_added_up_by_user_and_a_machine_without_a_price_is_said(
+    run: FlowRun, of_run: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    told = of_run("costs", "--json")
+    assert told.returncode == 0, told.stderr
+    (jane, everybody) = json.loads(told.stdout)
+    assert (jane["name"], everybody["name"]) == ("tester", "all")
+    assert jane["runs"] == 1
+    assert 0 < jane["hours"] * 3600 < 3 * run.seconds  # two nodes, and the evaluation
+    assert (jane["usd"], jane["unpriced_hours"]) == (None, jane["hours"])
+    assert (jane["failed_hours"], jane["without_end"]) == (0, 0)
+    table = of_run("costs", "--by", "model", "--since", "1d")
+    assert re.search(r"tiny-llama +1 .* unknown ", table.stdout)
+    later = of_run("costs", "--by", "team", "--csv", "--since", "0h")
+    assert later.stdout.splitlines() == [
+        "team,runs,hours,failed_hours,usd,unpriced_hours,without_end",
+        "all,0,0.0,0.0,,0.0,0",
+    ]
+
+
+def test_an_hour_of_a_node_costs_its_share_of_the_plans_price() -> None:
+    plan = planned("llama-70b", "full", "H100", 4)
+    hourly = plan.prediction.usd_per_hour
+    assert hourly is not None
+    assert plan.evaluate.gpus_per_node < 8
+    for step, gpus in (("train", 8), ("train_nodes", 8), ("evaluate", plan.evaluate.gpus_per_node)):
+        role = past_runs._WITH_GPUS[step]
+        span = past_runs._span(Attempt(seconds=7200.0, succeeded=False), plan, role)
+        assert (span.hours, span.failed) == (2.0, True)
+        assert span.usd_per_hour == pytest.approx(hourly / 4 * gpus / 8)
+    assert past_runs._span(Attempt(seconds=None, succeeded=False), None, "train").usd_per_hour is None
+
+
+def test_answers_of_a_run_and_its_base_stand_below_the_table_and_blind_columns_have_no_names(
+    run: FlowRun, of_run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    prompts, key, scores = tmp_path / "prompts.txt", tmp_path / "key.json", tmp_path / "scores.py"
+    prompts.write_text("What is 1 plus 2?\nWhat is 3 plus 4?\n")
+    scores.write_text("def longer(prompt, answer):\n    return len(answer)\n")
+    words = ("runs", run.run_id, f"--prompts={prompts}", "--max-new-tokens=4", f"--score={scores}:longer")
+    done = of_run(*words, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [record["run"] for record in found["runs"]] == [run.run_id]
+    assert found["answers"]["columns"] == [run.run_id, "base"]
+    for row in found["answers"]["rows"]:
+        assert row["scores"] == [len(answer) for answer in row["answers"]]
+    blind = of_run(*words, f"--blind={key}")
+    assert blind.returncode == 0, blind.stderr
+    table = blind.stdout.partition("What is 1 plus 2?")
+    assert table[1]
+    assert "held-out loss" in table[0]
+    assert "base" not in table[2]
+    assert {*json.loads(key.read_text())["prompts"][0].values()} == {"What is 1 plus 2?", run.run_id, "base"}
+    alone = of_run("runs", "--blind", str(key))
+    assert alone.returncode == 2
+    assert "--prompts" in alone.stderr

@@ -1,0 +1,121 @@
+"""``finetune serve``: a server of its own process answers OpenAI's client, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import yaml
+
+from estimator.errors import UserError
+from flows.commands.flow_commands import serve
+from launchers.inference import finished
+from launchers.models import tiny_llama
+from tests.flows.conftest import environment, left_behind
+from tests.lab.control_plane import ControlPlane
+
+ROOT = Path(__file__).parents[3]
+QUESTION = [{"role": "user", "content": "What is a router?"}]
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = {**tiny_llama.CONFIG, "num_hidden_layers": 1}
+    return tiny_llama.make(tmp_path_factory.mktemp("models") / "tiny", config=config)
+
+
+@pytest.mark.slow
+def test_openai_s_client_gets_the_answers_of_generate_and_sigterm_ends_all_processes(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    from openai import BadRequestError, OpenAI
+
+    from launchers.inference.conversation import Conversation, Sampling, load_finetuned
+
+    process = subprocess.Popen(
+        [sys.executable, "-m", "estimator.cli.app", "serve", str(model_dir), "--port=0", "--name=mine"],
+        cwd=tmp_path,
+        env={**environment(tmp_path), "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    limit = threading.Timer(240, process.kill)
+    limit.start()
+    try:
+        assert process.stdout is not None
+        shown = ""
+        while not (found := re.search(r"URL +(\S+)", shown)):
+            line = process.stdout.readline()
+            assert line, shown
+            shown += line
+        with OpenAI(base_url=found[1], api_key="none", timeout=60, max_retries=0) as client:
+            answer = client.chat.completions.create(
+                model="mine", messages=QUESTION, max_tokens=12, temperature=0
+            )
+            with pytest.raises(BadRequestError):
+                client.chat.completions.create(model="other", messages=QUESTION, max_tokens=1)
+            pieces = client.chat.completions.create(
+                model="mine", messages=QUESTION, max_tokens=12, temperature=0, stream=True
+            )
+            streamed = "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 128 + signal.SIGTERM
+    finally:
+        limit.cancel()
+        process.kill()
+        process.wait()
+    assert left_behind(tmp_path) == []
+    loaded = load_finetuned(finished.from_folder(model_dir), "cpu", tmp_path)
+    sampling = Sampling(max_new_tokens=12, temperature=0)
+    expected = Conversation(loaded=loaded, sampling=sampling).ask(QUESTION[0]["content"]).text
+    assert (answer.choices[0].message.content, streamed) == (expected, expected)
+
+
+def test_manifests_are_printed_for_a_gpu_and_a_claim_and_refused_without_either(
+    model_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UserError, match="nothing says which GPU"):
+        serve.serve(str(model_dir), with_="kubernetes")
+    with pytest.raises(UserError, match="Pods can't read"):
+        serve.serve(str(model_dir), with_="kubernetes", gpu="L4")
+    with pytest.raises(UserError, match="--apply belongs to"):
+        serve.serve(str(model_dir), apply=True)
+    serve.serve(str(model_dir), with_="kubernetes", gpu="L4", volume="models:tiny", name="mine")
+    shown = capsys.readouterr()
+    deployment, service = yaml.safe_load_all(shown.out)
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["args"][:2] == ["serve", "/model/tiny"]
+    assert (deployment["kind"], service["kind"]) == ("Deployment", "Service")
+    assert "kubectl port-forward service/mine 8000" in shown.err
+
+
+def test_applied_twice_there_is_one_deployment_and_one_service(
+    model_dir: Path, control_plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from estimator.hardware.cluster.api import ClusterApi
+
+    namespace = control_plane.namespace("serving")
+    monkeypatch.setenv("KUBECONFIG", str(control_plane.kubeconfig()))
+    for requests in (2, 4):
+        serve.serve(
+            str(model_dir),
+            with_="kubernetes",
+            apply=True,
+            namespace=namespace,
+            gpu="L4",
+            volume="models",
+            name="mine",
+            requests=requests,
+        )
+    with ClusterApi() as api:
+        found = api.get(f"/apis/apps/v1/namespaces/{namespace}/deployments")["items"]
+        services = api.get(f"/api/v1/namespaces/{namespace}/services")["items"]
+    (container,) = found[0]["spec"]["template"]["spec"]["containers"]
+    assert (len(found), [each["metadata"]["name"] for each in services]) == (1, ["mine"])
+    assert container["args"][container["args"].index("--max-num-seqs") + 1] == "4"

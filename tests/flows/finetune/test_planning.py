@@ -1,0 +1,230 @@
+"""Planning: from flags to settings to a plan, and what is refused on the way."""
+
+from __future__ import annotations
+
+import shutil
+from collections import namedtuple
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from decorators.backends import destination
+from estimator import calibration
+from estimator.errors import Change, UserError
+from estimator.hardware.cluster import Cluster
+from flows.commands.run_options import setting_options
+from flows.finetune import artifacts, planning
+from flows.finetune.planning import Backend
+from launchers import settings
+from tests.estimator.planning.test_clusters import nodes_of
+from tests.lab.configs import config
+
+PARAMETERS = {"model": "tiny-llama", "global_batch_size": 8}
+Usage = namedtuple("Usage", "total used free")
+
+
+def test_flags_win_over_the_file_and_set_over_both() -> None:
+    made = planning.settings_from(
+        {"seed": 1, "epochs": 2, "global_batch_size": 4},
+        {"epochs": 3, "global_batch_size": 6, "set": ("global_batch_size=8",)},
+    )
+    assert (made.seed, made.epochs, made.global_batch_size) == (1, 3, 8)
+
+
+def test_an_empty_flag_leaves_the_file_as_it_is() -> None:
+    made = planning.settings_from({"optimizer": {"lr": 1e-4}}, {"lr": "", "nodes": None})
+    assert made.optimizer.lr == 1e-4
+
+
+def test_trackers_may_be_given_with_commas() -> None:
+    assert planning.settings_from({}, {"tracker": "tensorboard, wandb"}).tracker == (
+        "tensorboard",
+        "wandb",
+    )
+
+
+def test_every_flag_is_a_setting() -> None:
+    names = settings.dotted_names()
+    assert [name for name in planning.FLAGS.values() if name not in names] == []
+
+
+def test_a_plan_of_a_local_file_knows_its_steps_and_reads_it_whole(dataset: Path) -> None:
+    made = planning.plan_from_parameters({**PARAMETERS, "dataset": str(dataset)}, "local")
+    assert made.layout.global_batch_size == 8
+    dataset.write_text(dataset.read_text() + "{broken\n")
+    with pytest.raises(UserError, match="line 61"):
+        planning.plan_from_parameters({**PARAMETERS, "dataset": str(dataset)}, "local")
+
+
+def test_advice_names_every_setting_as_the_flow_takes_it() -> None:
+    options = setting_options()
+    for name in settings.dotted_names():
+        flag, value = planning.FLOW.words(Change(name, "x"))
+        assert (options[flag], value) == (name, "x")
+        assert planning.FLOW.name(name) == flag
+
+
+def test_a_disk_without_room_is_refused_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(2**30, 2**30, 1000))
+    with pytest.raises(UserError, match="FINETUNE_WORK_DIR") as caught:
+        planning.plan_from_parameters(PARAMETERS, "local")
+    assert "0 MiB free" in caught.value.problem
+
+
+def test_a_file_in_the_place_of_the_output_folder_is_refused_before_the_run(tmp_path: Path) -> None:
+    (tmp_path / "results").write_text("")
+    for folder in (tmp_path / "results", tmp_path / "results" / "mine"):
+        with pytest.raises(UserError) as caught:
+            planning.plan_from_parameters({**PARAMETERS, "output_dir": str(folder)}, "local")
+        assert str(caught.value) == (
+            f"--output-dir {folder}: {tmp_path / 'results'} is a file.\n"
+            "Choose another folder: --output-dir FOLDER"
+        )
+
+
+def test_finished_runs_correct_the_plan_unless_told_not_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(calibration.VARIABLE, str(tmp_path / "runs.jsonl"))
+    before = planning.plan_from_parameters(PARAMETERS, "local").prediction.memory
+    calibration.Store().add(
+        calibration.Finished(
+            engine="torchtune",
+            method="full",
+            gpu="cpu",
+            model="tiny-llama",
+            setup="",
+            formulas=calibration.formulas("torchtune", "full"),
+            predicted_bytes=10**9,
+            predicted_upper_bytes=13 * 10**8,
+            measured_bytes=12 * 10**8,
+            measured_kind="resident",
+            date="2026-01-02T03:04:05+00:00",
+            run="FinetuneFlow/1/train/2",
+        )
+    )
+    with (tmp_path / "runs.jsonl").open("a") as file:
+        file.write("half a li")
+    capsys.readouterr()
+    after = planning.plan_from_parameters({**PARAMETERS, "device": "cpu"}, "local").prediction.memory
+    assert after.shows_bytes > before.shows_bytes
+    assert after.uncorrected.categories == before.categories
+    assert "calibrated on 1 run: x1.06" in after.shows_basis
+    assert "line 2, is left out" in capsys.readouterr().err
+    plain = planning.plan_from_parameters({**PARAMETERS, "no_calibration": True}, "local")
+    assert plain.prediction.memory.shows_bytes == before.shows_bytes
+
+
+ON_CLUSTER = {"model": "llama-8b", "method": "lora", "engine": "torchtune"}
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> list[Cluster | UserError]:
+    """What the backend answers; the first of the list. Nothing is staged for tasks elsewhere."""
+    p5 = nodes_of("p5.48xlarge", 2)
+    answers: list[Cluster | UserError] = [Cluster(context="training", nodes=(p5,))]
+
+    def read(*_: object) -> Cluster:
+        if isinstance(answers[0], UserError):
+            raise answers[0]
+        return answers[0]
+
+    monkeypatch.setattr(destination, "read_cluster", read)
+    monkeypatch.setattr(artifacts, "stage", lambda _, model: (model, {}))
+    monkeypatch.setattr(artifacts, "carry", lambda *_: None)
+    return answers
+
+
+@pytest.mark.parametrize("backend", ["kubernetes", "batch"])
+def test_a_run_elsewhere_is_planned_with_what_is_there(cluster: list[Cluster], backend: Backend) -> None:
+    made = planning.plan_from_parameters(ON_CLUSTER, backend)
+    assert (made.request.instance_type, made.target) == ("p5.48xlarge", backend)
+    assert any("the cluster has 2 of p5.48xlarge" in line for line in made.why)
+
+
+def test_where_the_cluster_can_not_be_asked_one_line_says_so(
+    cluster: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster[0] = UserError("The API can't be reached: refused.", "Is the VPN up?")
+    made = planning.plan_from_parameters(ON_CLUSTER, "kubernetes")
+    assert made.request.instance_type is not None
+    said = [line for line in capsys.readouterr().err.splitlines() if "catalogue" in line]
+    assert said == ["Planned with the catalogue's machines: The API can't be reached: refused."]
+
+
+def test_from_catalogue_is_a_flag_without_a_value_and_a_setting(
+    cluster: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = planning.FLOW.words
+    assert words(Change("resources.from_catalogue", True)) == ("--from-catalogue",)
+    assert words(Change("resources.from_catalogue", False)) == ()
+    in_file = {"resources": {"from_catalogue": True}}
+    for given, meant in (({}, False), ({"from_catalogue": True}, True)):
+        assert planning.settings_from({}, given).resources.from_catalogue is meant
+        assert planning.settings_from(in_file, given).resources.from_catalogue
+    assert planning.settings_from(in_file, {"from_catalogue": False}).resources.from_catalogue
+    cluster[0] = UserError("Nobody is to be asked.")
+    planning.plan_from_parameters({**ON_CLUSTER, "from_catalogue": True}, "kubernetes")
+    assert "--from-catalogue" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("parameters", [{"device": "cpu", "model": "tiny-llama", "method": "full"}])
+def test_nobody_is_asked_for_gpus_where_the_run_is_for_cpus(
+    cluster: list[Any], parameters: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster[0] = UserError("Nobody is to be asked.")
+    made = planning.plan_from_parameters({**ON_CLUSTER, **parameters}, "kubernetes")
+    assert made.layout.device == "cpu"
+    assert "catalogue" not in capsys.readouterr().err
+
+
+def test_a_deployment_that_is_only_written_out_asks_no_cluster(
+    cluster: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("decorators._metaflow.compiles_only", lambda: True)
+    cluster[0] = UserError("Nobody is to be asked.")
+    planning.plan_from_parameters(ON_CLUSTER, "kubernetes")
+    assert "Planned with the catalogue's machines: --only-json asks no cluster." in capsys.readouterr().err
+
+
+def test_a_run_that_is_resumed_keeps_the_plan_that_it_was_started_with(
+    cluster: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = planning.plan_from_parameters({**ON_CLUSTER, "gpus": 4}, "kubernetes")
+    busy = nodes_of("p5.48xlarge", 1)
+    cluster[0] = Cluster(context="training", nodes=(busy,))
+    monkeypatch.setattr(planning, "command", lambda: "resume")
+    monkeypatch.setattr(planning, "_newest_checklist", lambda *_, **__: None)
+    kept: list[Any] = [first]
+    monkeypatch.setattr(planning, "resumed_artifact", lambda *_: kept[0])
+    assert planning.plan_from_parameters(ON_CLUSTER, "kubernetes") == first
+    kept[0] = None  # its step start has not ended
+    assert planning.plan_from_parameters(ON_CLUSTER, "kubernetes") != first
+
+
+def test_a_spot_run_goes_to_spot_nodes_alone_and_makes_checkpoints_as_often_as_its_plan_says(
+    cluster: list[Cluster],
+) -> None:
+    with pytest.raises(UserError) as caught:
+        planning.plan_from_parameters({**ON_CLUSTER, "spot": True}, "kubernetes")
+    assert "goes with --spot" in caught.value.problem  # no label marks its nodes
+    cluster[0] = Cluster(context="training", nodes=(replace(nodes_of("p5.48xlarge", 2), spot=True),))
+    rate = {"set": ("resources.interruption_rate=0.05",)}
+    made = planning.plan_from_parameters({**ON_CLUSTER, "spot": True, **rate}, "kubernetes")
+    found = made.prediction.interruptions
+    assert made.request.spot
+    assert made.prediction.price_kind == "spot"
+    assert found.steps is not None
+    for given, every in (({}, found.steps), ({"checkpoint_every": 7}, 7)):
+        decided = config({**ON_CLUSTER, **given}, "llama-8b").with_checkpoint_interval(1000, made)
+        assert decided.checkpoint_every == every
+    assert not planning.plan_from_parameters({**PARAMETERS, "spot": True}, "local").request.spot
+
+
+def test_several_nodes_on_spot_are_refused_on_batch(cluster: list[Cluster]) -> None:
+    cluster[0] = Cluster(context="queue", nodes=(replace(nodes_of("p5.48xlarge", 2), spot=True),))
+    with pytest.raises(UserError, match="--nodes 2: AWS Batch starts no such job on spot machines"):
+        planning.plan_from_parameters({**ON_CLUSTER, "spot": True, "nodes": 2}, "batch")
+    assert planning.plan_from_parameters({**ON_CLUSTER, "spot": True}, "batch").request.nodes == 1

@@ -1,0 +1,276 @@
+"""What ``run --with kubernetes`` plans on clusters of other shapes, what the user is told, and admission."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from decorators.backends.destination import going_to
+from decorators.backends.interface import Destination
+from estimator import hardware
+from estimator.errors import CannotFit, UserError
+from estimator.hardware.cluster.taints import Toleration
+from estimator.plan import Plan
+from flows.finetune import artifacts, planning
+from tests.flows.clusters import (
+    FENCE,
+    GPU_TAINT,
+    Shape,
+    cpu_node,
+    gke,
+    holding,
+    karpenter,
+    node_pool,
+    own_a100,
+    shaped,
+)
+from tests.lab.control_plane import ControlPlane
+
+pytestmark = pytest.mark.slow
+
+RESEARCH = Toleration(key="dedicated", effect="NoSchedule", value="research")
+Run = Callable[..., Plan]
+
+
+@pytest.fixture
+def shape(control_plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[Shape]:
+    namespace = control_plane.namespace(f"s{abs(hash(request.node.name)) % 10**8}")
+    with shaped(control_plane, namespace) as made:
+        yield made
+
+
+@pytest.fixture
+def run(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The plan of ``run --with kubernetes`` with these parameters, and the pods' tolerations if any."""
+    monkeypatch.setenv("KUBECONFIG", str(shape.plane.kubeconfig()))
+    monkeypatch.setattr(artifacts, "stage", lambda _, model: (model, {}))
+    monkeypatch.setattr(artifacts, "carry", lambda *_: None)
+
+    def planned(model: str = "llama-8b", *tolerations: Toleration, **parameters: Any) -> Plan:
+        values: dict[str, Any] = {"namespace": shape.namespace}
+        given = {}
+        if tolerations:
+            values["tolerations"] = [item.to_dict() for item in tolerations]
+            given["tolerations"] = object()
+        where = Destination(backend="kubernetes", configured=values, given=given)  # type: ignore[arg-type]
+        with going_to(where):
+            return planning.plan_from_parameters({"model": model, **parameters}, "kubernetes")
+
+    return planned
+
+
+def test_on_premises_only_what_is_open_is_planned_with_and_no_cloud_has_a_price(
+    shape: Shape,
+    run: Run,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    shape.add(
+        own_a100("fenced-a", taints=[FENCE, GPU_TAINT]),
+        own_a100("fenced-b", taints=[FENCE, GPU_TAINT]),
+        own_a100("sliced", product="NVIDIA-A100-SXM4-80GB-MIG-3g.40gb"),
+        own_a100("cordoned", unschedulable=True),
+    )
+    with pytest.raises(UserError) as caught:
+        run(method="lora")
+    assert "is fenced off by the taint dedicated=research:NoSchedule" in caught.value.problem
+    assert "8x A100 SXM 80GB of fenced-a, fenced-b" in caught.value.problem
+    opening = caught.value.advice.partition("--with ")[2]
+    assert '{"key":"dedicated","operator":"Equal","effect":"NoSchedule","value":"research"}' in opening
+    assert '"nvidia.com/gpu"' in opening  # what the user writes stands instead of what the table tolerates
+    assert not isinstance(caught.value, CannotFit)
+
+    both = (RESEARCH, Toleration(key="nvidia.com/gpu", effect="NoSchedule"))
+    plan = run("llama-8b", *both, method="lora")
+    lines = capsys.readouterr().err
+    assert "Left aside, unschedulable (cordoned): cordoned" in lines
+    assert "Left aside, GPUs are cut into MIG slices" in lines
+    assert (plan.request.gpu_type, plan.request.cloud) == ("A100 SXM 80GB", "cluster")
+    assert plan.prediction.usd_per_hour is None
+    assert "Price       unknown" in lines
+    assert plan.request.cpu < 256
+    assert shape.preflight(plan, both)[0].impossible == []
+    assert shape.admitted(plan, both)[0] in ("fenced-a", "fenced-b")
+
+    shape.add(own_a100("open"))
+    own = tmp_path / "own.csv"
+    own.write_text(
+        "instance_type,cloud,gpu,gpu_count,on_demand_usd_h\n8x A100 SXM 80GB,rack,A100 SXM 80GB,8,9.5\n"
+    )
+    monkeypatch.setenv(hardware.VARIABLE, str(own))
+    hardware.forget()
+    priced = run(method="lora", gpus=8)
+    assert priced.prediction.usd_per_hour == 9.5
+    told = capsys.readouterr().err
+    assert "fenced off by the taint dedicated=research:NoSchedule: fenced-a, fenced-b" in told
+    hardware.forget()
+
+
+def test_on_gke_its_own_machines_are_planned_with_and_no_other_clouds(shape: Shape, run: Run) -> None:
+    shape.add(
+        gke("cpus-1", "default-pool", "e2-standard-8", "", "7910m", "28Gi"),
+        *(gke(f"l4-{n}", "l4", "g2-standard-16", "nvidia-l4", "15890m", "56Gi") for n in (1, 2)),
+    )
+    plan = run(method="qlora")
+    assert (plan.request.instance_type, plan.request.cloud) == ("g2-standard-16", "gcp")
+    assert shape.preflight(plan)[0].impossible == []
+    assert shape.admitted(plan)[0].startswith("l4-")
+    with pytest.raises(UserError, match=r"fits on none of the machines asked\s+for") as caught:
+        run("llama-70b", method="full")
+    assert "It needs, for instance" not in caught.value.problem  # what it takes elsewhere is no help here
+    assert "aws" not in caught.value.problem
+
+
+def test_a_node_group_without_nodes_is_planned_with_once_the_user_says_what_it_has(
+    shape: Shape, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shape.add(
+        gke("cpus-1", "default-pool", "e2-standard-8", "", "7910m", "28Gi"),
+        gke("l4-1", "l4", "g2-standard-16", "nvidia-l4", "15890m", "56Gi"),
+    )
+    with pytest.raises(UserError, match="llama-8b"):
+        run(method="full")  # nothing grows, and nobody says that it might
+    shape.autoscaler(
+        ("https://www.googleapis.com/p/instanceGroups/gke-c-l4-0a1b-grp", 1, 3),
+        ("https://www.googleapis.com/p/instanceGroups/gke-c-big-2c3d-grp", 0, 2),
+    )
+    with pytest.raises(UserError) as caught:
+        run(method="full")
+    assert "the node group gke-c-big-2c3d-grp may add machines, and it is not told which" in str(caught.value)
+    assert "name them: --instance-type" in caught.value.advice
+    plan = run(method="full", instance_type="a2-ultragpu-4g")
+    assert plan.request.instance_type == "a2-ultragpu-4g"
+    assert plan.request.nodes <= 2
+    rows = shape.preflight(plan)[0]
+    assert rows.impossible == []
+    assert any("may add nodes to gke-c-l4-0a1b-grp (1 of 3 nodes)" in row.found for row in rows.rows)
+    capsys.readouterr()
+    more = run(method="qlora", nodes=2, gpus=1)
+    assert (more.request.instance_type, more.request.nodes) == ("g2-standard-16", 2)
+    assert "the node group gke-c-l4-0a1b-grp may add 2 of g2-standard-16" in capsys.readouterr().err
+
+
+def test_karpenters_pools_without_nodes_count_as_the_machines_that_they_allow(
+    shape: Shape, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def made(name: str, *rules: tuple[str, str, list[str]], **spec: Any) -> None:
+        shape.make("/apis/karpenter.sh/v1/nodepools", node_pool(name, *rules, **spec))
+
+    category, count = "karpenter.k8s.aws/instance-category", "karpenter.k8s.aws/instance-gpu-count"
+    with karpenter(shape.plane, tmp_path):
+        shape.add(cpu_node("system", "aws:///us-east-1a/i-1"))
+        made("cpus", (category, "In", ["c", "m", "r"]))
+        with pytest.raises(UserError, match="it has no NVIDIA GPU"):
+            run(method="lora")
+        gpu_taint = [{"key": "nvidia.com/gpu", "value": "true", "effect": "NoSchedule"}]
+        made(
+            "gpus",
+            (category, "In", ["g"]),
+            ("karpenter.k8s.aws/instance-generation", "Gt", ["5"]),
+            (count, "Lt", ["5"]),
+            limits={"nvidia.com/gpu": "4"},
+            taints=gpu_taint,
+        )
+        plan = run(method="lora")
+        assert plan.request.cloud == "aws"
+        assert (plan.request.instance_type or "").startswith(("g6", "g7"))
+        assert plan.request.nodes * plan.request.gpus_per_node <= 4
+        assert "Karpenter's NodePool gpus may add" in capsys.readouterr().err
+        findings, facts = shape.preflight(plan)
+        assert findings.impossible == []
+        assert any("NodePool gpus may add them" in row.found for row in findings.rows)
+        assert facts.tolerations == (Toleration(key="nvidia.com/gpu", effect="NoSchedule", value="true"),)
+        with pytest.raises(UserError, match="llama-70b"):
+            run("llama-70b", method="full")  # beyond the limit
+        made("team", (category, "In", ["p"]), taints=[{**FENCE, "value": "vision"}])
+        with pytest.raises(UserError, match="fenced off by the taint dedicated=vision:NoSchedule") as caught:
+            run("llama-70b", method="full")
+        assert '"value":"vision"' in caught.value.advice
+        vision = Toleration(key="dedicated", effect="NoSchedule", value="vision")
+        large = run("llama-70b", vision, method="full")
+        assert (large.request.instance_type or "").startswith("p")
+        assert shape.preflight(large, (vision,))[0].impossible == []
+
+
+def test_a_cluster_without_gpus_trains_a_small_model_on_its_cpus_and_says_so(
+    shape: Shape, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shape.add(cpu_node("a"), cpu_node("b"))
+    plan = run("tiny-llama")
+    assert (plan.layout.device, plan.request.gpus_per_node) == ("cpu", 0)
+    lines = capsys.readouterr().err
+    assert "No GPUs in the cluster of context lab: planned on its CPUs, as with --device cpu." in lines
+    assert shape.preflight(plan)[0].impossible == []
+    assert shape.admitted(plan)[0] in ("a", "b")
+    with pytest.raises(UserError) as caught:
+        run(method="lora")
+    assert "it has no NVIDIA GPU that can be planned with" in caught.value.problem
+    assert caught.value.advice == "Plan with machines that it doesn't have: --from-catalogue."
+    shape.add(own_a100("cordoned", unschedulable=True))
+    with pytest.raises(UserError, match="--device cpu"):  # its GPUs may be back soon: the user decides
+        run("tiny-llama")
+
+
+def test_a_run_waits_where_all_gpus_are_in_use_and_says_for_what(
+    shape: Shape, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shape.add(own_a100("a"), own_a100("b"))
+    shape.run(holding("train-1", "a", 8))
+    shape.run(holding("train-2", "b", 8))
+    plan = run(method="lora", gpus=8, nodes=1)
+    waits = next(line for line in capsys.readouterr().err.splitlines() if line.startswith("the run waits"))
+    names = f"{shape.namespace}/train-1, {shape.namespace}/train-2"
+    assert waits == (
+        f"the run waits: 16 of these 16 A100 SXM 80GB are in use now, by {names}; "
+        "it gives up after 30 minutes."
+    )
+    findings, _ = shape.preflight(plan)
+    assert findings.impossible == []
+    assert any("0 with free GPUs: it waits" in row.found for row in findings.rows)
+    (pod,) = shape.submit(plan)
+    time.sleep(1)
+    assert shape.node_of(pod) is None
+    shape.end("train-2")
+    deadline = time.monotonic() + 60
+    while shape.node_of(pod) is None and time.monotonic() < deadline:
+        time.sleep(0.3)
+    assert shape.node_of(pod) == "b"
+
+
+def test_what_others_leave_of_a_node_is_planned_with(
+    shape: Shape, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shape.add(own_a100("a"), own_a100("b"))
+    shape.run(holding("train", "a", 8))
+    shape.run(holding("notebook", "b", 3))
+    plan = run(method="lora")
+    assert 1 <= plan.request.gpus_per_node <= 5
+    lines = capsys.readouterr().err
+    assert "5 of 8 GPUs are free on b" in lines
+    assert "the run waits" not in lines
+    assert shape.admitted(plan) == ["b"]
+
+
+def test_a_login_that_sees_its_own_namespace_only_is_told_what_was_not_seen(
+    run: Run, shape: Shape, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape.add(own_a100("a"))
+    plane = shape.plane
+    plane.kubectl("create", "clusterrole", "sees-nodes-only", "--verb=list", "--resource=nodes")
+    plane.kubectl(
+        "create", "clusterrolebinding", "sees-nodes-only", "--clusterrole=sees-nodes-only", "--user=alice"
+    )
+    try:
+        monkeypatch.setenv("KUBECONFIG", str(plane.kubeconfig("alice")))
+        deadline = time.monotonic() + 120
+        while (plan := run(method="lora")).request.cloud != "cluster" and time.monotonic() < deadline:
+            time.sleep(0.5)
+        assert plan.request.gpu_type == "A100 SXM 80GB"
+        assert "is not known: what other namespaces use" in capsys.readouterr().err
+    finally:
+        plane.kubectl("delete", "clusterrolebinding/sees-nodes-only", "clusterrole/sees-nodes-only")

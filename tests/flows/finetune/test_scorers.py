@@ -1,0 +1,37 @@
+"""Scoring functions that travel with a run, and those that needn't."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from decorators.gpu_profile import STAGED_VARIABLE
+from estimator import models
+from flows.finetune import artifacts, scorers
+from launchers.store.bundles import LocalStorage
+
+
+def test_a_file_of_a_run_that_goes_elsewhere_is_in_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    functions = tmp_path / "functions.py"
+    functions.write_text("def length(prompt, answer):\n    return len(answer)\n")
+    store = LocalStorage(tmp_path / "store")
+    monkeypatch.setattr(scorers, "datastore", lambda **_: store)
+    monkeypatch.delenv(STAGED_VARIABLE, raising=False)
+    score = f"{functions}:length"
+    staged = scorers.stage_scorer(score)
+    assert list(staged) == [score]
+    assert scorers.fetch_scorer(score, None, tmp_path / "local") == score
+    monkeypatch.setenv(STAGED_VARIABLE, "")  # so that what carry() sets is taken back
+    artifacts.carry(models.resolve("tiny-llama", online=False), staged)
+    functions.rename(tmp_path / "gone.py")
+    file, _, name = scorers.fetch_scorer(score, None, tmp_path / "fetched").rpartition(":")
+    assert (Path(file).read_text(), name) == ((tmp_path / "gone.py").read_text(), "length")
+
+
+def test_a_module_is_not_put_into_the_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(scorers, "datastore", lambda **_: LocalStorage(tmp_path))
+    assert (scorers.stage_scorer("package.module:f"), scorers.stage_scorer(None)) == ({}, {})
+    assert scorers.fetch_scorer("package.module:f", None, tmp_path) == "package.module:f"

@@ -1,0 +1,29 @@
+"""The collector while large packages are imported."""
+
+from __future__ import annotations
+
+import gc
+from importlib import import_module
+
+import pytest
+
+from launchers.base.imports import collector_paused
+
+
+def test_the_collector_rests_and_goes_on_even_after_an_import_that_fails() -> None:
+    with collector_paused():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    with pytest.raises(ImportError), collector_paused():
+        import_module("no_such_module")
+    assert gc.isenabled()
+
+
+def test_a_collector_that_somebody_has_stopped_stays_so() -> None:
+    gc.disable()
+    try:
+        with collector_paused():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

@@ -1,0 +1,167 @@
+"""Work folders: each task's own, gone when it ends, however it ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from estimator.errors import UserError
+from launchers.base import workdir
+
+ROOT = Path(__file__).parents[3]
+HOLD = """
+from launchers.base.workdir import work_folder
+with work_folder("7", "train", "3") as folder:
+    print(folder, flush=True)
+    input()
+"""
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may act as another user")
+STRANGER = 65534
+
+
+@pytest.fixture(autouse=True)
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's folder in a place that he has named, before anything is made there."""
+    monkeypatch.setenv("FINETUNE_WORK_DIR", str(tmp_path / "work"))
+    return workdir.root()
+
+
+@pytest.fixture
+def everybodys(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A temporary folder as all users of a machine share it."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o1777)
+        monkeypatch.delenv("FINETUNE_WORK_DIR")
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
+
+
+def as_a_stranger(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = ["sh", "-c", script, "sh", *arguments]
+    return subprocess.run(
+        command, user=STRANGER, group=STRANGER, extra_groups=(), cwd="/", capture_output=True, text=True
+    )
+
+
+def test_a_folder_is_there_while_its_task_runs_and_then_gone(base: Path) -> None:
+    with workdir.work_folder("7", "train", "3") as folder:
+        assert folder.is_dir()
+        with workdir.work_folder("7", "train", "3") as again:
+            assert again != folder
+            assert folder.is_dir()
+    assert not list(base.iterdir())
+
+
+def test_what_a_killed_task_has_left_is_removed_and_no_running_ones(base: Path) -> None:
+    """Also where the processes can't see each other, as in containers that share a volume."""
+    command = [sys.executable, "-c", HOLD]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=ROOT, text=True, **pipes) as task:  # type: ignore[call-overload]
+        try:
+            folder = Path(task.stdout.readline().strip())
+            (folder / "owner").write_text("999999999 0.0")  # a process that there isn't
+            with workdir.work_folder("8", "train", "1"):
+                assert folder.is_dir()
+        finally:
+            task.kill()
+            task.wait(60)
+    assert folder.is_dir()
+    with workdir.work_folder("8", "train", "1") as own:
+        assert list(base.iterdir()) == [own]
+
+
+def test_a_place_where_nothing_can_be_made_is_said_in_two_lines(base: Path) -> None:
+    base.parent.write_text("a file")
+    with (
+        pytest.raises(UserError, match="Cannot create a work folder in") as caught,
+        workdir.work_folder("1", "a", "1"),
+    ):
+        pass
+    assert "FINETUNE_WORK_DIR" in caught.value.advice
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
+def test_a_disk_that_fills_up_under_a_task_is_said_in_two_lines(base: Path) -> None:
+    """numpy's own error holds neither the system's number nor the file."""
+    base.mkdir(parents=True)
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(base)]).returncode != 0:
+        pytest.skip("mount is not allowed here")
+    try:
+        with (
+            pytest.raises(UserError, match=rf"No space left on .* for {base}") as caught,
+            workdir.work_folder("1", "prepare", "1") as folder,
+        ):
+            np.save(folder / "tokens.npy", np.ones(100_000))
+        assert "larger disk" in caught.value.advice
+        assert not list(base.iterdir())
+    finally:
+        subprocess.run(["umount", str(base)], check=True)
+
+
+def test_users_of_one_machine_do_not_share_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in ("named", None):
+        if place is None:
+            monkeypatch.delenv("FINETUNE_WORK_DIR")
+        own = workdir.root()
+        with monkeypatch.context() as another:
+            another.setattr(os, "getuid", lambda: 4711)
+            assert workdir.root() != own
+            assert workdir.root().parent == own.parent
+
+
+@needs_root
+@pytest.mark.parametrize("made", ['mkdir -m 777 "$1"', 'mkdir "$1-b"; ln -s "$1-b" "$1"', 'touch "$1"'])
+def test_a_folder_that_another_user_made_first_is_refused_before_anything_is_written(
+    everybodys: Path, made: str
+) -> None:
+    root = workdir.root()
+    done = as_a_stranger(made, str(root))
+    assert done.returncode == 0, done.stderr
+    before = {path: path.lstat().st_mtime_ns for path in everybodys.rglob("*")}
+    for way in (workdir.check_root, workdir.work_folder("7", "train", "3").__enter__):
+        with pytest.raises(UserError) as caught:
+            way()
+        assert caught.value.problem.startswith(f"Cannot use {root} ")
+        assert "\n" not in caught.value.problem
+        assert "FINETUNE_WORK_DIR" in caught.value.advice
+    assert {path: path.lstat().st_mtime_ns for path in everybodys.rglob("*")} == before
+
+
+def test_a_link_is_refused_though_it_is_this_users_and_leads_to_his_folder(
+    base: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    base.parent.mkdir()
+    base.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="it is a symbolic link"), workdir.work_folder("7", "train", "3"):
+        pass
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+@needs_root
+def test_nobody_else_can_read_write_or_swap_a_work_folder(everybodys: Path) -> None:
+    """Nor where the folder is left from a time when others could write into it."""
+    workdir.root().mkdir()
+    workdir.root().chmod(0o777)
+    with workdir.work_folder("7", "train", "3") as folder:
+        (folder / "job.json").write_text("{}")
+        assert folder.parent.parent == everybodys
+        for script in ('cat "$1/job.json"', 'ls "$2"', 'mkdir "$2/more"', 'mv "$1" "$1-b"', 'mv "$2" "$2-b"'):
+            done = as_a_stranger(script, str(folder), str(folder.parent))
+            assert done.returncode != 0, script
+            assert "Permission denied" in done.stderr or "not permitted" in done.stderr
+        assert (folder / "job.json").is_file()
+
+
+def test_looking_whether_the_place_is_ours_makes_nothing(base: Path) -> None:
+    workdir.check_root()
+    assert not base.parent.exists()

@@ -1,0 +1,301 @@
+"""Held-out losses and sample answers of two models, measured in a process of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from estimator.errors import UserError
+from launchers.dataset import prepared
+from launchers.dataset.render import load_tokenizer
+from launchers.evaluation.evaluate import (
+    Answer,
+    EvaluationRequest,
+    EvaluationResult,
+    ExactMatch,
+    _answers,
+    evaluate,
+    load_model,
+)
+from launchers.evaluation.held_out import Score
+from launchers.models import tiny_llama
+from launchers.settings import Settings
+from tests.lab.configs import config
+from tests.launchers.engines.loop import runs
+
+ROOT = Path(__file__).parents[3]
+
+
+def rows() -> list[prepared.Row]:
+    generator = np.random.default_rng(0)
+    found = []
+    for length in (30, 7, 12, 7, 25, 3):
+        tokens = generator.integers(0, 2000, length).astype(np.int32)
+        labels = tokens.copy()
+        labels[: length // 2] = prepared.IGNORE
+        found.append(prepared.Row(tokens=tokens, labels=labels, lengths=np.array([length], dtype=np.int32)))
+    return found
+
+
+def hold_out(folder: Path) -> Path:
+    info = {"seq_len": 64, "pad_id": 2, "vocab_size": tiny_llama.VOCAB_SIZE}
+    runs.make_data(folder / "heldout", rows(), batch=1, steps=len(rows()), **info)
+    questions = [{"prompt": f"What does function {n} do?", "reference": f"Answer {n}."} for n in range(4)]
+    (folder / "heldout.jsonl").write_text("".join(json.dumps(question) + "\n" for question in questions))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = {**tiny_llama.CONFIG, "num_hidden_layers": 1}
+    return tiny_llama.make(tmp_path_factory.mktemp("base"), config=config)
+
+
+@pytest.fixture(scope="module")
+def finetuned(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The base model with another head."""
+    from safetensors.numpy import load_file, save_file
+
+    folder = tmp_path_factory.mktemp("finetuned")
+    shutil.copytree(base, folder, dirs_exist_ok=True)
+    weights = load_file(folder / "model.safetensors")
+    weights["lm_head.weight"] = weights["lm_head.weight"][::-1].copy()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def loss_one_by_one(folder: Path) -> float:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    return loss_of(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
+
+
+def loss_of(model: Any) -> float:
+    import torch
+
+    model.eval()
+    total, count = 0.0, 0
+    for row in rows():
+        labels = torch.tensor(row.labels[1:]).long()
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor(row.tokens).long()[None]).logits[0, :-1]
+        total += float(torch.nn.functional.cross_entropy(logits, labels, reduction="sum"))
+        count += int((labels >= 0).sum())
+    return total / count
+
+
+def request(base: Path, finetuned: Path, data: Path, work: Path) -> EvaluationRequest:
+    return EvaluationRequest(
+        base_dir=base,
+        model_dir=finetuned,
+        data_dir=data,
+        work_dir=work,
+        settings=config(),
+        generations=2,
+        max_new_tokens=4,
+        device="cpu",
+        timeout_s=240,
+    )
+
+
+@pytest.mark.slow
+def test_both_models_are_measured_over_all_labels_and_answer(
+    tmp_path: Path, base: Path, finetuned: Path
+) -> None:
+    result = evaluate(request(base, finetuned, hold_out(tmp_path / "data"), tmp_path / "work"))
+    assert result.base.loss == pytest.approx(loss_one_by_one(base), rel=1e-5)
+    assert result.finetuned.loss == pytest.approx(loss_one_by_one(finetuned), rel=1e-5)
+    assert result.base.rows == 6
+    assert [answer.reference for answer in result.answers] == ["Answer 0.", "Answer 1."]
+    assert all(answer.base != answer.finetuned for answer in result.answers)
+    assert (result.device, result.precision) == ("cpu", "fp32")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [pytest.param("adapter-v1", marks=pytest.mark.nightly), "adapter-v2"])
+def test_an_adapter_that_can_not_be_merged_is_measured_on_its_base(
+    tmp_path: Path, base: Path, method: str
+) -> None:
+    adapter = tmp_path / "adapter"
+    expected = write_adapter(base, adapter, method)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(base / name, adapter / name)
+    result = evaluate(request(base, adapter, hold_out(tmp_path / "data"), tmp_path / "work"))
+    assert result.base.loss == pytest.approx(loss_one_by_one(base), rel=1e-5)
+    assert result.finetuned.loss == pytest.approx(expected, rel=1e-5)
+    assert abs(result.finetuned.loss - result.base.loss) > 1e-3
+    assert len(result.answers) == 2
+
+
+def write_adapter(base: Path, folder: Path, method: str) -> float:
+    """A LLaMA-Adapter of the base whose gates are open; the loss of the base with it."""
+    import torch
+    from peft import AdaptionPromptConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    from launchers.engines.loop import adapter_v2
+
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    shape = adapter_v2.AdapterV2(prompt_length=4, start_layer=1)
+    torch.manual_seed(0)
+    if method == "adapter-v1":
+        config = AdaptionPromptConfig(adapter_len=4, adapter_layers=3, task_type="CAUSAL_LM")
+        model = get_peft_model(model, config)
+    else:
+        adapter_v2.insert(model, shape)
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    with torch.no_grad():
+        for parameter in trained.values():
+            parameter.add_(0.2)
+    if method == "adapter-v1":
+        model.save_pretrained(folder)
+    else:
+        adapter_v2.save({name: each.detach() for name, each in trained.items()}, shape, folder)
+    return loss_of(model)
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_without_held_out_rows_there_is_no_loss_but_the_export_is_loaded(
+    tmp_path: Path, base: Path, finetuned: Path
+) -> None:
+    (tmp_path / "data").mkdir()
+    result = evaluate(request(base, finetuned, tmp_path / "data", tmp_path / "work"))
+    assert (result.base, result.finetuned, result.answers) == (None, None, ())
+
+
+@pytest.mark.slow
+def test_an_export_that_does_not_load_is_an_error_for_people(tmp_path: Path, base: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(base, broken)
+    os.truncate(broken / "model.safetensors", 1000)
+    with pytest.raises(UserError, match=f"evaluation of {broken} failed"):
+        evaluate(request(base, broken, hold_out(tmp_path / "data"), tmp_path / "work"))
+
+
+def test_an_evaluation_that_takes_too_long_is_ended(tmp_path: Path, base: Path) -> None:
+    short = dataclasses.replace(request(base, base, tmp_path, tmp_path / "work"), timeout_s=0.2)
+    with pytest.raises(UserError, match=r"within 0\.2 s"):
+        evaluate(short)
+    assert not processes(tmp_path / "work")
+
+
+def test_a_long_evaluation_says_where_it_is(
+    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.modules["launchers.evaluation.evaluate"], "PROGRESS_INTERVAL_S", 0.3)
+    evaluate(request(base, base, hold_out(tmp_path / "data"), tmp_path / "work"))
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("evaluating: ")]
+    assert len(said) >= 3
+    assert said[0].startswith("evaluating: loading, after 0:0")
+
+
+def test_the_process_dies_with_the_one_that_started_it(tmp_path: Path, base: Path) -> None:
+    waiting = dataclasses.replace(request(base, base, tmp_path, tmp_path / "work"), timeout_s=100)
+    waiting.save()
+    code = (
+        "import sys; from pathlib import Path; "
+        "from launchers.evaluation.evaluate import EvaluationRequest, evaluate; "
+        "evaluate(EvaluationRequest.load(Path(sys.argv[1])))"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "work" / "request.json")], cwd=ROOT)
+    wait_for(lambda: bool(processes(tmp_path / "work", "launchers.evaluation.evaluate")))
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    wait_for(lambda: not processes(tmp_path / "work"))
+
+
+def processes(work: Path, also: str = "") -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                command = (entry / "cmdline").read_bytes().decode()
+            except OSError:
+                continue
+            if str(work) in command and also in command:
+                found.append(int(entry.name))
+    return found
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_request_and_result_go_through_json(tmp_path: Path) -> None:
+    asked = request(tmp_path / "a", tmp_path / "b", tmp_path / "c", tmp_path / "work")
+    assert EvaluationRequest.load(asked.save()) == asked
+    answer = Answer(prompt="p", reference="r", base="b", finetuned="f")
+    result = EvaluationResult(
+        base=Score(loss=2.0, labels=5, rows=1), finetuned=None, answers=(answer,), device="cpu"
+    )
+    assert EvaluationResult.from_dict(json.loads(json.dumps(result.to_dict()))) == result
+
+
+def test_the_text_shows_both_losses_and_the_table_the_answers() -> None:
+    result = EvaluationResult(
+        base=Score(loss=2.0, labels=5, rows=1),
+        finetuned=Score(loss=1.0, labels=5, rows=1),
+        answers=(Answer(prompt="two\nlines", reference="reference", base="before", finetuned="x" * 500),),
+    )
+    assert "2.0000 before, 1.0000 after (perplexity 7.389 -> 2.718" in result.text()
+    first = [line.split()[0] for line in result.table().splitlines()]
+    assert first == ["message", "expected", "before", "after"]
+    assert "two lines" in result.table()
+    assert all(len(line) < 200 for line in (*result.text().splitlines(), *result.table().splitlines()))
+
+
+def answer(number: int, finetuned: str = "yes") -> Answer:
+    return Answer(
+        prompt=f"<|p|>{number}", reference="yes", base="no", finetuned=finetuned, question=f"{number}?"
+    )
+
+
+def test_answers_equal_to_the_reference_are_counted_white_space_at_the_ends_apart() -> None:
+    answers = (answer(1), answer(2, " yes\n"), answer(3, "yes indeed"), answer(4, "Yes"), answer(5, ""))
+    result = EvaluationResult(base=None, finetuned=None, answers=answers)
+    assert result.exact_match == ExactMatch(answers=5, base=0, finetuned=2)
+    assert "held-out answers right: 0 of 5 before, 2 of 5 after" in result.text()
+
+
+@pytest.mark.parametrize("task", ["pretrain", "dpo", "grpo"])
+def test_answers_are_counted_only_where_there_is_one_right_answer(task: str) -> None:
+    result = EvaluationResult(task=task, base=None, finetuned=None, answers=(answer(1),))
+    assert result.exact_match is None
+    assert "right" not in result.table()
+    assert EvaluationResult(base=None, finetuned=None).exact_match is None
+
+
+def test_the_table_has_the_first_answers_and_one_that_is_wrong_if_those_are_right() -> None:
+    right = tuple(answer(number) for number in range(1, 6))
+    shown = EvaluationResult(base=None, finetuned=None, answers=(*right, answer(6, "no"), answer(7, "no")))
+    assert [each.question for each in shown.examples] == ["1?", "2?", "6?"]
+    assert [shown.table().count(verdict) for verdict in ("(right)", "(wrong)")] == [2, 1]
+    assert len(EvaluationResult(base=None, finetuned=None, answers=right).examples) == 3
+    early = EvaluationResult(base=None, finetuned=None, answers=(answer(6, "no"), *right))
+    assert [each.question for each in early.examples] == ["6?", "1?", "2?"]
+
+
+def test_prompts_of_different_lengths_are_answered_together_as_each_is_alone(base: Path) -> None:
+    model = load_model(base, base, "cpu", "fp32")
+    texts = ["Return", "What does the function json.loads do in Python?", "Open a file", "x " * 200]
+    prompts = [{"prompt": text} for text in texts]
+    tokenizer = load_tokenizer(base, Settings())
+    together = _answers(model, tokenizer, prompts, 8)
+    assert together == [_answers(model, tokenizer, [prompt], 8)[0] for prompt in prompts]

@@ -1,0 +1,200 @@
+"""What the untrained model gives to pairs: in parts, by several nodes, and never twice."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from estimator.errors import UserError
+from launchers.cluster.endpoint import NodeAddress, Secret
+from launchers.dataset.batches import collate_pairs
+from launchers.dataset.prepared import Prepared
+from launchers.engines.loop.tasks import answers_of
+from launchers.evaluation import reference
+from launchers.gang.failures import RankFailed
+from launchers.gang.job import TrainJob
+from launchers.models import causal
+from launchers.precompute import parts
+from launchers.store.bundles import LocalStorage
+from tests.launchers.engines.loop import runs
+
+pytestmark = pytest.mark.slow
+PAIRS = 2 * reference.PART + 3
+BATCH = 32  # pairs that are computed at once to compare with
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> TrainJob:
+    """A DPO run. Its model and data are for reading only."""
+    folder = tmp_path_factory.mktemp("job")
+    model = runs.make_model(folder / "model")
+    data = runs.make_data(folder / "data", runs.pairs(PAIRS), batch=4, steps=2)
+    return runs.make_job(folder / "work", model, data, steps=2, settings={"task": "dpo"})
+
+
+@pytest.fixture(scope="module")
+def computed(job: TrainJob, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with the reference of that run, for reading only."""
+    folder = tmp_path_factory.mktemp("computed")
+    reference.fetch(job, address(), LocalStorage(folder / "store"), folder / "work")
+    return folder / "store"
+
+
+def address(node: int = 0, nodes: int = 1) -> NodeAddress:
+    return NodeAddress(
+        node=node, nodes=nodes, main_host="127.0.0.1", ports=(1,), secret=Secret("s"), run="test"
+    )
+
+
+def expected(job: TrainJob) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
+    model = causal.load(job.model_dir, dtype=torch.float32).eval()
+    data, found = Prepared(job.data_dir), []
+    for first in range(0, len(data), BATCH):
+        batch = collate_pairs([data.row(index) for index in range(first, min(first + BATCH, len(data)))], 0)
+        with torch.no_grad():
+            answers = answers_of(model(**batch.inputs).logits, batch)
+        found.append(torch.stack([answers.chosen, answers.rejected], dim=1).float().numpy())
+    return np.concatenate(found)
+
+
+def test_every_pair_gets_its_figures_and_a_second_run_computes_nothing(
+    tmp_path: Path, job: TrainJob, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = LocalStorage(tmp_path / "store")
+    file = reference.fetch(job, address(), store, tmp_path / "first")
+    assert np.load(file) == pytest.approx(expected(job), abs=1e-4)
+    assert "reference: 3 of 3 parts" in capsys.readouterr().out
+    again = reference.fetch(job, address(), store, tmp_path / "second")
+    assert np.array_equal(np.load(again), np.load(file))
+    assert "3 of 3 parts are already stored" in capsys.readouterr().out
+    assert not (again.parent / "request-0.json").exists(), "no process was started"
+
+
+@pytest.mark.nightly
+def test_another_model_has_another_reference(tmp_path: Path, job: TrainJob, computed: Path) -> None:
+    store = LocalStorage(shutil.copytree(computed, tmp_path / "store"))
+    first = np.load(reference.fetch(job, address(), store, tmp_path / "first"))
+    other = dataclasses.replace(job, model_dir=runs.make_model(tmp_path / "other", "tied"))
+    second = np.load(reference.fetch(other, address(), store, tmp_path / "second"))
+    assert not np.allclose(first, second)
+
+
+@pytest.mark.nightly
+def test_what_lies_in_the_folder_of_other_rows_is_not_taken(
+    tmp_path: Path, job: TrainJob, computed: Path
+) -> None:
+    """As where one task's run follows another's in the same work folder."""
+    store = LocalStorage(shutil.copytree(computed, tmp_path / "store"))
+    first = np.load(reference.fetch(job, address(), store, tmp_path / "work"))
+    data = runs.make_data(tmp_path / "others", runs.pairs(PAIRS, seed=9), batch=4, steps=2)
+    other = dataclasses.replace(job, data_dir=data)
+    second = np.load(reference.fetch(other, address(), store, tmp_path / "work"))
+    assert not np.allclose(first, second)
+
+
+def test_nodes_share_the_parts_and_both_get_all(tmp_path: Path, job: TrainJob) -> None:
+    store = LocalStorage(tmp_path / "store")
+    files: dict[int, Path] = {}
+
+    def run(node: int) -> None:
+        files[node] = reference.fetch(job, address(node, 2), store, tmp_path / f"node-{node}")
+
+    threads = [threading.Thread(target=run, args=(node,)) for node in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(300)
+    assert np.array_equal(np.load(files[0]), np.load(files[1]))
+    requests = [(files[node].parent / "request-0.json").read_text() for node in (0, 1)]
+    assert '"parts": [0, 2]' in requests[0]
+    assert '"parts": [1]' in requests[1]
+
+
+@pytest.mark.nightly
+def test_processes_of_a_node_share_its_parts(
+    tmp_path: Path, job: TrainJob, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, work = LocalStorage(tmp_path / "store"), tmp_path / "work"
+    work.mkdir()
+    request = {
+        "model_dir": str(job.model_dir),
+        "data_dir": str(job.data_dir),
+        "judged": False,
+        "device": "cpu",
+    }
+    of_all = parts.Parts(
+        name="reference",
+        module="launchers.evaluation.reference",
+        fingerprint="x",
+        count=PAIRS,
+        size=reference.PART,
+        suffix=".npy",
+    )
+    options = {"on_cpu": True, "limit_s": 300.0, "processes": 2}
+    files = parts.fetch(of_all, request, address(), store, work, **options)
+    assert np.concatenate([np.load(file) for file in files]) == pytest.approx(expected(job), abs=1e-4)
+    assert "reference: 3 of 3 parts" in capsys.readouterr().out
+    shares = [json.loads((work / f"request-{number}.json").read_text())["parts"] for number in (0, 1)]
+    assert shares == [[0, 2], [1]]
+
+
+def test_after_kill_9_the_parts_that_are_there_are_not_computed_again(
+    tmp_path: Path, job: TrainJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = LocalStorage(tmp_path / "store")
+    monkeypatch.setattr(parts, "_POLL_S", 0.01)
+    caught: list[RankFailed] = []
+
+    def run() -> None:
+        try:
+            reference.fetch(job, address(), store, tmp_path / "first")
+        except RankFailed as error:
+            caught.append(error)
+
+    running = threading.Thread(target=run)
+    running.start()
+    deadline = time.monotonic() + 180
+    while not store.keys("reference") and time.monotonic() < deadline:
+        time.sleep(0.005)
+    for child in psutil.Process().children(recursive=True):
+        if "launchers.evaluation.reference" in child.cmdline():
+            os.kill(child.pid, signal.SIGKILL)
+    running.join(300)
+    kept = len(store.keys("reference"))
+    assert kept >= 1
+    file = reference.fetch(job, address(), store, tmp_path / "second")
+    assert np.load(file).shape == (PAIRS, 2)
+    if caught:  # it was killed before it had done all
+        assert "the reference was ended by SIGKILL (9)" in str(caught[0])
+        request = (file.parent / "request-0.json").read_text()
+        assert len(json.loads(request)["parts"]) == 3 - kept
+
+
+def test_a_model_that_cant_be_read_is_one_line(tmp_path: Path, job: TrainJob) -> None:
+    model = shutil.copytree(job.model_dir, tmp_path / "model")
+    (model / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0nothing!")
+    job = dataclasses.replace(job, model_dir=model)
+    with pytest.raises(UserError, match="The reference could not be computed"):
+        reference.fetch(job, address(), LocalStorage(tmp_path / "store"), tmp_path / "first")
+
+
+def test_a_node_that_never_computes_its_part_is_waited_for_no_longer_than_the_limit(
+    tmp_path: Path, job: TrainJob, computed: Path
+) -> None:
+    store = LocalStorage(shutil.copytree(computed, tmp_path / "store"))
+    store.delete([key for key in store.keys("reference") if key.endswith("part-00001.npy")])
+    resources = job.settings.resources.model_copy(update={"hang_timeout_s": 2})
+    hasty = dataclasses.replace(job, settings=job.settings.model_copy(update={"resources": resources}))
+    with pytest.raises(UserError, match="Another node has not finished its part"):
+        reference.fetch(hasty, address(0, 2), store, tmp_path / "first")

@@ -1,0 +1,136 @@
+"""Runs of models that make images: what is decided, and what is refused before anything is planned."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("PIL")
+
+from PIL import Image
+
+from decorators.backends.overrides import request_for
+from estimator import Target, render
+from estimator.errors import UserError
+from estimator.models import find
+from estimator.models.diffusion import TINY, positions_of
+from launchers import run_config, settings
+from launchers.dataset import sources
+from launchers.run import preparation
+from tests.lab.configs import config
+from tests.launchers.run.test_preparation import HERE
+
+TINY_RUN: dict[str, Any] = {"model": TINY}
+
+
+def refusal(values: dict[str, Any]) -> str:
+    with pytest.raises(UserError) as refused:
+        preparation.plan_run(settings.build(TINY_RUN | values), HERE)
+    return f"{refused.value.problem} {refused.value.advice}"
+
+
+def test_task_dataset_engine_and_length_follow_from_the_model() -> None:
+    run = preparation.plan_run(settings.build(TINY_RUN), HERE)
+    chosen = run.settings
+    assert (chosen.task, chosen.dataset, chosen.engine) == ("text-to-image", "drawn-shapes", "fsdp2")
+    assert chosen.seq_len == positions_of(64) == run.plan.layout.seq_len
+    assert (run.plan.task, run.plan.parameters) == ("text-to-image", find(TINY).parameters)
+
+
+def test_a_resolution_and_the_learning_rate_of_lora_are_taken() -> None:
+    values = {"model": "stable-diffusion-xl", "method": "lora", "images": {"resolution": 512}}
+    chosen = config(values, "sdxl")
+    assert (chosen.seq_len, chosen.optimizer.lr) == (positions_of(512), 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"seq_len": 512}, "which have no tokens"),
+        ({"method": "qlora"}, "full or lora"),
+        ({"method": "lora", "lora": {"targets": ["q_proj"]}}, "lora.targets"),
+        ({"engine": "deepspeed"}, "fsdp2"),
+        ({"images": {"text_encoders": True}, "method": "full"}, "UNet"),
+        ({"images": {"clip_model": str(Path(__file__).parent)}}, "CLIP model"),
+        ({"harness": {"tasks": ["hellaswag"]}}, "language models"),
+        ({"model": "tiny-llama", "task": "text-to-image"}, "tiny-llama is none"),
+        ({"model": "tiny-llama", "images": {"resolution": 512}}, "resolution does not apply to task sft"),
+    ],
+)
+def test_options_of_another_kind_of_model_are_refused(values: dict[str, Any], said: str) -> None:
+    assert said in refusal(values)
+
+
+def test_latents_are_planned_as_a_step_on_one_of_the_run_s_nodes() -> None:
+    chosen = settings.build({"model": "stable-diffusion-xl", "method": "lora", "resources": {"gpu": "L4"}})
+    plan = preparation.plan_run(chosen, Target(kind="kubernetes")).plan
+    assert request_for(plan, "encode") == dataclasses.replace(plan.request, nodes=1)
+    assert "encode 1x L4, " in render(plan)
+    (line,) = (line for line in plan.why if line.startswith("latents and texts"))
+    assert "on one of its nodes, 6 images at once: 16.9 GiB" in line
+
+
+def test_text_encoders_that_are_trained_are_part_of_the_plan() -> None:
+    plans = [
+        preparation.plan_run(
+            settings.build(TINY_RUN | {"method": method, "images": {"text_encoders": texts}}), HERE
+        )
+        for method, texts in (("lora", False), ("auto", True))
+    ]
+    assert plans[1].settings.method == "lora"
+    alone, beside = (run.plan.prediction.memory for run in plans)
+    texts = sum(count for name, count in find(TINY).frozen if name.startswith("text"))  # type: ignore[attr-defined]
+    assert dict(beside.categories)["text encoders"] == 4 * texts
+    assert dict(beside.categories)["adapters"] > dict(alone.categories)["adapters"]
+
+
+def image(path: Path, mode: str = "RGB", size: tuple[int, int] = (64, 64)) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, 128 if mode == "L" else tuple([128] * len(mode))).save(path)
+    return path
+
+
+def written(folder: Path, *rows: dict[str, Any]) -> str:
+    (folder / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(folder)
+
+
+def test_each_bad_image_is_named_with_its_line(tmp_path: Path) -> None:
+    whole = image(tmp_path / "a.png").read_bytes()
+    (tmp_path / "cut.png").write_bytes(whole[: len(whole) // 2])
+    image(tmp_path / "dot.png", size=(1, 1))
+    image(tmp_path.parent / "outside.png")
+    folder = written(
+        tmp_path,
+        {"file_name": "a.png", "text": ""},
+        {"file_name": "cut.png", "text": "cut off"},
+        {"file_name": "dot.png", "text": "a dot"},
+        {"file_name": "../outside.png", "text": "elsewhere"},
+        {"file_name": "none.png", "text": "nothing"},
+    )
+    said = refusal({"dataset": folder})
+    for number in range(1, 6):
+        assert f"line {number}" in said, said
+    for word in ("caption", "none.png", "outside"):
+        assert word in said, said
+
+
+def test_transparency_and_cmyk_are_made_rgb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    image(tmp_path / "a.png", "RGBA")
+    image(tmp_path / "b.jpg", "CMYK")
+    written(tmp_path, {"file_name": "a.png", "text": "one"}, {"file_name": "b.jpg", "text": "two"})
+    values = TINY_RUN | {"dataset": str(tmp_path), "task": "text-to-image"}
+    chosen = run_config.apply_defaults(settings.build(values), find(TINY))
+    found = list(preparation.read_samples(chosen, tmp_path))
+    assert len(found) == 2
+    assert "2 images were changed" in capsys.readouterr().err
+
+
+def test_a_folder_of_images_is_a_dataset_whatever_lies_beside_them(tmp_path: Path) -> None:
+    image(tmp_path / "a.png")
+    (tmp_path / "a.txt").write_text("a grey square")
+    assert sources.local(str(tmp_path)) == tmp_path

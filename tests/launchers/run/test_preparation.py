@@ -1,0 +1,396 @@
+"""A run from its settings to its plan, as every way in has it: what is decided, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from estimator import Target, models
+from estimator.cli.plan import JobOptions, job_from
+from estimator.errors import UserError, spelled_as
+from estimator.job import Job, Machine
+from estimator.models import find
+from estimator.plan import GIB
+from estimator.planning.support import planned_only, with_engine
+from estimator.setup import DEFAULT_SEQ_LEN, TINY_SEQ_LEN
+from estimator.vocabulary import LAUNCHED_ENGINES, LAUNCHED_METHODS, TASKS
+from launchers import engines, settings
+from launchers.engines.deepspeed import engine as deepspeed
+from launchers.run import checks, preparation
+from launchers.settings.sections import DEFAULT_ANSWERS, Evaluation
+from launchers.settings.spelling import SET
+from tests.lab.configs import config
+
+MACHINE = Machine(cpu_cores=4, ram_bytes=16 * GIB, disk_free_bytes=100 * GIB)
+TINY = find("tiny-llama")
+HERE = Target(kind="local", machine=MACHINE)
+
+
+def test_what_is_automatic_is_decided_from_model_and_method() -> None:
+    lora = config({"method": "lora"}, "llama-8b").with_checkpoint_interval(200)
+    assert (lora.optimizer.lr, lora.seq_len, lora.checkpoint_every) == (2e-4, DEFAULT_SEQ_LEN, 20)
+    for method in ("adapter-v1", "adapter-v2"):
+        assert config({"method": method}, "llama-8b").optimizer.lr == 1e-3, "litgpt's; gates begin at 0"
+        job = preparation.build_job(settings.build({"method": method}), find("llama-8b"), None)
+        assert with_engine(job).engine == "deepspeed"
+    given = {
+        "method": "full",
+        "engine": "torchtune",
+        "checkpoint_every": 7,
+        "optimizer": {"lr": 1.0},
+        "seq_len": 64,
+        "dataset": "org/name",
+        "global_batch_size": 8,
+    }
+    decided = config(given, "llama-8b").with_checkpoint_interval(200)
+    assert decided.model_dump() == settings.build(given).model_dump()
+
+
+def test_support_tickets_are_evaluated_by_their_test_split_and_other_data_as_the_settings_say() -> None:
+    def evaluation(**values: object) -> Evaluation:
+        return config(values).evaluation
+
+    assert (evaluation().dataset, evaluation().answers) == ("support-tickets#test", 150)
+    assert evaluation(task="dpo").dataset == "support-tickets#test"
+    assert evaluation(task="dpo").answers == DEFAULT_ANSWERS
+    assert evaluation(dataset="python-docs") == Evaluation()
+    assert evaluation(dataset="python-docs").answers == DEFAULT_ANSWERS
+    assert evaluation(mixture={"python-docs": 1}) == Evaluation()
+    assert evaluation(evaluation={"fraction": 0.2}).dataset is None
+    assert evaluation(evaluation={"dataset": "mine.jsonl", "generations": 2}).dataset == "mine.jsonl"
+    assert evaluation(evaluation={"dataset": "mine.jsonl", "generations": 2}).answers == 2
+
+
+@pytest.mark.parametrize("task", ["sft", "pretrain", "dpo", "kto"])
+def test_both_splits_of_the_default_dataset_are_rows_of_the_task(tmp_path: Path, task: str) -> None:
+    chosen = config({"task": task})
+    train, held_out = preparation.read_data(chosen, tmp_path)
+    assert len(train) > 10 * len(held_out) > 1000
+    assert type(train[0]) is type(held_out[0])
+
+
+@pytest.mark.parametrize("method", LAUNCHED_METHODS)
+def test_plan_and_run_agree_on_what_can_be_launched_of_every_model_task_and_engine(method: str) -> None:
+    specs = [(name, find(name)) for name in models.names()]
+    able = 0
+    for task, engine in product(TASKS, (*LAUNCHED_ENGINES, "auto")):
+        chosen = settings.build({"method": method, "seq_len": 512, "task": task, "engine": engine})
+        options = JobOptions(model=TINY.name, method=method, task=task, engine=engine, seq_len=256)
+        of_options = job_from(options)
+        names = LAUNCHED_ENGINES if engine == "auto" else (engine,)
+        for name, spec in specs:
+            refused = all(engines.get(each).unsupported(chosen, spec) for each in names)
+            of_plan = dataclasses.replace(of_options, model=spec, lora_targets=tuple(spec.projections))
+            for job in (preparation.build_job(chosen, spec, None), of_plan):
+                only = planned_only(with_engine(job))
+                assert (only is not None) == refused, (name, task, engine, only)
+            able += not refused
+    assert able > 10
+
+
+def test_the_default_targets_are_what_a_model_has_whatever_its_family_calls_it() -> None:
+    chosen = settings.build({"method": "lora", "seq_len": 512})
+    assert preparation.build_job(chosen, find("llama-8b"), None).lora_targets == models.PROJECTIONS
+    assert "gate_proj" not in preparation.build_job(chosen, find("phi-2"), None).lora_targets
+    latent = preparation.build_job(chosen, find("deepseek-v2-lite"), None).lora_targets
+    assert set(models.LATENT_PROJECTIONS) & set(latent)
+    named = settings.build({"method": "lora", "seq_len": 512, "lora": {"targets": ["gate_proj"]}})
+    with pytest.raises(UserError, match="not a linear layer of phi-2"):
+        preparation.build_job(named, find("phi-2"), None)
+
+
+def test_new_tokens_are_trained_with_the_embeddings_that_they_need() -> None:
+    wanted = settings.build(
+        {"method": "lora", "new_tokens": ["<a>", "<b>"], "lora": {"modules_to_save": ["norms"]}}
+    )
+    spec = find("llama-8b")
+    job = preparation.build_job(wanted, spec, None)
+    assert with_engine(job).engine == "deepspeed"
+    assert (job.model.vocab, job.model.parameters) == (spec.vocab + 2, spec.parameters + 2 * 2 * spec.hidden)
+    assert job.trained_modules == ("norms", "embed_tokens", "lm_head")
+    assert "new_tokens" in (engines.get("torchtune").unsupported(wanted, spec) or "")
+    adapter = settings.build({"method": "adapter-v1", "new_tokens": ["<a>"]})
+    assert "trains neither" in (engines.get("fsdp2").unsupported(adapter, spec) or "")
+    assert "is gemma" in (engines.get("fsdp2").unsupported(wanted, find("gemma-7b")) or "")
+
+
+def test_a_method_left_open_is_decided_with_the_plan_and_its_engine_and_learning_rate_with_it() -> None:
+    large = {"model": "llama-70b", "method": "auto", "resources": {"gpu": "A100 SXM 80GB", "nodes": 1}}
+    run = preparation.plan_run(settings.build(large), Target(kind="kubernetes"))
+    assert run.plan.method in ("lora", "qlora")
+    assert (run.settings.method, run.settings.engine) == (run.plan.method, "torchtune")
+    assert run.settings.optimizer.lr == 2e-4
+    assert preparation.check_matches(run.plan, settings.build(large)) == run.plan
+
+
+@pytest.mark.parametrize("steps", [1, 5, 99, 1000])
+def test_checkpoints_come_about_ten_times_but_not_at_every_step(steps: int) -> None:
+    every = config().with_checkpoint_interval(steps).checkpoint_every
+    assert every >= min(10, steps)
+    assert steps // every <= 10
+
+
+def test_a_run_is_planned_with_the_model_looked_up_and_all_that_is_automatic_decided() -> None:
+    run = preparation.plan_run(settings.build({"resources": {"nodes": 2}}), HERE)
+    assert (run.model.name, run.model.spec) == ("tiny-llama", find("tiny-llama"))
+    assert (run.settings.seq_len, run.settings.optimizer.lr) == (TINY_SEQ_LEN, 7e-4)
+    assert (run.plan.layout.nodes, run.plan.layout.device) == (2, "cpu")
+
+
+def test_who_chooses_among_plans_is_given_the_job_and_where_it_may_run() -> None:
+    seen: list[tuple[Job, Target]] = []
+
+    def choose(job: Job, target: Target, corrections: object) -> object:
+        seen.append((job, target))
+        return preparation.best_plan(job, target, None)
+
+    chosen = settings.build({"method": "full", "resources": {"gpus": 4, "device": "cpu"}})
+    preparation.plan_run(chosen, HERE, choose=choose)  # type: ignore[arg-type]
+    [(job, target)] = seen
+    assert (job.engine, job.global_batch_size) == ("auto", settings.build({}).batch_size)
+    assert (target.gpus, target.nodes, target.machine) == (4, None, MACHINE)
+
+
+def test_what_can_not_work_is_refused_before_anything_is_planned(tmp_path: Path, dataset: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for values, words in (
+        ({"engine": "deepspeed", "compile": True}, "torchtune"),
+        ({"seq_len": 10**6}, "longer than the 2048 tokens"),
+        ({"model": "no-such-model"}, "no-such-model"),
+        ({"model": str(tmp_path / "empty")}, "config.json"),
+        ({"evaluation": {"dataset": str(tmp_path / "gone.jsonl")}}, "There is no dataset"),
+    ):
+        chosen = settings.build({"dataset": str(dataset), **values})
+        with pytest.raises(UserError) as refused:
+            preparation.plan_run(chosen, HERE, choose=_never)  # type: ignore[arg-type]
+        assert words in f"{refused.value.problem} {refused.value.advice}"
+
+
+def _never(*_: object) -> object:
+    raise AssertionError("a plan was made where none may be")
+
+
+def test_advice_is_spelled_as_the_front_door_that_was_used_takes_it() -> None:
+    with pytest.raises(UserError) as refused, spelled_as(SET):
+        checks.check_supported(settings.build({"engine": "deepspeed", "compile": True}), find("llama-8b"))
+    assert refused.value.advice == "Use --set engine=torchtune."
+
+
+def test_an_engine_whose_packages_are_missing_is_refused_with_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    needs = dataclasses.replace(deepspeed.NEEDS, packages=("torch", "not_there"))
+    monkeypatch.setattr(deepspeed, "NEEDS", needs)
+    checks.check_installed("torchtune")
+    with pytest.raises(UserError, match="not_there is not installed"):
+        checks.check_installed("deepspeed")
+    monkeypatch.setattr(preparation.importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(UserError, match="liger-kernel is not installed"):
+        checks.check_installed("fsdp2", liger=True)
+
+
+def test_a_disk_that_is_too_small_is_named() -> None:
+    plan = preparation.plan_run(settings.build({}), HERE).plan
+    checks.check_disks(plan, [("/large", 10**15)])
+    with pytest.raises(UserError, match=r"/small has 1\.00 GiB free") as refused:
+        checks.check_disks(plan, [("/large", 10**15), ("/small", GIB)])
+    assert "FINETUNE_WORK_DIR" in refused.value.advice
+
+
+def test_a_deployment_started_for_another_job_is_refused() -> None:
+    plan = preparation.plan_run(settings.build({"global_batch_size": 8}), HERE).plan
+    assert preparation.check_matches(plan, settings.build({"global_batch_size": 8})) == plan
+    with pytest.raises(UserError, match="Redeploy the flow"):
+        preparation.check_matches(plan, settings.build({"global_batch_size": 16}))
+    with pytest.raises(UserError, match="no plan"):
+        preparation.check_matches(None, settings.build({}))
+
+
+def counted(given: settings.Settings) -> int | None:
+    return preparation.count_steps(given, TINY, preparation.count_rows(given))
+
+
+def test_the_users_number_of_steps_wins_over_the_default_of_one_epoch(dataset: Path) -> None:
+    given = {"dataset": str(dataset), "evaluation": {"fraction": 0}}  # 60 rows: 3 steps of 16
+    run = preparation.plan_run(settings.build({**given, "max_steps": 40}), HERE)
+    assert run.plan.prediction.tokens == 40 * 16 * TINY_SEQ_LEN
+    assert counted(run.settings) == 40
+    assert counted(settings.build({**given, "max_steps": 40, "epochs": 1})) == 3
+
+
+def test_a_default_batch_becomes_what_processes_and_data_can_make_up(dataset: Path) -> None:
+    given = {"dataset": str(dataset), "evaluation": {"fraction": 0}, "epochs": 2}
+    run = preparation.plan_run(settings.build({**given, "resources": {"gpus": 5, "device": "cpu"}}), HERE)
+    assert run.settings.global_batch_size == run.plan.layout.global_batch_size == 15
+    assert any("nearest to the default of 16" in line for line in run.plan.why)
+    assert run.plan.prediction.tokens == 2 * 60 // 15 * 15 * TINY_SEQ_LEN, "in steps of that batch"
+    with pytest.raises(UserError, match="batch of 16 can't be divided"):
+        preparation.plan_run(
+            settings.build({**given, "global_batch_size": 16, "resources": {"gpus": 5, "device": "cpu"}}),
+            HERE,
+        )
+
+
+def test_gpus_that_are_asked_for_where_there_are_none_are_refused() -> None:
+    with pytest.raises(UserError, match="has no NVIDIA GPU that its driver reports") as refused:
+        preparation.plan_run(settings.build({"resources": {"gpus": 4}}), HERE)
+    assert "Train in 4 process(es) on CPUs" in refused.value.advice
+    run = preparation.plan_run(settings.build({"resources": {"gpus": 4, "device": "cpu"}}), HERE)
+    assert run.plan.layout.world_size == 4
+
+
+def test_a_default_batch_is_no_larger_than_the_data(tmp_path: Path) -> None:
+    few = tmp_path / "few.jsonl"
+    few.write_text('{"text": "plain"}\n' * 10)
+    given = {"dataset": str(few), "evaluation": {"fraction": 0}}
+    run = preparation.plan_run(settings.build(given), HERE)
+    assert run.settings.global_batch_size == 10
+    with pytest.raises(UserError, match="global_batch_size 16 is more than the 10 rows"):
+        preparation.plan_run(settings.build({**given, "global_batch_size": 16}), HERE)
+    assert settings.build({"task": "grpo", "rl": {"group_size": 6}}).batch_size == 18
+
+
+def test_steps_are_known_where_the_data_is_at_hand(dataset: Path) -> None:
+    given = {"dataset": str(dataset), "global_batch_size": 8, "evaluation": {"fraction": 0.1}}
+    once = counted(settings.build(given))
+    assert once == 54 // 8
+    assert counted(settings.build({**given, "epochs": 3})) == 3 * 54 // 8
+    assert counted(settings.build({**given, "epochs": 3, "max_steps": 5})) == 5
+    assert counted(settings.build({"dataset": "owner/rows"})) is None
+
+
+@pytest.mark.parametrize(
+    ("schedule", "steps", "words"),
+    [
+        ({}, 1, "nothing is learned"),
+        ({}, 5, "does not reach its peak"),
+        ({"warmup_ratio": 1.0}, 40, "warm-up takes 40 steps, the run 40"),
+        ({}, 6, None),
+        ({"warmup_steps": 0}, 1, None),
+    ],
+)
+def test_a_run_that_ends_in_its_warm_up_is_told(
+    schedule: dict[str, float], steps: int, words: str | None
+) -> None:
+    told = preparation.short_run_warning(settings.build({"schedule": schedule}), steps)
+    assert (told is None) == (words is None)
+    assert words is None or words in (told or "")
+
+
+def test_steps_of_a_budget_are_planned_with_full_sequences() -> None:
+    given = {"dataset": "owner/rows", "tokens": "20k", "global_batch_size": 16, "seq_len": 256}
+    assert counted(settings.build(given)) == 5
+    assert counted(settings.build({**given, "task": "orpo"})) == 3, "a pair is two sequences"
+    assert counted(settings.build({**given, "tokens": 4096})) == 1
+
+
+def test_all_local_datasets_of_a_mixture_are_checked_and_counted(dataset: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"text": "plain"}\n' * 10)
+    given = {"dataset": str(dataset), "global_batch_size": 8, "evaluation": {"fraction": 0}}
+    mixed = settings.build({**given, "mixture": {str(other): 2}})
+    assert counted(mixed) == (60 + 20) // 8
+    samples, _ = preparation.read_data(mixed, tmp_path / "data")
+    assert [row.source for row in samples] == [0] * 60 + [1] * 10
+    assert counted(settings.build({**given, "mixture": {"owner/rows": 1}})) is None
+    own = mixed.model_copy(update={"evaluation": settings.Evaluation(dataset=str(other))})
+    assert len(preparation.read_data(own, tmp_path / "data")[1] or ()) == 10
+    assert preparation.read_data(mixed, tmp_path / "data")[1] is None, "nothing of an earlier attempt"
+    other.write_text("{broken")
+    with pytest.raises(UserError, match=r"other\.jsonl, line 1"):
+        counted(mixed)
+
+
+def test_plain_text_is_read_for_pretraining_alone(dataset: Path, tmp_path: Path) -> None:
+    book = tmp_path / "book.txt"
+    book.write_text("Once upon a time.")
+    chosen = settings.build({"task": "pretrain", "dataset": str(book)})
+    assert counted(chosen) is None
+    [row] = preparation.read_samples(chosen, book)
+    assert row.text == "Once upon a time."  # type: ignore[union-attr]
+    for task in ("sft", "dpo"):
+        with pytest.raises(UserError, match=f"plain text, which task {task} ") as refused:
+            preparation.read_samples(settings.build({"task": task}), book)
+        assert refused.value.advice == "Use --task pretrain, or a JSONL dataset."
+    with pytest.raises(UserError, match=r"task pretrain needs plain text \(`text`\)"):
+        list(preparation.read_samples(chosen, dataset))
+
+
+def test_the_built_in_dataset_is_plain_text_for_pretraining(tmp_path: Path) -> None:
+    samples, _ = preparation.read_data(settings.build({"task": "pretrain"}), tmp_path)
+    assert len(samples) > 1000
+    assert all(row.text for row in samples)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("engine", [name for name in LAUNCHED_ENGINES if name != "trl"])
+def test_every_engine_that_learns_from_rows_learns_plain_text(engine: str) -> None:
+    chosen = settings.build({"task": "pretrain", "engine": engine, "model": "llama-8b"})
+    assert engines.get(engine).unsupported(chosen, find("llama-8b")) is None
+    job = preparation.build_job(chosen, find("llama-8b"), None)
+    assert (job.task, job.engine) == ("pretrain", engine)
+
+
+def test_less_data_than_one_batch_is_refused_before_anything_is_planned(dataset: Path) -> None:
+    chosen = settings.build({"dataset": str(dataset), "global_batch_size": 64})
+    with pytest.raises(UserError, match="global_batch_size 64 is more than the 57 rows") as refused:
+        preparation.plan_run(chosen, HERE, choose=_never)  # type: ignore[arg-type]
+    assert refused.value.advice == "Use --global-batch-size 57 or less, or more data."
+
+
+REWARDS = """
+def length(prompt, answer): return len(answer)
+def nan(prompt, answer): return float("nan")
+def raising(prompt, answer): raise KeyError("no such thing")
+"""
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({}, "no reward"),
+        ({"reward": "rewards.py:nan"}, "rewards.py:nan returned nan"),
+        (
+            {"reward": "./model"},
+            "rl.reward ./model is not a reward model",
+        ),
+        ({"reward": "rewards.py:length", "max_completion_length": 256}, "leaves no tokens of seq_len 256"),
+    ],
+)
+def test_rewards_of_grpo_that_can_not_work_are_refused_in_a_line_before_anything_is_planned(
+    values: dict[str, object], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("rewards.py").write_text(REWARDS)
+    Path("model").mkdir()
+    Path("model/config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+
+    def planned(*_: object) -> None:
+        raise AssertionError("it was planned")
+
+    with pytest.raises(UserError) as raised:
+        preparation.plan_run(settings.build({"task": "grpo", "rl": values}), HERE, choose=planned)  # type: ignore[arg-type]
+    assert problem in raised.value.problem
+    assert "\n" not in raised.value.problem
+
+
+def test_a_plan_of_grpo_counts_prompts_by_groups_and_draws_with_trl(tmp_path: Path) -> None:
+    (tmp_path / "rewards.py").write_text(REWARDS)
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "Name a prime."}\n' * 20)
+    values = {
+        "task": "grpo",
+        "method": "lora",
+        "dataset": str(tmp_path / "prompts.jsonl"),
+        "global_batch_size": 32,
+        "evaluation": {"fraction": 0},
+        "rl": {"reward": f"{tmp_path}/rewards.py:length", "group_size": 8},
+    }
+    run = preparation.plan_run(settings.build(values), HERE, calibrated=False)
+    assert (run.plan.engine, run.plan.layout.sharding, run.settings.engine) == ("trl", "none", "trl")
+    assert counted(run.settings) == 20 // (32 // 8)
+    assert any(line.startswith("grpo: a process draws") for line in run.plan.why)
+    few = settings.build(values | {"global_batch_size": 256})
+    with pytest.raises(UserError, match="takes 32 prompts, but there are only 20"):
+        preparation.plan_run(few, HERE, calibrated=False)

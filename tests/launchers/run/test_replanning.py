@@ -1,0 +1,152 @@
+"""What the attempts of a run leave for each other, and how want of memory is told from other failures."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from estimator import Job, Plan, Target, plan
+from estimator.models import find
+from estimator.planning.next_plan import NextPlan, after_out_of_memory
+from launchers.gang.failures import Failure
+from launchers.gang.watch import oom_kills
+from launchers.run.replanning import Replanning, after_kill, choose_plan, out_of_memory
+from launchers.settings import Settings
+from launchers.store.bundles import LocalStorage
+
+JOB = Job(model=find("llama-8b"), global_batch_size=64)
+
+
+@pytest.fixture(scope="module")
+def launched() -> Plan:
+    return plan(JOB, Target(kind="kubernetes", gpu="h100-sxm", nodes=1, gpus=8))
+
+
+@pytest.fixture
+def plans(tmp_path: Path) -> Replanning:
+    return Replanning(storage=LocalStorage(tmp_path), prefix="plans/7")
+
+
+def after(made: Plan, attempt: int = 0) -> NextPlan:
+    following = after_out_of_memory(made, JOB, attempt=attempt)
+    assert following is not None
+    return following
+
+
+def test_without_a_failure_for_want_of_memory_every_attempt_has_the_launched_plan(
+    plans: Replanning, launched: Plan
+) -> None:
+    assert choose_plan(plans, 0, launched) is launched
+    assert choose_plan(plans, 2, launched) is launched
+
+
+def test_what_an_attempt_has_left_holds_for_all_later_ones(plans: Replanning, launched: Plan) -> None:
+    following = after(launched)
+    plans.keep(0, following)
+    said: list[str] = []
+    assert choose_plan(plans, 1, launched, say=said.append) == following.plan
+    assert choose_plan(plans, 2, launched) == following.plan  # attempt 1 failed for another reason
+    assert following.change in said[0]
+    then = after(following.plan, 1)
+    plans.keep(1, then)
+    assert choose_plan(plans, 2, launched) == then.plan
+
+
+def test_a_plan_for_another_gpu_holds_only_where_that_gpu_was_asked_for(
+    plans: Replanning, launched: Plan
+) -> None:
+    other = replace(launched, request=replace(launched.request, gpu_type="B200"))
+    plans.keep(0, NextPlan(plan=other, change="gpu", needs_other_machine=True))
+    assert choose_plan(plans, 1, launched) == launched
+    assert choose_plan(plans, 1, launched, granted=other) == other
+    leaner = after(launched)
+    plans.keep(0, leaner)
+    plans.keep(1, NextPlan(plan=other, change="gpu", needs_other_machine=True))
+    assert choose_plan(plans, 2, launched) == leaner.plan  # what could be had
+
+
+def test_a_torn_note_of_an_attempt_is_passed_over(plans: Replanning, launched: Plan) -> None:
+    plans.storage.put_bytes("plans/7/attempt-0.json", b'{"plan"')
+    assert choose_plan(plans, 1, launched) is launched
+
+
+def test_a_failed_attempt_says_what_the_next_will_do(plans: Replanning, launched: Plan) -> None:
+    tiny = plan(
+        Job(model=find("tiny-llama"), seq_len=256, global_batch_size=8),
+        Target(kind="kubernetes", gpu="h100-sxm", nodes=1, gpus=1),
+    )
+    assert tiny.layout.micro_batch_size > 1
+    settings = Settings(
+        model="tiny-llama", global_batch_size=8, seq_len=256, method="full", engine="torchtune"
+    )
+    text = out_of_memory(plans, 0, tiny, settings, find("tiny-llama"), other_machines=True)
+    assert text.startswith(f"out of memory: a retry will use micro batch {tiny.layout.micro_batch_size} -> ")
+    assert choose_plan(plans, 1, tiny).layout.micro_batch_size < tiny.layout.micro_batch_size
+
+
+def test_attempts_whose_containers_were_killed_as_a_whole_are_followed_by_leaner_plans(
+    plans: Replanning,
+) -> None:
+    tiny = plan(
+        Job(model=find("tiny-llama"), seq_len=256, global_batch_size=8, micro_batch_size=4),
+        Target(kind="kubernetes", gpu="h100-sxm", nodes=1, gpus=1),
+    )
+    settings = Settings(
+        model="tiny-llama", global_batch_size=8, seq_len=256, method="full", engine="torchtune"
+    )
+    assert plans.kill_of("train", 0) is None
+    used = [tiny.layout.micro_batch_size]
+    for attempt in (1, 2):
+        plans.note_kill("train", attempt - 1, f"pod t-{attempt}")
+        assert plans.kill_of("evaluate", attempt - 1) is None, "another step's attempts are its own"
+        for _node in range(2):  # each node of the attempt comes to the same
+            killed = plans.kill_of("train", attempt - 1)
+            assert killed == f"pod t-{attempt}"
+            said = after_kill(plans, attempt, tiny, settings, find("tiny-llama"), killed=killed)
+            assert said.startswith(f"pod t-{attempt}")
+            assert "out of memory" in said
+        used.append(choose_plan(plans, attempt, tiny).layout.micro_batch_size)
+    assert used == [4, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ...", True),
+        (
+            "RuntimeError: [enforce fail at alloc_cpu.cpp:131] . DefaultCPUAllocator: can't allocate memory",
+            True,
+        ),
+        ("MemoryError: ", True),
+        ("ValueError: the loss is not a number", False),
+        ("RuntimeError: [gloo/transport/tcp/pair.cc:554] Connection closed by peer", False),
+    ],
+)
+def test_want_of_memory_is_known_by_what_torch_and_python_say(
+    tmp_path: Path, message: str, expected: bool
+) -> None:
+    path = tmp_path / "rank-00000.json"
+    path.write_text(json.dumps({"rank": 0, "at": 1.0, "message": message, "traceback": ""}))
+    failure = Failure.of_rank(path, node=0, host="here")
+    assert failure.out_of_memory is expected
+    assert Failure.from_dict(failure.to_dict()) == failure
+
+
+def test_the_kernel_s_count_of_killed_processes_is_read_from_both_kinds_of_groups(tmp_path: Path) -> None:
+    group = tmp_path / "cgroup"
+    two = tmp_path / "two" / "pod"
+    two.mkdir(parents=True)
+    (two / "memory.events").write_text("low 0\nhigh 0\nmax 3\noom 2\noom_kill 2\n")
+    group.write_text("0::/pod\n")
+    assert oom_kills(group, tmp_path / "two") == 2
+    one = tmp_path / "one" / "memory" / "pod"
+    one.mkdir(parents=True)
+    (one / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 5\n")
+    group.write_text("5:cpu,cpuacct:/other\n4:memory:/pod\n")
+    assert oom_kills(group, tmp_path / "one") == 5
+    group.write_text("0::/gone\n")
+    assert oom_kills(group, tmp_path / "two") is None
+    assert oom_kills(tmp_path / "nothing", tmp_path) is None

@@ -1,0 +1,106 @@
+"""What a trial leaves, and how nodes agree on it; real trials: tests/flows/test_finetune_flow_trial.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from estimator.errors import UserError
+from launchers.report.peak import MemoryPeak
+from launchers.report.state import RankMeasured
+from launchers.run import trial
+from launchers.run.trial import Decision, TrialResult, describe_layout, describe_result, find_decision
+from launchers.store.bundles import LocalStorage
+from tests.launchers.gang.conftest import make_plan
+
+GIB = 2**30
+PEAKS = (
+    RankMeasured(
+        rank=0, device="cpu", allocated_peak_bytes=None, reserved_peak_bytes=None, rss_peak_bytes=GIB
+    ),
+)
+
+
+def result(**changes: object) -> TrialResult:
+    values: dict[str, object] = {
+        "plan": make_plan(1, 1),
+        "steps": 3,
+        "tokens_per_second": 640.0,
+        "ranks": PEAKS,
+    }
+    return TrialResult(**(values | changes))  # type: ignore[arg-type]
+
+
+def test_a_decision_is_found_as_it_was_left(tmp_path: Path) -> None:
+    store = LocalStorage(tmp_path)
+    assert find_decision(store, "trials/7") is None
+    failed = result(steps=0, tokens_per_second=None, failure="rank 0 failed: no memory", out_of_memory=True)
+    decision = Decision(plan=result().plan, results=(failed, result()))
+    trial._store_decision(store, "trials/7", decision)
+    assert find_decision(store, "trials/7") == decision
+
+
+def test_a_node_waits_no_longer_than_the_limit_for_the_decision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial, "DECISION_S", 0.1)
+    with pytest.raises(UserError, match="within 0 s"):
+        trial._await_decision(LocalStorage(tmp_path), "trials/7")
+
+
+def test_measured_stands_beside_predicted() -> None:
+    assert describe_result(result()) == (
+        "predicted unknown speed, memory 0 MiB; measured 640 tokens/s, memory 1.00 GiB"
+    )
+    assert describe_result(result(failure="x", out_of_memory=True)).endswith("; ran out of memory")
+    assert describe_result(result(failure="rank 0 failed")).endswith("; failed: rank 0 failed")
+
+
+def test_the_largest_process_counts_by_what_torch_reserved_where_it_did() -> None:
+    on_gpus = (
+        RankMeasured(
+            rank=0,
+            device="cuda:0",
+            allocated_peak_bytes=1,
+            reserved_peak_bytes=2 * GIB,
+            rss_peak_bytes=9 * GIB,
+        ),
+        RankMeasured(
+            rank=1,
+            device="cuda:1",
+            allocated_peak_bytes=1,
+            reserved_peak_bytes=3 * GIB,
+            rss_peak_bytes=9 * GIB,
+        ),
+    )
+    assert result(ranks=on_gpus).memory_peak == MemoryPeak(size_bytes=3 * GIB, counter="reserved")
+    assert result().memory_peak == MemoryPeak(size_bytes=GIB, counter="resident")
+    assert result(ranks=()).memory_peak is None
+
+
+def test_on_gpus_the_prediction_is_of_what_torch_reserves_too() -> None:
+    plan = result().plan
+    memory = replace(
+        plan.prediction.memory, shows_bytes=4 * GIB, shows_range=(3 * GIB, 5 * GIB), outside_bytes=GIB
+    )
+    on_gpu = replace(
+        plan,
+        layout=replace(plan.layout, device="cuda"),
+        prediction=replace(plan.prediction, memory=memory),
+    )
+    ranks = (
+        RankMeasured(
+            rank=0, device="cuda:0", allocated_peak_bytes=1, reserved_peak_bytes=2 * GIB, rss_peak_bytes=9
+        ),
+    )
+    words = describe_result(result(plan=on_gpu, ranks=ranks))
+    assert "memory 3.00 GiB reserved by torch; measured 640 tokens/s, memory 2.00 GiB" in words
+
+
+def test_tried_plans_are_told_apart_by_their_layout() -> None:
+    plan = make_plan(1, 1)
+    other = replace(plan, layout=replace(plan.layout, sharding="zero2", activation_checkpointing=True))
+    assert describe_layout(plan) == "micro batch 1 x 1, no checkpointing"
+    assert describe_layout(other) == "zero2, micro batch 1 x 1, checkpointing"
