@@ -285,7 +285,7 @@ def joined_parts(content: Any, where: str, images: list[Any] | None = None) -> A
         if isinstance(part, dict) and part.get("type") in IMAGE_PARTS:
             if images is None:
                 raise BadRow(f"{where} holds an image, which is read only if `vision` is set")
-            images.append(next((part[key] for key in IMAGE_KEYS if part.get(key) not in _EMPTY), None))
+            images.append(next(({k: part[k]} for k in IMAGE_KEYS if part.get(k) not in _EMPTY), None))
             texts.append(IMAGE)
             continue
         text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else part

@@ -116,7 +116,7 @@ class Reader:
         try:
             path = inside(self.folder, name)
             if path.stat().st_size > MAX_BYTES:
-                raise BadRow(f"{name}: more than {MAX_BYTES:,} bytes")
+                raise BadRow(f"more than {MAX_BYTES:,} bytes")
             return path.read_bytes()
         except FileNotFoundError:
             raise BadRow(f"{name}: there is no such file") from None
