@@ -53,7 +53,7 @@ def make(folder: Path, family: str, *, seed: int = 0) -> Path:
     tokenizer.chat_template = _TEMPLATE % _PLACES[family]
     ids = {name: tokenizer.convert_tokens_to_ids(token) for name, token in _TOKENS[family].items()}
     torch.manual_seed(seed)
-    config = _config(family, len(tokenizer), ids)
+    config = config_of(family, len(tokenizer), ids)
     model = AutoModelForImageTextToText.from_config(config).float()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -77,7 +77,8 @@ def _text(vocabulary: int) -> dict[str, Any]:
     }
 
 
-def _config(family: str, vocabulary: int, ids: dict[str, int]) -> Any:
+def config_of(family: str, vocabulary: int, ids: dict[str, int]) -> Any:
+    """Configuration of a tiny model of a family, with these token ids by name."""
     from transformers import CONFIG_MAPPING
 
     text = _text(vocabulary)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from estimator.errors import Change, UserError
-from estimator.models import untried
+from estimator.models import untried, vision
 from estimator.models.architectures import FAMILIES, family_of
 from estimator.models.config_reader import ConfigReader
 from estimator.models.spec import ModelSpec
@@ -89,6 +89,7 @@ def to_spec(config: Mapping[str, Any], name: str) -> ModelSpec:
         norm_eps=_epsilon(reader),
         attention_dropout=reader.number("attention_dropout", or_zero=True) or 0.0,
         sees_images="text_config" in config,
+        vision=vision.from_config(config, shape["hidden"]),
         quantised_weights=str(reader.mapping("quantization_config").get("quant_method") or ""),
         source=f"config.json of {name}",
     )

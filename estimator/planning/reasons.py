@@ -12,7 +12,7 @@ from estimator.memory.generation import drawn_batch, kv_cache_bytes
 from estimator.memory.states import computing
 from estimator.models import DiffusionSpec
 from estimator.plan import Layout
-from estimator.planning import varlen
+from estimator.planning import varlen, vision
 from estimator.planning.capacity import why_rare
 from estimator.planning.engines import setup_of
 from estimator.planning.goals import Goals
@@ -36,6 +36,7 @@ def of_layout(search: Search, candidate: Candidate) -> list[str]:
         _checkpointing(search, candidate),
         *_documents_apart(job, candidate),
         *_varying_lengths(job, candidate),
+        *vision.reasons(job),
         *_task(search, candidate),
         *filter(None, [untried_line(job.model)]),
     ]

@@ -2,10 +2,31 @@
 
 from __future__ import annotations
 
+from estimator.job import Job
 from estimator.models import ModelSpec
 from estimator.planning.training import Training
 
 METHODS = ("full", "lora")  # with which a vision-language model is trained
+
+
+def reasons(job: Job) -> list[str]:
+    """Explain image tokens and the vision tower's part in memory; empty for text alone."""
+    if job.vision is None:
+        return []
+    tower = job.model.vision
+    if tower is None:
+        return [
+            f"vision {job.vision}: {job.model.name}'s tower is not in the memory, as its shape is unknown"
+        ]
+    tokens = tower.tokens_of(job.image_size, job.image_size)
+    total = job.images_per_row * tokens
+    room = "" if total < job.seq_len else f", more than seq_len {job.seq_len:,}"
+    return [
+        f"vision {job.vision}: tower {tower.parameters / 1e6:,.1f} M and projector "
+        f"{tower.projector_parameters / 1e6:,.1f} M parameters; an image of {job.image_size} x "
+        f"{job.image_size} pixels is about {tokens:,} tokens, {job.images_per_row} in a row {total:,}{room}; "
+        "speed leaves the tower out"
+    ]
 
 
 def unsupported(model: ModelSpec, training: Training) -> str | None:
