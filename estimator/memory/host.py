@@ -27,8 +27,8 @@ NCCL_BYTES = int(1.5 * GIB)
 NCCL_ALONE_BYTES = {"fsdp2": int(0.57 * GIB), "deepspeed": int(0.95 * GIB)}
 
 # Python, torch and an engine, imported, in one process without a GPU: resident 0.43 to 0.46 GiB with
-# DeepSpeed; with torchtune 0.09 GiB less, as its ranks leave out `datasets`, pandas and pyarrow
-# (launchers/engines/torchtune/deferred.py); 0.1 more with a process group (torch 2.13+cpu, torchtune 0.6.1,
+# DeepSpeed; with torchtune 0.09 GiB less, because its ranks do not import `datasets`, pandas and pyarrow;
+# 0.1 more with a process group (torch 2.13+cpu, torchtune 0.6.1,
 # DeepSpeed 0.19.8, Linux).
 CPU_RUNTIME_BYTES = int(0.45 * GIB)
 CPU_RUNTIME_OF_TORCHTUNE_BYTES = int(0.36 * GIB)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from estimator.errors import Change, UserError
+from estimator.errors import UserError
 from estimator.hardware import Gpu
 from estimator.job import Job
 from estimator.models import DiffusionSpec, ModelSpec, untried
@@ -104,8 +104,8 @@ def refuse_gpu(job: Job, gpu: Gpu) -> None:
     reason = unsupported_gpu(job, gpu)
     if reason is not None:
         raise UserError(
-            (Change("fp8"), f": {reason}."),
-            ("Leave ", Change("fp8"), " out, or ask for another GPU, as H100."),
+            f"--fp8: {reason}.",
+            "Leave --fp8 out, or ask for another GPU, as H100.",
         )
 
 
@@ -343,7 +343,7 @@ def _loop(engine: str, model: ModelSpec, training: Training) -> str | None:
         return "ZeRO is DeepSpeed's"
     if training.fsdp and spec.sharding_options != "fsdp":
         return "FSDP2's options belong to engine fsdp2"
-    if (reason := _loop_model(engine, model, training) or _task_of_loop(model, training)) is not None:
+    if (reason := _loop_model(engine, model) or _task_of_loop(model, training)) is not None:
         return reason
     if training.vision is not None and (reason := vision.unsupported(model, training)) is not None:
         return reason
@@ -409,7 +409,7 @@ def _pairs_apart(training: Training) -> str:
     return f"packing: a row of {training.task} is {what}, and not put into one sequence with others"
 
 
-def _loop_model(engine: str, model: ModelSpec, training: Training) -> str | None:
+def _loop_model(engine: str, model: ModelSpec) -> str | None:
     """Return the reason why transformers' code or the published weights of a model are unsuitable for the
     loop.
     """
@@ -417,13 +417,6 @@ def _loop_model(engine: str, model: ModelSpec, training: Training) -> str | None
         return f"{engine} trains the prediction of the next token, and {model.name} is an encoder"
     if family_of(model.family).code_elsewhere:
         return f"transformers has no code of {model.family} models, of which {model.name} is one"
-    if model.sees_images and training.vision is None:
-        return f"{engine} trains models of text alone here, and {model.name} sees images too"
-    if model.quantised_weights:
-        return (
-            f"{engine} trains weights of 16 or 32 bits, and {model.name} is published in "
-            f"{model.quantised_weights}"
-        )
     if model.family == "mpt" and model.position_embeddings:
         return f"transformers' mpt has no learned positions, and {model.name} has {model.position_embeddings}"
     return _partial_rotation(model)

@@ -33,7 +33,7 @@ def read_runs(flow: str, chosen: Sequence[str], last: int) -> list[RunRecord]:
         found = [_run(flow, name) for name in chosen]
     else:
         try:
-            found = list(runs_of(flow, most=last))
+            found = list(runs_of(flow, limit=last))
         except NeverRunError as error:
             raise UserError(str(error), _WHERE) from None
     records = [record for run in found if (record := _record(run)) is not None]
@@ -133,7 +133,7 @@ def _record(run: Any) -> RunRecord | None:
     settings = prepared["used_settings"] if prepared else settings
     return RunRecord(
         run=str(run.id),
-        begun=run.created_at,
+        started=run.created_at,
         state=_state(run),
         plan=plan,
         settings=flat(settings) if isinstance(settings, Settings) else {},

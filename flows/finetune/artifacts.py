@@ -6,14 +6,11 @@ looked up there, and under which keys of the datastore it has put local files of
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import hashlib
 import json
 import os
 import shutil
-import tempfile
-import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -21,7 +18,8 @@ from typing import Any
 
 from decorators.gpu_profile import STAGED_VARIABLE
 from decorators.storage import MetaflowStorage, datastore
-from estimator import models, remote
+from estimator import models, remote, untrusted
+from estimator.errors import UserError
 from estimator.formatting import format_bytes
 from estimator.models import ModelRef, ModelSource
 from estimator.plan import Plan
@@ -30,14 +28,14 @@ from flows.commands.flow_commands import command_line
 from launchers import engines
 from launchers.dataset import files, mixture, sources
 from launchers.dataset.stored import StoredRows
-from launchers.images import pictures
+from launchers.images import attached, pictures
 from launchers.inference.finished import fetch_cached
 from launchers.results import model_card
 from launchers.results.model_card import Facts, cache_folder, cache_name, slug
 from launchers.run import preparation
 from launchers.run_config import RunConfig
 from launchers.settings import Settings
-from launchers.store.bundles import fetch_files, get_bundle, has_bundle, put_bundle, sha256_of
+from launchers.store.bundles import fetch_files, get_bundle, has_bundle, put_bundle, put_files, sha256_of
 
 # What the launching process leaves for the tasks
 
@@ -45,7 +43,7 @@ from launchers.store.bundles import fetch_files, get_bundle, has_bundle, put_bun
 def carry(model: ModelRef, datasets: dict[str, str] | None = None) -> None:
     """Leave the model, and the keys of datasets by what the user calls them, for every task of this run."""
     values = {"model": model.to_dict(), "datasets": datasets or {}}
-    os.environ[STAGED_VARIABLE] = base64.b64encode(zlib.compress(json.dumps(values).encode(), 9)).decode()
+    os.environ[STAGED_VARIABLE] = untrusted.pack(json.dumps(values))
 
 
 def carried_model(name: str) -> ModelRef:
@@ -61,7 +59,12 @@ def carried_model(name: str) -> ModelRef:
 
 def _carried() -> dict[str, Any]:
     text = os.environ.get(STAGED_VARIABLE)
-    values: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(text))) if text else {}
+    try:
+        values: dict[str, Any] = untrusted.parse_json(untrusted.unpack(text)) if text else {}
+    except ValueError as error:
+        raise UserError(
+            f"{STAGED_VARIABLE} can't be read: {error}.", "Launch the run again, or deploy the flow anew."
+        ) from None
     return values
 
 
@@ -75,23 +78,30 @@ def stage(settings: Settings, model: ModelRef) -> tuple[ModelRef, dict[str, str]
         datasets: dict[str, str] = {}
         for dataset in (*mixture.names(settings), settings.evaluation.dataset):
             if dataset is not None and sources.kind_of(dataset) == "path":
-                datasets[dataset] = _stage_dataset(store, sources.local(dataset), settings.task)
+                datasets[dataset] = _stage_dataset(store, sources.local(dataset), settings)
         if model.kind == "folder":
-            model = dataclasses.replace(model, kind="stored", location=stage_folder(store, model))
+            vision = settings.vision is not None
+            model = dataclasses.replace(
+                model, kind="stored", location=stage_folder(store, model, vision=vision)
+            )
         return model, datasets
 
 
-def stage_folder(store: MetaflowStorage, model: ModelSource, *, rewards: bool = False) -> str:
+def stage_folder(
+    store: MetaflowStorage, model: ModelSource, *, rewards: bool = False, vision: bool = False
+) -> str:
     """Put a model of a folder, or a reward model, into the datastore; returns the key of its bundle."""
     key = f"staged/{_fingerprint(Path(model.location))}"
     folder = cache_folder() / slug(model.name)
-    put_bundle(store, key, preparation.fetch_weights(model, folder, rewards=rewards))
+    put_bundle(store, key, preparation.fetch_weights(model, folder, rewards=rewards, vision=vision))
     return key
 
 
-def _stage_dataset(store: MetaflowStorage, path: Path, task: str) -> str:
+def _stage_dataset(store: MetaflowStorage, path: Path, settings: Settings) -> str:
     if path.is_file():
-        beside = pictures.named_files(path) if task == IMAGE_TASK else {}
+        beside = pictures.named_files(path) if settings.task == IMAGE_TASK else {}
+        if settings.vision is not None:
+            beside = attached.named_files(path, settings.columns)
         return stage_files(store, {**beside, path.name: path})
     key = f"staged/{_fingerprint(path)}"
     put_bundle(store, key, path)
@@ -108,12 +118,7 @@ def stage_files(store: MetaflowStorage, files: Mapping[str, Path]) -> str:
     contents = [(name, sha256_of(path)) for name, path in sorted(files.items())]
     key = f"staged/{hashlib.sha256(repr(contents).encode()).hexdigest()[:32]}"
     if not has_bundle(store, key):
-        with tempfile.TemporaryDirectory() as temporary:
-            for name, path in files.items():
-                link = Path(temporary) / name
-                link.parent.mkdir(parents=True, exist_ok=True)
-                link.symlink_to(path.resolve())
-            put_bundle(store, key, Path(temporary))
+        put_files(store, key, files)
     return key
 
 
@@ -158,23 +163,24 @@ def staged_key(name: str) -> str | None:
     return key
 
 
-def fetch_weights_once(model: ModelSource, work: Path, *, rewards: bool = False) -> str:
+def fetch_weights_once(model: ModelSource, work: Path, *, rewards: bool = False, vision: bool = False) -> str:
     """Fetch and check a model's weights; returns a folder of this machine or a bundle's key (shared).
 
     With a datastore on this machine the weights stay where they are (or in this machine's cache). With a
     shared one they are fetched by this one task and kept there, and every node takes them from there.
-    ``rewards``: it is a reward model.
+    ``rewards``: it is a reward model. ``vision``: keep the vision tower of a multimodal model.
     """
     if model.kind == "stored":
         return model.location
     store = datastore(shared=True)
     if store.is_local:
-        return str(fetch_cached(model, rewards=rewards))
+        return str(fetch_cached(model, rewards=rewards, vision=vision))
     key = f"weights/{cache_name(model) if model.kind == 'made' else slug(model.location or model.name)}"
+    key += "-vision" if vision else ""
     if has_bundle(store, key):
         print(f"weights of {model.name}: already in {store.describe(key)}")
         return key
-    fetched = preparation.fetch_weights(model, work / slug(model.name), rewards=rewards)
+    fetched = preparation.fetch_weights(model, work / slug(model.name), rewards=rewards, vision=vision)
     manifest = put_bundle(store, key, fetched)
     print(f"weights of {model.name}: {format_bytes(manifest.total_bytes)} in {store.describe(key)}")
     return key

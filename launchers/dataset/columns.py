@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from estimator.errors import Change, UserError
+from estimator.errors import UserError
 from estimator.names import close_matches, did_you_mean
 from launchers.dataset.files import BadRow
 
@@ -38,11 +38,10 @@ class UnknownColumns(BadRow):
         self.example = ",".join(f"{key}=COLUMN" for key in missing[0])
 
     @property
-    def change(self) -> Change:
-        """Setting that maps the columns; with the word COLUMN where no column can be proposed."""
-        return Change(
-            "columns", ",".join(f"{key}={name}" for key, name in self.mapping.items()) or self.example
-        )
+    def option(self) -> str:
+        """Option that maps the columns; with the word COLUMN where no column can be proposed."""
+        pairs = ",".join(f"{key}={name}" for key, name in self.mapping.items())
+        return f"--columns {pairs or self.example}"
 
 
 def renamed(row: Any, columns: Mapping[str, str]) -> Any:
@@ -67,7 +66,7 @@ def check_present(columns: Mapping[str, str], seen: Mapping[str, int], dataset: 
         if name not in seen and key not in seen:
             present = f"It has {', '.join(f'`{each}`' for each in list(seen)[:12])}."
             advice = f"{did_you_mean(name, seen)} {present}".strip()
-            raise UserError((f"Dataset {dataset} has no column `{name}` (", Change("columns"), ")."), advice)
+            raise UserError(f"Dataset {dataset} has no column `{name}` (--columns).", advice)
 
 
 def _proposal(row: Mapping[str, Any], keys: Sequence[str]) -> dict[str, str]:

@@ -25,8 +25,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
-from estimator.changes import Text
 from estimator.errors import UserError
+from estimator.formatting import printable
 from estimator.names import close_matches
 from launchers.dataset.columns import UnknownColumns, check_present, renamed
 from launchers.dataset.files import FORMS, BadRow, Rows, open_rows
@@ -149,7 +149,7 @@ def read_rows(
     if not total:
         raise UserError(f"Dataset {path} is empty.", f"Use {forms}.")
     if unused:
-        print(_unused(path, unused), file=sys.stderr, flush=True)
+        print(printable(_unused(path, unused)), file=sys.stderr, flush=True)
 
 
 def parse(row: Any, line: int = 0) -> Conversation:
@@ -279,9 +279,9 @@ class _Failures:
     def error(self, path: Path, total: int, unit: str) -> UserError:
         """Make the error that lists the rows; one line for columns that all of them lack."""
         number, reason = self._first[0]
-        advice: Text = "" if not reason.startswith(NOT_UTF_8) else conversion_advice(path)
+        advice = "" if not reason.startswith(NOT_UTF_8) else conversion_advice(path)
         if self._unknown is not None:
-            advice = ("Name its columns: ", self._unknown.change)
+            advice = f"Name its columns: {self._unknown.option}"
         if self.count == 1:
             return UserError(f"Dataset {path}, {unit} {number}: {reason}.", advice or "Fix or remove it.")
         problem = f"Dataset {path}: {self.count:,} of {total:,} rows can't be used"
@@ -290,4 +290,4 @@ class _Failures:
         shown = [f"  {unit} {number}: {reason}" for number, reason in self._first]
         if self.count > len(shown):
             shown.append(f"  and {self.count - len(shown):,} more")
-        return UserError(f"{problem}.", "\n".join([*shown, str(advice) or "Fix or remove them."]))
+        return UserError(f"{problem}.", "\n".join([*shown, advice or "Fix or remove them."]))

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from estimator.errors import UserError
-from estimator.formatting import format_clock
+from estimator.formatting import format_clock, printable
 from estimator.vocabulary import IMAGE_TASK, METHODS, TASKS
 from launchers.base.imports import collector_paused
 from launchers.cluster.processes import PARENT, die_with_parent, started, tail
@@ -467,7 +467,7 @@ def _generate(
 
 
 def _one_line(text: str, limit: int = 160) -> str:
-    flat = " ".join(text.split())
+    flat = printable(" ".join(text.split()))
     return flat if len(flat) <= limit else f"{flat[: limit - 4]} ..."
 
 

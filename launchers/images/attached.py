@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import io
 import ipaddress
 import itertools
@@ -134,17 +135,50 @@ def has_images(path: Path, columns: Mapping[str, str]) -> bool:
     return any(mentions_images(renamed(row, columns)) for _, row in first)
 
 
+def named_files(path: Path, columns: Mapping[str, str]) -> dict[str, Path]:
+    """Return the image files that the rows of a file refer to by path, by their names there.
+
+    Unreadable rows and missing files have none; :class:`Reader` reports their errors.
+    """
+    files: dict[str, Path] = {}
+
+    def collect(value: Any) -> None:
+        if isinstance(value, Mapping):
+            for key in IMAGE_KEYS:
+                collect(value.get(key))
+        elif isinstance(value, (list, tuple)):
+            for each in value:
+                collect(each)
+        elif isinstance(value, str) and not value.startswith(("data:", "http:", "https:")):
+            with contextlib.suppress(BadRow, OSError, ValueError):
+                file = inside(path.parent, value)
+                if file.is_file():
+                    files[Path(value).as_posix()] = file
+
+    for _, values in open_rows(path):
+        row = renamed(values, columns)
+        if isinstance(row, dict):
+            collect([decoded(row.get(name)) for name in COLUMNS])
+            collect([part for part in _parts(row) if _is_image(part)])
+    return files
+
+
 def mentions_images(row: Any) -> bool:
     """Whether a decoded row has images, in any supported form."""
     if not isinstance(row, dict):
         return False
     if any(row.get(name) for name in COLUMNS):
         return True
+    return any(_is_image(part) for part in _parts(row))
+
+
+def _parts(row: Mapping[str, Any]) -> list[Any]:
+    """Return all content parts of a row's turns."""
     turns = decoded(row.get("messages") or row.get("conversations") or row.get("prompt") or [])
     contents = (
         [turn.get("content") for turn in turns if isinstance(turn, dict)] if isinstance(turns, list) else []
     )
-    return any(_is_image(part) for content in contents if isinstance(content, list) for part in content)
+    return [part for content in contents if isinstance(content, list) for part in content]
 
 
 def _is_image(part: Any) -> bool:

@@ -59,7 +59,7 @@ def _check(folder: Path, shapes: Mapping[str, tuple[int, ...]], rewards: bool) -
         config = causal.configuration(folder)
         kind = AutoModelForSequenceClassification if rewards else causal.class_of(config)
         with torch.device("meta"):
-            empty = kind.from_config(config)
+            empty = kind.from_config(config, trust_remote_code=False)
     except (ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
         reason = " ".join(str(error).split())
         raise UserError(

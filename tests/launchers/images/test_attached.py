@@ -119,8 +119,8 @@ def test_encoded_images_of_a_table_are_read(folder: Path) -> None:
     ("row", "said"),
     [
         (chat({"type": "image", "image": "img/none.png"}), "image 1: img/none.png: there is no such file"),
-        (chat({"type": "image", "image": "../x.png"}), "a path that leads outside of the dataset's folder"),
-        (chat({"type": "image", "image": "/etc/hosts"}), "a path that leads outside of the dataset's folder"),
+        (chat({"type": "image", "image": "../x.png"}), "outside of"),
+        (chat({"type": "image", "image": "/etc/hosts"}), "outside of"),
         (chat({"type": "image", "image": "d.jsonl"}), "image 1: not an image that can be read"),
         (chat({"type": "image_url", "image_url": URL[:-40]}), "image 1: a broken image"),
         (chat({"type": "image_url", "image_url": "data:image/png;base64,%%"}), "image 1: broken base64"),
