@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from estimator.errors import UserError
-from estimator.models import untried
+from estimator.models import untried, vision
 from estimator.models.architectures import FAMILIES, family_of
 from estimator.models.config_reader import ConfigReader
 from estimator.models.spec import ModelSpec
@@ -43,7 +43,10 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "exaone4": {"sliding_window_pattern": 4},
     "gpt_neox": {"attention_bias": True, "use_parallel_residual": True},
 }
-_SAME_CODE = {"kimi_k2": "deepseek_v3"}  # its model_type in transformers
+_SAME_CODE = {
+    "kimi_k2": "deepseek_v3",  # its model_type in transformers
+    "qwen3_vl_text": "qwen3",  # positions of images and of video apart
+}
 _TIED = (  # unless config.json says otherwise
     "gemma",
     "gemma2",
@@ -117,6 +120,7 @@ def to_spec(config: Mapping[str, Any], name: str) -> ModelSpec:
         norm_eps=_epsilon(reader),
         attention_dropout=reader.number("attention_dropout", or_zero=True) or 0.0,
         sees_images="text_config" in config,
+        vision=vision.from_config(config, shape["hidden"]),
         quantised_weights=quantization_of(reader) or "",
         source=f"config.json of {name}",
     )

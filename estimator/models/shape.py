@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from estimator.errors import UserError
 from estimator.models import untried
 from estimator.models.architectures import FAMILIES, Norm, QkNorm, family_of
+from estimator.models.vision import VisionShape
 
 _AT_LEAST_1 = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "max_seq_len")
 _AT_LEAST_0 = (
@@ -49,6 +50,7 @@ class ModelShape:
     hf_id: str | None = None
     causal: bool = True  # False: an encoder such as BERT
     sees_images: bool = False  # the shape is that of the language part of a larger model
+    vision: VisionShape | None = None  # its tower; None: it has none, or its shape is unknown
     quantised_weights: str = ""  # the published files' quant_method ("mxfp4", "fp8"); blank: none
     norm: Norm = "rms"
     norm_bias: bool = False

@@ -11,7 +11,7 @@ from estimator.models import LATENT_PROJECTIONS, PROJECTIONS
 from estimator.models.architectures import own_names
 from estimator.vocabulary import METHODS, TASKS
 from launchers.base.imports import collector_paused
-from launchers.engines.loop import liger, quantised, unet, varlen, whole_modules
+from launchers.engines.loop import liger, quantised, unet, varlen, vision, whole_modules
 from launchers.engines.loop.families import blocks, expert_tensors
 from launchers.engines.loop.recompute import recompute
 from launchers.engines.reward_head import HEAD
@@ -62,6 +62,8 @@ def made_trainable(model: Any, job: TrainJob, *, adapters_in_fp32: bool = False)
         for parameter in model.parameters():
             if parameter.requires_grad:  # PEFT leaves those on the meta device in fp32
                 parameter.data = parameter.data.to(torch.float32 if adapters_in_fp32 else dtype_of(job))
+    elif job.settings.vision is not None:
+        vision.freeze(model, job.settings)
     recompute(blocks(model), job)
     model.train()
     return model
@@ -115,7 +117,11 @@ def low_rank_config(model: Any, job: TrainJob) -> Any:
         r=lora.rank,
         lora_alpha=int(lora.alpha) if lora.alpha.is_integer() else lora.alpha,
         lora_dropout=lora.dropout,
-        target_modules=adapted_layers(model, settings),
+        target_modules=(
+            adapted_layers(model, settings)
+            if settings.vision is None
+            else vision.adapted_layers(model, adapted_layers(model, settings), settings)
+        ),
         use_rslora=lora.rslora,
         use_dora=job.plan.method == "dora",
         task_type="SEQ_CLS" if rewards else "CAUSAL_LM",
