@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from estimator.errors import UserError
-from estimator.models import LATENT_PROJECTIONS, PROJECTIONS
+from estimator.models import LATENT_PROJECTIONS, PROJECTIONS, RECURRENT_PROJECTIONS, architectures
 from estimator.models.architectures import own_names
 from estimator.vocabulary import METHODS, TASKS
 from launchers.base.imports import collector_paused
@@ -138,9 +138,12 @@ def adapted_layers(model: Any, settings: Settings) -> list[str]:
     """
     targets = settings.lora.targets
     linear = {name.rpartition(".")[2] for name, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
-    generic = (*PROJECTIONS, *LATENT_PROJECTIONS) if settings.lora.all_linear else targets
+    everything = (*PROJECTIONS, *LATENT_PROJECTIONS, *RECURRENT_PROJECTIONS)
+    generic = everything if settings.lora.all_linear else targets
     model_type = model.config.get_text_config().model_type
     usable = linear - _names_of_experts(model_type)
+    if architectures.family_of(model_type).recurrence == "mamba2":
+        usable -= {"out_proj"}  # the fused kernel reads its weight, past an adapter
     found = [name for name in own_names(model_type, generic) if name in usable]
     if not found:
         wanted = targets if isinstance(targets, str) else ", ".join(targets)
