@@ -5,7 +5,7 @@
     python flows/checklist_flow.py run --with kubernetes --nodes 4 --gpus-per-node 8 --profile standard
     python flows/checklist_flow.py --config options nightly.yaml argo-workflows create   # every night at 3
 
-What can be refused is refused before the run begins: see flows/cluster_check/launch.py. What a node does, and
+Invalid options are rejected before the run starts: see flows/cluster_check/launch.py. What a node does, and
 how the past is read, is in flows/cluster_check/steps.py. The same checks run without Metaflow:
 ``python -m checklist``.
 """
@@ -36,7 +36,9 @@ CARD_ID = "checklist"
 
 
 def option(name: str) -> Any:
-    """A flag of the flow: kind and help are its field's in FlowOptions, its default is the options file's."""
+    """Return a flow parameter with the type and help of the field in FlowOptions; its default comes from the
+    options file.
+    """
     field = FlowOptions.model_fields[name]
     kind = type_of(field)
     return Parameter(
@@ -49,7 +51,7 @@ def option(name: str) -> Any:
 
 
 def read_options(text: str) -> dict[str, Any]:
-    """The options file's values over the defaults; a mistake in it is shown as Metaflow shows errors."""
+    """Parse the options file and fill in the defaults; errors are shown like Metaflow's."""
     with user_errors():
         return launch.read_options(text)
 
@@ -95,7 +97,7 @@ class ChecklistFlow(FlowSpec):
     @node_request(decide=launch.ask, role="small")
     @step
     def start(self) -> None:
-        """Settle what is done, and on how many nodes."""
+        """Read the options and decide the number of nodes."""
         with user_errors():
             options = self._options()
             self.run_config = launch.resolve(options, launch.read_launch(), datastore=datastore_root())
@@ -112,7 +114,7 @@ class ChecklistFlow(FlowSpec):
     @node_request(decide=launch.ask, role="small")
     @step
     def fan_out(self) -> None:
-        """Agree on the ports where the nodes will meet and on what only they know, and start them."""
+        """Choose the ports and the shared secret of the nodes, and start one task per node."""
         self.ports = choose_ports(local=not in_container())
         self.secret = Secret.make()
         self.next(self.check_nodes, num_parallel=self.run_config.options.nodes)
@@ -132,12 +134,12 @@ class ChecklistFlow(FlowSpec):
     @parallel
     @step
     def check_nodes(self) -> None:
-        """Test several nodes: each of these tasks is one."""
-        where = current.parallel
+        """Test several nodes; each task is one node."""
+        parallel = current.parallel
         self._check(
-            node=where.node_index,
-            nodes=where.num_nodes,
-            main_host=where.main_ip,
+            node=parallel.node_index,
+            nodes=parallel.num_nodes,
+            main_host=parallel.main_ip,
             ports=self.ports,
             secret=self.secret,
         )
@@ -146,7 +148,7 @@ class ChecklistFlow(FlowSpec):
     @node_request(decide=launch.ask, role="small")
     @step
     def gather(self, inputs: Any) -> None:
-        """Take what node 0 has collected; the others tell what went wrong."""
+        """Collect the measurements of node 0 and the errors of all nodes."""
         self.merge_artifacts(inputs, include=["run_config", "cluster", "key", "suspicions"])
         self.parts = [(task.node, task.part, task.problem) for task in inputs if hasattr(task, "problem")]
         self.lost = next((task.lost for task in inputs if task.lost is not None), None)
@@ -156,12 +158,12 @@ class ChecklistFlow(FlowSpec):
     @node_request(decide=launch.ask, role="small")
     @step
     def verdict(self) -> None:
-        """Judge, with what earlier runs have left; say it here and on the card."""
+        """Judge the measurements, with the history of earlier runs; print the result and draw the card."""
         lost = self.lost is not None
-        parts = getattr(self, "parts", [])  # none where the step was lost
-        kept = steps.read_kept(self.key) if lost else None
+        parts = getattr(self, "parts", [])  # missing if the step failed
+        stored = steps.read_stored(self.key) if lost else None
         pods = pod_failures(current.run_id) if lost else ()
-        measured = steps.merge(self.run_config, parts, lost=lost, kept=kept, endings=pods)
+        measured = steps.merge(self.run_config, parts, lost=lost, stored=stored, endings=pods)
         past = steps.read_past_runs(current.flow_name, self.cluster, current.run_id)
         judged = steps.judge_run(self.run_config, measured, past, self.suspicions)
         self.result = steps.to_plain(judged)
@@ -174,7 +176,7 @@ class ChecklistFlow(FlowSpec):
     @node_request(decide=launch.ask, role="small")
     @step
     def end(self) -> None:
-        """Tell everybody; then fail where training should not begin."""
+        """Publish the result; then fail if training should not start."""
         judged = steps.from_plain(self.result)
         suspicions.settle(self.suspicions, judged)
         options = self._options()
@@ -209,7 +211,7 @@ class ChecklistFlow(FlowSpec):
             )
 
     def _options(self) -> FlowOptions:
-        """This run's parameters."""
+        """Return this run's options."""
         return launch.options_of({name: getattr(self, name) for name in launch.DEFAULTS})
 
 

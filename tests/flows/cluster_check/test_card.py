@@ -70,7 +70,7 @@ def test_the_verdict_and_what_to_do_come_first() -> None:
     blocks = draw(result, (), "kubernetes:api/default")
     assert result.verdict == "FAIL"
     assert isinstance(blocks[0], Text)
-    assert blocks[0].markdown.startswith("## FAIL: not fit to train on")
+    assert blocks[0].markdown.startswith("## FAIL: not fit for training")
     assert "Bad nodes: **host-2**" in blocks[0].markdown
     finding = next(item for item in result.findings if item.verdict == "FAIL")
     assert isinstance(blocks[2], Text)
@@ -105,7 +105,7 @@ def test_a_large_cluster_shows_the_nodes_at_fault_and_says_what_is_left_out() ->
     result = judge(run)
     assert result.bad_nodes == (f"host-{slow}",)
     blocks = draw(result, (), "c")
-    assert "16 nodes that nothing was found against are left out" in _text(blocks)
+    assert "16 nodes without findings are omitted" in _text(blocks)
     table = next(b for b in blocks if isinstance(b, Grid) and b.headers[0] == "node")
     assert len(table.rows) == MAX_NODES
     assert f"host-{slow}" in {row[0] for row in table.rows}
@@ -165,7 +165,7 @@ def test_a_browser_without_a_network_draws_the_card(tmp_path: Path) -> None:
         )
     page = tmp_path / "card.html"
     text = words(page)
-    assert "FAIL: not fit to train on" in text
+    assert "FAIL: not fit for training" in text
     assert "Bad nodes: host-2" in text
     assert "all_reduce" in text, "an underscore that Markdown eats"
     assert charts(page) == 4  # the checks, the pairs, the sweeps, the history
@@ -188,6 +188,6 @@ def test_a_run_on_one_machine_says_what_it_is_and_what_to_run_next() -> None:
     result = judge(gpu_run(1, 4, probes=(), pairs=()))
     text = draw(result, (), "c")[0]
     assert isinstance(text, Text)
-    assert text.markdown.startswith("## PASS: nothing is wrong with this machine")
+    assert text.markdown.startswith("## PASS: no problem found on this machine")
     assert "Software works; " in text.markdown
     assert "\n".join(result.next_commands) in text.markdown

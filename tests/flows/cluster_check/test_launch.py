@@ -98,7 +98,7 @@ def test_what_a_cluster_could_not_give_is_refused_before_a_run(
         ("apply: perhaps", ["apply is 'perhaps'", "true or false"]),
         ("system: 5", ["system is 5", "text"]),
         ("- nodes", ["no mapping"]),
-        ("nodes: [", ["no YAML"]),
+        ("nodes: [", ["not YAML"]),
     ],
 )
 def test_each_mistake_in_the_options_is_told_with_its_value(text: str, words: list[str]) -> None:
@@ -179,11 +179,11 @@ def test_a_reference_of_this_run_is_known_to_its_nodes_and_refused_where_all_are
 def test_thresholds_too_large_to_travel_are_refused(tmp_path: Path) -> None:
     rows = [f"system-{os.urandom(20).hex()},gemm_fp32,1,{os.urandom(20).hex()}\n" for _ in range(200)]
     (tmp_path / "own.csv").write_text("system,op,floor,source\n" + "".join(rows))
-    with pytest.raises(UserError, match="too large to travel"):
+    with pytest.raises(UserError, match="too large for a run"):
         ask(values_with(thresholds=str(tmp_path / "own.csv")), "batch", None)
 
 
 def test_a_deployment_can_not_change_its_gpus() -> None:
     launch = Launch(backend="kubernetes", gpus_per_node=8, thresholds=None, thresholds_file="")
-    with pytest.raises(UserError, match="8 GPUs a node, not 4"):
+    with pytest.raises(UserError, match="8 GPUs per node, not 4"):
         resolve(options_with(gpus_per_node=4), launch, datastore="s3://bucket/root")

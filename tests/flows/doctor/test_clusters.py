@@ -157,4 +157,4 @@ def test_a_machine_without_slurm_and_a_controller_that_is_silent(ask: Asker, tmp
         (programs / name).write_text("#!/bin/sh\nexec /bin/sleep 600\n")
         (programs / name).chmod(0o755)
     silent = ask("slurm", PATH=os.pathsep.join([str(programs), os.environ["PATH"]]))["slurm"]
-    assert (silent.state, silent.found) == ("no", "its controller doesn't answer within 5 s")
+    assert (silent.state, silent.found) == ("no", "its controller does not respond within 5 s")
