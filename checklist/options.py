@@ -24,10 +24,11 @@ from checklist.registry import Check, Profile, phases_of, select
 from checklist.round_robin import ALL_PAIRS_UP_TO, MORE_ROUNDS, schedule
 from estimator.errors import UserError
 from estimator.names import did_you_mean
+from estimator.untrusted import parse_yaml as parse_yaml_text
 
 Device = Literal["auto", "cpu", "cuda"]
-MOST_NODES = 4096
-MOST_SHARE = 0.25  # of the cluster's nodes to mark; more bad ones are rather the network's fault, or ours
+MAX_NODES = 4096
+MAX_SHARE = 0.25  # of the cluster's nodes to mark; more bad ones are rather the network's fault, or ours
 START_S = 60.0
 ROUNDS_WITHIN_LIMIT = 8  # of pairs; more of them make the phase's limit longer in proportion
 _NO_FLAG: JsonDict = {"flag": False}
@@ -110,10 +111,8 @@ class CheckOptions(_Model):
 
     @model_validator(mode="after")
     def _check_options(self) -> CheckOptions:
-        if not 1 <= self.nodes <= MOST_NODES:
-            raise UserError(
-                f"--nodes {self.nodes} is not possible.", f"Give a number from 1 to {MOST_NODES}."
-            )
+        if not 1 <= self.nodes <= MAX_NODES:
+            raise UserError(f"--nodes {self.nodes} is not possible.", f"Give a number from 1 to {MAX_NODES}.")
         if self.gpus_per_node is not None and self.gpus_per_node < 1:
             raise UserError(
                 f"--gpus-per-node {self.gpus_per_node} is not possible.",
@@ -238,7 +237,7 @@ with warnings.catch_warnings():
         """Label nodes in Kubernetes as fit or unfit; only says so without --apply."""
         apply: bool = False
         """Really mark the nodes; otherwise it is only said what would be done."""
-        most_share: float = MOST_SHARE
+        most_share: float = MAX_SHARE
         """Share of the cluster's nodes that may be marked in all."""
 
         @model_validator(mode="after")
@@ -279,7 +278,7 @@ def build(kind: type[M], values: Mapping[str, Any]) -> M:
 def parse_yaml(kind: type[M], text: str) -> M:
     """The options of a YAML file over the defaults. Raises UserError."""
     try:
-        values = yaml.safe_load(text) or {}
+        values = parse_yaml_text(text) or {}
     except yaml.YAMLError as error:
         raise UserError(
             f"The options are no YAML: {' '.join(str(error).split())}", "Mend the file."

@@ -27,10 +27,11 @@ from checklist.registry import Profile
 from checklist.result import CheckResult, Result, Standing, Verdict
 from estimator import json_lines
 from estimator.errors import UserError
+from estimator.untrusted import parse_json
 
 SCHEMA_VERSION = 1
 RUNS_OF_PAIRS = 100  # number of newest runs searched for the last measurement of a pair
-MOST_RUNS = 1000  # number of newest runs read; each run carries forward open failures of earlier ones
+MAX_RUNS = 1000  # number of newest runs read; each run carries forward open failures of earlier ones
 _BEGINNING = '{"version"'  # prefix of lines written by any version of this program
 
 
@@ -93,7 +94,7 @@ def fold(runs: Iterable[PastRun], problems: Iterable[str] = ()) -> History:
     A run never clears a failure found while it was running, so concurrent runs lose none. A failure found
     repeatedly counts once, since its first occurrence.
     """
-    ordered = sorted(dict.fromkeys(runs), key=lambda run: run.finished_unix)[-MOST_RUNS:]
+    ordered = sorted(dict.fromkeys(runs), key=lambda run: run.finished_unix)[-MAX_RUNS:]
     standing = ordered[0].standing if ordered else ()
     for run in ordered:
         began = run.finished_unix if run.started_unix is None else run.started_unix
@@ -192,9 +193,9 @@ def _texts(place: Path) -> list[str]:
     """Return the text of each run: the folder's newest JSON files, or the file's lines."""
     try:
         if not place.is_dir():
-            return _lines(place)[-MOST_RUNS:]
+            return _lines(place)[-MAX_RUNS:]
         files = sorted(place.glob("*.json"), key=lambda file: file.stat().st_mtime)
-        return [file.read_text(errors="replace") for file in files[-MOST_RUNS:]]
+        return [file.read_text(errors="replace") for file in files[-MAX_RUNS:]]
     except OSError as error:
         raise _file_error(place, "Earlier runs can't be read from", error) from None
 
@@ -211,7 +212,7 @@ def _lines(file: Path) -> list[str]:
 def from_json(text: str) -> PastRun:
     """Parse a stored run. Raises UserError if it is damaged or of another schema version."""
     try:
-        values = json.loads(text)
+        values = parse_json(text)
     except ValueError:
         raise UserError("It is not JSON: its writer was killed, or somebody has edited it.") from None
     version = values.get("version") if isinstance(values, dict) else None

@@ -16,12 +16,13 @@ from checklist.analysis.diagnosis import Diagnosis
 from checklist.measurements import STRICT, Measurements, record
 from checklist.registry import Profile
 from estimator.errors import UserError
+from estimator.untrusted import parse_json
 
 SCHEMA_VERSION = 2
 SCHEMA_FILE = Path(__file__).with_name("result.schema.json")
 Verdict = Literal["PASS", "WARN", "FAIL", "NO-VERDICT"]
 Gravity = Literal["WARN", "FAIL"]  # of a finding
-MOST_LINKS = 64  # of one failure; so many are the cluster's as a whole
+MAX_LINKS = 64  # of one failure; so many are the cluster's as a whole
 EXIT_CODES: dict[Verdict, int] = {"PASS": 0, "WARN": 0, "FAIL": 1, "NO-VERDICT": 3}
 
 
@@ -32,7 +33,7 @@ class Finding:
     __pydantic_config__ = STRICT
     check: str
     code: str
-    """A name in data/advice.yaml."""
+    """Key of an advice.yaml in checklist/checks/ or checklist/judging/."""
     verdict: Gravity
     title: str
     """One line: what is wrong with whom, in figures."""
@@ -227,7 +228,7 @@ class Result:
                 over = len(by_node[node]) if own else 0
                 new.append(Standing(**common, nodes=(node,), blamed=True, gpus=own, over_gpus=over))
             if not finding.nodes:
-                few = len(finding.links) <= MOST_LINKS
+                few = len(finding.links) <= MAX_LINKS
                 over = 0 if finding.suspects and few else len(self.nodes)
                 links = finding.links if few else ()
                 new.append(Standing(**common, nodes=finding.suspects, over_nodes=over, links=links))
@@ -252,7 +253,7 @@ def to_json(result: Result) -> str:
 def from_json(text: str) -> Result:
     """From JSON text. Raises UserError where it is none, or is of another schema version."""
     try:
-        values = json.loads(text)
+        values = parse_json(text)
     except ValueError as error:
         raise UserError(f"The result is not JSON: {error}.", "Run the checks again.") from None
     version = values.get("version") if isinstance(values, dict) else None

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 from decorators._metaflow import Backend
 from decorators.backends.destination import find_cluster
 from estimator import hardware
-from estimator.changes import Change, FinetuneOptions
-from estimator.errors import UserError, spelled_as
+from estimator.errors import UserError
 from estimator.hardware import local_machine
 from estimator.names import did_you_mean
 
@@ -26,21 +25,10 @@ if TYPE_CHECKING:
     from estimator.job import Job, Target
     from estimator.plan import Plan
 
-OWN_ARGUMENTS = ("plan", "request", "interval")  # those that are no options of `finetune plan`
+OWN_ARGUMENTS = ("plan", "request", "interval", "rightsize")  # those that are no options of `finetune plan`
+SIZE_ARGUMENTS = ("cpu", "memory", "gpus", "gpu", "gpu_memory")  # of a step without a model
 _REFERENCE = re.compile(r"\{(\w+)\}")  # to a parameter of the flow
 _COMMAND_LINE_ONLY = ("here", "from_cluster", "context", "namespace")  # the run's backend decides these
-
-
-class _Arguments(FinetuneOptions):
-    """Spelling of an option as an argument of the decorator: ``seq_len=4096``."""
-
-    def name(self, option: str) -> str:
-        return super().name(option).removeprefix("--").replace("-", "_")
-
-    def words(self, change: Change) -> tuple[str, ...]:
-        if change.option == "with":
-            return ("--with", str(change.value))
-        return () if change.value is None else (f"{self.name(change.option)}={change.value}",)
 
 
 class DeclaredPlan:
@@ -63,31 +51,30 @@ class DeclaredPlan:
     def __call__(self, parameters: Mapping[str, Any], backend: Backend, gpus: int | None = None) -> Plan:
         """Return the best plan for the step on this backend. ``gpus`` replaces the arguments' own number.
 
-        Raises UserError, which names options as arguments, for an unknown option, a value of the wrong type,
+        Raises UserError for an unknown option, a value of the wrong type,
         a reference to a parameter that the flow does not have, and a job that fits nowhere.
         """
         from estimator import calibration
         from estimator.cli import plan as command
 
-        with spelled_as(_Arguments()):
-            job_options, goal_options = self._resolve(parameters)
-            if gpus is not None:
-                goal_options = dataclasses.replace(goal_options, gpus=gpus)
-            with hardware.using(hardware.catalogue(goal_options.hardware)):
-                known, problems = calibration.load() if goal_options.calibration else (None, ())
-                for problem in problems:
-                    print(problem, file=sys.stderr)
-                cluster = find_cluster(backend, goal_options.gpu)
-                goals = dataclasses.replace(
-                    command.goals_from(goal_options), cluster=cluster.open if cluster is not None else None
-                )
-                target = dataclasses.replace(
-                    command.target_from(goal_options),
-                    kind=backend,
-                    machine=local_machine.here() if backend == "local" else None,
-                )
-                job = command.job_from(job_options)
-                return _plan(job, target, goals, cluster, known, command.bandwidth_from(goal_options))
+        job_options, goal_options = self._resolve(parameters)
+        if gpus is not None:
+            goal_options = dataclasses.replace(goal_options, gpus=gpus)
+        with hardware.using(hardware.catalogue(goal_options.hardware)):
+            records, problems = calibration.load() if goal_options.calibration else (None, ())
+            for problem in problems:
+                print(problem, file=sys.stderr)
+            cluster = find_cluster(backend, goal_options.gpu)
+            goals = dataclasses.replace(
+                command.goals_from(goal_options), cluster=cluster.open if cluster is not None else None
+            )
+            target = dataclasses.replace(
+                command.target_from(goal_options),
+                kind=backend,
+                machine=local_machine.here() if backend == "local" else None,
+            )
+            job = command.job_from(job_options)
+            return _plan(job, target, goals, cluster, records, command.bandwidth_from(goal_options))
 
     def _resolve(self, parameters: Mapping[str, Any]) -> tuple[JobOptions, GoalOptions]:
         """Return the options with the parameters' values in them, converted to their types."""
@@ -102,11 +89,12 @@ class DeclaredPlan:
         if "model" not in self.options:
             raise UserError(
                 f"@gpu_profile({', '.join(f'{name}=' for name in self.options)}) names no model.",
-                'Add model="llama-8b", or another name of `finetune models`.',
+                'Add model="llama-8b", or another name of `finetune models`. '
+                f"Without a model it takes {', '.join(SIZE_ARGUMENTS)}.",
             )
         values: dict[str, Any] = {}
-        for name, given in self.options.items():
-            value = fill(given, parameters, f"@gpu_profile({name}={given!r})")
+        for name, argument in self.options.items():
+            value = fill(argument, parameters, f"@gpu_profile({name}={argument!r})")
             if isinstance(value, str) and list[str] in get_args(hints[name]):
                 value = [value]
             try:
@@ -129,9 +117,9 @@ class DeclaredPlan:
         )
 
 
-def check_names(given: Iterable[str], names: Iterable[str]) -> None:
+def check_names(arguments: Iterable[str], names: Iterable[str]) -> None:
     """Raise UserError for the first argument of the decorator that it does not have."""
-    for name in given:
+    for name in arguments:
         if name not in names:
             raise UserError(
                 f"@gpu_profile has no argument {name}.",
@@ -145,14 +133,14 @@ def fill(value: Any, parameters: Mapping[str, Any], where: str) -> Any:
         return value
     for name in _REFERENCE.findall(value):
         if name not in parameters:
-            known = ", ".join(parameters) or "none"
+            known_parameters = ", ".join(parameters) or "none"
             raise UserError(
                 f"{where} refers to a parameter {name} that this flow does not have.",
-                f"{did_you_mean(name, parameters, 1)} Its parameters: {known}.".strip(),
+                f"{did_you_mean(name, parameters, 1)} Its parameters: {known_parameters}.".strip(),
             )
-    whole = _REFERENCE.fullmatch(value)
-    if whole:
-        return parameters[whole[1]]
+    single_reference = _REFERENCE.fullmatch(value)
+    if single_reference:
+        return parameters[single_reference[1]]
     return _REFERENCE.sub(lambda reference: str(parameters[reference[1]]), value)
 
 

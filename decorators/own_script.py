@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -41,6 +42,7 @@ _calls = 0  # of this process: a step may run several scripts
 def torchrun(
     plan: Plan | None,
     on_event: Callable[[Event], None],
+    checkpoint_dir: Path,
     script: str | Path | Callable[..., Any],
     arguments: Sequence[Any],
     keywords: Mapping[str, Any] | None,
@@ -51,20 +53,21 @@ def torchrun(
     """Run a script or a function in every process of this step's nodes: see ``Profile.torchrun``."""
     global _calls
     _calls += 1
-    where = current.parallel if getattr(current, "parallel", None) else None
-    node, nodes = (where.node_index, where.num_nodes) if where is not None else (0, 1)
-    # A disrupted job is submitted again as the same attempt: the launch tells them apart
+    parallel = current.parallel if getattr(current, "parallel", None) else None
+    node, nodes = (parallel.node_index, parallel.num_nodes) if parallel is not None else (0, 1)
+    # A disrupted job is submitted again as the same attempt: the launch number distinguishes them
     launch = disruptions.of_run(current.run_id).launch(current.step_name, current.retry_count)
     name = f"{current.run_id}/{current.step_name}/{launch}/{_calls}"
     timeout_s = CLUSTER_JOIN_S if _metaflow.in_container() else LOCAL_JOIN_S
     with work_folder(str(current.run_id), f"{current.step_name}-script", f"{current.task_id}") as work:
         job = _job(plan, script, arguments, keywords or {}, work, nodes, processes_per_node, hang_timeout_s)
+        job = replace(job, checkpoint_dir=checkpoint_dir)
         first_rank = node * job.layout.processes_per_node
         with _rendezvous(f"runs/{name}/rendezvous.json", node, nodes, timeout_s) as (ports, secret):
             address = NodeAddress(
                 node=node,
                 nodes=nodes,
-                main_host=where.main_ip if where is not None else "127.0.0.1",
+                main_host=parallel.main_ip if parallel is not None else "127.0.0.1",
                 ports=ports,
                 secret=secret,
                 run=name,
@@ -158,7 +161,7 @@ def _published(key: str, timeout_s: float) -> tuple[tuple[int, ...], Secret]:
         time.sleep(_POLL_S)
     raise UserError(
         f"Node 0 did not start its script within {timeout_s:g} s.",
-        "Look at the log of the step's first task.",
+        "Check the log of the step's first task.",
     )
 
 

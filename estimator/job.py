@@ -6,9 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import get_args
 
-from estimator.errors import Change, UserError
+from estimator.errors import UserError
 from estimator.models import PROJECTIONS, ModelSpec
 from estimator.names import unknown_choice
+from estimator.option_names import option_name
 from estimator.setup import check_start_layer
 from estimator.vocabulary import (
     ENGINES,
@@ -60,7 +61,7 @@ class Job:
     average: bool = False  # a moving average of the trained weights is kept (images)
     activation_checkpointing: bool | None = None
     recompute: Recompute = "full"  # what checkpointing recomputes of a block
-    recompute_every: int = 1  # of so many blocks one is recomputed
+    recompute_every: int = 1  # one of this many blocks is recomputed
     lora_rank: int = 8
     lora_targets: tuple[str, ...] = PROJECTIONS
     lora_experts: bool = False  # adapters on the experts too
@@ -68,7 +69,7 @@ class Job:
     quantization: LaunchedQuantization = "nf4-double"  # of qlora's base
     adapter_prompt_length: int = 10  # LLaMA-Adapter's prompt vectors of each block
     adapter_start_layer: int = 2  # the first block that has them
-    trained_modules: tuple[str, ...] = ()  # of TRAINED_MODULES, trained whole beside LoRA's adapters
+    trained_modules: tuple[str, ...] = ()  # of TRAINED_MODULES, trained in full next to LoRA adapters
     new_tokens: int = 0  # rows of the model's embedding and head that it was not published with
     packing: bool = False
     longest_first: bool = True  # batches that vary in length begin with the longest
@@ -83,9 +84,9 @@ class Job:
     steps: int | None = None  # optimizer steps of the whole run; None: not known yet
     evaluated_sequences: int = 0  # held-out ones that go through the model while it trains, at most
     keep_checkpoints: int = 2
-    adapter_only: bool = False  # an adapter is handed over alone, not merged into its base
+    adapter_only: bool = False  # export the adapter without merging it
     answer_len: int | None = None  # of grpo, tokens of an answer, of seq_len; None: setup.drawn_answer
-    compares: bool | None = None  # of grpo, with the model as it was; None: with adapters alone
+    compares: bool | None = None  # grpo with a KL term; None: with adapters only
     reward_parameters: int = 0  # of a reward model that scores answers in a step
     tensor_parallel: int | None = None
     context_parallel: int | None = None
@@ -117,40 +118,34 @@ class Job:
         if self.seq_len > self.model.max_seq_len:
             raise UserError(
                 (
-                    Change("seq_len", self.seq_len),
-                    f" is longer than the {self.model.max_seq_len} tokens that {self.model.name} "
-                    "was made for.",
+                    f"--seq-len {self.seq_len} is longer than the {self.model.max_seq_len} tokens that "
+                    f"{self.model.name} was made for."
                 ),
-                ("Use ", Change("seq_len", self.model.max_seq_len), " or less."),
+                f"Use --seq-len {self.model.max_seq_len} or less.",
             )
         if self.batch_over(1) is None and self.micro_batch_size:
             raise UserError(
                 (
-                    f"A batch of {self.global_batch_size} can't be divided by ",
-                    Change("micro_batch_size", self.micro_batch_size),
-                    ".",
+                    f"A batch of {self.global_batch_size} is not divisible by --micro-batch-size "
+                    f"{self.micro_batch_size}."
                 ),
                 (
-                    "Nearest workable batch: ",
-                    Change(
-                        "global_batch_size",
-                        nearest_multiple(self.global_batch_size, self.micro_batch_size),
-                    ),
-                    ".",
+                    "Nearest possible batch: --global-batch-size "
+                    f"{nearest_multiple(self.global_batch_size, self.micro_batch_size)}."
                 ),
             )
         if self.zero_stage is not None and self.zero_stage not in (0, 1, 2, 3):
-            raise UserError((Change("zero.stage", self.zero_stage), " is not possible: it is 0, 1, 2 or 3."))
+            raise UserError(f"--zero-stage {self.zero_stage} is not possible: it is 0, 1, 2 or 3.")
         self._check_sharding()
         if self.offload == "cpu" and self.zero_stage == 0:
             raise UserError(
-                (Change("zero.offload", "cpu"), " needs ZeRO stage 1, 2 or 3."),
-                ("Leave ", Change("zero.stage"), " to the planner."),
+                "--zero-offload cpu needs ZeRO stage 1, 2 or 3.",
+                "Leave --zero-stage to the planner.",
             )
         if self.engine == "torchtune" and self.precision == "bf16-mixed":
             raise UserError(
                 "torchtune keeps no fp32 master weights, so it has no bf16-mixed.",
-                ("Use ", Change("precision", "bf16"), ", or ", Change("engine", "deepspeed"), "."),
+                "Use --precision bf16, or --engine deepspeed.",
             )
         if (
             self.optimizer_in_backward
@@ -158,8 +153,8 @@ class Job:
             and not ENGINES[self.engine].optimizer_in_backward
         ):
             raise UserError(
-                (Change("optimizer.in_backward", True), f": {self.engine} has no such thing."),
-                ("Use ", Change("engine", "torchtune"), ", which has.")
+                f"--optimizer-in-backward: {self.engine} has no such thing.",
+                "Use --engine torchtune, which has."
                 if self.task in ENGINES["torchtune"].tasks
                 else "Leave it out.",
             )
@@ -167,15 +162,12 @@ class Job:
             check_start_layer(self.model, self.adapter_start_layer)
         if strangers := set(self.trained_modules) - set(TRAINED_MODULES):
             raise UserError(
-                (
-                    Change("lora.modules_to_save"),
-                    f" names {', '.join(sorted(strangers))}, which is not known.",
-                ),
+                f"--modules-to-save names {', '.join(sorted(strangers))}, which is not known.",
                 f"Name some of {', '.join(TRAINED_MODULES)}.",
             )
         if self.low_rank:
             if not self.lora_targets:
-                raise UserError((Change("lora.targets"), " is empty: no layer would be trained."))
+                raise UserError("--lora-targets is empty: no layer would be trained.")
             self.model.lora_parameters(self.lora_rank, self.lora_targets)
         self._check_degrees()
 
@@ -188,36 +180,22 @@ class Job:
             or (self.offload != "none" and engine.offload == "none")
         ):
             raise UserError(
-                (
-                    Change("zero.stage"),
-                    " and ",
-                    Change("zero.offload"),
-                    f" belong to DeepSpeed; the engine is {self.engine}.",
-                ),
-                ("Leave them out, or use ", Change("engine", "deepspeed"), "."),
+                f"--zero-stage and --zero-offload belong to DeepSpeed; the engine is {self.engine}.",
+                "Leave them out, or use --engine deepspeed.",
             )
         if fsdp and (zero or (engine and engine.sharding_options != "fsdp")):
             other = "ZeRO is asked for" if zero else f"the engine is {self.engine}"
             raise UserError(
-                (Change("fsdp.sharding"), " and ", Change("fsdp.replicas"), f" belong to FSDP2; {other}."),
-                ("Leave them out, or use ", Change("engine", "fsdp2"), "."),
+                f"--fsdp-sharding and --fsdp-replicas belong to FSDP2; {other}.",
+                "Leave them out, or use --engine fsdp2.",
             )
 
     def _check_degrees(self) -> None:
         degrees = [name for name in DEGREES if (getattr(self, name) or 1) > 1]
         if degrees and self.engine not in PARALLEL_ENGINES:
             raise UserError(
-                (
-                    Change(degrees[0], getattr(self, degrees[0])),
-                    f": {self.engine} as it is run here has no such thing.",
-                ),
-                (
-                    "Use ",
-                    Change("engine", PARALLEL_ENGINES[0]),
-                    " or ",
-                    Change("engine", PARALLEL_ENGINES[1]),
-                    " to plan it.",
-                ),
+                f"{option_name(degrees[0])} {getattr(self, degrees[0])} is not supported by {self.engine}.",
+                f"Use --engine {PARALLEL_ENGINES[0]} or --engine {PARALLEL_ENGINES[1]} to plan it.",
             )
         model = self.model
         heads = {degree: divides_heads(model, degree) for degree in range(1, model.heads + 1)}
@@ -255,7 +233,7 @@ class Job:
         return self.method == "auto" or METHODS[self.method].low_rank
 
     def batch_over(self, data_parallel: int) -> int | None:
-        """Global batch that so many data parallel processes make up; None if they can't make up the user's.
+        """Return the global batch for this many data-parallel processes; None if the user's is not divisible.
 
         A default batch becomes the nearest one that they can.
         """
@@ -295,7 +273,7 @@ class Target:
     instance_type: str | None = None
     cloud: str | None = None
     device: RequestedDevice = "auto"
-    capacity: Capacity = "usual"  # usual: what is rarely to be had on demand is last
+    capacity: Capacity = "usual"  # usual: rank low on-demand availability last
 
     def __post_init__(self) -> None:
         _one_of("target", self.kind, get_args(TargetKind))
@@ -309,7 +287,7 @@ class Target:
 
     @property
     def at_hand(self) -> bool:
-        """Whether the machines are there already, rather than to be chosen by the planner."""
+        """Whether the hardware is given, instead of chosen by the planner."""
         return self.kind in ("local", "allocation")
 
     @property
@@ -319,13 +297,13 @@ class Target:
 
 
 def divides_heads(model: ModelSpec, degree: int) -> bool:
-    """Whether ``degree`` tensor parallel processes get equal parts of the heads and of the MLP."""
+    """Return whether ``degree`` tensor parallel processes get equal parts of the heads and of the MLP."""
     shared = model.kv_heads % degree == 0 or degree % model.kv_heads == 0
     return model.heads % degree == 0 and shared and model.ffn % degree == 0
 
 
 def divides_sequence(seq_len: int, degree: int) -> bool:
-    """Whether ``degree`` context parallel processes get equal work.
+    """Return whether ``degree`` context parallel processes get equal work.
 
     With a causal mask each takes one piece from the front and one from the back (zig-zag): twice as many
     pieces as processes. Megatron-LM, core/utils.py, get_batch_on_this_cp_rank.
@@ -334,12 +312,12 @@ def divides_sequence(seq_len: int, degree: int) -> bool:
 
 
 def divisors(number: int) -> list[int]:
-    """All whole numbers that divide ``number``, in order."""
+    """Return all whole numbers that divide ``number``, in order."""
     return [degree for degree in range(1, number + 1) if number % degree == 0]
 
 
 def nearest_multiple(value: int, of: int) -> int:
-    """The multiple of ``of`` that is nearest to ``value``, at least ``of`` itself."""
+    """Return the multiple of ``of`` that is nearest to ``value``, at least ``of`` itself."""
     return max(round(value / of), 1) * of
 
 

@@ -273,7 +273,7 @@ class EngineDefaults:
     source: str
 
     def checkpointing_of(self, *, sharded: bool) -> Checkpointing:
-        """The activation checkpointing where the states are ``sharded`` over processes, or are not."""
+        """Return the activation checkpointing where the states are ``sharded`` over processes, or are not."""
         return (self.checkpointing_sharded if sharded else None) or self.checkpointing
 
     def chunks_of(self, seq_len: int) -> int:
@@ -311,7 +311,7 @@ class EngineSpec:
     defaults: EngineDefaults | None = None  # None: `finetune estimate` does not have it
 
     def precision_of(self, *, sharded: bool) -> Precision:
-        """The default precision where the states are ``sharded`` over processes, or are not."""
+        """Return the default precision where the states are ``sharded`` over processes, or are not."""
         unsharded = self.defaults.precision_unsharded if self.defaults and not sharded else None
         return unsharded or self.precisions[0]
 

@@ -19,10 +19,10 @@ from metaflow import Config, FlowSpec, Parameter, card, config_expr, current, pa
 from checklist.options import help_of, type_of
 from checklist.outputs.publish import outputs_of
 from checklist.outputs.terminal import show
-from decorators._metaflow import NotFit, final, in_container, main, outlived, user_errors
+from decorators._metaflow import NotFit, catch_node_failure, in_container, main, user_errors, without_retry
 from decorators.backends.cluster_name import cluster_name, current_cluster
 from decorators.card.writer import write_blocks
-from decorators.node_request import endings, node_request
+from decorators.node_request import node_request, pod_failures
 from decorators.storage import datastore_root
 from flows.cluster_check import launch, steps, suspicions
 from flows.cluster_check.card import draw
@@ -92,7 +92,7 @@ class ChecklistFlow(FlowSpec):
     apply = option("apply")
     most_share = option("most_share")
 
-    @node_request(asks=launch.ask, role="small")
+    @node_request(decide=launch.ask, role="small")
     @step
     def start(self) -> None:
         """Settle what is done, and on how many nodes."""
@@ -109,7 +109,7 @@ class ChecklistFlow(FlowSpec):
         self.topology = "many" if self.run_config.options.nodes > 1 else "one"
         self.next({"one": self.check, "many": self.fan_out}, condition="topology")
 
-    @node_request(asks=launch.ask, role="small")
+    @node_request(decide=launch.ask, role="small")
     @step
     def fan_out(self) -> None:
         """Agree on the ports where the nodes will meet and on what only they know, and start them."""
@@ -117,8 +117,8 @@ class ChecklistFlow(FlowSpec):
         self.secret = Secret.make()
         self.next(self.check_nodes, num_parallel=self.run_config.options.nodes)
 
-    @outlived("lost")
-    @node_request(asks=launch.ask)
+    @catch_node_failure("lost")
+    @node_request(decide=launch.ask)
     @step
     def check(self) -> None:
         """Test one node."""
@@ -127,8 +127,8 @@ class ChecklistFlow(FlowSpec):
         self.parts = [(self.node, self.part, self.problem)]
         self.next(self.verdict)
 
-    @outlived("lost")
-    @node_request(asks=launch.ask)
+    @catch_node_failure("lost")
+    @node_request(decide=launch.ask)
     @parallel
     @step
     def check_nodes(self) -> None:
@@ -143,7 +143,7 @@ class ChecklistFlow(FlowSpec):
         )
         self.next(self.gather)
 
-    @node_request(asks=launch.ask, role="small")
+    @node_request(decide=launch.ask, role="small")
     @step
     def gather(self, inputs: Any) -> None:
         """Take what node 0 has collected; the others tell what went wrong."""
@@ -153,14 +153,14 @@ class ChecklistFlow(FlowSpec):
         self.next(self.verdict)
 
     @card(type="blank", id=CARD_ID)
-    @node_request(asks=launch.ask, role="small")
+    @node_request(decide=launch.ask, role="small")
     @step
     def verdict(self) -> None:
         """Judge, with what earlier runs have left; say it here and on the card."""
         lost = self.lost is not None
         parts = getattr(self, "parts", [])  # none where the step was lost
         kept = steps.read_kept(self.key) if lost else None
-        pods = endings(current.run_id) if lost else ()
+        pods = pod_failures(current.run_id) if lost else ()
         measured = steps.merge(self.run_config, parts, lost=lost, kept=kept, endings=pods)
         past = steps.read_past_runs(current.flow_name, self.cluster, current.run_id)
         judged = steps.judge_run(self.run_config, measured, past, self.suspicions)
@@ -171,7 +171,7 @@ class ChecklistFlow(FlowSpec):
         write_blocks(current.card[CARD_ID], draw(judged, past.runs, self.cluster))
         self.next(self.end)
 
-    @node_request(asks=launch.ask, role="small")
+    @node_request(decide=launch.ask, role="small")
     @step
     def end(self) -> None:
         """Tell everybody; then fail where training should not begin."""
@@ -187,7 +187,7 @@ class ChecklistFlow(FlowSpec):
         print(f"card: finetune flow checklist card view {task} --id {CARD_ID}")
         refusal = steps.explain_refusal(judged)
         if refusal is not None:
-            raise final(refusal, NotFit)
+            raise without_retry(refusal, NotFit)
 
     def _check(
         self, *, node: int, nodes: int, main_host: str, ports: tuple[int, ...], secret: Secret

@@ -27,7 +27,7 @@ from checklist.analysis.bottleneck import (
     uneven,
 )
 from checklist.analysis.paths import Paths
-from checklist.analysis.second_pass import MOST_RERUNS, RERUNS_ABOVE, Alone, ExpectedAlone, best_of
+from checklist.analysis.second_pass import MAX_RERUNS, RERUNS_ABOVE, Alone, ExpectedAlone, best_of
 from checklist.measurements import STRICT, Pair
 
 RERUN_PARTNERS = 3  # pairs measured again for each slow direction of a node
@@ -245,10 +245,10 @@ def _again(
 
     ``looks``: bounds and faults at the slow threshold, then at the slight one. In a large run more links met
     passing traffic than can be measured again; nodes are first so that links never crowd them out. All
-    suspect nodes are measured again, links only up to ``MOST_RERUNS``.
+    suspect nodes are measured again, links only up to ``MAX_RERUNS``.
     """
     chosen: list[tuple[int, int]] = []
-    most = MOST_RERUNS
+    most = MAX_RERUNS
     for pair in undecided[:RERUN_PARTNERS]:
         chosen += [pair, pair[::-1]]
     for of_nodes in (True, False):

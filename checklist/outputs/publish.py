@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from checklist.options import MOST_SHARE, OutputOptions
+from checklist.options import MAX_SHARE, OutputOptions
 from checklist.outputs import cloudwatch, prometheus, taint, webhook
 from checklist.result import Result
 from estimator.errors import UserError
@@ -40,7 +40,7 @@ class Outputs:
     """How to mark nodes of a Kubernetes cluster; None: don't mark them."""
     apply: bool = False
     """Mark the nodes; otherwise only print the intended changes."""
-    most_share: float = MOST_SHARE
+    most_share: float = MAX_SHARE
     """Maximum share of the cluster's nodes that may be marked in total."""
     context: str | None = None
     """Context of the kubeconfig; None: the current one, or the cluster of this pod."""

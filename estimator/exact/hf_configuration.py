@@ -1,4 +1,4 @@
-"""A Hugging Face configuration of a shape, for every family that transformers can build here."""
+"""Hugging Face configuration values of a model shape, for every family that transformers can build."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from estimator.models import ModelSpec
 
-# Families whose configurations have names of their own, and what they say the shape with
+# Families with other field names, and their names of the fields of a shape
 OTHER_NAMES: dict[str, dict[str, str]] = {
     "gptj": {"hidden": "n_embd", "layers": "n_layer", "heads": "n_head", "max_seq_len": "n_positions"},
     "mpt": {"hidden": "d_model", "layers": "n_layers", "heads": "n_heads", "max_seq_len": "max_seq_len"},
@@ -19,9 +19,9 @@ WITH_ATTENTION_BIAS = ("glm4", "glm4_moe", "seed_oss")
 
 
 def values(spec: ModelSpec, seq_len: int) -> dict[str, Any]:
-    """The keyword arguments that give ``AutoConfig.for_model(family, ...)`` this model's shape.
+    """Return the keyword arguments of ``AutoConfig.for_model(family, ...)`` for the shape of a model.
 
-    ``seq_len`` raises the number of positions where the model was made for fewer tokens.
+    ``seq_len`` raises the number of positions if the model supports fewer.
     """
     common: dict[str, Any] = {"vocab_size": spec.vocab, "use_cache": False}
     if spec.family in OTHER_NAMES:

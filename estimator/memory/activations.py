@@ -1,6 +1,6 @@
 """Activations: what blocks keep for their backward pass, for one token, and how checkpointing cuts it.
 
-The count by hand follows Korthikanti et al. 2022 (arXiv:2205.05198), section 4, with flash attention and a
+The manual count follows Korthikanti et al. 2022 (arXiv:2205.05198), section 4, with flash attention and a
 gated MLP; how many copies each engine's code makes is in ``data/implementations.csv``. Letters: h hidden
 size, f MLP width, q and kv the widths of all query and all key heads.
 """
@@ -29,13 +29,13 @@ RECURRENT_BYTES = {"gated-delta": (36, 34, 8, 1254), "mamba2": (50.5, 22.4, 8.2,
 # Scores that are capped before the softmax, which flash kernels of torch can't do (Gemma team 2024,
 # arXiv:2408.00118, section 2).
 SOFT_CAPPED = ("gemma2",)
-# transformers computes the scores of these itself: beside sinks, or as their code has nothing else
+# transformers computes the scores of these explicitly: with sinks, or as their code has no other way
 # (transformers 5.4, models/*/modeling_*.py: no _supports_sdpa).
 EAGER_ALONE = ("gpt_oss", "gptj", "mpt")
 
 
 def block_bytes(setup: Setup) -> float:
-    """Bytes that a block saves for one token without checkpointing; the mean over unlike blocks."""
+    """Return the mean bytes saved per block and token without checkpointing."""
     model = setup.model
     dense = model.mlp_blocks - model.expert_layers
     parts = _around(setup) + _mean_mlp(setup, dense / model.layers)
@@ -55,7 +55,7 @@ def _fp8_eager(setup: Setup) -> float:
 
 
 def _around(setup: Setup) -> float:
-    """Bytes that norms, attention and their inputs save, of one block for one token."""
+    """Return the bytes that norms, attention and their inputs save, of one block for one token."""
     model, code, size = setup.model, implementations.of(setup), computing(setup)
     whole_weights = not setup.adapters
     sequence = setup.tensor if setup.sequence_parallel else 1
@@ -106,7 +106,7 @@ def _recurrence(setup: Setup, size: int) -> float:
 
 
 def _norm_bytes(setup: Setup, *, trained: bool) -> int:
-    """Bytes an element that one norm saves; its weight may be ``trained``."""
+    """Return the bytes an element that one norm saves; its weight may be ``trained``."""
     code = implementations.of(setup)
     if setup.model.norm == "layer":
         return computing(setup)  # torch's own kernel reads its input again
@@ -126,7 +126,7 @@ def _gathered(setup: Setup) -> int:
 
 
 def _attention(setup: Setup, code: implementations.Implementation, size: int) -> float:
-    """Bytes that attention saves, of one block for one token.
+    """Return the bytes that attention saves, of one block for one token.
 
     Flash attention saves queries, keys, values, its result and the fp32 logsumexp of each head (Dao et al.
     2022, arXiv:2205.14135); the result is the output projection's input.
@@ -159,7 +159,7 @@ def _attention(setup: Setup, code: implementations.Implementation, size: int) ->
 
 
 def _mean_mlp(setup: Setup, dense: float) -> float:
-    """Bytes that the MLP saves, of one block for one token: the mean over blocks with and without experts."""
+    """Return the bytes saved by the MLP per block and token: mean over blocks with and without experts."""
     model = setup.model
     dense_width = (model.dense_ffn or model.ffn) if model.experts else model.ffn
     saved = dense * _mlp(setup, dense_width)
@@ -178,7 +178,7 @@ def _mean_mlp(setup: Setup, dense: float) -> float:
 
 
 def _mlp(setup: Setup, width: int) -> float:
-    """Bytes that an MLP of that width saves for one token.
+    """Return the bytes that an MLP of that width saves for one token.
 
     Gated: gate, its activation, up and their product (8f in 16 bits); the product only where down_proj trains
     or has an adapter. Else: the activation's input and result (4f). A quantised base with fp32 norms computes
@@ -194,7 +194,7 @@ def _mlp(setup: Setup, width: int) -> float:
 
 
 def _compiled(setup: Setup, dense: float) -> float:
-    """Bytes that a block compiled by torch saves for one token; ``dense`` is the share of dense blocks."""
+    """Return the bytes saved per compiled block and token; ``dense``: share of dense blocks."""
     model = setup.model
     widths = dense * ((model.dense_ffn or model.ffn) if model.experts else model.ffn)
     if model.experts:
@@ -212,7 +212,7 @@ def _compiled(setup: Setup, dense: float) -> float:
 
 
 def _adapter_inputs(setup: Setup) -> float:
-    """Bytes for one token and one block: adapters' inputs, and the narrow results between their two matrices.
+    """Return the bytes of adapters per block and token: inputs, and results between their two matrices.
 
     torchtune, and PEFT in the weights' type: adapters on the same input share it. Dropout keeps a mask of one
     byte and the result for each target. PEFT's fp32 adapters cast their input for each target
@@ -255,7 +255,7 @@ def _adapter_inputs(setup: Setup) -> float:
 
 
 def _prompt_attention(setup: Setup) -> float:
-    """Bytes for one token and one block of LLaMA-Adapter's attention over its prompt; the mean over blocks.
+    """Return the mean bytes per block and token of LLaMA-Adapter's attention over its prompt.
 
     litgpt keeps its result for the gate, and what the kernel keeps of the softmax (litgpt/adapter.py). The
     loop's v2 and PEFT's v1 keep the probabilities in fp32, as they compute, and behind the gate; PEFT makes
@@ -273,7 +273,7 @@ def _prompt_attention(setup: Setup) -> float:
 
 
 def _rescaled_outputs(setup: Setup) -> float:
-    """Bytes for one token and one block of the linear layers' outputs that v2's scales are trained on."""
+    """Return the bytes per block and token of the linear outputs needed by the scales of v2."""
     if setup.method != "adapter-v2":
         return 0.0
     model = setup.model
@@ -283,7 +283,7 @@ def _rescaled_outputs(setup: Setup) -> float:
 
 
 def _joined(model: ModelSpec) -> dict[str, str]:
-    """Generic names of linear layers that are one matrix in the family's own code -> that matrix."""
+    """Map generic names of linear layers to the fused matrix of the family's code."""
     linears = family_of(model.family).linears
     return {
         name: matrix
@@ -329,14 +329,14 @@ def _input_widths(model: ModelSpec) -> int:
 
 
 def boundary_bytes(setup: Setup) -> float:
-    """Bytes of one block's input for one token: what full checkpointing saves of a block."""
+    """Return the bytes of one block's input for one token: what full checkpointing saves of a block."""
     sequence = setup.tensor if setup.sequence_parallel else 1
     wide = setup.precision.endswith("autocast") or setup.upcast_frozen
     return (4 if wide else computing(setup)) * setup.model.hidden / sequence
 
 
 def selective_bytes(setup: Setup) -> float:
-    """Bytes for one token that torchtitan's selective checkpointing saves of a block beyond its input.
+    """Return the bytes per block and token that selective checkpointing saves beyond the input.
 
     The results of attention and of every second product: q, v, gate and down of the seven
     (torchtitan/distributed/activation_checkpoint.py). With tensor parallel also both reduce-scatters'
@@ -354,7 +354,7 @@ def selective_bytes(setup: Setup) -> float:
 
 
 def backward_bytes(setup: Setup) -> float:
-    """Bytes for one token of the gradients that are alive while one block's backward pass runs.
+    """Return the bytes for one token of the gradients that are alive while one block's backward pass runs.
 
     Two of the MLP's width and two of the hidden size, which tensor parallel has whole before they are
     reduced.
@@ -365,7 +365,7 @@ def backward_bytes(setup: Setup) -> float:
 
 
 def last_bytes(setup: Setup) -> float:
-    """Bytes for one token that the last norm saves, and of the head's input."""
+    """Return the bytes for one token that the last norm saves, and of the head's input."""
     model, size = setup.model, computing(setup)
     sequence = setup.tensor if setup.sequence_parallel else 1
     head_input = model.hidden * size * (1 if not setup.adapters else 0)

@@ -38,7 +38,7 @@ _SHAPES: dict[int, tuple[ModelSpec, Shape]] = {}  # by identity: hashing a Model
 
 
 def shape_of(model: ModelSpec) -> Shape:
-    """The model's counts, worked out once for each model object."""
+    """Return the model's counts, worked out once for each model object."""
     counted = _SHAPES.get(id(model))
     if counted is None:
         if len(_SHAPES) > 1000:
@@ -78,7 +78,7 @@ def _count(m: ModelSpec) -> Shape:
 
 
 def _count_units(m: DiffusionSpec) -> Shape:
-    """A UNet's counts, its residual blocks and transformers' blocks as layers of one mean size."""
+    """Return a UNet's counts, its residual blocks and transformers' blocks as layers of one mean size."""
     inner = m.layers * m.layer_parameters
     return Shape(
         layers=m.layers,
@@ -136,7 +136,7 @@ class Part:
     expert_ways: int  # processes that can share this rank's experts further
     embedding: int
     head: int  # the output head's weights, also where they are the embedding's
-    own_head: int  # where they are a matrix of their own on this stage
+    own_head: int  # if they are a separate matrix on this stage
     norm: int
     first: bool
     last: bool
@@ -148,13 +148,13 @@ class Part:
 
 
 def stages(setup: Setup) -> tuple[str, ...]:
-    """The pipeline stages that can hold the peak: "first" and "last", or "only" without a pipeline."""
+    """Return the pipeline stages that can hold the peak: "first" and "last", or "only" without a pipeline."""
     return ("only",) if setup.pipeline == 1 else ("first", "last")
 
 
 @lru_cache(maxsize=16)
 def part_of(setup: Setup, stage: str) -> Part:
-    """The part of the model that one rank of a stage ("only", "first", "last") holds.
+    """Return the part of the model that one rank of a stage ("only", "first", "last") holds.
 
     Tensor parallel divides every matrix, the vocabulary too; norms stay whole (Shoeybi et al. 2019,
     arXiv:1909.08053, section 3). Expert parallel divides the experts. Blocks are spread evenly over stages.
@@ -168,9 +168,9 @@ def part_of(setup: Setup, stage: str) -> Part:
     around = shape.around - shape.around_linear + -(-shape.around_linear // t)
     dense_mlp = -(-shape.mlp // t)
     experts = -(-shape.experts // expert_share)
-    beside = shape.beside_experts - shape.beside_experts_linear + -(-shape.beside_experts_linear // t)
+    other = shape.beside_experts - shape.beside_experts_linear + -(-shape.beside_experts_linear // t)
     with_experts = max(layers - dense - -(-shape.bare_layers // setup.pipeline), 0)
-    block = around + max(dense_mlp if dense else 0, experts + beside if with_experts else 0)
+    block = around + max(dense_mlp if dense else 0, experts + other if with_experts else 0)
     linear = -(-shape.around_linear // t)
     blocks_linear = layers * linear + dense * -(-shape.mlp_linear // t)
     routed_linear = -(-shape.experts_linear // expert_share) + -(-shape.beside_experts_linear // t)
@@ -187,7 +187,7 @@ def part_of(setup: Setup, stage: str) -> Part:
         layers=layers,
         block=block,
         block_linear=block_linear,
-        blocks=layers * around + dense * dense_mlp + with_experts * (experts + beside),
+        blocks=layers * around + dense * dense_mlp + with_experts * (experts + other),
         blocks_linear=blocks_linear,
         experts=with_experts * experts,
         expert_ways=max(setup.shard * t // expert_share, 1),
@@ -201,5 +201,5 @@ def part_of(setup: Setup, stage: str) -> Part:
 
 
 def _head_apart(setup: Setup, stage: str) -> bool:
-    """Whether tied embeddings are two matrices after all: litgpt never ties them, a pipeline can't."""
+    """Return whether tied embeddings are two matrices after all: litgpt never ties them, a pipeline can't."""
     return setup.engine == "litgpt" or stage == "last"

@@ -74,10 +74,10 @@ class Family:
         PEFT adapts the experts' tensors under the names of the MLP's projections, and never the linear layers
         of dense blocks and shared experts (peft 0.21, utils/transformers_weight_conversion.py).
     linears:
-        The family's own names of linear layers -> the generic ones that each stands for. Those in one inner
+        Names of linear layers in the family's code -> the generic names of each. Those in one inner
         tuple are one matrix there.
     source:
-        The code that says so.
+        Source of these traits.
     """
 
     norm: Norm = "rms"
@@ -109,7 +109,7 @@ class Family:
     source: str
 
     def traits(self) -> dict[str, Any]:
-        """The fields that :class:`estimator.models.spec.ModelSpec` has too."""
+        """Return the fields that :class:`estimator.models.spec.ModelSpec` has too."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _NOT_TRAITS}
 
 
@@ -161,8 +161,8 @@ _NO_POSITIONS_IN_MASK = "its mask is made without the positions"
 
 UNTRIED = Family(
     partial_rotary=True,
-    sees_packed="nobody has measured it",
-    source="Llama's parts: what a family has of its own is not known before somebody has looked",
+    sees_packed="not measured",
+    source="parts of Llama: the specific parts of this family are unknown",
 )
 
 FAMILIES: dict[str, Family] = {  # Hugging Face's `model_type`

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from estimator.errors import Change, UserError
+from estimator.errors import UserError
 from estimator.models import recurrent, untried
 from estimator.models.architectures import FAMILIES, family_of
 from estimator.models.config_reader import ConfigReader
 from estimator.models.spec import ModelSpec
 from estimator.models.weight_formats import FORMATS
 
-# Our name -> the field of config.json; the first that is there counts.
+# Name here -> field of config.json; the first existing one counts.
 _FIELDS = {
     "layers": ("num_hidden_layers", "n_layers", "n_layer"),
     "hidden": ("hidden_size", "d_model", "n_embd"),
@@ -112,7 +112,7 @@ _REFUSED = (
 
 
 def to_spec(config: Mapping[str, Any], name: str) -> ModelSpec:
-    """The shape that a ``config.json`` describes; of its language part where there are others.
+    """Return the shape that a ``config.json`` describes; of its language part where there are others.
 
     Raises :class:`UserError`, naming field and value, for an architecture that is not supported, a missing
     field, or values that contradict each other.
@@ -166,8 +166,8 @@ def _refuse(reader: ConfigReader) -> None:
     if method is not None and method not in FORMATS:
         raise UserError(
             f"Model {reader.name}: its weights are already quantised (quantization_config in config.json, "
-            f"quant_method {method or 'not given'}). Read are {', '.join(FORMATS)}.",
-            ("Start from the unquantised model; ", Change("method", "qlora"), " quantises it on loading."),
+            f"quant_method {method or 'not given'}). Supported formats: {', '.join(FORMATS)}.",
+            "Start from the unquantised model; --method qlora quantises it on loading.",
         )
 
 
@@ -221,7 +221,7 @@ def _kv_heads(reader: ConfigReader, family: str, heads: int) -> int:
 
 
 def _ffn(reader: ConfigReader, family: str, hidden: int) -> int:
-    """Width of the MLP, or of one expert."""
+    """Return the width of the MLP, or of one expert."""
     if family in _EXPERT_WIDTH or (untried.is_untried(family) and reader.get("moe_intermediate_size")):
         return reader.whole("moe_intermediate_size")
     if family == "mpt":
@@ -258,7 +258,7 @@ def _experts(reader: ConfigReader, family: str) -> dict[str, int]:
 
 
 def _shared_width(reader: ConfigReader, family: str) -> int:
-    """Width of a block's shared experts together."""
+    """Return the width of a block's shared experts together."""
     if family == "llama4_text":
         return reader.whole("intermediate_size")
     if family == "granitemoehybrid":
@@ -273,7 +273,7 @@ def _shared_width(reader: ConfigReader, family: str) -> int:
 
 
 def _dense_layers(reader: ConfigReader, family: str) -> int:
-    """Number of blocks without experts, by the rules of transformers' configuration and model classes."""
+    """Return the number of blocks without experts, by the rules of transformers."""
     layers = _layers(reader, family)
     if family == "nemotron_h":
         return recurrent.kinds(reader).count("mlp")
@@ -308,7 +308,7 @@ def _latent(reader: ConfigReader, shape: Mapping[str, int]) -> dict[str, int]:
 
 
 def _window(reader: ConfigReader, family: str, layers: int) -> dict[str, int | None]:
-    """The window and how many blocks use it, by the rules of transformers' configuration classes."""
+    """Return the window and how many blocks use it, by the rules of transformers' configuration classes."""
     field = "attention_chunk_size" if family == "llama4_text" else "sliding_window"
     window = reader.whole(field, default=0, least=0)
     if not window or (reader.get("use_sliding_window") is False) or family in _NO_WINDOW:
@@ -390,7 +390,7 @@ def _traits(reader: ConfigReader, family: str) -> dict[str, Any]:
 
 
 def _activation(reader: ConfigReader, family: str) -> dict[str, str]:
-    """The MLP's activation, where config.json has one; MPT's is fixed in its code."""
+    """Return the MLP's activation, where config.json has one; MPT's is fixed in its code."""
     field = _ACTIVATION.get(family, "hidden_act")
     if family == "mpt" or reader.get(field) is None:
         return {}

@@ -39,7 +39,7 @@ class ModelShape:
     """Shape of one transformer, from config.json or the model table. The defaults are those of a dense Llama.
 
     A model of the table or of a config.json gets its family's traits (norms, biases...) from
-    ``estimator.models.architectures.FAMILIES``; one that is made by hand has to be given them.
+    ``estimator.models.architectures.FAMILIES``; others must be given them.
     """
 
     name: str
@@ -143,7 +143,7 @@ class ModelShape:
     def _check_attention(self) -> None:
         if self.heads % self.kv_heads:
             raise self._wrong(
-                f"{self.heads} attention heads can't be shared by {self.kv_heads} key/value heads",
+                f"{self.heads} attention heads are not divisible by {self.kv_heads} key/value heads",
                 "num_attention_heads must be a multiple of num_key_value_heads.",
             )
         if not family_of(self.family).free_head_dim and self.q_dim != self.hidden:

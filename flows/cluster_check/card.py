@@ -18,10 +18,10 @@ from decorators.card.charts import side_by_side
 from flows.cluster_check import charts
 from flows.cluster_check.charts import Cell, Point, Then, Tile
 
-MOST_FINDINGS = 20
-MOST_NODES = 64  # of a table or of the heat map; those that something was found against are first
-MOST_RANKS = 64  # of the table of what each measured alone; those that a finding names are first
-MOST_HISTORIES = 8  # charts of figures over the runs
+MAX_FINDINGS = 20
+MAX_NODES = 64  # of a table or of the heat map; those that something was found against are first
+MAX_RANKS = 64  # of the table of what each measured alone; those that a finding names are first
+MAX_HISTORIES = 8  # charts of figures over the runs
 _WORDS = {
     "PASS": "fit to train on, as far as was measured",
     "WARN": "fit to train on, with doubts",
@@ -37,9 +37,9 @@ def draw(result: Result, runs: Sequence[PastRun], cluster: str) -> list[Block]:
     if result.checks:
         tiles = [Tile(check=c.check, verdict=c.verdict, reason=c.reason) for c in result.checks]
         blocks.append(Chart(spec=charts.tiles(tiles)))
-    blocks += [Text(markdown=finding_text(finding)) for finding in result.findings[:MOST_FINDINGS]]
-    if len(result.findings) > MOST_FINDINGS:
-        blocks.append(Text(markdown=f"and {len(result.findings) - MOST_FINDINGS} more findings"))
+    blocks += [Text(markdown=finding_text(finding)) for finding in result.findings[:MAX_FINDINGS]]
+    if len(result.findings) > MAX_FINDINGS:
+        blocks.append(Text(markdown=f"and {len(result.findings) - MAX_FINDINGS} more findings"))
     if result.standing:
         blocks += [
             Text(markdown="### Still open from earlier runs"),
@@ -119,8 +119,8 @@ def _ranks(result: Result) -> list[Block]:
     if not rows:
         return []
     named = {str(rank) for finding in result.findings for rank in finding.ranks}
-    first = sorted(rows, key=lambda row: row[0] not in named)[:MOST_RANKS]
-    text = "### Rank by rank" + (f"\n\nand {len(rows) - MOST_RANKS} more" if len(rows) > MOST_RANKS else "")
+    first = sorted(rows, key=lambda row: row[0] not in named)[:MAX_RANKS]
+    text = "### Rank by rank" + (f"\n\nand {len(rows) - MAX_RANKS} more" if len(rows) > MAX_RANKS else "")
     return [Text(markdown=text), Grid(headers=headers, rows=tuple(first))]
 
 
@@ -157,13 +157,13 @@ def pair_cells(run: Measurements, nodes: Sequence[int]) -> list[Cell]:
 def _nodes_to_show(result: Result) -> tuple[list[int], int]:
     run = result.measurements
     nodes = list(run.nodes)
-    if len(nodes) <= MOST_NODES:
+    if len(nodes) <= MAX_NODES:
         return nodes, 0
     named = {name for finding in result.findings for name in (*finding.nodes, *finding.suspects)}
     names = run.names
     first = [node for node in nodes if names[node] in named]
     rest = [node for node in nodes if names[node] not in named]
-    return sorted((first + rest)[:MOST_NODES]), len(nodes) - MOST_NODES
+    return sorted((first + rest)[:MAX_NODES]), len(nodes) - MAX_NODES
 
 
 # ---- bandwidth over message size
@@ -229,7 +229,7 @@ def _history(result: Result, runs: Sequence[PastRun]) -> list[Block]:
         text = "Runs with the same hardware, software, nodes and ranks. The colour is the check's verdict."
     blocks: list[Block] = [Text(markdown=f"### History\n\n{text}")]
     if histories:
-        views = [charts.over_time(title, points) for title, points in histories[:MOST_HISTORIES]]
+        views = [charts.over_time(title, points) for title, points in histories[:MAX_HISTORIES]]
         blocks.append(Chart(spec=side_by_side(views)))
     if runs:
         newest = sorted(runs, key=lambda run: -run.finished_unix)[:10]

@@ -17,7 +17,7 @@ from checklist import result as results
 from checklist.measurements import Collective
 from checklist.outputs.taint import KEY, LABEL
 from checklist.result import Result
-from decorators._metaflow import Backend, say
+from decorators._metaflow import Backend, print_line
 from decorators.past_runs import NeverRunError, ended_tasks, read_for, runs_of
 from estimator import hardware
 from estimator.errors import UserError
@@ -28,7 +28,7 @@ from estimator.throughput import MeasuredBandwidth
 
 FLOW = "ChecklistFlow"
 STEP = "verdict"
-MOST_RUNS = 50  # of the flow that are looked at, the newest
+MAX_RUNS = 50  # of the flow that are looked at, the newest
 LIMIT_S = 20.0  # for looking at them
 DAY_S = 86_400.0
 STOPS_S = DAY_S  # so long a failure stops runs; later the cluster may have been mended
@@ -128,21 +128,21 @@ def check_newest(cluster: str, backend: Backend, *, ignored: bool, resumes: bool
     """
     checked, problem = newest(cluster)
     if problem is not None:
-        say(problem)
+        print_line(problem)
     if checked is None:
         return None
     refusal = checked.refusal(backend, resumes=resumes)
     if refusal is not None and not ignored:
         raise refusal
     for line in checked.remarks():
-        say(line)
+        print_line(line)
     return checked
 
 
 def newest(cluster: str, *, limit_s: float = LIMIT_S) -> tuple[Checked | None, str | None]:
     """The newest checklist of that cluster, and a line where there may be one that cannot be read.
 
-    Looks at ``MOST_RUNS`` runs of any user, through Metaflow's client, for at most ``limit_s`` seconds.
+    Looks at ``MAX_RUNS`` runs of any user, through Metaflow's client, for at most ``limit_s`` seconds.
     """
     search = _Search()
     in_time = read_for(limit_s, lambda over: _search_runs(cluster, search, over))
@@ -155,7 +155,7 @@ def newest(cluster: str, *, limit_s: float = LIMIT_S) -> tuple[Checked | None, s
 
 def _search_runs(cluster: str, search: _Search, over: threading.Event) -> None:
     try:
-        for task in ended_tasks(runs_of(FLOW, most=MOST_RUNS), STEP, ("cluster", "result")):
+        for task in ended_tasks(runs_of(FLOW, limit=MAX_RUNS), STEP, ("cluster", "result")):
             if over.is_set():
                 return
             if task["cluster"].data != cluster:

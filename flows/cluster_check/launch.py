@@ -5,13 +5,11 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 import os
 import sys
 import tempfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -38,8 +36,8 @@ from checklist.run import local
 from decorators._metaflow import Backend
 from decorators.backends import cluster_name, pod_template
 from decorators.backends.options import Options as Placement
-from decorators.node_request import LAUNCH_VARIABLE, Asked
-from estimator import hardware
+from decorators.node_request import LAUNCH_VARIABLE, NodeRequest
+from estimator import hardware, untrusted
 from estimator.errors import UserError
 from estimator.hardware.cluster.taints import Toleration
 from estimator.plan import Request
@@ -48,7 +46,7 @@ from launchers.base import workdir
 SCHEMA_FILE = Path(__file__).with_name("options.schema.json")
 RESULT_FILE = "checklist-result.json"  # of a run on this machine, in the folder that it is started from
 REMOTE_START_S = 1200.0  # for machines and images to come; on this machine Options' own limit holds
-MOST_LAUNCH = 4000  # characters; AWS Batch takes 8192 for all variables together
+MAX_LAUNCH = 4000  # characters; AWS Batch takes 8192 for all variables together
 _GIB = 1024  # MiB
 # Of a rank's process: torch with a CUDA context is some 4 GiB; pinned buffers and the sweep's come on top
 _CPU_OF_RANK, _MEMORY_OF_RANK_MIB, _MEMORY_OF_NODE_MIB = 4, 8 * _GIB, 8 * _GIB
@@ -74,11 +72,17 @@ class Launch:
 
     def pack(self) -> str:
         """Pack into one word without spaces, for an environment variable (see :meth:`unpack`)."""
-        return base64.b64encode(zlib.compress(json.dumps(asdict(self)).encode(), 9)).decode()
+        return untrusted.pack(json.dumps(asdict(self)))
 
     @classmethod
     def unpack(cls, text: str) -> Launch:
-        return cls(**json.loads(zlib.decompress(base64.b64decode(text))))
+        try:
+            return cls(**untrusted.parse_json(untrusted.unpack(text)))
+        except (ValueError, TypeError) as error:
+            raise UserError(
+                f"{LAUNCH_VARIABLE} can't be read: {error}.",
+                "Start it again with `run`, or deploy the flow anew.",
+            ) from None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,7 +144,7 @@ def result_file(options: FlowOptions, *, here: bool) -> Path | None:
     return Path(RESULT_FILE) if here else None
 
 
-def ask(values: Mapping[str, Any], backend: Backend, gpus: int | None) -> Asked:
+def ask(values: Mapping[str, Any], backend: Backend, gpus: int | None) -> NodeRequest:
     """Return the request of a run with these parameters, at launch; ``gpus`` are those from ``--with``.
 
     Raises UserError for all that can be known to be wrong before anything is launched.
@@ -164,13 +168,13 @@ def ask(values: Mapping[str, Any], backend: Backend, gpus: int | None) -> Asked:
         reference=_read_reference(options),
         reference_file=_reference_of(options),
     ).pack()
-    if len(launch) > MOST_LAUNCH and backend != "local":
+    if len(launch) > MAX_LAUNCH and backend != "local":
         raise UserError(
             f"{_files(options)} too large to travel with a run on {backend}.",
             "Leave only the rows of this system in --thresholds, with shorter sources; beside "
             "--reference-settings name one node by --reference-node.",
         )
-    return Asked(
+    return NodeRequest(
         request=_request(options, gpus_per_node),
         launch=launch,
         options=Placement(

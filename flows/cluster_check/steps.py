@@ -25,7 +25,7 @@ from checklist.run import local
 from checklist.run.rendezvous import of_node
 from checklist.verdict import judge
 from decorators._metaflow import FinetuneError, in_container, waits_for_other_nodes
-from decorators.node_request import keep_endings
+from decorators.node_request import store_pod_failures
 from decorators.past_runs import NeverRunError, ended_tasks, read_for, runs_of
 from decorators.storage import datastore
 from estimator.errors import UserError
@@ -35,7 +35,7 @@ from flows.cluster_check.suspicions import Suspicion
 from launchers.cluster.endpoint import NodeAddress
 from launchers.cluster.processes import die_with_parent
 
-MOST_RUNS = 30  # earlier ones that are read; each run carries on what is still open
+MAX_RUNS = 30  # earlier ones that are read; each run carries on what is still open
 HISTORY_S = 60.0  # for reading them
 FAILURES = ("FAIL", "NO-VERDICT")
 
@@ -89,7 +89,7 @@ def _end_here_without(measured: Measurements) -> None:
     if gone and waits_for_other_nodes():
         nodes = " and ".join(f"node {node}" for node in gone)
         problem = f"No more was heard of {nodes}, without which the step can't end well."
-        keep_endings(current.run_id, [problem])
+        store_pod_failures(current.run_id, [problem])
         raise FinetuneError(problem, "The verdict is made of what was measured until then.")
 
 
@@ -211,7 +211,7 @@ def _read_past(
                 runs.append(past_runs.from_json(json.dumps(task["kept"].data)))
             except UserError as error:
                 problems.append(f"Run {task.pathspec.split('/')[1]} can't be used: {error.problem}")
-            if len(runs) >= MOST_RUNS:
+            if len(runs) >= MAX_RUNS:
                 return
     except NeverRunError:  # the first run, where not even this one is known yet
         return

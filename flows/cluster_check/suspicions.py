@@ -19,7 +19,7 @@ from launchers.report.stragglers import describe
 from launchers.report.telemetry import Straggling
 from launchers.store.bundles import Storage
 
-MOST = 256  # that are read
+MAX_SUSPICIONS = 256  # that are read
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +50,7 @@ def read(cluster: str, store: Storage | None = None) -> tuple[Suspicion, ...]:
     found = []
     try:
         store = store or datastore(shared=True)
-        for key in store.keys(_folder(cluster))[:MOST]:
+        for key in store.keys(_folder(cluster))[:MAX_SUSPICIONS]:
             values = json.loads(store.get_bytes(key))
             found.append(Suspicion(**{**values, "key": key}))
     except Exception as error:  # noqa: BLE001 - a checklist is made without them

@@ -38,10 +38,10 @@ def costs(
     chosen = next((name for name in BY if name == by), None)
     if chosen is None:
         raise UserError(f"--by {by} is not known.", f"Choose one of {', '.join(BY)}.")
-    begun = begin_of(since, datetime.now(timezone.utc))
+    started = begin_of(since, datetime.now(timezone.utc))
     from flows.commands.past_runs import read_costs
 
-    found = read_costs(flow or FLOWS, begun)
+    found = read_costs(flow or FLOWS, started)
     rows = [*add_up(found, chosen), total(ALL, found)]
     if as_json:
         print_json([row.to_dict() for row in rows])

@@ -12,7 +12,7 @@ from metaflow.exception import MetaflowException
 from decorators.backends.overrides import Role, request_for
 from decorators.card.runs import RunRecord
 from decorators.past_runs import Attempt, NeverRunError, attempts_of, runs_of
-from estimator.costs import NOBODY, RunCost, Span
+from estimator.costs import NO_TEAM, RunCost, Span
 from estimator.errors import UserError
 from estimator.plan import Plan
 from launchers.settings import Settings, flat
@@ -33,7 +33,7 @@ def read_runs(flow: str, chosen: Sequence[str], last: int) -> list[RunRecord]:
         found = [_run(flow, name) for name in chosen]
     else:
         try:
-            found = list(runs_of(flow, most=last))
+            found = list(runs_of(flow, limit=last))
         except NeverRunError as error:
             raise UserError(str(error), _WHERE) from None
     records = [record for run in found if (record := _record(run)) is not None]
@@ -79,12 +79,12 @@ def _in_utc(moment: datetime) -> datetime:
 def _cost(run: Any) -> RunCost:
     settings, plan = (_readable(run, "start", name) for name in ("used_settings", "plan"))
     team = settings.resources.team if isinstance(settings, Settings) else None
-    user = next((tag.partition(":")[2] for tag in run.tags if tag.startswith("user:")), NOBODY)
+    user = next((tag.partition(":")[2] for tag in run.tags if tag.startswith("user:")), NO_TEAM)
     return RunCost(
         run=str(run.id),
         user=user,
-        team=team or NOBODY,
-        model=plan.model if isinstance(plan, Plan) else NOBODY,
+        team=team or NO_TEAM,
+        model=plan.model if isinstance(plan, Plan) else NO_TEAM,
         spans=tuple(
             _span(attempt, plan if isinstance(plan, Plan) else None, role)
             for step, role in _WITH_GPUS.items()
@@ -133,7 +133,7 @@ def _record(run: Any) -> RunRecord | None:
     settings = prepared["used_settings"] if prepared else settings
     return RunRecord(
         run=str(run.id),
-        begun=run.created_at,
+        started=run.created_at,
         state=_state(run),
         plan=plan,
         settings=flat(settings) if isinstance(settings, Settings) else {},

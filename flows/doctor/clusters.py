@@ -30,11 +30,11 @@ def kubernetes() -> list[Line]:
     names = ("kubernetes", "kubernetes, several nodes", "argo-workflows")
     pods = PodSettings.of(_request("kubernetes", nodes=1), gpus=False)
     try:
-        found = survey(pods)
+        detail = survey(pods)
     except UserError as error:
         return _none(names, error)
     local = _local_datastore()
-    return [line for name, each in zip(names, found, strict=True) for line in _lines(name, each, local)]
+    return [line for name, each in zip(names, detail, strict=True) for line in _lines(name, each, local)]
 
 
 def batch() -> list[Line]:
@@ -45,14 +45,14 @@ def batch() -> list[Line]:
     for nodes, name in enumerate(names, 1):
         asked = _request("batch", nodes=nodes)
         try:
-            found = batch_preflight.inspect(
+            detail = batch_preflight.inspect(
                 asked.request, job=batch_preflight.JobSettings.of(asked), clock=clock
             )
         except UserError as error:
             return _none((*names, "step-functions"), error)
         if nodes > 1 and configured.metadata == "local":
-            found.no("metadata", "local, which several nodes of Batch can't share", _REMOTE_METADATA)
-        lines += _lines(name, found, local)
+            detail.no("metadata", "local, which several nodes of Batch can't share", _REMOTE_METADATA)
+        lines += _lines(name, detail, local)
     role = Findings(where="Step Functions")
     if not configured.step_functions_role:
         role.no("role", "METAFLOW_SFN_IAM_ROLE is not set", "METAFLOW_SFN_IAM_ROLE=ARN, of infra/aws")
@@ -65,16 +65,16 @@ def batch() -> list[Line]:
 def slurm() -> list[Line]:
     """Whether srun is here and Slurm's controller answers."""
     if shutil.which("srun") is None or shutil.which("scontrol") is None:
-        found, fix = "srun and scontrol are not on PATH", "Call this on a login node; docs/slurm.md"
-        return [Line(check="slurm", state="no", found=found, fix=fix)]
+        detail, fix = "srun and scontrol are not on PATH", "Call this on a login node; docs/slurm.md"
+        return [Line(check="slurm", state="no", found=detail, fix=fix)]
     fix = "scontrol ping; slurm.conf names the controller"
     try:
         done = subprocess.run(
             ["scontrol", "ping"], capture_output=True, text=True, timeout=SCONTROL_S, check=False
         )
     except subprocess.TimeoutExpired:
-        found = f"its controller doesn't answer within {SCONTROL_S:g} s"
-        return [Line(check="slurm", state="no", found=found, fix=fix)]
+        detail = f"its controller doesn't answer within {SCONTROL_S:g} s"
+        return [Line(check="slurm", state="no", found=detail, fix=fix)]
     said = (done.stdout or done.stderr).strip().partition("\n")[0]
     if done.returncode != 0:
         return [Line(check="slurm", state="no", found=said or "scontrol ping has failed", fix=fix)]
@@ -108,15 +108,15 @@ def _none(names: tuple[str, ...], error: UserError) -> list[Line]:
 
 def _lines(name: str, findings: Findings, more: list[tuple[str, str]]) -> list[Line]:
     """One line on whether it would work, and one for each thing that isn't known."""
-    wrong = [(f"{row.check}: {row.found}", row.fix) for row in findings.impossible] + more
+    wrong = [(f"{row.check}: {row.detail}", row.fix) for row in findings.impossible] + more
     unknown = [
-        Line(check=name, state="unknown", found=f"{row.check}: {row.found}", fix=row.fix)
+        Line(check=name, state="unknown", found=f"{row.check}: {row.detail}", fix=row.fix)
         for row in findings.rows
         if row.state == "unknown"
     ]
     if wrong:
         fixes = dict.fromkeys(fix for _, fix in wrong if fix)
-        found = "; ".join(text for text, _ in wrong)
-        return [Line(check=name, state="no", found=found, fix="; ".join(fixes)), *unknown]
-    fine = ", ".join(f"{row.check} {row.found}" for row in findings.rows if row.state == "ok")
+        detail = "; ".join(text for text, _ in wrong)
+        return [Line(check=name, state="no", found=detail, fix="; ".join(fixes)), *unknown]
+    fine = ", ".join(f"{row.check} {row.detail}" for row in findings.rows if row.state == "ok")
     return [Line(check=name, state="ok", found=f"{findings.where} {fine}".strip()), *unknown]

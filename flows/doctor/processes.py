@@ -19,7 +19,7 @@ from flows.doctor.worker import ANSWER
 from launchers.cluster.processes import sigterm_raises, started
 
 WORKER = "flows.doctor.worker"
-_MOST = 4  # at a time: the imports want cores, the others only wait
+_MAX_WORKERS = 4  # at a time: the imports want cores, the others only wait
 _PAUSE_S = 0.05
 
 
@@ -32,7 +32,7 @@ def run_probes(probes: Sequence[Probe], limit_s: float | None = None) -> Iterato
 
     with (
         sigterm_raises(),
-        ThreadPoolExecutor(max(2, min(_MOST, os.cpu_count() or 1))) as pool,
+        ThreadPoolExecutor(max(2, min(_MAX_WORKERS, os.cpu_count() or 1))) as pool,
     ):
         try:
             quickest_first = sorted(probes, key=lambda probe: probe.limit_s)

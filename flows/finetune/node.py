@@ -153,11 +153,11 @@ def train_on_node(
             )
     except GangFailed as error:
         if joined and in_container():  # nodes that never met were not taken away
-            disrupted.leave_words(current.step_name, launch, error.failure)
+            disrupted.record_gang_end(current.step_name, launch, error.failure)
             if isinstance(error, NodeLost):
                 leave_no_record()
         raise
-    profile.hand_over(trained.exported)
+    profile.exported(trained.exported)
     output = None
     if address.node == 0:
         output = f"models/{attempt.run}"

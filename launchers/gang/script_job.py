@@ -17,7 +17,7 @@ from estimator.errors import UserError
 from estimator.vocabulary import Device
 from launchers.gang.job import TrainJob, WorkFolder
 from launchers.gang.rank import RankEnv, RankReporter
-from launchers.report.telemetry import TELEMETRY_VARIABLE
+from launchers.report.telemetry import CHECKPOINTS_VARIABLE, TELEMETRY_VARIABLE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,12 +40,14 @@ class ScriptJob(WorkFolder):
 
     ``script`` runs as ``__main__`` with ``arguments`` behind its name. With ``function``, the function of
     that name in the file is called with the positional and keyword arguments that ``call`` holds (pickle).
+    ``checkpoint_dir``: folder for the script's own checkpoints.
     """
 
     script: Path
     arguments: tuple[str, ...] = ()
     function: str | None = None
     call: Path | None = None
+    checkpoint_dir: Path | None = None
     work_dir: Path
     layout: Processes
     cores: int  # of this node
@@ -71,13 +73,15 @@ class ScriptJob(WorkFolder):
         values = json.loads(path.read_text())
         values["layout"] = Processes(**values["layout"])
         values["arguments"] = tuple(values["arguments"])
-        for name in ("script", "work_dir", "call"):
+        for name in ("script", "work_dir", "call", "checkpoint_dir"):
             values[name] = Path(values[name]) if values[name] is not None else None
         return cls(**values)
 
     def run(self) -> None:
         """Run the script or the function in this rank. Raises what it raises."""
         os.environ[TELEMETRY_VARIABLE] = str(self.telemetry_dir)
+        if self.checkpoint_dir is not None:
+            os.environ[CHECKPOINTS_VARIABLE] = str(self.checkpoint_dir)
         env = RankEnv.read()
         device = f"cuda:{env.local_rank}" if self.layout.device == "cuda" else "cpu"
         backend = "nccl" if self.layout.device == "cuda" else "gloo"

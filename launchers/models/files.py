@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import fnmatch
-import json
 import re
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from estimator.errors import Change, UserError
+from estimator.errors import UserError
+from estimator.untrusted import parse_json, plain_name, read_json_object
+from launchers.models import own_code
 
 # Configuration, tokenizer, safetensors; no other formats of the same weights, no folders
 PATTERNS = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
@@ -42,12 +43,13 @@ def check_complete(folder: Path) -> None:
     if not folder.is_dir():
         raise UserError(f"There is no model directory {folder}.")
     config = read_config(folder)
+    own_code.check_model(folder)
     tokenizers = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
     if not any(all((folder / name).is_file() for name in names) for names in tokenizers):
         raise UserError(f"{folder} has no tokenizer.", "tokenizer.json (or tokenizer.model) belongs there.")
     for name in ("tokenizer_config.json", "generation_config.json"):  # the export copies them
         if (folder / name).exists():
-            _read_object(folder / name)
+            read_json_object(folder / name)
     pickled = pickled_files(folder)
     if pickled:
         for path in pickled:
@@ -86,17 +88,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Read config.json; raises UserError if it is missing or unreadable."""
     if not (folder / "config.json").exists():
         raise UserError(f"{folder} has no config.json.", "Use a folder in Hugging Face's layout.")
-    return _read_object(folder / "config.json")
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} can't be read: {error}", "Fetch it again.") from None
-    if not isinstance(values, dict):
-        raise UserError(f"{path} is not a JSON object.", "Fetch it again.")
-    return values
+    return read_json_object(folder / "config.json")
 
 
 def _weight_map(folder: Path, index: str = INDEX) -> dict[str, str]:
@@ -104,10 +96,13 @@ def _weight_map(folder: Path, index: str = INDEX) -> dict[str, str]:
     path = folder / index
     if not path.exists():
         return {}
+    weight_map = read_json_object(path).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise UserError(f"{path} has no weight_map.", "Fetch it again.")
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8"))["weight_map"])
-    except (OSError, ValueError, KeyError, TypeError):
-        raise UserError(f"{path} can't be read.", "Fetch it again.") from None
+        return {name: plain_name(file) for name, file in weight_map.items()}
+    except ValueError as reason:
+        raise UserError(f"{path}: {reason}.", "Fetch it again, or list files of that folder alone.") from None
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -178,7 +173,7 @@ def read_header(path: Path, *, quantized: bool = False) -> dict[str, tuple[int, 
             if size <= 8 or length > _MAX_HEADER_BYTES:
                 raise ValueError("no header")
             file.seek(8)
-            header = json.loads(file.read(length))
+            header = parse_json(file.read(length))
             header.pop("__metadata__", None)
             expected = 8 + length + max((int(t["data_offsets"][1]) for t in header.values()), default=0)
             shapes = {name: tuple(int(n) for n in tensor["shape"]) for name, tensor in header.items()}
@@ -191,7 +186,7 @@ def read_header(path: Path, *, quantized: bool = False) -> dict[str, tuple[int, 
     if untrained is not None and not quantized:
         raise UserError(
             f"{path}: {untrained} is of type {kinds[untrained]}, which is not trained.",
-            ("Start from the unquantised model; ", Change("method", "qlora"), " quantises it on loading."),
+            "Start from the unquantised model; --method qlora quantises it on loading.",
         )
     if size > expected:
         raise UserError(

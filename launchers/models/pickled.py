@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pickle
 import re
+import resource
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +19,18 @@ from launchers.models.files import pickled_files
 if TYPE_CHECKING:
     import torch
 
+_SPARE_BYTES = 2**30  # for torch itself while it reads a file
 # Exceptions of torch.load for bytes that are not a complete pickle
-_BROKEN = (RuntimeError, EOFError, ValueError, LookupError, TypeError, AttributeError, AssertionError)
+_BROKEN = (
+    MemoryError,
+    RuntimeError,
+    EOFError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+)
 # torch's messages for a pickle's calls: "Unsupported global: GLOBAL os.system was not an allowed global",
 # "Trying to load unsupported GLOBAL posix.system whose module posix is blocked"
 _CALLED = re.compile(r"GLOBAL ([\w.]+)")
@@ -30,7 +43,10 @@ def write_safetensors(source: Path, folder: Path) -> None:
     is unreadable.
     """
     files = (
-        (path.name.removeprefix("pytorch_").removesuffix(".bin") + ".safetensors", _deduplicated(read(path)))
+        (
+            path.name.removeprefix("pytorch_").removesuffix(".bin") + ".safetensors",
+            _deduplicated(path, read(path)),
+        )
         for path in pickled_files(source)
     )
     conversion.write_shards(files, folder)
@@ -41,7 +57,8 @@ def read(path: Path) -> dict[str, torch.Tensor]:
     torch = _torch(path)
     mapped = zipfile.is_zipfile(path)  # False for files of torch before 1.6
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+        with _memory_limited(path.stat().st_size):
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:
         called = _CALLED.search(str(error))
         if called is None:
@@ -58,7 +75,23 @@ def read(path: Path) -> dict[str, torch.Tensor]:
     for name, value in content.items():
         if not isinstance(name, str) or not isinstance(value, torch.Tensor) or value.layout != torch.strided:
             raise _no_weights(path, f"{name!r} as a {type(value).__name__}")
+        if value.nbytes > value.untyped_storage().nbytes():
+            raise _unreadable(path, f"{name!r} would have {value.nbytes:,} bytes, of fewer in the file")
     return content
+
+
+@contextmanager
+def _memory_limited(size: int) -> Iterator[None]:
+    """Let allocations fail in the block that exceed what a file of ``size`` bytes can contain."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    limit = used + 3 * size + _SPARE_BYTES
+    if soft == resource.RLIM_INFINITY or limit < soft:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def _unreadable(path: Path, reason: str) -> UserError:
@@ -86,19 +119,23 @@ def _no_weights(path: Path, found: str) -> UserError:
     )
 
 
-def _deduplicated(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _deduplicated(path: Path, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Give each tensor separate memory; of several names for one tensor (tied weights) keep the first.
 
     The first is the embedding, not the tied head, because models save their parts in the order of the forward
     pass.
     """
     tensors_by_name: dict[str, torch.Tensor] = {}
+    total_bytes, most_bytes = 0, 2 * path.stat().st_size
     forms_by_address: dict[int, set[object]] = {}  # data pointer -> types, shapes and strides
     for name, tensor in tensors.items():
         forms = forms_by_address.setdefault(tensor.data_ptr(), set())
         form = (tensor.dtype, tensor.shape, tensor.stride())
         if tensor.numel() and form in forms:
             continue
+        total_bytes += tensor.nbytes
+        if total_bytes > most_bytes:
+            raise _unreadable(path, f"its tensors have more than {most_bytes:,} bytes")
         shares = bool(forms) or tensor.untyped_storage().nbytes() != tensor.nbytes
         tensors_by_name[name] = (tensor.detach().clone() if shares else tensor.detach()).contiguous()
         forms.add(form)

@@ -17,6 +17,7 @@ from estimator import remote
 from estimator.errors import UserError
 from estimator.formatting import format_bytes, format_duration
 from estimator.models import ModelSource
+from estimator.untrusted import files_inside
 from launchers.base.workdir import full_disk_explained
 from launchers.models import conversion, pickled, pipelines, published
 from launchers.models.files import (
@@ -72,7 +73,9 @@ def fetch(model: ModelSource, folder: Path) -> Path:
 
 
 def check_whole(path: Path) -> None:
-    """Raise UserError unless the folder of a model or pipeline is complete."""
+    """Raise UserError unless the folder of a model or pipeline is complete, and has no links out of it."""
+    if path.is_dir():
+        files_inside(path)
     if (path / pipelines.INDEX).is_file():
         pipelines.check_whole(path)
     else:

@@ -184,6 +184,7 @@ def memory_now(rank: int, step: int) -> Memory:
 
 
 TELEMETRY_VARIABLE = "FINETUNE_TELEMETRY"  # in a rank of a user's own script: the folder for its events
+CHECKPOINTS_VARIABLE = "FINETUNE_CHECKPOINTS"  # the same for its checkpoints
 
 
 def path_of(telemetry_dir: Path, rank: int) -> Path:

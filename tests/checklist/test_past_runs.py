@@ -91,7 +91,7 @@ def test_a_failure_that_is_found_every_night_is_one_since_its_first_night() -> N
 def test_the_first_run_that_is_looked_at_hands_on_what_was_open_before_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(past_runs, "MOST_RUNS", 1)
+    monkeypatch.setattr(past_runs, "MAX_RUNS", 1)
     first = slow(2)
     second = judge(gpu_run(4, started_unix=2_000.0, pairs=()), open_failures=first.open_failures())
     assert open_nodes(first, second) == [("host-2",)]

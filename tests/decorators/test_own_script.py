@@ -42,3 +42,13 @@ def test_a_rank_that_fails_ends_all_nodes_and_is_named(home: Home) -> None:
     assert "the last rank is broken" in done.stdout + done.stderr
     assert "rank 1" in done.stdout + done.stderr
     assert not list((home.path / ".metaflow").rglob("rendezvous*")), "the secret does not outlast the nodes"
+
+
+@pytest.mark.slow
+def test_a_retry_goes_on_from_the_checkpoints_of_the_attempt_before(home: Home) -> None:
+    done = home.run("checkpointed.py", "run")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [
+        line.rpartition("begins at step ")[2] for line in done.stdout.splitlines() if "begins" in line
+    ] == (["1", "3"])
+    assert home.artifacts("CheckpointedFlow", "start", "names")["names"] == ["1", "2", "3"]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from checklist.condensed import MOST_PROBES
+from checklist.condensed import MAX_PROBES
 from checklist.measurements import IDLE, Measurements, Probe, record
 from checklist.options import Options
 from checklist.run import conductor as conductor_module
@@ -182,7 +182,7 @@ def test_every_node_gets_the_condensed_form_of_a_large_run_and_rank_0_has_it_who
         for b in nodes
         if a != b
     ]
-    assert len(probes) > MOST_PROBES
+    assert len(probes) > MAX_PROBES
     links = [join(replace(here, ranks=(rank,), node=rank), SHORT) for rank in (0, 1)]
     try:
         conductor = Conductor(Options(device="cpu"), here, hub, SHORT, conclude=lambda _: 1)
@@ -194,7 +194,7 @@ def test_every_node_gets_the_condensed_form_of_a_large_run_and_rank_0_has_it_who
                 pass
             told = record(Measurements, end.measurements)
             assert end.status == 1
-            assert len(told.probes) < 0.2 * MOST_PROBES
+            assert len(told.probes) < 0.2 * MAX_PROBES
             assert [(one.src, one.dst) for one in told.probes if not one.connected] == [(7, 9)]
         assert len(conductor.measured.probes) == len(probes)
     finally:

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from decorators import _metaflow
+from decorators import _metaflow, usage
 from decorators._metaflow import WaitedJob
 from decorators.backends import oom_kills
 from decorators.backends.kubernetes import errors
+from estimator.plan import MIB
+from estimator.rightsizing.usage import Sizes
 from launchers.run.replanning import Replanning, plans_key
 from launchers.store.bundles import LocalStorage
 from tests.decorators.backends.kubernetes.test_errors import Pods, pod
@@ -24,6 +26,11 @@ def plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Replanning:
     storage = LocalStorage(tmp_path)
     monkeypatch.setattr(oom_kills, "datastore", lambda: storage)
     monkeypatch.setattr(_metaflow, "waited_attempt", lambda: ("7", "train", 1))
+    monkeypatch.setattr(_metaflow, "waited_task", lambda: "3")
+    monkeypatch.setattr(_metaflow, "flow_name", lambda: "SomeFlow")
+    monkeypatch.setattr(usage, "usage_storage", lambda: storage)
+    monkeypatch.setenv(usage.SIZES_VARIABLE, "{}")
+    usage.set_sizes("train", Sizes(cpu=2, memory_mib=4000))
     return Replanning(storage=storage, prefix=plans_key("7"))
 
 
@@ -40,9 +47,13 @@ def test_a_pod_that_is_killed_as_a_whole_for_want_of_memory_is_noted_for_the_nex
     assert plans.kill_of("train", 1) is None
     both = Pods(ended("w-0", "Error", 1), ended("w-1", "OOMKilled", 137))
     monkeypatch.setattr(errors, "ClusterApi", lambda: both)
-    assert errors.failed_pods(job)[1] == "pod w-1 on node-a has failed: OOMKilled (exit code 137)"
+    assert errors.failed_pods(job)[1] == "pod w-1 on node-a failed: OOMKilled (exit code 137)"
     assert plans.kill_of("train", 1) == "pod w-1"
     assert plans.kill_of("train", 0) is None
+    (record,) = usage.read_history(plans.storage, "SomeFlow", "train")
+    assert (record.run, record.task, record.attempt, record.ending) == ("7", "3", 1, "out of memory")
+    assert record.requested.memory_mib == 4000
+    assert record.memory_bytes == 4000 * MIB, "its limit, which no sample has seen"
 
 
 class Jobs:

@@ -10,17 +10,22 @@ from typing import Any
 
 import pytest
 
-from decorators._metaflow import StepView
+from decorators import _metaflow, usage
+from decorators._metaflow import StepView, before_retry
 from decorators.backends import retrying
 from decorators.backends.interface import StepRequest
 from decorators.backends.options import Options
 from decorators.backends.retrying import Retrying
 from decorators.gpu_profile import PLAN_VARIABLE, _minimum, pack, unpack
+from decorators.sizing import NextAttempt, SizeArguments, StepSizing
 from estimator import Job, Plan, Target, plan
 from estimator.models import find
+from estimator.plan import Request
 from estimator.planning.next_plan import NextPlan, after_out_of_memory
+from estimator.rightsizing.usage import Sizes
 from launchers.run.replanning import Replanning, plans_key
 from launchers.store.bundles import LocalStorage
+from tests.estimator.rightsizing.records import usage as used
 
 KubernetesDecorator = pytest.importorskip(
     "metaflow.plugins.kubernetes.kubernetes_decorator"
@@ -118,7 +123,7 @@ def test_an_attempt_that_needs_another_gpu_asks_for_its_machine_and_carries_its_
     assert options["shared_memory"] == request.shared_memory_mib
     assert json.loads(options["tolerations"])[0]["key"] == "nvidia.com/gpu"
     assert unpack(arguments.env[PLAN_VARIABLE]) == following.plan
-    assert f"asks for 8x {request.gpu_type} on each node" in capsys.readouterr().err
+    assert f"requests 8x {request.gpu_type} and" in capsys.readouterr().err
 
 
 def test_an_attempt_with_another_layout_alone_keeps_its_machine(
@@ -129,3 +134,31 @@ def test_an_attempt_with_another_layout_alone_keeps_its_machine(
     plans.keep(0, NextPlan(plan=replace(launched, layout=layout), change="micro batch"))
     arguments = started(decorator, 1)
     assert (arguments.env, arguments.command_options["gpu"]) == ({}, "8")
+
+
+def test_the_attempt_after_a_sized_one_that_ran_out_of_memory_asks_for_more(
+    decorator: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = LocalStorage(tmp_path)
+    monkeypatch.setattr(usage, "usage_storage", lambda: storage)
+    monkeypatch.setattr(_metaflow, "flow_name", lambda: "SomeFlow")
+    monkeypatch.setenv(usage.SIZES_VARIABLE, "{}")
+    decorator.attributes |= {"gpu": None, "cpu": "2", "memory": "4000", "node_selector": None}
+    request = Request(
+        nodes=1, gpus_per_node=0, gpu_type=None, cpu=2, memory_mib=3815, shared_memory_mib=0, disk_mib=10_240
+    )
+    step = StepView(
+        SimpleNamespace(_my_step=SimpleNamespace(name="train", decorators=[decorator], config_decorators=[]))
+    )
+    step_request = StepRequest(backend="kubernetes", request=request, options=Options(preflight=False))
+    sizing = StepSizing(arguments=SizeArguments(), rightsize=True)
+    before_retry(step, "kubernetes", NextAttempt(sizing, step, step_request).prepare)
+    assert started(decorator, 1).command_options["memory"] == "4000", "no task has run out of memory"
+
+    lacking = used(3800, run="7", ending="out of memory", requested=Sizes(cpu=2, memory_mib=3815))
+    storage.put_bytes(usage.key_of(lacking), lacking.to_json().encode())
+    arguments = started(decorator, 1)
+    assert int(arguments.command_options["memory"]) >= 1.5 * 3815
+    assert int(arguments.command_options["cpu"]) == 2
+    carried = json.loads(arguments.env[usage.SIZES_VARIABLE])
+    assert carried["train"]["memory_mib"] >= 1.5 * 3815

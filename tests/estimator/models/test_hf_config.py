@@ -77,7 +77,7 @@ def test_a_missing_field_is_named(field: str) -> None:
         ({"model_type": "t5"}, "model_type 't5', which is not supported"),
         ({"hidden_size": 4095}, "hidden_size 4095, which 32 attention heads don't divide"),
         ({"num_hidden_layers": 0}, "num_hidden_layers = 0"),
-        ({"num_key_value_heads": 5}, "32 attention heads can't be shared by 5"),
+        ({"num_key_value_heads": 5}, "32 attention heads are not divisible by 5"),
         ({"qk_layernorm": True}, "qk_layernorm"),
         ({"text_config": "llama"}, "text_config = 'llama'"),
         ({"model_type": "qwen3_moe"}, "no moe_intermediate_size"),
@@ -146,7 +146,7 @@ def test_weights_that_are_published_quantised_have_a_shape_all_the_same(name: st
 
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"qwen", "olmo2", "mpt", "lfm2"}))
 def test_the_activation_of_a_family_is_that_of_its_code(family: str) -> None:
-    """Without Qwen 1 (not in transformers), OLMo 2 (no default configuration), MPT and LFM2 (in their code)."""
+    """Without Qwen 1 (not in transformers), OLMo 2 (no defaults), MPT and LFM2 (fixed in their code)."""
     pytest.importorskip("transformers")
     from transformers import AutoConfig
 

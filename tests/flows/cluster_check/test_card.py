@@ -17,8 +17,8 @@ from checklist.result import Result
 from checklist.verdict import judge
 from decorators.card.blocks import Block, Chart, Grid, Text
 from flows.cluster_check.card import (
-    MOST_NODES,
-    MOST_RANKS,
+    MAX_NODES,
+    MAX_RANKS,
     draw,
     figure_histories,
     message,
@@ -99,7 +99,7 @@ def test_a_pair_that_was_measured_alone_is_shown_as_it_was_then() -> None:
 
 
 def test_a_large_cluster_shows_the_nodes_at_fault_and_says_what_is_left_out() -> None:
-    nodes = MOST_NODES + 16
+    nodes = MAX_NODES + 16
     slow = nodes - 1
     run = with_pairs(gpu_run(nodes), Cluster(nodes=nodes, speed=45, transmit={slow: 0.5}))
     result = judge(run)
@@ -107,7 +107,7 @@ def test_a_large_cluster_shows_the_nodes_at_fault_and_says_what_is_left_out() ->
     blocks = draw(result, (), "c")
     assert "16 nodes that nothing was found against are left out" in _text(blocks)
     table = next(b for b in blocks if isinstance(b, Grid) and b.headers[0] == "node")
-    assert len(table.rows) == MOST_NODES
+    assert len(table.rows) == MAX_NODES
     assert f"host-{slow}" in {row[0] for row in table.rows}
 
 
@@ -179,9 +179,9 @@ def test_figures_stand_beside_verdicts_and_rank_by_rank() -> None:
     )
     assert {row[0]: row[2] for row in checks.rows}["gemm"] == "gemm_bf16 760 to 763 TFLOPS"
     ranks = next(b for b in blocks if isinstance(b, Grid) and b.headers[0] == "rank")
-    assert len(ranks.rows) == MOST_RANKS
+    assert len(ranks.rows) == MAX_RANKS
     assert ranks.rows[9][:3] == ("9", "host-1", "760")
-    assert f"and {9 * 8 - MOST_RANKS} more" in _text(blocks)
+    assert f"and {9 * 8 - MAX_RANKS} more" in _text(blocks)
 
 
 def test_a_run_on_one_machine_says_what_it_is_and_what_to_run_next() -> None:

@@ -145,7 +145,7 @@ def test_batch_at_an_address_that_is_away_is_a_line(ask: Asker) -> None:
     where = {"AWS_DEFAULT_REGION": "us-east-1", "AWS_ENDPOINT_URL": "http://127.0.0.1:9"}
     line = ask("batch", **keys, **where)["batch"]
     assert line.state == "no"
-    assert line.found.startswith("AWS Batch can't be reached")
+    assert line.found.startswith("AWS Batch cannot be reached")
 
 
 def test_a_machine_without_slurm_and_a_controller_that_is_silent(ask: Asker, tmp_path: Path) -> None:

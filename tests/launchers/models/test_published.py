@@ -188,7 +188,7 @@ def test_a_quantized_checkpoint_becomes_the_bf16_model_that_it_stands_for(
 
 def test_a_format_that_is_not_read_is_named_with_those_that_are() -> None:
     config = {"model_type": "llama", "quantization_config": {"quant_method": "hqq"}}
-    with pytest.raises(UserError, match=r"quant_method hqq\)\. Read are mxfp4, fp8, awq"):
+    with pytest.raises(UserError, match=r"quant_method hqq\)\. Supported formats: mxfp4, fp8, awq"):
         hf_config.to_spec(config, "mine")
 
 

@@ -1,0 +1,145 @@
+"""Recommendation: the next request of a step from the usage of its earlier tasks.
+
+- Memory, CPU and GPU memory: a high quantile of the successful tasks, and headroom that shrinks as tasks
+  accumulate.
+- Never below the peak of a task that ran out of memory. Until a task has succeeded after that, a half more
+  than it requested.
+- Only tasks with the same parameters count, unless the step's memory did not depend on them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from estimator.formatting import MIB
+from estimator.rightsizing.usage import Sizes, Usage
+
+QUANTILE = 0.95
+HEADROOM = 0.2  # above the quantile, with many tasks
+UNCERTAINTY = 0.3  # more, divided by the number of tasks
+CPU_HEADROOM = 0.2
+STEP_UP = 1.5  # of the request of a task that ran out of memory
+ENOUGH_TASKS = 3  # with the same parameters; with fewer, others may count, too
+ALIKE = 1.2  # largest memory over smallest, below which parameters made no difference
+# In the container next to the task's processes: Metaflow's shell, its log sidecars, page cache in use
+BESIDE_TASK_MIB = 256
+MEMORY_UNIT_MIB = 128
+SATURATED = 0.95  # of the requested CPU: the task may have been held up
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recommendation:
+    """Next request of a step. ``sizes`` has None where nothing is known."""
+
+    sizes: Sizes
+    gpu_memory_bytes: int | None  # that each GPU needs, with headroom
+    gpu_utilisation: float | None  # 0 to 1, the highest mean of a GPU in use
+    tasks: int  # that it rests on
+    reason: str
+
+
+def recommend(history: Sequence[Usage], parameters: Mapping[str, str] | None = None) -> Recommendation | None:
+    """Return the next request of a step; None without a comparable task.
+
+    ``parameters``: those of the next run, as :attr:`Usage.parameters`; None: any.
+    """
+    tasks = [usage for usage in comparable(history, parameters) if usage.memory_bytes]
+    done = [usage for usage in tasks if usage.ending == "succeeded"]
+    lacking = [usage for usage in tasks if usage.ending == "out of memory"]
+    lacking_gpu = [usage for usage in tasks if usage.ending == "out of GPU memory"]
+    if not done and not lacking and not lacking_gpu:
+        return None
+    memory = _memory_mib(done, lacking)
+    gpus, utilisation = _gpus(done or tasks)
+    newest = max(tasks, key=lambda usage: usage.at)
+    sizes = Sizes(
+        cpu=_cpu(done or tasks),
+        memory_mib=memory,
+        gpus=gpus,
+        gpu_type=next((gpu.name for gpu in newest.gpus), newest.requested.gpu_type) if gpus else None,
+    )
+    counted = f"{len(done)} earlier task{'s' * (len(done) != 1)}"
+    reasons = [f"used in {counted}"] if done else []
+    if ended := [*lacking, *lacking_gpu]:
+        last = max(ended, key=lambda usage: usage.at)
+        reasons.append(f"task {last.run}/{last.step}/{last.task} ran {last.ending}")
+    return Recommendation(
+        sizes=sizes,
+        gpu_memory_bytes=_gpu_memory_bytes(done, lacking_gpu),
+        gpu_utilisation=utilisation,
+        tasks=len(done),
+        reason="; ".join(reasons),
+    )
+
+
+def comparable(history: Sequence[Usage], parameters: Mapping[str, str] | None) -> list[Usage]:
+    """Return the tasks whose parameters are those of the next run, or all if they made no difference."""
+    if parameters is None:
+        return list(history)
+    same = [usage for usage in history if dict(usage.parameters) == dict(parameters)]
+    done = [usage.memory_bytes for usage in history if usage.ending == "succeeded" and usage.memory_bytes]
+    enough = sum(usage.ending == "succeeded" for usage in same) >= ENOUGH_TASKS
+    if not enough and len(done) >= ENOUGH_TASKS and max(done) <= ALIKE * min(done):
+        return list(history)
+    return same
+
+
+def quantile(values: Sequence[float], share: float = QUANTILE) -> float:
+    """Return the quantile by linear interpolation; ``values`` must not be empty."""
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+
+def with_headroom(values: Sequence[float]) -> float:
+    """Return the quantile with headroom, never below the largest value."""
+    factor = 1 + HEADROOM + UNCERTAINTY / len(values)
+    return max(quantile(values) * factor, max(values))
+
+
+def _memory_mib(done: Sequence[Usage], lacking: Sequence[Usage]) -> int | None:
+    needs = []
+    if done:
+        needs.append(with_headroom([usage.memory_bytes or 0 for usage in done]) / MIB + BESIDE_TASK_MIB)
+    for usage in lacking:
+        peak = (usage.memory_bytes or 0) / MIB
+        needs.append(peak * (1 + HEADROOM) + BESIDE_TASK_MIB)
+        if not any(other.at > usage.at for other in done):
+            needs.append(STEP_UP * max(usage.requested.memory_mib or 0, peak))
+    if not needs:
+        return None  # only GPU memory was short
+    return math.ceil(max(needs) / MEMORY_UNIT_MIB) * MEMORY_UNIT_MIB
+
+
+def _cpu(tasks: Sequence[Usage]) -> float | None:
+    known = [usage for usage in tasks if usage.cpu is not None]
+    if not known:
+        return None
+    needs = quantile([usage.cpu or 0.0 for usage in known]) * (1 + CPU_HEADROOM)
+    for usage in known:
+        asked = usage.requested.cpu
+        if asked is not None and (usage.cpu or 0.0) >= SATURATED * asked:
+            needs = max(needs, asked)
+    return float(max(math.ceil(needs), 1))
+
+
+def _gpus(tasks: Sequence[Usage]) -> tuple[int | None, float | None]:
+    """Return the GPUs that were in use, and the highest mean utilization of one."""
+    measured = [usage for usage in tasks if usage.gpus]
+    if not measured:
+        asked = [usage.requested.gpus for usage in tasks if usage.requested.gpus]
+        return (max(asked) if asked else 0), None  # requested, and not measured: they stay
+    busy = [[gpu for gpu in usage.gpus if gpu.in_use] for usage in measured]
+    shares = [gpu.utilisation for gpus in busy for gpu in gpus if gpu.utilisation is not None]
+    return max(len(gpus) for gpus in busy), max(shares, default=None)
+
+
+def _gpu_memory_bytes(done: Sequence[Usage], lacking: Sequence[Usage]) -> int | None:
+    peaks = [float(max(gpu.peak_bytes for gpu in usage.gpus)) for usage in done if usage.gpus]
+    needs = [with_headroom(peaks)] if peaks else []
+    needs += [STEP_UP * max(gpu.total_bytes for gpu in usage.gpus) for usage in lacking if usage.gpus]
+    return int(max(needs)) if needs else None

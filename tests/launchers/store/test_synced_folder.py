@@ -1,0 +1,98 @@
+"""A folder that is kept in the store while a script writes to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launchers.store.bundles import ChangedError, LocalStorage
+from launchers.store.synced_folder import SyncedFolder
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> LocalStorage:
+    return LocalStorage(tmp_path / "store")
+
+
+def _node(storage: LocalStorage, place: Path, node: int = 0, prefix: str = "runs/1/train") -> SyncedFolder:
+    return SyncedFolder(storage, prefix, place / f"node-{node}", node=node)
+
+
+def test_a_folder_is_stored_once_it_has_come_to_rest_and_found_again(
+    storage: LocalStorage, tmp_path: Path
+) -> None:
+    first = _node(storage, tmp_path / "a")
+    assert not first.restore()
+    (first.folder / "step-1").mkdir()
+    (first.folder / "step-1" / "model").write_text("one")
+    assert not first.poll(), "it may still be written to"
+    assert first.poll()
+    assert not first.poll(), "nothing has changed"
+
+    (first.folder / "step-2").write_text("half")
+    assert not first.poll()
+    again = _node(storage, tmp_path / "b")
+    assert again.restore()
+    assert (again.folder / "step-1" / "model").read_text() == "one"
+    assert not (again.folder / "step-2").exists(), "it was being written when the script was killed"
+
+
+def test_a_file_that_changes_while_it_is_stored_leaves_the_state_before(
+    storage: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = _node(storage, tmp_path / "a")
+    (node.folder / "model").write_text("one")
+    assert node.poll(settled=True)
+    (node.folder / "model").write_text("two")
+    put_file = LocalStorage.put_file
+
+    def slow(self: LocalStorage, key: str, path: Path) -> None:
+        put_file(self, key, path)
+        path.write_text("three, while it is stored")
+
+    monkeypatch.setattr(LocalStorage, "put_file", slow)
+    with pytest.raises(ChangedError):
+        node.poll(settled=True)
+    again = _node(storage, tmp_path / "b")
+    assert again.restore()
+    assert (again.folder / "model").read_text() == "one"
+
+
+def test_files_that_the_script_has_removed_leave_the_store(storage: LocalStorage, tmp_path: Path) -> None:
+    node = _node(storage, tmp_path)
+    (node.folder / "old").write_text("old")
+    assert node.poll(settled=True)
+    (node.folder / "old").unlink()
+    (node.folder / "new").write_text("new")
+    assert node.poll(settled=True)
+    assert len(storage.keys("runs/1/train")) == 2, "the manifest and one file"
+
+
+def test_a_node_finds_the_files_of_all_nodes_and_stores_its_own_alone(
+    storage: LocalStorage, tmp_path: Path
+) -> None:
+    for number in (0, 1):
+        node = _node(storage, tmp_path / "a", number)
+        (node.folder / f"shard-{number}").write_text(str(number))
+        assert node.poll(settled=True)
+    again = _node(storage, tmp_path / "b", 1)
+    assert again.restore()
+    assert {path.name for path in again.folder.iterdir()} == {"shard-0", "shard-1"}
+    assert not again.poll(settled=True)
+    (again.folder / "shard-0").write_text("changed here")
+    assert again.poll(settled=True)
+    other = _node(storage, tmp_path / "c", 1)
+    assert other.restore()
+    assert (other.folder / "shard-0").read_text() == "changed here"
+
+
+def test_a_resumed_run_begins_with_the_checkpoints_of_its_origin(
+    storage: LocalStorage, tmp_path: Path
+) -> None:
+    node = _node(storage, tmp_path / "a")
+    (node.folder / "step-1").write_text("one")
+    node.poll(settled=True)
+    resumed = _node(storage, tmp_path / "b", prefix="runs/2/train")
+    assert resumed.restore(["runs/0/train", "runs/1/train"])
+    assert (resumed.folder / "step-1").read_text() == "one"
