@@ -8,6 +8,7 @@ from typing import get_args
 
 from estimator.errors import UserError
 from estimator.models import PROJECTIONS, ModelSpec
+from estimator.models.vision import IMAGE_SIDE
 from estimator.names import unknown_choice
 from estimator.option_names import option_name
 from estimator.setup import check_start_layer
@@ -32,6 +33,7 @@ from estimator.vocabulary import (
     RequestedPrecision,
     TargetKind,
     Task,
+    Vision,
 )
 
 DEFAULT_BATCH = 16  # sequences per optimizer step, where the user gives none
@@ -76,6 +78,9 @@ class Job:
     expandable_segments: bool = True  # of the CUDA allocator: freed blocks of any size are used again
     compile: bool = False
     liger: bool = False  # Liger-Kernel's kernels in place of the model's own
+    vision: Vision | None = None  # how the tower of a vision-language model is trained; None: text alone
+    images_per_row: int = 1  # where ``vision`` is set
+    image_size: int = IMAGE_SIDE  # pixels of the side of a square image
     optimizer_in_backward: bool = False  # each gradient is used at once, so that none is kept to accumulate
     zero_stage: int | None = None
     fsdp_sharding: FsdpSharding | None = None  # whether weights are resharded after their use
@@ -103,8 +108,12 @@ class Job:
         _one_of("offload", self.offload, get_args(Offload))
         _one_of("fp8", self.fp8, get_args(LaunchedFp8))
         _one_of("recompute.what", self.recompute, get_args(Recompute))
+        if self.vision is not None:
+            _one_of("vision", self.vision, get_args(Vision))
         for name in (
             "seq_len",
+            "images_per_row",
+            "image_size",
             "global_batch_size",
             "lora_rank",
             "adapter_prompt_length",
@@ -283,7 +292,7 @@ class Target:
             if getattr(self, name) is not None:
                 _at_least_one(name, getattr(self, name))
         if self.at_hand and self.machine is None:
-            raise UserError(f"A plan for {self.kind} needs to know the machine.")
+            raise UserError(f"A plan for {self.kind} needs a description of the machine.")
 
     @property
     def at_hand(self) -> bool:

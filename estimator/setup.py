@@ -11,6 +11,7 @@ from typing import Literal, get_args
 
 from estimator.errors import UserError
 from estimator.models import PROJECTIONS, ModelSpec, parameters
+from estimator.models.vision import IMAGE_SIDE
 from estimator.names import unknown_choice
 from estimator.vocabulary import (
     ENGINES,
@@ -31,6 +32,7 @@ from estimator.vocabulary import (
     Sharding,
     StateOffload,
     Task,
+    Vision,
 )
 
 DEFAULT_SEQ_LEN = 2048  # tokens
@@ -104,6 +106,9 @@ class Setup:
     checkpointing: Checkpointing = "none"
     recompute_every: int = 1  # one of this many blocks is checkpointed
     activation_offload: bool = False
+    vision: Vision | None = None  # how the tower of a vision-language model is trained; None: text alone
+    images_per_row: int = 1  # of a sequence, where ``vision`` is set
+    image_size: int = IMAGE_SIDE  # pixels of the side of a square image
     compile: bool = False
     loss: LossKind = "plain"
     loss_chunks: int = 8

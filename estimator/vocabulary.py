@@ -41,6 +41,7 @@ Quantization = Literal["none", "nf4", "nf4-double", "int8"]
 Sharding = Literal["none", "ddp", "zero0", "zero1", "zero2", "zero3", "fsdp", "shard_grad_op"]
 FsdpSharding = Literal["full", "grad-op"]  # what a run can ask of FSDP2
 Recompute = Literal["full", "selective"]
+Vision = Literal["frozen", "lora", "full"]  # training of a vision-language model's tower
 Checkpointing = Literal["none", "selective", "full"]
 LossKind = Literal["plain", "kernel", "chunked", "fused", "recomputed"]
 LaunchedSchedule = Literal["none", "afab", "1f1b", "interleaved", "zero-bubble"]

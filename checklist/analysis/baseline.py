@@ -152,7 +152,7 @@ def compare_with_past(
 
 
 def worse_parts(same: Iterable[Record], values: Mapping[str, float], limits: PartLimits) -> dict[str, Past]:
-    """Return GPUs, nodes or pairs that are worse than the baseline of their own figures; higher is better.
+    """Return GPUs, nodes or pairs that are worse than their own baseline; higher is better.
 
     ``same``: records of the figure from earlier runs; ``values``: this run's figure by part. Empty if more
     than half of the parts are worse: then the cause is common, and the figure of the whole run reports it.

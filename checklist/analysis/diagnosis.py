@@ -91,11 +91,11 @@ class Diagnosis:
     receive: tuple[float | None, ...]
     faults: tuple[Fault, ...]
     undecided: tuple[tuple[int, int], ...]
-    """Slow pairs (src, dst) whose cause can't be attributed to a node or link, slowest first."""
+    """Slow pairs (src, dst) whose cause cannot be attributed to a node or link, slowest first."""
     undecided_settled: bool
     """Whether some undecided pairs were still slow in isolation."""
     why: Why | None
-    """Reason the undecided pairs can't be attributed."""
+    """Reason the undecided pairs cannot be attributed."""
     again: tuple[tuple[int, int], ...]
     """Pairs (src, dst) to measure again, one at a time, before faults are confirmed; () if none are left."""
     crowded_rounds: tuple[int, ...]

@@ -32,16 +32,16 @@ def measure_again(
     """Measure suspect pairs again: one at a time, or, if they are many, in groups of disjoint pairs.
 
     A group's figures count like those of single pairs if a sample of its slow pairs is no faster alone;
-    otherwise only as many as fit are measured, one at a time. Returns False if the time is over.
+    otherwise only as many as fit are measured, one at a time. Returns False if time ran out.
 
     Parameters
     ----------
     again:
         Ordered pairs, the most important first.
     alone:
-        Measures and records one pair with nothing else running; returns GB/s, or None if the time is over.
+        Measures and records one pair with nothing else running; returns GB/s, or None if time ran out.
     group:
-        Measures disjoint pairs at once without recording them as alone; empty if the time is over.
+        Measures disjoint pairs at once without recording them as alone; empty if time ran out.
     accept:
         Records grouped figures of these pairs as if they had been measured alone.
     """

@@ -26,7 +26,7 @@ def write(result: Result, file: Path, cluster: str = "default") -> None:
         prometheus.write_to_textfile(str(file), registry)
     except OSError as error:
         raise UserError(
-            f"The Prometheus textfile {file} can't be written: {error.strerror or error}.",
+            f"The Prometheus textfile {file} cannot be written: {error.strerror or error}.",
             "Name a folder that there is and that may be written to.",
         ) from None
 

@@ -104,7 +104,7 @@ def check(outputs: Outputs) -> tuple[str, ...]:
 def _check_folder(option: str, file: Path) -> None:
     if not os.access(file.absolute().parent, os.W_OK):
         raise UserError(
-            f"{option} {file} can't be written.",
+            f"{option} {file} cannot be written.",
             "Name a file in a folder that there is and that may be written to.",
         )
 
@@ -184,7 +184,7 @@ def _cloudwatch(result: Result, where: str, cluster: str) -> tuple[str, ...]:
             cloudwatch.write(result, stream, cluster=cluster)
     except OSError as error:
         raise UserError(
-            f"The line for CloudWatch can't be written to {where}: {error.strerror or error}.",
+            f"The line for CloudWatch cannot be written to {where}: {error.strerror or error}.",
             "Name a file that may be written to.",
         ) from None
     return (f"Written for CloudWatch: {where}",)

@@ -318,7 +318,7 @@ def _refused(verb: str, server: str, error: ApiRefusedError) -> UserError:
     if error.status == 403:
         return _not_allowed(verb)
     if error.status == 409:
-        return NodeChangedError("The node was changed by somebody else meanwhile.", "Run it again.")
+        return NodeChangedError("Another client changed the node in the meantime.", "Run it again.")
     if error.status == 404:
         return NodeError("The node is gone from the cluster.", "Nothing is to be done.")
     return api_error(error, server)

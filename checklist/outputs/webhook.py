@@ -79,7 +79,7 @@ def _call(url: str, body: bytes, timeout_s: float, left_s: float) -> str | None:
             return answer.problem
         wait_s = WAIT_S * 2 ** (tried - 1) if answer.wait_s is None else answer.wait_s
         if wait_s > left_s:
-            next_try = f"the next call is due in {wait_s:g} s, and no more than {left_s:g} s are left"
+            next_try = f"the next attempt would be in {wait_s:g} s, and only {left_s:g} s are left"
             return f"{answer.problem}, {next_try}"
         if tried < TRIES:
             time.sleep(wait_s)
@@ -129,7 +129,7 @@ def out_of_reach(url: str, *, timeout_s: float = TIMEOUT_S) -> str | None:
         port = parts.port or (443 if parts.scheme == "https" else 80)
         socket.create_connection((parts.hostname or "", port), timeout=timeout_s).close()
     except (OSError, ValueError) as error:  # error texts may contain the address
-        return f"The webhook in ${URL_VARIABLE} can't be reached: no connection ({type(error).__name__})."
+        return f"The webhook in ${URL_VARIABLE} cannot be reached: no connection ({type(error).__name__})."
     return None
 
 

@@ -42,13 +42,15 @@ def evaluation_blocks(result: EvaluationResult) -> list[Block]:
     if result.answers:
         blocks.append(Text(markdown="### Answers to held-out prompts"))
         for each in result.examples:
+            numbered = enumerate(each.images, 1)
             cells = (
                 ("message", each.question or each.prompt),  # in the first column, because headers do not wrap
                 ("expected", each.reference),
                 ("before", each.base),
                 ("after", each.finetuned),
             )
-            rows = tuple((name, _shown(text)) for name, text in cells)
+            rows: tuple[tuple[Any, ...], ...] = tuple((name, _shown(text)) for name, text in cells)
+            rows = (*((f"image {number}", Picture(png=png, label="")) for number, png in numbered), *rows)
             blocks.append(Grid(headers=("", f"row {result.answers.index(each) + 1}"), rows=rows))
     return blocks
 

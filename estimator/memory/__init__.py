@@ -19,7 +19,7 @@ from estimator.memory.logits import DEEPSPEED_LOSS_POSITIONS
 from estimator.memory.moments import Peak, peak
 from estimator.memory.ranges import Range, needed_runtime_bytes, needs, shows
 from estimator.memory.residuals import residual_of
-from estimator.memory.states import NF4_SCALE_BYTES, NF4_WEIGHT_BYTES, states
+from estimator.memory.states import NF4_SCALE_BYTES, NF4_WEIGHT_BYTES, VISION, states
 from estimator.plan import ALLOCATOR, RUNTIME, MemoryEstimate
 from estimator.setup import Setup
 
@@ -31,6 +31,7 @@ CATEGORIES = (
     "adapters",
     "gradients",
     "optimizer",
+    VISION,
     AVERAGE,
     ENCODERS,
     TEXTS,

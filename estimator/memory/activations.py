@@ -22,6 +22,10 @@ COMPILED_HIDDEN, COMPILED_QUERY, COMPILED_MLP = 8, 8, 6
 # bf16, from torchtitan@2271b6386: the same run eager and compiled.
 FP8_EAGER_BYTES = 3.5
 
+# Bytes for one token that a recurrent block's mixer keeps in transformers' own code: for each value channel,
+# each key channel repeated for its value heads, each key channel, each head. Traced (transformers 5.23, torch
+# 2.13, bf16, full training) at widths of 128 to 512, Mamba 2 in chunks of 128 tokens.
+RECURRENT_BYTES = {"gated-delta": (36, 34, 8, 1254), "mamba2": (50.5, 22.4, 8.2, 1480)}
 # Scores that are capped before the softmax, which flash kernels of torch can't do (Gemma team 2024,
 # arXiv:2408.00118, section 2).
 SOFT_CAPPED = ("gemma2",)
@@ -33,7 +37,7 @@ EAGER_ALONE = ("gpt_oss", "gptj", "mpt")
 def block_bytes(setup: Setup) -> float:
     """Return the mean bytes saved per block and token without checkpointing."""
     model = setup.model
-    dense = model.dense_layers if model.experts else model.layers
+    dense = model.mlp_blocks - model.expert_layers
     parts = _around(setup) + _mean_mlp(setup, dense / model.layers)
     if setup.compile:
         parts = _compiled(setup, dense / model.layers)
@@ -60,18 +64,45 @@ def _around(setup: Setup) -> float:
     if model.parallel_residual and model.norm == "layer":
         norms = 1  # both read the block's input
     saved = norms * model.hidden * norm / sequence
+    attention = model.attention_layers / model.layers
     if model.qk_norm:
-        saved += (model.q_dim + model.kv_dim) * _norm_bytes(setup, trained=whole_weights) / setup.tensor
+        saved += (
+            attention
+            * (model.q_dim + model.kv_dim)
+            * _norm_bytes(setup, trained=whole_weights)
+            / setup.tensor
+        )
     # the norms' results, which the first products of attention and MLP read
     inputs = 1 if model.parallel_residual and model.norms_per_layer == 1 else 2
     if whole_weights:
         saved += inputs * model.hidden * size / _gathered(setup)
         if setup.precision.endswith("autocast"):  # each product casts its input for itself
             saved += 5 * model.hidden * 2 - inputs * model.hidden * size
-    saved += _attention(setup, code, size)
+    saved += attention * _attention(setup, code, size) + _recurrence(setup, size)
     if not model.causal:
         saved += 2 * model.hidden  # dropout's masks, one byte an element
     return saved
+
+
+def _recurrence(setup: Setup, size: int) -> float:
+    """Bytes that recurrent blocks' mixers save for one token: the mean over all blocks.
+
+    Of transformers' own code, which runs where the packages with fused kernels are not installed.
+    """
+    model = setup.model
+    if not model.recurrent_layers:
+        return 0.0
+    if model.recurrence == "short-conv":  # both gates and their products, the convolution and its result
+        saved = 6.0 * size * model.hidden
+    else:
+        per_value, per_repeated_key, per_key, per_head = RECURRENT_BYTES[model.recurrence]
+        saved = (
+            per_value * model.recurrent_heads * model.recurrent_head_dim
+            + per_repeated_key * model.recurrent_heads * model.recurrent_state
+            + per_key * model.recurrent_groups * model.recurrent_state
+            + per_head * model.recurrent_heads
+        )
+    return saved * model.recurrent_layers / model.layers
 
 
 def _norm_bytes(setup: Setup, *, trained: bool) -> int:
@@ -118,6 +149,8 @@ def _attention(setup: Setup, code: implementations.Implementation, size: int) ->
     if code.result_copied and not setup.adapters:
         saved += size * out
     saved += 4 * model.heads
+    if model.gated_attention:  # the gate, its sigmoid, and attention's result before it
+        saved += 3 * size * model.q_dim
     capped = model.family in SOFT_CAPPED and code.kept_scores
     if setup.attention == "math" or capped or (model.family in EAGER_ALONE and code.kept_scores):
         # the fp32 softmax of the scores and its 16-bit copy for each pair of positions; the cap's tanh
@@ -140,7 +173,7 @@ def _mean_mlp(setup: Setup, dense: float) -> float:
         inputs = (2 if trained else 1) * routed * model.hidden * size
         routing = 8 * model.experts  # router's logits and their softmax
         experts += (inputs + routing) / _gathered(setup) + _mlp(setup, model.shared_ffn)
-        saved += (1 - dense) * experts
+        saved += model.expert_layers / model.layers * experts
     return saved
 
 
@@ -165,7 +198,9 @@ def _compiled(setup: Setup, dense: float) -> float:
     model = setup.model
     widths = dense * ((model.dense_ffn or model.ffn) if model.experts else model.ffn)
     if model.experts:
-        widths += (1 - dense) * (model.experts_per_token * model.ffn + model.shared_ffn)
+        widths += (
+            model.expert_layers / model.layers * (model.experts_per_token * model.ffn + model.shared_ffn)
+        )
     double = computing(setup) // 2
     saved = COMPILED_HIDDEN * model.hidden / (setup.tensor if setup.sequence_parallel else 1)
     if setup.tensor > 1 and _gathered(setup) == 1:

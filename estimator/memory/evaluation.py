@@ -25,7 +25,7 @@ def inference_bytes(model: ModelSpec, gpus: int, seq_len: int, *, lora_experts: 
     block = weights // model.layers if gpus > 1 else 0
     stream = BATCH_TOKENS * WEIGHT_BYTES * (4 * model.hidden + 3 * model.ffn)
     logits = BATCH_TOKENS * model.vocab * WEIGHT_BYTES + LOSS_POSITIONS * model.vocab * 8
-    cache = 2 * model.layers * model.kv_dim * seq_len * WEIGHT_BYTES // gpus
+    cache = 2 * model.attention_layers * model.kv_dim * seq_len * WEIGHT_BYTES // gpus
     if lora_experts:
         stream += 2 * WEIGHT_BYTES * model.experts * parameters.mlp_weights(model, model.ffn)
     live = max(stream, logits) + model.hidden * BATCH_TOKENS * WEIGHT_BYTES + cache

@@ -87,7 +87,7 @@ def kv_cache_bytes(model: ModelSpec, sequences: int, tokens: int, *, bytes_each:
         Of one number: 2 in bf16, 4 in fp32.
     """
     near = min(tokens, model.sliding_window or tokens)
-    cached = (model.layers - model.sliding_layers) * tokens + model.sliding_layers * near
+    cached = (model.attention_layers - model.sliding_layers) * tokens + model.sliding_layers * near
     return sequences * cached * _cached_width(model) * bytes_each
 
 
@@ -109,7 +109,7 @@ def live_bytes(
     each_logit = bytes_each + SAMPLING_BYTES + (TOP_P_BYTES if top_p < 1 else 0)
     moments = (
         {
-            CACHE: prompts * model.layers * _cached_width(model) * bytes_each,
+            CACHE: prompts * model.attention_layers * _cached_width(model) * bytes_each,
             ACTIVATIONS: prompts * (_block_width(model) * bytes_each + batch.prompt_tokens * score) + mask,
         },
         {

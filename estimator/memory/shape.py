@@ -14,7 +14,8 @@ class Shape:
     """Numbers of parameters of one whole model, by where they are; follows from ``ModelSpec`` alone."""
 
     layers: int
-    dense_layers: int  # blocks without experts
+    dense_layers: int  # blocks with an MLP and no experts
+    bare_layers: int  # blocks without an MLP
     around: int  # one block's attention and norms
     around_linear: int  # of it, in linear layers
     beside_experts: int  # a block's shared experts and router
@@ -50,7 +51,6 @@ def shape_of(model: ModelSpec) -> Shape:
 def _count(m: ModelSpec) -> Shape:
     if isinstance(m, DiffusionSpec):
         return _count_units(m)
-    attention = parameters.attention_weights(m)
     shared = parameters.mlp(m, m.shared_ffn) if m.shared_ffn else 0
     router = parameters.router(m) if m.experts else 0
     mlp_width = m.ffn if not m.experts else (m.dense_ffn or m.ffn)
@@ -58,9 +58,10 @@ def _count(m: ModelSpec) -> Shape:
     mlp = parameters.mlp(m, mlp_width)
     return Shape(
         layers=m.layers,
-        dense_layers=m.dense_layers if m.experts else m.layers,
+        dense_layers=m.mlp_blocks - m.expert_layers,
+        bare_layers=m.layers - m.mlp_blocks,
         around=dense_block - mlp,
-        around_linear=attention,
+        around_linear=parameters.mixer_weights(m) // m.layers,
         beside_experts=shared + router,
         beside_experts_linear=parameters.mlp_weights(m, m.shared_ffn) if m.shared_ffn else 0,
         mlp=mlp,
@@ -70,7 +71,7 @@ def _count(m: ModelSpec) -> Shape:
         largest_linear=max(out * into for out, into in m.linear_shapes.values()),
         embedding=parameters.embeddings(m),
         head=parameters.head(m),
-        norm=m.parameters - _blocks(m) - parameters.embeddings(m) - parameters.head(m),
+        norm=m.parameters - _blocks(m, dense_block - mlp) - parameters.embeddings(m) - parameters.head(m),
         linear_shapes=m.linear_shapes,
         adapters={},
     )
@@ -82,6 +83,7 @@ def _count_units(m: DiffusionSpec) -> Shape:
     return Shape(
         layers=m.layers,
         dense_layers=m.layers,
+        bare_layers=0,
         around=m.layer_parameters,
         around_linear=m.layer_parameters,
         beside_experts=0,
@@ -99,10 +101,11 @@ def _count_units(m: DiffusionSpec) -> Shape:
     )
 
 
-def _blocks(m: ModelSpec) -> int:
-    if not m.experts:
-        return m.layers * m.layer_parameters
-    return m.dense_layers * m.dense_layer_parameters + (m.layers - m.dense_layers) * m.layer_parameters
+def _blocks(m: ModelSpec, around: int) -> int:
+    """Parameters of all blocks, each of which has ``around`` besides its MLP."""
+    dense = (m.dense_layer_parameters if m.experts else m.layer_parameters) - around
+    routed = m.expert_layers * (m.layer_parameters - around)
+    return m.layers * around + (m.mlp_blocks - m.expert_layers) * dense + routed
 
 
 def adapter_parameters(setup: Setup) -> int:
@@ -166,7 +169,7 @@ def part_of(setup: Setup, stage: str) -> Part:
     dense_mlp = -(-shape.mlp // t)
     experts = -(-shape.experts // expert_share)
     other = shape.beside_experts - shape.beside_experts_linear + -(-shape.beside_experts_linear // t)
-    with_experts = layers - dense
+    with_experts = max(layers - dense - -(-shape.bare_layers // setup.pipeline), 0)
     block = around + max(dense_mlp if dense else 0, experts + other if with_experts else 0)
     linear = -(-shape.around_linear // t)
     blocks_linear = layers * linear + dense * -(-shape.mlp_linear // t)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from estimator.memory import implementations
+from estimator.memory import implementations, vision
 from estimator.memory.shape import Part, adapter_parameters, part_of, shape_of, stages
 from estimator.models import parameters
 from estimator.setup import Setup
 from estimator.vocabulary import ENGINES, OPTIMIZERS, SHARDINGS
+
+VISION = "vision tower"
 
 # NF4: 4 bits a weight and a scale for each block of 64 weights, in fp32, or in 8 bits with an fp32 scale for
 # each 256 of those where they are quantised again. Dettmers et al. 2023, QLoRA (arXiv:2305.14314), section 3.
@@ -50,12 +52,26 @@ def states(setup: Setup, stage: str | None = None) -> dict[str, int]:
             copy = part.parameters * computing(setup)
             result["reference model"] = shared(setup, part, copy, "weights")
     result["gradients"] = 0 if offloads_gradients(setup) else gradient_bytes(setup, part)
+    if part.first:
+        result[VISION] = _vision_bytes(setup, part)
     if not offloads_states(setup):
         result["master weights"] = shared(setup, part, trained * master, "optimizer")
         result["optimizer"] = shared(setup, part, int(trained * moments), "optimizer")
     else:
         result["optimizer"] = 0
     return result
+
+
+def _vision_bytes(setup: Setup, part: Part) -> int:
+    """Bytes of a vision tower and its projector: weights, states of what is trained, and activations."""
+    weight, master, moments = state_bytes(setup)
+    trained = vision.trained_parameters(setup)
+    frozen = vision.parameters(setup) - (0 if setup.adapters else trained)
+    weights = frozen * (_frozen_size(setup) if setup.adapters else weight) + trained * weight
+    states_bytes = shared(setup, part, weights, "weights")
+    states_bytes += shared(setup, part, trained * weight, "gradients")
+    states_bytes += shared(setup, part, int(trained * (master + moments)), "optimizer")
+    return states_bytes + vision.activation_bytes(setup, computing(setup))
 
 
 def loaded_bytes(setup: Setup, part: Part) -> int:

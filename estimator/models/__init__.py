@@ -23,6 +23,7 @@ from estimator.models.architectures import (
     LATENT_PROJECTIONS,
     MLP_PROJECTIONS,
     PROJECTIONS,
+    RECURRENT_PROJECTIONS,
 )
 from estimator.models.diffusion import DiffusionSpec
 from estimator.models.reference import Kind, ModelRef, ModelSource
@@ -38,6 +39,7 @@ __all__ = [
     "LATENT_PROJECTIONS",
     "MLP_PROJECTIONS",
     "PROJECTIONS",
+    "RECURRENT_PROJECTIONS",
     "DiffusionSpec",
     "ModelRef",
     "ModelSource",

@@ -6,7 +6,7 @@ width, E experts. The code that each family's parts follow is named in ``estimat
 
 from __future__ import annotations
 
-from estimator.models.architectures import LATENT_PROJECTIONS, MLP_PROJECTIONS
+from estimator.models.architectures import LATENT_PROJECTIONS, MLP_PROJECTIONS, RECURRENT_PROJECTIONS
 from estimator.models.shape import ModelShape
 
 # ---------------------------------------------------------------------------------------------------------
@@ -17,7 +17,7 @@ def attention_shapes(m: ModelShape) -> dict[str, tuple[int, int]]:
     """Return one block's attention: each linear layer's name -> (out, in)."""
     if not m.latent_attention:
         return {
-            "q_proj": (m.q_dim, m.hidden),
+            "q_proj": (m.q_dim * (2 if m.gated_attention else 1), m.hidden),
             "k_proj": (m.kv_dim, m.hidden),
             "v_proj": (m.v_dim, m.hidden),
             "o_proj": (m.hidden, m.attention_out_dim),
@@ -33,6 +33,61 @@ def attention_shapes(m: ModelShape) -> dict[str, tuple[int, int]]:
         kv_b: (m.heads * (m.qk_nope_head_dim + m.v_head_dim), m.kv_lora_rank),
         "o_proj": (m.hidden, m.attention_out_dim),
     }
+
+
+def recurrent_shapes(m: ModelShape) -> dict[str, tuple[int, int]]:
+    """One recurrent block's linear layers that can have adapters: each one's name -> (out, in).
+
+    Mamba 2's output projection is not among them: its fused kernel reads the weight itself, past an adapter.
+    """
+    value = m.recurrent_heads * m.recurrent_head_dim
+    if m.recurrence == "gated-delta":
+        return {
+            "in_proj_qkv": (2 * m.recurrent_groups * m.recurrent_state + value, m.hidden),
+            "in_proj_z": (value, m.hidden),
+            "in_proj_b": (m.recurrent_heads, m.hidden),
+            "in_proj_a": (m.recurrent_heads, m.hidden),
+            "out_proj": (m.hidden, value),
+        }
+    if m.recurrence == "mamba2":
+        return {"in_proj": (value + conv_width(m) + m.recurrent_heads, m.hidden)}
+    if m.recurrence == "short-conv":
+        return {"conv_in_proj": (3 * m.hidden, m.hidden), "conv_out_proj": (m.hidden, m.hidden)}
+    return {}
+
+
+def conv_width(m: ModelShape) -> int:
+    """Channels of a recurrent block's convolution."""
+    if m.recurrence == "short-conv":
+        return m.hidden
+    return m.recurrent_heads * m.recurrent_head_dim + 2 * m.recurrent_groups * m.recurrent_state
+
+
+def recurrent_weights(m: ModelShape) -> int:
+    """Weights of the linear layers of one recurrent block's mixer."""
+    output = m.hidden * m.recurrent_heads * m.recurrent_head_dim if m.recurrence == "mamba2" else 0
+    return _weights(recurrent_shapes(m)) + output
+
+
+def recurrent_extras(m: ModelShape) -> int:
+    """Parameters of one recurrent block's mixer beside weights: convolution, decay, norm."""
+    convolution = conv_width(m) * m.conv_kernel
+    if m.recurrence == "gated-delta":
+        return convolution + 2 * m.recurrent_heads + m.recurrent_head_dim
+    if m.recurrence == "mamba2":
+        return convolution + conv_width(m) + m.recurrent_heads * (3 + m.recurrent_head_dim)
+    return convolution
+
+
+def mixer_weights(m: ModelShape) -> int:
+    """Weights of the linear layers of all blocks' attention and recurrence."""
+    recurrent = m.recurrent_layers * recurrent_weights(m) if m.recurrent_layers else 0
+    return m.attention_layers * attention_weights(m) + recurrent
+
+
+def _mixers(m: ModelShape) -> int:
+    recurrent = m.recurrent_layers * recurrent_extras(m) if m.recurrent_layers else 0
+    return mixer_weights(m) + m.attention_layers * attention_extras(m) + recurrent
 
 
 def mlp_shapes(m: ModelShape, width: int) -> dict[str, tuple[int, int]]:
@@ -91,7 +146,8 @@ def dense_layer(m: ModelShape) -> int:
 
 
 def _around_mlp(m: ModelShape) -> int:
-    return attention_weights(m) + attention_extras(m) + m.norms_per_layer * norm(m)
+    """Parameters of a block without its MLP; the mean over blocks with attention and with a recurrence."""
+    return _mixers(m) // m.layers + m.norms_per_layer * norm(m)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -119,14 +175,17 @@ def model(m: ModelShape) -> int:
 
     One norm more than the blocks have: after them, or in BERT before them.
     """
-    blocks = (m.layers - m.dense_layers) * layer(m) + m.dense_layers * dense_layer(m)
+    shared = mlp(m, m.shared_ffn) if m.shared_ffn else 0
+    routed = m.expert_layers * (m.experts * mlp(m, m.ffn) + shared + router(m))
+    dense = (m.mlp_blocks - m.expert_layers) * mlp(m, (m.dense_ffn or m.ffn) if m.experts else m.ffn)
+    blocks = _mixers(m) + m.layers * m.norms_per_layer * norm(m) + routed + dense
     return embeddings(m) + blocks + norm(m) + head(m) + pooler(m)
 
 
 def idle(m: ModelShape) -> int:
     """Parameters that one token does not pass through: the experts it is not sent to."""
     unused = max(m.experts, 1) - max(m.experts_per_token, 1)
-    return (m.layers - m.dense_layers) * unused * mlp(m, m.ffn)
+    return m.expert_layers * unused * mlp(m, m.ffn)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -138,7 +197,7 @@ def mlps(m: ModelShape, *, experts: bool = True) -> list[tuple[int, int]]:
 
     ``experts`` False leaves out those of which a token is sent to some only.
     """
-    with_experts = m.layers - m.dense_layers
+    with_experts = m.mlp_blocks - m.dense_layers
     groups = [
         (with_experts * max(m.experts, 1) * (experts or not m.experts), m.ffn),
         (with_experts, m.shared_ffn),
@@ -149,7 +208,7 @@ def mlps(m: ModelShape, *, experts: bool = True) -> list[tuple[int, int]]:
 
 def linears(m: ModelShape) -> int:
     """Count the weights of all linear layers of the blocks, without routers."""
-    return m.layers * attention_weights(m) + sum(count * mlp_weights(m, width) for count, width in mlps(m))
+    return mixer_weights(m) + sum(count * mlp_weights(m, width) for count, width in mlps(m))
 
 
 def prompts(m: ModelShape, *, length: int, start_layer: int, gates: int) -> int:
@@ -162,9 +221,10 @@ def prompts(m: ModelShape, *, length: int, start_layer: int, gates: int) -> int:
 
 def outputs(m: ModelShape) -> int:
     """Outputs of all linear layers: of the blocks with routers, and of the head, tied or not."""
-    blocks = m.layers * sum(out for out, _ in attention_shapes(m).values())
+    blocks = m.attention_layers * sum(out for out, _ in attention_shapes(m).values())
+    blocks += m.recurrent_layers * sum(out for out, _ in recurrent_shapes(m).values())
     blocks += sum(count * sum(out for out, _ in mlp_shapes(m, width).values()) for count, width in mlps(m))
-    return blocks + (m.layers - m.dense_layers) * m.experts + m.vocab * m.causal
+    return blocks + m.expert_layers * m.experts + m.vocab * m.causal
 
 
 def norms(m: ModelShape) -> int:
@@ -179,7 +239,9 @@ def adapted(m: ModelShape, group: tuple[str, ...], *, experts: bool) -> list[tup
     """
     if group == ("pooler",):
         return [(1, m.hidden, m.hidden)]
-    blocks = [(m.layers, attention_shapes(m))]
+    blocks = [(m.attention_layers, attention_shapes(m))]
+    if group[0] in RECURRENT_PROJECTIONS:
+        blocks = [(m.recurrent_layers, recurrent_shapes(m))]
     if group[0] in MLP_PROJECTIONS:
         blocks = [(count, mlp_shapes(m, width)) for count, width in mlps(m, experts=experts)]
     return [(count, sum(shapes[name][0] for name in group), shapes[group[0]][1]) for count, shapes in blocks]
@@ -202,7 +264,7 @@ def expert_lora(m: ModelShape, rank: int) -> int:
     if not m.experts:
         return 0
     joined = m.ffn * (2 if m.gated_mlp else 1)
-    return (m.layers - m.dense_layers) * m.experts * rank * (m.hidden + joined + m.ffn + m.hidden)
+    return m.expert_layers * m.experts * rank * (m.hidden + joined + m.ffn + m.hidden)
 
 
 def magnitudes(m: ModelShape, group: tuple[str, ...], *, experts: bool = True) -> int:

@@ -21,7 +21,8 @@ class ModelSpec(ModelShape):
 
         The names are Llama's in every family, and DeepSeek's for its latent attention.
         """
-        return parameters.attention_shapes(self) | parameters.mlp_shapes(self, self.ffn)
+        mixers = parameters.attention_shapes(self) | parameters.recurrent_shapes(self)
+        return mixers | parameters.mlp_shapes(self, self.ffn)
 
     @property
     def projections(self) -> tuple[str, ...]:
@@ -38,7 +39,7 @@ class ModelSpec(ModelShape):
         others = (self.shared_ffn or self.dense_layers) and not family_of(self.family).mlp_names_are_experts
         if not self.experts or others:
             return self.projections
-        return tuple(parameters.attention_shapes(self))
+        return tuple(parameters.attention_shapes(self) | parameters.recurrent_shapes(self))
 
     # -----------------------------------------------------------------------------------------------------
     # Parameters
@@ -143,6 +144,8 @@ class ModelSpec(ModelShape):
         return replace(
             self,
             layers=layers,
+            recurrent_layers=layers * self.recurrent_layers // self.layers,
+            mlp_layers=layers * self.mlp_layers // self.layers,
             dense_layers=dense,
             sliding_layers=sliding,
             published_parameters=None,

@@ -14,7 +14,7 @@ from estimator.hardware import Gpu
 from estimator.job import Job
 from estimator.models import DiffusionSpec, ModelSpec, untried
 from estimator.models.architectures import family_of
-from estimator.planning import grpo, images, liger, trained_parts
+from estimator.planning import grpo, images, liger, trained_parts, vision
 from estimator.planning.grpo import ELSEWHERE
 from estimator.planning.training import Training
 from estimator.vocabulary import ENGINES, LAUNCHED_ENGINES, METHODS, OPTIMIZERS, TASKS, LaunchedEngine
@@ -155,6 +155,7 @@ def _training(job: Job, processes: int, *, engine: str | None = None) -> Trainin
         optimizer_in_backward=job.optimizer_in_backward,
         compile=job.compile,
         liger=job.liger,
+        vision=job.vision,
         part_recomputed=(job.recompute, job.recompute_every) != ("full", 1),
         packing=job.packing,
         lora_targets=job.lora_targets,
@@ -249,6 +250,8 @@ def _torchtune_training(model: ModelSpec, training: Training) -> str | None:
             f"torchtune 0.6.1 has no sliding-window attention, and {model.name}'s window of "
             f"{model.sliding_window} is shorter than seq_len {training.seq_len}"
         )
+    if training.vision is not None:
+        return "vision: the torchtune recipes here train on text alone"
     if training.fp8 != "none":
         return _fp8_elsewhere(training)
     if training.liger:
@@ -341,6 +344,8 @@ def _loop(engine: str, model: ModelSpec, training: Training) -> str | None:
     if training.fsdp and spec.sharding_options != "fsdp":
         return "FSDP2's options belong to engine fsdp2"
     if (reason := _loop_model(engine, model) or _task_of_loop(model, training)) is not None:
+        return reason
+    if training.vision is not None and (reason := vision.unsupported(model, training)) is not None:
         return reason
     if training.packing and (seen := family_of(model.family).sees_packed):
         return (

@@ -180,7 +180,7 @@ def volumes(setup: Setup) -> Volumes:
     pipeline = 2 * width * setup.virtual_stages / setup.tensor if setup.pipeline > 1 else 0.0
     expert = 0.0
     if setup.expert > 1:
-        with_experts = stage * (model.layers - model.dense_layers) / model.layers
+        with_experts = stage * model.expert_layers / model.layers
         expert = (4 + 2 * repeats) * width * model.experts_per_token * with_experts / setup.tensor
     return Volumes(
         gather=gather,

@@ -98,9 +98,9 @@ class Weights:
 @lru_cache(maxsize=1024)
 def weights_of(model: ModelSpec) -> Weights:
     """Return a model's numbers of weights, counted once for each model."""
-    blocks = model.layers - model.dense_layers
+    blocks = model.mlp_blocks - model.dense_layers
     expert = blocks * parameters.mlp_weights(model, model.ffn) if model.experts else 0
-    dense = model.layers * (model.attention_linear_parameters + model.hidden * model.experts)
+    dense = parameters.mixer_weights(model) + model.mlp_blocks * model.hidden * model.experts
     dense += blocks * parameters.mlp_weights(model, model.shared_ffn if model.experts else model.ffn)
     dense += model.dense_layers * parameters.mlp_weights(model, model.dense_ffn or model.ffn)
     return Weights(
@@ -130,7 +130,7 @@ def _model_flops(setup: Setup) -> float:
     if not model.tied_embeddings or not model.causal:
         matrices -= model.vocab * model.hidden
     matrices -= (model.position_embeddings + model.token_types) * model.hidden
-    attention = 6 * model.layers * (model.q_dim + model.attention_out_dim) * setup.seq_len
+    attention = 6 * model.attention_layers * (model.q_dim + model.attention_out_dim) * setup.seq_len
     if not setup.adapters:
         return float(6 * matrices + attention)
     return float(4 * matrices + 6 * _adapters_used(setup) + attention)
@@ -274,12 +274,12 @@ def _attended(setup: Setup) -> float:
     """
     model, length = setup.model, setup.seq_len
     if setup.document_mask:
-        return float(model.layers * length)
+        return float(model.attention_layers * length)
     reach = length / 2 if model.causal else float(length)
     window = float(model.sliding_window or length)
     # Under a causal window the first tokens see fewer than the window
     near = min(window - window * window / (2 * length), reach) if window < length else reach
-    return (model.layers - model.sliding_layers) * reach + model.sliding_layers * near
+    return (model.attention_layers - model.sliding_layers) * reach + model.sliding_layers * near
 
 
 def _moved(setup: Setup) -> float:

@@ -28,7 +28,7 @@ from flows.commands.flow_commands import command_line
 from launchers import engines
 from launchers.dataset import files, mixture, sources
 from launchers.dataset.stored import StoredRows
-from launchers.images import pictures
+from launchers.images import attached, pictures
 from launchers.inference.finished import fetch_cached
 from launchers.results import model_card
 from launchers.results.model_card import Facts, cache_folder, cache_name, slug
@@ -78,23 +78,30 @@ def stage(settings: Settings, model: ModelRef) -> tuple[ModelRef, dict[str, str]
         datasets: dict[str, str] = {}
         for dataset in (*mixture.names(settings), settings.evaluation.dataset):
             if dataset is not None and sources.kind_of(dataset) == "path":
-                datasets[dataset] = _stage_dataset(store, sources.local(dataset), settings.task)
+                datasets[dataset] = _stage_dataset(store, sources.local(dataset), settings)
         if model.kind == "folder":
-            model = dataclasses.replace(model, kind="stored", location=stage_folder(store, model))
+            vision = settings.vision is not None
+            model = dataclasses.replace(
+                model, kind="stored", location=stage_folder(store, model, vision=vision)
+            )
         return model, datasets
 
 
-def stage_folder(store: MetaflowStorage, model: ModelSource, *, rewards: bool = False) -> str:
+def stage_folder(
+    store: MetaflowStorage, model: ModelSource, *, rewards: bool = False, vision: bool = False
+) -> str:
     """Store a local model or reward model in the datastore; return the key of its bundle."""
     key = f"staged/{_fingerprint(Path(model.location))}"
     folder = cache_folder() / slug(model.name)
-    put_bundle(store, key, preparation.fetch_weights(model, folder, rewards=rewards))
+    put_bundle(store, key, preparation.fetch_weights(model, folder, rewards=rewards, vision=vision))
     return key
 
 
-def _stage_dataset(store: MetaflowStorage, path: Path, task: str) -> str:
+def _stage_dataset(store: MetaflowStorage, path: Path, settings: Settings) -> str:
     if path.is_file():
-        named_images = pictures.named_files(path) if task == IMAGE_TASK else {}
+        named_images = pictures.named_files(path) if settings.task == IMAGE_TASK else {}
+        if settings.vision is not None:
+            named_images = attached.named_files(path, settings.columns)
         return stage_files(store, {**named_images, path.name: path})
     key = f"staged/{_fingerprint(path)}"
     put_bundle(store, key, path)
@@ -156,23 +163,24 @@ def staged_key(name: str) -> str | None:
     return key
 
 
-def fetch_weights_once(model: ModelSource, work: Path, *, rewards: bool = False) -> str:
+def fetch_weights_once(model: ModelSource, work: Path, *, rewards: bool = False, vision: bool = False) -> str:
     """Fetch and check a model's weights; returns a folder of this machine or a bundle's key (shared).
 
     With a local datastore the weights stay in place (or in this machine's cache). With a shared one this task
     downloads them into the datastore, and every node reads them from there. ``rewards``: the model is a
-    reward model.
+    reward model. ``vision``: keep the vision tower of a multimodal model.
     """
     if model.kind == "stored":
         return model.location
     store = datastore(shared=True)
     if store.is_local:
-        return str(fetch_cached(model, rewards=rewards))
+        return str(fetch_cached(model, rewards=rewards, vision=vision))
     key = f"weights/{cache_name(model) if model.kind == 'made' else slug(model.location or model.name)}"
+    key += "-vision" if vision else ""
     if has_bundle(store, key):
         print(f"weights of {model.name}: already in {store.describe(key)}")
         return key
-    fetched = preparation.fetch_weights(model, work / slug(model.name), rewards=rewards)
+    fetched = preparation.fetch_weights(model, work / slug(model.name), rewards=rewards, vision=vision)
     manifest = put_bundle(store, key, fetched)
     print(f"weights of {model.name}: {format_bytes(manifest.total_bytes)} in {store.describe(key)}")
     return key

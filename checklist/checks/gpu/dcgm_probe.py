@@ -99,7 +99,7 @@ def read(blank: Diagnosed, output: str, ids: Mapping[int, str]) -> Diagnosed:
         failed = {fault.test for fault in faults}
         passed = [name for name, results in read_tests if name not in failed and _passed(results)]
     except (ValueError, TypeError, KeyError, AttributeError, StopIteration):
-        return replace(blank, error=f"its answer can't be read: {_last(output)}")
+        return replace(blank, error=f"its output cannot be parsed: {_last(output)}")
     problem = root.get("runtime_error") or (None if tests else "it has run no test")
     return replace(
         blank,

@@ -135,7 +135,7 @@ class File:
         if total != size:
             raise OSError(f"{total} of {size} bytes came back")
         if note is None and not direct:
-            note = "the page cache was told to let go of the file, but could not be gone round"
+            note = "the page cache was asked to drop the file, but could not be bypassed"
         return [algbw(total, seconds)], note
 
     def remove(self) -> None:

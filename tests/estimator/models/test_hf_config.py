@@ -144,14 +144,14 @@ def test_weights_that_are_published_quantised_have_a_shape_all_the_same(name: st
     assert hf_config.to_spec(config, "mine").parameters == find(name).parameters
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"qwen", "olmo2", "mpt"}))
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"qwen", "olmo2", "mpt", "lfm2"}))
 def test_the_activation_of_a_family_is_that_of_its_code(family: str) -> None:
-    """Qwen 1 is not in transformers, whose OLMo 2 has no default configuration; MPT's is in its code."""
+    """Without Qwen 1 (not in transformers), OLMo 2 (no default configuration), MPT and LFM2 (in their code)."""
     pytest.importorskip("transformers")
     from transformers import AutoConfig
 
     config = AutoConfig.for_model(family)
-    fields = ("hidden_act", "hidden_activation", "activation_function", "activation")
+    fields = ("hidden_act", "hidden_activation", "activation_function", "activation", "mlp_hidden_act")
     names = [getattr(config, field) for field in fields if getattr(config, field, None)]
     assert names == [FAMILIES[family].hidden_act]
 

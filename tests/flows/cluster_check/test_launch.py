@@ -98,7 +98,7 @@ def test_what_a_cluster_could_not_give_is_refused_before_a_run(
         ("apply: perhaps", ["apply is 'perhaps'", "true or false"]),
         ("system: 5", ["system is 5", "text"]),
         ("- nodes", ["no mapping"]),
-        ("nodes: [", ["no YAML"]),
+        ("nodes: [", ["not YAML"]),
     ],
 )
 def test_each_mistake_in_the_options_is_told_with_its_value(text: str, words: list[str]) -> None:

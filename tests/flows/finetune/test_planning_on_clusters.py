@@ -271,6 +271,6 @@ def test_a_login_that_sees_its_own_namespace_only_is_told_what_was_not_seen(
         while (plan := run(method="lora")).request.cloud != "cluster" and time.monotonic() < deadline:
             time.sleep(0.5)
         assert plan.request.gpu_type == "A100 SXM 80GB"
-        assert "is not known: what other namespaces use" in capsys.readouterr().err
+        assert "usage by other namespaces" in capsys.readouterr().err
     finally:
         plane.kubectl("delete", "clusterrolebinding/sees-nodes-only", "clusterrole/sees-nodes-only")
