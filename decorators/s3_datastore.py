@@ -1,8 +1,8 @@
 """Storage in Metaflow's S3 datastore for files of any size, with a limited wait while S3 is unavailable.
 
 If S3 does not respond, responds with 5xx or rejects expired credentials, requests are retried for
-FINETUNE_DATASTORE_TIMEOUT minutes (docs/disruptions.md). After that the error is raised as UserError, and this
-process does not wait again.
+FINETUNE_DATASTORE_TIMEOUT minutes (docs/disruptions.md). After that the error is raised as UserError, and
+this process does not wait again.
 """
 
 from __future__ import annotations
