@@ -67,7 +67,7 @@ def test_a_login_that_hangs_is_ended_with_all_that_it_has_started(
     config["users"] = [{"name": "u", "user": {"exec": login}}]
     kubeconfig.write_text(json.dumps(config))
     line = ask("kubernetes", 6, KUBECONFIG=str(kubeconfig))["kubernetes"]
-    assert (line.state, line.found) == ("unknown", "no answer within 6 s")
+    assert (line.state, line.found) == ("unknown", "no result within 6 s")
     left = [
         each.pid for each in psutil.process_iter(["cmdline"]) if each.info["cmdline"] == ["sleep", "86399"]
     ]

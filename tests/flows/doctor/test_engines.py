@@ -45,5 +45,5 @@ def test_a_package_that_can_not_be_imported_is_not_taken_to_work(ask: Asker, tmp
     (tmp_path / "deepspeed").mkdir()
     (tmp_path / "deepspeed" / "__init__.py").write_text("raise OSError('undefined symbol: x')")
     line = ask("deepspeed", PYTHONPATH=str(tmp_path))["deepspeed"]
-    assert (line.state, line.found) == ("no", "can't be imported: undefined symbol: x")
+    assert (line.state, line.found) == ("no", "import failed: undefined symbol: x")
     assert "metaflow-finetune[deepspeed]" in line.fix

@@ -34,7 +34,7 @@ def test_a_release_that_is_not_asked_for_is_said(ask: Asker, tmp_path: Path) -> 
         folder.mkdir()
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n")
     assert ask("extras", PYTHONPATH=str(tmp_path))["extra trackers"].found == (
-        "tensorboard is 1.0, wanted is >=2.16"
+        "tensorboard is 1.0, required is >=2.16"
     )
     own = ask("packages", PYTHONPATH=str(tmp_path))["metaflow-finetune"]
     assert own.state == "no"

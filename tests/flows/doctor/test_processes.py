@@ -37,6 +37,6 @@ def test_whatever_a_probe_does_is_a_line_and_the_others_go_on() -> None:
     assert set(lines) == set(PROBES)
     assert (lines["raises"].found, lines["leaves"].found) == ("ValueError: first", "SystemExit: 3")
     assert lines["dies"].found == "its process ended with status 7: last words"
-    assert (lines["secret"].found, lines["hangs"].found) == ("ValueError: it is ***", "no answer within 2 s")
+    assert (lines["secret"].found, lines["hangs"].found) == ("ValueError: it is ***", "no result within 2 s")
     assert lines["hangs"].state == "unknown"
     assert {line.state for name, line in lines.items() if name != "hangs"} == {"no"}
