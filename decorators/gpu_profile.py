@@ -24,7 +24,6 @@ import signal
 import sys
 import zlib
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import FunctionType
 from typing import Any, get_args
@@ -32,34 +31,13 @@ from typing import Any, get_args
 from metaflow import StepMutator, UserStepDecorator, current
 
 from decorators import _metaflow, usage
-from decorators._metaflow import Backend, FinetuneError, StepView, TrainingFailed
-from decorators.backends import cluster_name, resubmitting
-from decorators.backends.destination import going_to
-from decorators.backends.interface import MinimumRequest, StepRequest
-from decorators.backends.job_labels import note_team
-from decorators.backends.kubernetes import pod_shape
-from decorators.backends.options import Options
-from decorators.backends.overrides import GPUS_PARAMETER, Role, request_for, with_given
-from decorators.backends.placing import note_room, place
-from decorators.backends.retrying import Retrying
-from decorators.declared import OWN_ARGUMENTS, SIZE_ARGUMENTS, DeclaredPlan, summarize
-from decorators.launch import (
-    LaunchMixin,
-    Once,
-    build_destination,
-    build_step_request,
-    check_deployable,
-    check_nodes,
-    first_step,
-    given_values,
-    refused_in_words,
-)
+from decorators._metaflow import FinetuneError, StepView, TrainingFailed
 from decorators.own_checkpoints import foreach_index
-from decorators.profile import calibration
 from decorators.profiler import NO_PROFILE, Profile, RankProfile
+from decorators.roles import Role
 from decorators.storage import remember_origin
 from estimator.errors import MISTAKE, UserError
-from estimator.plan import MIB, Plan, Request
+from estimator.plan import Plan
 from launchers.cluster.processes import die_with_parent
 from launchers.gang.failures import GangFailed
 from launchers.report.telemetry import TELEMETRY_VARIABLE
@@ -67,10 +45,10 @@ from launchers.report.telemetry import TELEMETRY_VARIABLE
 PLAN_VARIABLE = "FINETUNE_PLAN"
 STAGED_VARIABLE = "FINETUNE_STAGED"  # JSON: where a resolver has put local files that the run needs
 CARD_REFRESH_SECONDS = 2
-Resolver = Callable[[dict[str, Any], Backend], Plan]
+OWN_ARGUMENTS = ("plan", "request", "interval", "rightsize")  # those that are no options of `finetune plan`
+SIZE_ARGUMENTS = ("cpu", "memory", "gpus", "gpu", "gpu_memory")  # of a step without a model
 _WITH_CARD = ("train", "evaluate", "generate", "score", "compare")
 
-_plan_once = Once()
 _active: Profile | None = None
 
 
@@ -105,7 +83,7 @@ def unpack(text: str) -> Plan:
     return Plan.from_json(zlib.decompress(base64.b64decode(text)).decode())
 
 
-class gpu_profile(LaunchMixin, StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa: N801
+class gpu_profile(StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa: N801
     """Plan, request and measure a step.
 
     Parameters
@@ -133,8 +111,7 @@ class gpu_profile(LaunchMixin, StepMutator, UserStepDecorator):  # type: ignore[
         Seconds between two samples of the profiler; it takes fewer when sampling is dear.
     """
 
-    carried: tuple[str, ...] = (PLAN_VARIABLE, STAGED_VARIABLE)
-    variable = PLAN_VARIABLE  # with the plan
+    variable = PLAN_VARIABLE  # that carries the step's plan or sizes
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         _check_above_step(*args[:1])
@@ -152,17 +129,17 @@ class gpu_profile(LaunchMixin, StepMutator, UserStepDecorator):  # type: ignore[
                 'Write @gpu_profile(model="llama-8b"), above @step.',
             )
         options = {name: value for name, value in kwargs.items() if name not in OWN_ARGUMENTS}
-        planner = kwargs.get("plan")
-        if options and planner is not None:
+        self.planner: Callable[..., Plan] | None = kwargs.get("plan")
+        if options and self.planner is not None:
             raise FinetuneError(
                 f"@gpu_profile takes either plan= or {', '.join(f'{name}=' for name in options)}.",
                 "Give a planning function, or options of `finetune plan`.",
             )
         sizes = {} if set(options) - set(SIZE_ARGUMENTS) else options
-        self.resolver: Resolver | None = DeclaredPlan(options) if options and not sizes else planner
+        self.options: dict[str, Any] = {} if sizes else options
         self.rightsize = _switch("rightsize", kwargs.get("rightsize", False))
         self.sizes: dict[str, Any] | None = sizes if sizes or self.rightsize else None
-        if self.rightsize and self.resolver is not None:
+        if self.rightsize and self.planned:
             raise FinetuneError(
                 "@gpu_profile(rightsize=True) has no plan: the step's history decides.",
                 "Leave out either rightsize= or the plan's arguments.",
@@ -180,77 +157,28 @@ class gpu_profile(LaunchMixin, StepMutator, UserStepDecorator):  # type: ignore[
         self.external_init()  # Metaflow leaves this out for decorators given after --with
         _metaflow.leave_bytecode_out()
         step = StepView(mutable_step)
-        if isinstance(self.resolver, DeclaredPlan):
+        if self.options:
             self.variable = _variable_of(step.name)
-            self.carried = (self.variable, STAGED_VARIABLE)
         if self.sizes is not None:
             self.variable = usage.SIZES_VARIABLE
-            self.carried = ()  # each step's own sizes alone
         if self.role in _WITH_CARD:
             step.add_card(CARD_REFRESH_SECONDS)
         self._parameters = step.parameter_variables()
         kind = _metaflow.command()
-        launches = kind in ("run", "resume", "deploy")
-        if launches:
+        if kind in ("run", "resume", "deploy"):
             usage.set_sizes(step.name, usage.sizes_of_step(step))
-        planned = self.resolver is not None or self.sizes is not None
-        if planned and self.launch_or_carry(step) and step.backend() == "kubernetes":
-            pod_shape.install()
-        if launches and self.resolver is not None:
-            usage.set_sizes(step.name, usage.sizes_of_step(step))
-        if step.backend() != "local" and kind in ("deploy", "trampoline"):
-            step.add_environment(usage.sizes_variable(step.name))
+        if kind not in ("task", "other") and (self.planned or self.sizes is not None):
+            from decorators.step_launch import StepLaunch
 
-    def is_launched(self) -> bool:
-        """Whether this run has a plan for the step."""
-        return self.variable in os.environ
+            StepLaunch(self).launch(step)
+        sizes = usage.sizes_variable(step.name)
+        if sizes and step.backend() != "local" and kind in ("deploy", "trampoline"):
+            step.add_environment(sizes)
 
-    def at_launch(self, step: StepView) -> None:
-        """Plan the step, once for all steps that share a planning function, and request its part."""
-        if self.sizes is not None:
-            from decorators.sizing import SizeArguments, StepSizing
-
-            with refused_in_words():
-                sizing = StepSizing(arguments=SizeArguments(**self.sizes), rightsize=self.rightsize)
-                sizing.at_launch(step)
-        if self.resolver is None:
-            return
-        check_deployable(step)
-        lead = (
-            step
-            if isinstance(self.resolver, DeclaredPlan)
-            else first_step(step, gpu_profile, _plans_training)
-        )
-        with refused_in_words():
-            options = Options.from_values(step.flow_values())
-            note_team(options.team)
-            # What was measured on this cluster is looked up by its name
-            cluster_name.settle(lead, options.queue if lead.backend() != "local" else None)
-            with going_to(build_destination(lead, options)):
-                plan = _plan_with_given(self.resolver, lead, options)
-            check_nodes(step, plan.request)
-            largest = build_step_request(lead, plan.request, options, _minimum(plan))
-            plan = note_room(plan, largest)
-            os.environ[self.variable] = pack(plan)
-            if isinstance(self.resolver, DeclaredPlan):
-                print(f"{step.name}: {summarize(plan)}", file=sys.stderr)
-            os.environ[resubmitting.MOST_VARIABLE] = str(options.max_disruptions)
-            if self.role != "none":
-                self._request(step, plan, largest)
-
-    def _request(self, step: StepView, plan: Plan, largest: StepRequest) -> None:
-        request = request_for(plan, self.role)
-        minimum = largest.minimum if self.role == "train" else _minimum_beside(request)
-        step_request = build_step_request(step, request, largest.options, minimum)
-        step_request = replace(step_request, on_fabric=self.role == "train")
-        place(step, step_request, largest)
-        if self.role == "train" and step_request.backend != "local" and _metaflow.command() != "deploy":
-            Retrying(
-                step=step,
-                step_request=step_request,
-                minimum=_minimum,
-                carry=lambda other: {self.variable: pack(other)},
-            ).install()
+    @property
+    def planned(self) -> bool:
+        """Whether the step has a plan."""
+        return bool(self.options) or self.planner is not None
 
     def pre_step(self, step_name: str, flow: Any, inputs: Any = None) -> None:  # noqa: ARG002
         """Called by Metaflow in the task, before the step's code."""
@@ -260,9 +188,9 @@ class gpu_profile(LaunchMixin, StepMutator, UserStepDecorator):  # type: ignore[
             _metaflow.ensure_python()
         remember_origin()
         # The plan predicts training: beside anything else its figures would mislead.
-        plan = current_plan() if self.resolver is not None and self.role == "train" else None
+        plan = current_plan() if self.planned and self.role == "train" else None
         card = _metaflow.card() if self.role in _WITH_CARD else None
-        about = current_plan() if self.resolver is not None else None
+        about = current_plan() if self.planned else None
         _active = Profile(
             plan=plan,
             step=step_name,
@@ -302,6 +230,10 @@ class gpu_profile(LaunchMixin, StepMutator, UserStepDecorator):  # type: ignore[
 
 def _keep(profile: Profile) -> None:
     """Store the measurements, which correct later estimates."""
+    if profile.plan is None:
+        return
+    from decorators.profile import calibration
+
     problem = calibration.keep(
         profile.plan, profile.measured(), run=current.pathspec, in_container=_metaflow.in_container()
     )
@@ -344,36 +276,3 @@ def _check_above_step(*decorated: Any) -> None:
     if isinstance(function, FunctionType) and not hasattr(function, "is_step"):
         print(f"@gpu_profile stands below @step at {function.__name__}: write it above.", file=sys.stderr)
         raise SystemExit(MISTAKE)
-
-
-def _plans_training(decorator: gpu_profile) -> bool:
-    return decorator.resolver is not None and decorator.role == "train"
-
-
-def _plan_with_given(resolver: Resolver, lead: StepView, options: Options) -> Plan:
-    """Return the plan, with the user's own values for the training step in it."""
-    backend, values = lead.backend(), lead.flow_values()
-    if isinstance(resolver, DeclaredPlan):
-        declared = {GPUS_PARAMETER: resolver.gpus(values)}
-
-        def resolve(parameters: dict[str, Any]) -> Plan:
-            return _plan_once(resolver, values, backend, parameters[GPUS_PARAMETER])
-
-    else:
-        declared = values
-
-        def resolve(parameters: dict[str, Any]) -> Plan:
-            return _plan_once(resolver, parameters, backend)
-
-    return with_given(resolve, declared, given_values(lead), backend, options)
-
-
-def _minimum(plan: Plan) -> MinimumRequest:
-    """Return the minimum request of one training node: one core per process, and the processes' memory."""
-    layout = plan.layout
-    return MinimumRequest(cpu=layout.processes_per_node, memory_bytes=plan.prediction.memory.host_bytes)
-
-
-def _minimum_beside(request: Request) -> MinimumRequest:
-    """Return the minimum request of another step: one core, and the memory that it requests."""
-    return MinimumRequest(cpu=1, memory_bytes=request.memory_mib * MIB)

@@ -40,6 +40,7 @@ What is used, and why no public interface serves:
   scheduler then ends with a line about the terminal step, so it is used only where a retry would follow, and
   ``MetaflowInternalError.headline`` is put into words that fit.
 * ``MetaflowCodeContentV1._module_files``: of an installed package Metaflow packs the compiled files, too.
+  ``distribution_support._cached_distributions``: it reads the file lists of all installed distributions.
 * ``metaflow.cli``'s ``print_metaflow_exception`` and ``start.main``: a mistake is to end with 2 where nothing
   was started, while Metaflow ends with 1 whatever has happened; and help names the command that was typed.
 * ``NativeRuntime._logger``: on a terminal, the lines of training steps are renewed in place.

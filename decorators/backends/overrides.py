@@ -13,13 +13,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 from decorators._metaflow import Backend, Given
 from decorators.backends.interface import StepRequest, number_of
 from decorators.backends.kubernetes.request import PLACEMENT
 from decorators.backends.options import Options
 from decorators.backends.placing import PLACED, note_replaced
+from decorators.roles import Role
 from estimator.errors import UserError
 from estimator.hardware.cluster.nodes import INSTANCE_TYPE
 from estimator.plan import MIB, Override, Plan, Request
@@ -34,7 +35,6 @@ _FIELDS = {  # a decorator's attribute: the request's field
     "shared_memory": "shared_memory_mib",
     "disk": "disk_mib",
 }
-Role = Literal["train", "encode", "evaluate", "generate", "score", "compare", "data", "none"]
 _RESOURCES_DECIDE = ("gpu", "shared_memory")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -79,3 +81,20 @@ def test_a_wrong_argument_is_named(words: dict[str, Any], said: str) -> None:
     with pytest.raises(_metaflow.FinetuneError) as error:
         gpu_profile(**words).external_init()
     assert said in error.value.message
+
+
+def test_a_profiled_step_imports_neither_planner_nor_settings_nor_what_these_need() -> None:
+    script = """
+import sys
+import decorators.gpu_profile
+from decorators.card.step import draw
+from decorators.profiler import Profile
+profile = Profile(plan=None, step="start")
+profile.start()
+profile.stop()
+draw(profile.state())
+print(*(name for name in ("estimator.planning", "launchers.settings", "launchers.run", "numpy", "pydantic")
+        if name in sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "", "each costs every step a tenth of a second of CPU and more"
