@@ -15,15 +15,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import busbw, image_plans, measured_runs, record_reference, support_table
+from benchmarks import busbw, image_plans, measured_runs, method_table, record_reference, support_table
 from checklist.measurements import PHASES
 from checklist.registry import CHECKS
 from estimator import models
-from estimator.changes import option_of
 from estimator.models import untried
+from estimator.option_names import option_name
 from estimator.vocabulary import LAUNCHED_ENGINES
 from flows.finetune import planning
-from launchers import engines, settings
+from launchers import settings
+from launchers.run.job import unsupported
 from launchers.settings import convert
 
 ROOT = Path(__file__).parents[1]
@@ -44,13 +45,13 @@ def settings_page() -> str:
     lines = [
         "# Settings",
         "",
-        "Generated from `launchers/settings/`; editors read `launchers/settings/settings.schema.json`.",
+        "After this page you can look up every setting with its option, default and values.",
+        "`finetune settings WORD` searches the same list.",
         "",
-        "Give a setting in a YAML file, as an option of `finetune run`, or by `--set NAME=VALUE`.",
-        "Options override the file, `--set` overrides both. The artifact `used_settings` has the values that",
-        "were used; `settings.yaml` next to the model has the same.",
-        "",
-        "A relative path in the file is looked up next to the file first, then in the working folder.",
+        "Settings are given in a YAML file, as options of `finetune run`, or by `--set NAME=VALUE`. Options",
+        "override the file; `--set` overrides both. The artifact `used_settings` and `settings.yaml` next to",
+        "the model, contain the values that were used. A relative path in the file is looked up next to the",
+        "file first, then in the working folder.",
         "",
         "```bash",
         "finetune run my.yaml --lr 1e-5 --lora-rank 16",
@@ -65,10 +66,15 @@ def settings_page() -> str:
         "  weight_decay: 0.01",
         "```",
         "",
-        "An empty value is written `--set clip_grad_norm=`, a list `--set 'lora.targets=[q_proj, v_proj]'`,",
-        "a mapping `--set 'engine_options={log_every_n_steps: 10}'`; the flag `--tracker` takes",
-        "`tensorboard,wandb`. With torchtune, keys of `engine_options` that follow from the plan are",
-        "refused: the accounting of a run depends on them.",
+        "| Value | Written as |",
+        "|---|---|",
+        "| empty | `--set clip_grad_norm=` |",
+        "| a list | `--set 'lora.targets=[q_proj, v_proj]'` |",
+        "| a mapping | `--set 'engine_options={log_every_n_steps: 10}'` |",
+        "| several trackers | `--tracker tensorboard,wandb` |",
+        "",
+        "Editors check the file with `launchers/settings/settings.schema.json`. With torchtune, keys",
+        "of `engine_options` that follow from the plan are refused: the accounting of a run depends on them.",
         "",
     ]
     header = ["| Setting | Option | Default | Takes | |", "|---|---|---|---|---|"]
@@ -77,7 +83,7 @@ def settings_page() -> str:
     for name in settings.dotted_names():
         section = name.rpartition(".")[0]
         values = _schema_of(schema, name)
-        cells = (f"`{name}`", f"`{option_of(name)}`", _default(values), _takes(values))
+        cells = (f"`{name}`", f"`{option_name(name)}`", _default(values), _takes(values))
         text = settings.help_of(name).replace("|", "\\|")
         sections.setdefault(section, []).append(f"| {' | '.join(cells)} | {text} |")
     for section, table in sections.items():
@@ -134,7 +140,7 @@ def models_table() -> str:
             f"{spec.parameters / 1e9:.1f} B" if spec.parameters >= 1e8 else f"{spec.parameters / 1e6:.1f} M"
         )
         notes = [] if runs_somewhere(name) else ["planning only"]
-        notes += ["asks for a token"] if spec.gated else []
+        notes += ["requires a token"] if spec.gated else []
         cells = (f"`{name}`", spec.hf_id or "", size, f"{spec.max_seq_len:,}", ", ".join(notes))
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -153,7 +159,7 @@ COLUMNS = [
 def refusal(model: str, engine: str, method: str) -> str | None:
     """Why this engine refuses, at otherwise default settings."""
     wanted = settings.build({"model": model, "method": method, "engine": engine})
-    return engines.get(engine).unsupported(wanted, models.find(model))
+    return unsupported(engine, wanted, models.find(model))
 
 
 def refusal_of_column(model: str, group: tuple[str, ...], method: str) -> str | None:
@@ -245,49 +251,49 @@ def listed(words: Iterable[str], conjunction: str = "and") -> str:
 
 
 def planned_families() -> str:
-    """The sentence of docs/models.md about which config.json is understood."""
+    """Write the paragraphs of docs/models.md on supported values of model_type."""
     rows = support_table.read()
     trained = dict.fromkeys(row.family for row in rows if row.part == "families")
     others = [family for family in models.FAMILIES if family not in trained]
     sentence = (
-        "Any other model of text alone whose `config.json` has the `model_type` "
-        f"{listed(trained, 'or')} works by its Hugging Face id, as a folder or from S3, in 16 or 32 bits. "
+        "A text-only model works by Hugging Face id, as a folder or from S3, in 16 or 32 bits, if its "
+        f"`config.json` has one of these values of `model_type`: {listed(trained, 'or')}. Models of type "
         f"{listed(others)} can be planned for, not trained."
     )
     more = (
-        f"The {len(untried.classes())} other causal models of transformers 5.4 "
-        "([their names](../estimator/data/untried_families.csv)) run too where `config.json` has the usual "
-        "fields: nobody here has tried them, their plan says so, and its memory and speed are those of a "
-        "Llama of these widths. Packing is refused for them: nobody has looked whether documents see each "
-        "other."
+        f"The {len(untried.classes())} other causal models of transformers 5.23 "
+        "([names](../estimator/data/untried_families.csv)) work if their `config.json` has the usual fields. "
+        "They are untested: their plan says so, and uses memory and speed of a Llama of the same widths. "
+        "Packing is refused for them, as documents might attend to each other."
     )
     return "\n\n".join(textwrap.fill(text, WIDTH) for text in (sentence, more))
 
 
 def errors_of_the_estimator() -> str:
-    """The sentence of docs/estimator.md on both fits, from their committed scores."""
+    """Accuracy of both fits for docs/accuracy.md, from their committed scores."""
     results = ROOT / "benchmarks" / "results"
     memory = json.loads((results / "estimator_fit.json").read_text())
     speed = json.loads((results / "throughput_fit.json").read_text())["all"]
-    fitted, apart = memory["in_sample"]["all"], memory["held_out_by_source"]["all"]
-    told, untold = speed["fitted"], speed["source held out"]
-
-    def score(values: dict[str, float]) -> str:
-        return (
-            f"the median error is {values['median_abs_error']:.1%}, 95 % are within "
-            f"{values['p95_abs_error']:.0%}, and the range holds {values['covered']:.0%}"
-        )
-
-    judged = memory["verdict"]["in_sample"]
-    sentences = (
-        f"Of {judged['ran']} published runs that ran, {judged['refused_of_ran']} are called impossible; of "
-        f"{judged['oom']} that ran out of memory, {judged['accepted_of_oom']} are said to fit.",
-        f"On {fitted['rows']} published memory peaks, those whose configuration is stated precisely, "
-        f"{score(fitted)}; with a run's whole source left out of the fit {score(apart)}.",
-        f"On {told['rows']} published speeds the median error is {told['median_abs_error']:.1%}; with the "
-        f"source left out {untold['median_abs_error']:.1%}, on the {untold['rows']} that are predicted then.",
+    scores = (
+        ("memory peaks with an exact configuration", memory["in_sample"]["all"]),
+        ("the same, with the row's source left out of the fit", memory["held_out_by_source"]["all"]),
+        ("speeds", speed["fitted"]),
+        ("speeds that can be predicted with their source left out", speed["source held out"]),
     )
-    return textwrap.fill(" ".join(sentences), WIDTH)
+    lines = [
+        "| Published values | Rows | Median error | 95 % are within | In the range |",
+        "|---|---|---|---|---|",
+    ]
+    for title, score in scores:
+        rest = [f"{score[key]:.0%}" if key in score else "" for key in ("p95_abs_error", "covered")]
+        lines.append(f"| {title} | {score['rows']} | {score['median_abs_error']:.1%} | {' | '.join(rest)} |")
+    verdicts = memory["verdict"]["in_sample"]
+    lines += [
+        *("", "| Published runs | Runs | Wrong verdicts |", "|---|---|---|"),
+        f"| succeeded | {verdicts['ran']} | {verdicts['refused_of_ran']} do not fit |",
+        f"| ran out of memory | {verdicts['oom']} | {verdicts['accepted_of_oom']} fit |",
+    ]
+    return "\n".join(lines)
 
 
 def risk_table() -> str:
@@ -306,7 +312,7 @@ def risk_table() -> str:
 
 def checks_table() -> str:
     """All checks, by phase."""
-    lines = ["| Phase | Check | Tells |", "|---|---|---|"]
+    lines = ["| Phase | Check | What it verifies |", "|---|---|---|"]
     for phase in (*PHASES, None):
         found = [check for check in CHECKS.values() if check.phase == phase]
         for number, check in enumerate(found):
@@ -331,20 +337,22 @@ def conversions() -> str:
 
 
 GENERATED = {
-    "checks": ("docs/checklist.md", checks_table),
+    "checks": ("docs/checklist-rules.md", checks_table),
     "bandwidth": ("docs/bandwidth.md", busbw.documented),
     "conversions": ("docs/convert.md", conversions),
     "plan": ("README.md", plan_block),
     "measured": ("docs/estimator.md", measured_runs.table),
-    "errors": ("docs/estimator.md", errors_of_the_estimator),
+    "errors": ("docs/accuracy.md", errors_of_the_estimator),
     "risk": ("docs/estimator.md", risk_table),
-    "models": ("docs/models.md", models_table),
+    "models": ("docs/known-models.md", models_table),
     "families": ("docs/models.md", planned_families),
-    "matrix": ("docs/methods.md", matrix),
-    "methods": ("docs/methods.md", proved_methods),
-    "tasks": ("docs/tasks.md", proved_tasks),
-    "proofs": ("docs/methods.md", proofs),
+    "matrix": ("docs/support.md", matrix),
+    "methods": ("docs/support.md", proved_methods),
+    "tasks": ("docs/support.md", proved_tasks),
+    "proofs": ("docs/support.md", proofs),
     "images": ("docs/images.md", image_plans.table),
+    "method-memory": ("docs/which-method.md", method_table.methods),
+    "method-by-gpu": ("docs/which-method.md", method_table.table),
     "records": ("docs/artifacts.md", record_reference.tables),
 }
 

@@ -34,7 +34,7 @@ from launchers.dataset import prepare, python_docs, rows
 from launchers.engines.torchtune.config import recipe_config, recipe_name
 from launchers.gang.job import TrainJob
 from launchers.models import tiny_llama
-from launchers.run import preparation
+from launchers.run.job import build_job
 
 RESULTS = Path(__file__).parent / "results"
 FLOW = Path(__file__).parents[1] / "flows" / "finetune_flow.py"
@@ -78,7 +78,7 @@ def bare(folder: Path, data: Path, model: Path, steps: int) -> Timing:
     """torchtune's recipe, as one would run it by hand."""
     wanted = _config(steps)
     job = TrainJob(
-        plan=plan(preparation.build_job(wanted, find("tiny-llama"), steps), Target(machine=here())),
+        plan=plan(build_job(wanted, find("tiny-llama"), steps), Target(machine=here())),
         settings=wanted,
         model=resolve("tiny-llama"),
         model_dir=model,

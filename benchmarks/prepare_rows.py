@@ -39,7 +39,8 @@ READY, DONE = "ready", "done "
 WORK = """
 import sys, time
 from pathlib import Path
-from launchers import pipeline, settings
+from launchers import settings
+from launchers.run import preparation
 from launchers.dataset import prepare, render
 import transformers
 file, folder, task, packing = sys.argv[1:]
@@ -52,9 +53,9 @@ model = tiny_llama.make(folder / "model")
 render.load_tokenizer(model, chosen)
 print("ready", flush=True)
 began = time.perf_counter()
-rows, held_out = pipeline.read_data(chosen, folder / "rows")
+rows, held_out = preparation.read_data(chosen, folder / "rows")
 read = time.perf_counter()
-info = pipeline.tokenise(rows, held_out, chosen, model, folder / "data")
+info = preparation.tokenise(rows, held_out, chosen, model, folder / "data")
 print("done", read - began, time.perf_counter() - read, info.tokens, info.fingerprint, flush=True)
 """
 

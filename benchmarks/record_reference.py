@@ -1,4 +1,4 @@
-"""docs/artifacts.md: the records that a run leaves, field by field, from the comments beside their fields."""
+"""Generate the record tables of docs/artifacts.md from the comments of the records' fields."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def tables() -> str:
     for heading, (file, names) in RECORDS.items():
         source = (ROOT / file).read_text()
         found = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)}
-        parts.append(f"## {heading}\n\nIn `{file}`.")
+        parts.append(f"## {heading}\n\nDefined in `{file}`.")
         parts += [_record(found[name], source.splitlines(), 2 if name == heading else 3) for name in names]
     return "\n\n".join(parts)
 
@@ -44,7 +44,7 @@ def _record(record: ast.ClassDef, lines: list[str], level: int) -> str:
         for field in record.body
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
     ]
-    return "\n".join([*title, _docstring(record), "", "| Field | Type | |", "|---|---|---|", *rows])
+    return "\n".join([*title, _docstring(record), "", "| Field | Type | Meaning |", "|---|---|---|", *rows])
 
 
 def _docstring(record: ast.ClassDef) -> str:

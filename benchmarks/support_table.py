@@ -20,7 +20,8 @@ from pathlib import Path
 
 from estimator.models import hf_files
 from estimator.vocabulary import LAUNCHED_ENGINES
-from launchers import engines, settings
+from launchers import settings
+from launchers.run.job import unsupported
 from tests.launchers.engines import methods
 from tests.launchers.engines.loop import families as proofs
 
@@ -110,7 +111,7 @@ def _said(wrong: Iterable[str]) -> str:
 def _packing(engine: str, family: str, folder: Path) -> Row:
     """What the engine says of packed rows; test_families.py measures whether it is right."""
     wanted = settings.build({"engine": engine, "packing": True, "seq_len": 64})
-    clause = engines.get(engine).unsupported(wanted, hf_files.read_directory(folder, f"a {family} model"))
+    clause = unsupported(engine, wanted, hf_files.read_directory(folder, f"a {family} model"))
     result = RUNS if clause is None else clause
     return Row(part="families", engine=engine, method="packing", family=family, nodes=1, result=result)
 

@@ -14,6 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from estimator.errors import UserError
+from estimator.untrusted import parse_json
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -518,7 +519,7 @@ def to_dict(record: Any) -> dict[str, Any]:
 def from_json(text: str) -> Measurements:
     """Parse JSON text. Raises UserError if it is invalid or of another version."""
     try:
-        values = json.loads(text)
+        values = parse_json(text)
     except ValueError as error:
         raise UserError(f"The measurements are not JSON: {error}.", "Run the checks again.") from None
     version = values.get("version") if isinstance(values, dict) else None

@@ -24,6 +24,7 @@ from checklist.registry import Check, Profile, phases_of, select
 from checklist.round_robin import ALL_PAIRS_UP_TO, MORE_ROUNDS, schedule
 from estimator.errors import UserError
 from estimator.names import did_you_mean
+from estimator.untrusted import parse_yaml as parse_yaml_text
 
 Device = Literal["auto", "cpu", "cuda"]
 MOST_NODES = 4096
@@ -279,7 +280,7 @@ def build(kind: type[M], values: Mapping[str, Any]) -> M:
 def parse_yaml(kind: type[M], text: str) -> M:
     """The options of a YAML file over the defaults. Raises UserError."""
     try:
-        values = yaml.safe_load(text) or {}
+        values = parse_yaml_text(text) or {}
     except yaml.YAMLError as error:
         raise UserError(
             f"The options are no YAML: {' '.join(str(error).split())}", "Mend the file."

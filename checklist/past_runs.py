@@ -27,6 +27,7 @@ from checklist.registry import Profile
 from checklist.result import CheckResult, Result, Standing, Verdict
 from estimator import json_lines
 from estimator.errors import UserError
+from estimator.untrusted import parse_json
 
 SCHEMA_VERSION = 1
 RUNS_OF_PAIRS = 100  # number of newest runs searched for the last measurement of a pair
@@ -211,7 +212,7 @@ def _lines(file: Path) -> list[str]:
 def from_json(text: str) -> PastRun:
     """Parse a stored run. Raises UserError if it is damaged or of another schema version."""
     try:
-        values = json.loads(text)
+        values = parse_json(text)
     except ValueError:
         raise UserError("It is not JSON: its writer was killed, or somebody has edited it.") from None
     version = values.get("version") if isinstance(values, dict) else None

@@ -16,6 +16,7 @@ from checklist.analysis.diagnosis import Diagnosis
 from checklist.measurements import STRICT, Measurements, record
 from checklist.registry import Profile
 from estimator.errors import UserError
+from estimator.untrusted import parse_json
 
 SCHEMA_VERSION = 2
 SCHEMA_FILE = Path(__file__).with_name("result.schema.json")
@@ -252,7 +253,7 @@ def to_json(result: Result) -> str:
 def from_json(text: str) -> Result:
     """From JSON text. Raises UserError where it is none, or is of another schema version."""
     try:
-        values = json.loads(text)
+        values = parse_json(text)
     except ValueError as error:
         raise UserError(f"The result is not JSON: {error}.", "Run the checks again.") from None
     version = values.get("version") if isinstance(values, dict) else None

@@ -16,8 +16,7 @@ from decorators._metaflow import Backend
 from decorators.backends.destination import find_cluster
 from decorators.gpu_profile import OWN_ARGUMENTS, SIZE_ARGUMENTS
 from estimator import hardware
-from estimator.changes import Change, FinetuneOptions
-from estimator.errors import UserError, spelled_as
+from estimator.errors import UserError
 from estimator.hardware import local_machine
 from estimator.names import did_you_mean
 
@@ -29,18 +28,6 @@ if TYPE_CHECKING:
 
 _REFERENCE = re.compile(r"\{(\w+)\}")  # to a parameter of the flow
 _COMMAND_LINE_ONLY = ("here", "from_cluster", "context", "namespace")  # the run's backend decides these
-
-
-class _Arguments(FinetuneOptions):
-    """Spelling of an option as an argument of the decorator: ``seq_len=4096``."""
-
-    def name(self, option: str) -> str:
-        return super().name(option).removeprefix("--").replace("-", "_")
-
-    def words(self, change: Change) -> tuple[str, ...]:
-        if change.option == "with":
-            return ("--with", str(change.value))
-        return () if change.value is None else (f"{self.name(change.option)}={change.value}",)
 
 
 class DeclaredPlan:
@@ -63,31 +50,30 @@ class DeclaredPlan:
     def __call__(self, parameters: Mapping[str, Any], backend: Backend, gpus: int | None = None) -> Plan:
         """Return the best plan for the step on this backend. ``gpus`` replaces the arguments' own number.
 
-        Raises UserError, which names options as arguments, for an unknown option, a value of the wrong type,
+        Raises UserError for an unknown option, a value of the wrong type,
         a reference to a parameter that the flow does not have, and a job that fits nowhere.
         """
         from estimator import calibration
         from estimator.cli import plan as command
 
-        with spelled_as(_Arguments()):
-            job_options, goal_options = self._resolve(parameters)
-            if gpus is not None:
-                goal_options = dataclasses.replace(goal_options, gpus=gpus)
-            with hardware.using(hardware.catalogue(goal_options.hardware)):
-                known, problems = calibration.load() if goal_options.calibration else (None, ())
-                for problem in problems:
-                    print(problem, file=sys.stderr)
-                cluster = find_cluster(backend, goal_options.gpu)
-                goals = dataclasses.replace(
-                    command.goals_from(goal_options), cluster=cluster.open if cluster is not None else None
-                )
-                target = dataclasses.replace(
-                    command.target_from(goal_options),
-                    kind=backend,
-                    machine=local_machine.here() if backend == "local" else None,
-                )
-                job = command.job_from(job_options)
-                return _plan(job, target, goals, cluster, known, command.bandwidth_from(goal_options))
+        job_options, goal_options = self._resolve(parameters)
+        if gpus is not None:
+            goal_options = dataclasses.replace(goal_options, gpus=gpus)
+        with hardware.using(hardware.catalogue(goal_options.hardware)):
+            known, problems = calibration.load() if goal_options.calibration else (None, ())
+            for problem in problems:
+                print(problem, file=sys.stderr)
+            cluster = find_cluster(backend, goal_options.gpu)
+            goals = dataclasses.replace(
+                command.goals_from(goal_options), cluster=cluster.open if cluster is not None else None
+            )
+            target = dataclasses.replace(
+                command.target_from(goal_options),
+                kind=backend,
+                machine=local_machine.here() if backend == "local" else None,
+            )
+            job = command.job_from(job_options)
+            return _plan(job, target, goals, cluster, known, command.bandwidth_from(goal_options))
 
     def _resolve(self, parameters: Mapping[str, Any]) -> tuple[JobOptions, GoalOptions]:
         """Return the options with the parameters' values in them, converted to their types."""

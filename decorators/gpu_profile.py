@@ -18,11 +18,9 @@ written into the flow or behind ``--with`` takes precedence, and the plan record
 
 from __future__ import annotations
 
-import base64
 import os
 import signal
 import sys
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from types import FunctionType
@@ -36,6 +34,7 @@ from decorators.own_checkpoints import foreach_index
 from decorators.profiler import NO_PROFILE, Profile, RankProfile
 from decorators.roles import Role
 from decorators.storage import remember_origin
+from estimator import untrusted
 from estimator.errors import MISTAKE, UserError
 from estimator.plan import Plan
 from launchers.cluster.processes import die_with_parent
@@ -74,13 +73,19 @@ def _variable_of(step: str) -> str:
 
 
 def pack(plan: Plan) -> str:
-    """Serialize a plan to one short word: AWS Batch allows 8,192 characters for all variables together."""
-    return base64.b64encode(zlib.compress(plan.to_json().encode(), 9)).decode()
+    """Serialize a plan to one short word."""
+    return untrusted.pack(plan.to_json())
 
 
 def unpack(text: str) -> Plan:
-    """Deserialize a plan from the output of :func:`pack`."""
-    return Plan.from_json(zlib.decompress(base64.b64decode(text)).decode())
+    """Deserialize a plan from the output of :func:`pack`; raises UserError if it is damaged."""
+    try:
+        return Plan.from_json(untrusted.unpack(text))
+    except ValueError as error:
+        raise UserError(
+            f"The plan in {PLAN_VARIABLE} can't be read: {error}.",
+            "Launch the run again, or deploy the flow anew.",
+        ) from None
 
 
 class gpu_profile(StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa: N801

@@ -214,7 +214,7 @@ def _bytes(name: str, value: Any) -> int | None:
     text = f"{found[1]}{found[2][0].upper()}{'i' * (len(found[2]) > 1)}" if found else str(value)
     try:
         size = int(quantity(text))
-    except ValueError:
+    except UserError:
         size = 0
     if size < MIB:
         raise UserError(

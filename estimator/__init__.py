@@ -1,6 +1,6 @@
-"""Predicts memory, speed and price of a fine-tuning job, and plans where to run it.
+"""Predict memory, speed and price of a fine-tuning job, and plan where to run it.
 
-Imports neither torch nor Metaflow. In: a :class:`Job` and a :class:`Target`. Out: a :class:`Plan`.
+Input: a :class:`Job` and a :class:`Target`. Output: a :class:`Plan`. Imports neither torch nor Metaflow.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from estimator.planning.report import render
     from estimator.planning.summary import render_cannot_fit
 
-METAFLOW_PACKAGE_POLICY = "include"  # a remote task gets this package whole, tables included
+METAFLOW_PACKAGE_POLICY = "include"  # remote tasks receive the complete package, tables included
 
 __all__ = [
     "CannotFit",

@@ -46,11 +46,11 @@ class AwsFailure:
     Attributes
     ----------
     kind:
-        What failed. ``refused``: AWS answered with any other error; ``other``: the call was not made.
+        Kind of failure. ``refused``: AWS responded with any other error; ``other``: no call was made.
     code:
-        AWS's error code, or the exception's class if AWS did not answer.
+        Error code of AWS, or the class of the exception if AWS did not respond.
     message:
-        The error's text on one line.
+        Error message on one line.
     """
 
     kind: Kind
@@ -59,13 +59,13 @@ class AwsFailure:
 
     @property
     def is_missing(self) -> bool:
-        """Whether AWS answered that there is no such object."""
+        """Return whether AWS reported that the object does not exist."""
         return self.code in ("404", "NoSuchKey", "NotFound")
 
     def credentials_error(self, subject: str = "") -> UserError | None:
-        """The error for credentials that are missing, expired or rejected; None for other failures.
+        """Return the error for credentials that are missing, expired or rejected; None for other failures.
 
-        ``subject``: what was requested, such as a URL.
+        ``subject``: the requested object, such as a URL.
         """
         if self.kind not in _CREDENTIALS:
             return None

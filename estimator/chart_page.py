@@ -1,4 +1,4 @@
-"""The memory bars as a page: the drawing and its numbers. No network, no script, for light and dark."""
+"""HTML page with the memory chart and its numbers: no network, no script, light and dark mode."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from estimator.plan import GIB
 
 
 def html(chart: Chart) -> str:
-    """A page: the drawing, and its numbers as a table."""
+    """Format a page with the chart, and its numbers as a table."""
     notes = "".join(f"<p>{escape(note)}</p>" for note in chart.notes)
     return f"""<!doctype html>
 <html lang="en">
@@ -54,7 +54,7 @@ _PAGE_STYLE = """<style>
 
 
 def _table(chart: Chart) -> str:
-    """A column for each bar, a row for each category and for the sums."""
+    """Format the table: one column per bar, one row per category and per sum."""
     lines = [(name, [dict(bar.parts).get(name, 0) for bar in chart.bars]) for name in chart.categories]
     lines.append(("needs", [bar.needs_bytes for bar in chart.bars]))
     lines.append(("needs at most", [bar.upper_bytes for bar in chart.bars]))

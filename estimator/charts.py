@@ -1,6 +1,6 @@
-"""The memory bars of ``finetune estimate``: in a terminal, and as a drawing (SVG).
+"""Memory charts of ``finetune estimate``: stacked bars in a terminal or as SVG.
 
-A chart library's SVG has fixed colours; a page with its renderer weighs megabytes. Stacked bars need neither.
+No chart library: their SVG has fixed colors, and a page with a renderer has megabytes.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-# Okabe and Ito 2008, Color Universal Design: colours that people with any colour vision tell apart. Their
-# black is left to the text, and a grey that keeps its distance from the purple takes its place. A second
-# round of them is hatched, a third dotted.
+# Okabe and Ito 2008, Color Universal Design: colors that are distinct for any color vision. A grey that
+# differs enough from the purple replaces their black, which is the color of text. When the colors are used
+# up, they are repeated hatched, then dotted.
 OKABE_ITO = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#666666")
 PATTERNS = ("solid", "hatched", "dotted")
-ORDER = (  # categories that stand next to each other take colours that are far apart
+ORDER = (  # adjacent categories have colors that differ strongly
     "weights",
     "master weights",
     "adapters",
@@ -43,32 +43,32 @@ ORDER = (  # categories that stand next to each other take colours that are far 
     "VAE and text encoders",
     "text encoders",
 )
-FARTHEST_CAPACITY = 4  # times the longest bar: beyond, the bars would be too short to read
+MAX_CAPACITY_RATIO = 4  # capacity / longest bar: above, bars would be too short to read
 
 _BLOCKS = {"solid": "█", "hatched": "▒", "dotted": "░"}
-_FINE = ("256", "truecolor")  # terminals with fewer colours would show some of them as one
+_FINE = ("256", "truecolor")  # terminals with fewer colors would show some of them as equal
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _WIDTH, _LEFT, _RIGHT, _BAR, _GAP, _TOP = 960, 150, 24, 30, 16, 44
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bar:
-    """One configuration's memory of one process, in bytes: what it needs, by parts, and what it shows."""
+    """Memory of one process in one configuration, in bytes: needed, by category, and shown by nvidia-smi."""
 
     name: str
     parts: tuple[tuple[str, int], ...]
-    upper_bytes: int  # upper end of what it needs
+    upper_bytes: int  # upper end of the needed memory
     shows_bytes: int
 
     @property
     def needs_bytes(self) -> int:
-        """The sum of the parts."""
+        """Sum of the categories."""
         return sum(size for _, size in self.parts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chart:
-    """Bars of one question, with the capacity that they have to keep below, where it is known."""
+    """Bars of several configurations, with the capacity of the GPU if it is known."""
 
     title: str
     subtitle: str
@@ -79,30 +79,30 @@ class Chart:
 
     @property
     def categories(self) -> tuple[str, ...]:
-        """All categories that some bar has, in the order in which they are drawn."""
+        """All categories of the bars, in drawing order."""
         return ordered(name for bar in self.bars for name, _ in bar.parts)
 
     @property
     def longest_bytes(self) -> int:
-        """End of the longest bar, in bytes."""
+        """Upper end of the longest bar, in bytes."""
         return max(max(bar.upper_bytes, bar.needs_bytes) for bar in self.bars)
 
     @property
     def shown_capacity_bytes(self) -> int | None:
-        """The capacity, where the bars can still be read next to it."""
+        """Capacity, or None if bars next to it would be too short to read."""
         capacity = self.capacity_bytes
-        near = capacity is not None and capacity <= FARTHEST_CAPACITY * self.longest_bytes
+        near = capacity is not None and capacity <= MAX_CAPACITY_RATIO * self.longest_bytes
         return capacity if near else None
 
 
 def ordered(names: object) -> tuple[str, ...]:
-    """Known categories in their order, then the others as they come; each once."""
+    """Sort categories: known ones in ORDER, then the others in their original order, without duplicates."""
     unique = list(dict.fromkeys(names))  # type: ignore[call-overload]
     return tuple(name for name in ORDER if name in unique) + tuple(n for n in unique if n not in ORDER)
 
 
 def appearance(category: str, categories: Sequence[str] = ()) -> tuple[str, str]:
-    """(colour, pattern) of a category: a known one's never changes, another's follows from its place."""
+    """Return (color, pattern) of a category: fixed for known ones, by position for others."""
     if category in ORDER:
         place = ORDER.index(category)
     else:
@@ -111,7 +111,7 @@ def appearance(category: str, categories: Sequence[str] = ()) -> tuple[str, str]
 
 
 def svg(chart: Chart) -> str:
-    """A drawing that stands alone; its texts and lines follow the reader's light or dark."""
+    """Draw the chart as a standalone SVG that follows the light or dark mode of the reader."""
     shown = chart.shown_capacity_bytes
     end = 1.04 * max(chart.longest_bytes, shown or 0)
     scale = (_WIDTH - _LEFT - _RIGHT) / end
@@ -135,7 +135,7 @@ def svg(chart: Chart) -> str:
 
 
 def describe(chart: Chart) -> str:
-    """The drawing in words."""
+    """Describe the chart as text, for screen readers."""
     bars = "; ".join(
         f"{bar.name}: needs {format_bytes(bar.needs_bytes)}, up to {format_bytes(bar.upper_bytes)}; "
         f"shows {format_bytes(bar.shows_bytes)}"
@@ -152,7 +152,7 @@ def describe(chart: Chart) -> str:
 
 
 def bar_of(category: str, size: int, largest: int, width: int) -> Text:
-    """One category's bar in its colour."""
+    """Format the bar of one category in its color."""
     from rich.text import Text
 
     colour, pattern = appearance(category, (category,))
@@ -161,7 +161,7 @@ def bar_of(category: str, size: int, largest: int, width: int) -> Text:
 
 
 def stacked(chart: Chart, console: Console) -> Iterator[Text]:
-    """The chart's lines: capacity, a stacked bar for each configuration, the legend."""
+    """Yield the lines of the chart: capacity, one stacked bar per configuration, legend."""
     from rich.text import Text
 
     colours = console.color_system in _FINE
@@ -184,7 +184,7 @@ def stacked(chart: Chart, console: Console) -> Iterator[Text]:
 
 
 def _ending(bar: Bar, capacity: int | None) -> str:
-    """The text behind a bar: what it needs and the upper end, and whether that is too much for the GPU."""
+    """Format the label of a bar: needed memory, its upper end, and whether it exceeds the GPU."""
     text = f"{format_bytes(bar.needs_bytes)}, up to {format_bytes(bar.upper_bytes)}"
     return text + (", too much" if capacity is not None and bar.needs_bytes > capacity else "")
 
@@ -192,7 +192,7 @@ def _ending(bar: Bar, capacity: int | None) -> str:
 def _cells(
     bar: Bar, categories: Sequence[str], width: int, end: int, capacity: int | None, colours: bool
 ) -> Text:
-    """One bar: each category's share of the columns, a line up to the upper bound, the capacity."""
+    """Draw one bar: columns by category, a line up to the upper end, and the capacity."""
     from rich.text import Text
 
     marks: list[tuple[str, str]] = []
@@ -253,7 +253,7 @@ _STYLE = """<style>
 
 
 def _definitions(categories: Sequence[str]) -> str:
-    """Fills: each category's colour, with lines or dots in it for the second and third round of colours."""
+    """Format the fill patterns: hatched and dotted variants of the colors, where they repeat."""
     patterns = []
     for number, name in enumerate(categories):
         colour, pattern = appearance(name, categories)
@@ -289,7 +289,7 @@ def _axis(end: float, scale: float, bottom: int) -> list[str]:
 
 
 def _tick(span: float) -> float:
-    """1, 2 or 5 times a power of ten, so that the axis has five to twelve marks."""
+    """Return the tick spacing, 1, 2 or 5 times a power of ten, for five to twelve ticks."""
     step = 10.0**-3
     while True:
         for factor in (1, 2, 5):
@@ -332,7 +332,7 @@ def _capacity(capacity: int, name: str, scale: float, bottom: int) -> list[str]:
 
 
 def _legend(categories: Sequence[str], top: int) -> tuple[list[str], int]:
-    """Lines of four entries, and their height."""
+    """Return the SVG lines of the legend, four entries per row, and its height."""
     lines, column = [], (_WIDTH - 40) // 4
     for number, name in enumerate(categories):
         x, y = 20 + number % 4 * column, top + number // 4 * 24

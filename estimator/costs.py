@@ -1,7 +1,7 @@
 """Costs of runs by user, team or model: measured hours at the prices of their plans.
 
-An attempt that has failed is paid for like any other. Hours of a node without a known price are named beside
-the sum and never counted as nothing; so are attempts of which no one knows when they ended.
+Failed attempts cost as much as others. Hours of nodes without a known price are reported separately, never
+counted as free; so are attempts without a known end.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from estimator.errors import UserError
 
 By = Literal["user", "team", "model"]
 BY: tuple[By, ...] = ("user", "team", "model")
-NOBODY = "-"  # where a run names no team
+NOBODY = "-"  # label of runs without a team
 _UNITS = {"h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
 
 
@@ -26,9 +26,9 @@ _UNITS = {"h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=
 class Span:
     """One attempt of one node's task."""
 
-    hours: float | None  # None: no one knows when it ended
+    hours: float | None  # None: the end is unknown
     failed: bool
-    usd_per_hour: float | None  # of what it had of the node; None: not known
+    usd_per_hour: float | None  # of its share of the node; None: unknown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,22 +44,22 @@ class RunCost:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Total:
-    """Sum over one user, team or model. Hours are node hours: two nodes for an hour are two."""
+    """Sum over one user, team or model, in node hours: two nodes for one hour are two."""
 
     name: str
     runs: int
     hours: float
-    failed_hours: float  # of them, in attempts that failed
-    usd: float | None  # of the hours that have a price; None: none has
+    failed_hours: float  # part of ``hours`` in failed attempts
+    usd: float | None  # of the hours with a known price; None: no price is known
     unpriced_hours: float
-    without_end: int  # attempts that are in no figure, as no one knows how long they ran
+    without_end: int  # attempts that are not counted, as their end is unknown
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
 
 def add_up(costs: Iterable[RunCost], by: By) -> tuple[Total, ...]:
-    """A total for each, the dearest first, then by hours."""
+    """Sum up costs per user, team or model, sorted by price, then by hours, descending."""
     groups: dict[str, list[RunCost]] = {}
     for cost in costs:
         groups.setdefault(getattr(cost, by), []).append(cost)
@@ -68,7 +68,7 @@ def add_up(costs: Iterable[RunCost], by: By) -> tuple[Total, ...]:
 
 
 def total(name: str, costs: Iterable[RunCost]) -> Total:
-    """All runs together."""
+    """Sum up all runs."""
     costs = list(costs)
     spans = [span for cost in costs for span in cost.spans]
     ended = [(span, span.hours) for span in spans if span.hours is not None]
@@ -85,7 +85,7 @@ def total(name: str, costs: Iterable[RunCost]) -> Total:
 
 
 def begin_of(since: str, now: datetime) -> datetime:
-    """The moment that ``30d``, ``12h``, ``2w`` or a date names. Raises UserError for anything else."""
+    """Parse ``30d``, ``12h``, ``2w`` or a date to a point in time. Raises UserError for anything else."""
     found = re.fullmatch(r"(\d+)([hdw])", since.strip())
     try:
         if found is not None:
@@ -93,7 +93,7 @@ def begin_of(since: str, now: datetime) -> datetime:
         day = datetime.fromisoformat(since.strip())
     except (ValueError, OverflowError):
         raise UserError(
-            f"--since {since} is neither a time back from now nor a date.",
+            f"--since {since} is neither a duration nor a date.",
             "Write --since 30d (h, d, w), or --since 2026-11-01.",
         ) from None
     return day if day.tzinfo is not None else day.replace(tzinfo=timezone.utc)

@@ -1,12 +1,30 @@
-"""Figures as people read them: sizes in memory, durations, amounts of money."""
+"""Formatting of sizes, durations, amounts of money and lists; escaping of text before it is printed."""
 
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Sequence
 
 GIB = 2**30
 MIB = 2**20
+_HARMLESS = "\n\t\u200c\u200d"  # the joiners of Persian, Hindi and emoji are formatting characters too
+_ACTIVE = ("Cc", "Cf", "Cs", "Zl", "Zp")  # controls, formatting, halves of surrogates, separators
+
+
+def printable(text: str) -> str:
+    """Replace control and formatting characters by ``\\x1b``-like text, so that no terminal acts on them.
+
+    Covers C0, DEL, C1, Unicode's invisible formatting characters (bidirectional overrides), and surrogates.
+    """
+    if text.isascii() and text.replace("\n", "").replace("\t", "").isprintable():
+        return text
+    return "".join(
+        character
+        if character in _HARMLESS or unicodedata.category(character) not in _ACTIVE
+        else character.encode("unicode_escape").decode()
+        for character in text
+    )
 
 
 def format_bytes(size: float | None) -> str:

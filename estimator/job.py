@@ -6,9 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import get_args
 
-from estimator.errors import Change, UserError
+from estimator.errors import UserError
 from estimator.models import PROJECTIONS, ModelSpec
 from estimator.names import unknown_choice
+from estimator.option_names import option_name
 from estimator.setup import check_start_layer
 from estimator.vocabulary import (
     ENGINES,
@@ -117,40 +118,34 @@ class Job:
         if self.seq_len > self.model.max_seq_len:
             raise UserError(
                 (
-                    Change("seq_len", self.seq_len),
-                    f" is longer than the {self.model.max_seq_len} tokens that {self.model.name} "
-                    "was made for.",
+                    f"--seq-len {self.seq_len} is longer than the {self.model.max_seq_len} tokens that "
+                    f"{self.model.name} was made for."
                 ),
-                ("Use ", Change("seq_len", self.model.max_seq_len), " or less."),
+                f"Use --seq-len {self.model.max_seq_len} or less.",
             )
         if self.batch_over(1) is None and self.micro_batch_size:
             raise UserError(
                 (
-                    f"A batch of {self.global_batch_size} can't be divided by ",
-                    Change("micro_batch_size", self.micro_batch_size),
-                    ".",
+                    f"A batch of {self.global_batch_size} can't be divided by --micro-batch-size "
+                    f"{self.micro_batch_size}."
                 ),
                 (
-                    "Nearest workable batch: ",
-                    Change(
-                        "global_batch_size",
-                        nearest_multiple(self.global_batch_size, self.micro_batch_size),
-                    ),
-                    ".",
+                    "Nearest possible batch: --global-batch-size "
+                    f"{nearest_multiple(self.global_batch_size, self.micro_batch_size)}."
                 ),
             )
         if self.zero_stage is not None and self.zero_stage not in (0, 1, 2, 3):
-            raise UserError((Change("zero.stage", self.zero_stage), " is not possible: it is 0, 1, 2 or 3."))
+            raise UserError(f"--zero-stage {self.zero_stage} is not possible: it is 0, 1, 2 or 3.")
         self._check_sharding()
         if self.offload == "cpu" and self.zero_stage == 0:
             raise UserError(
-                (Change("zero.offload", "cpu"), " needs ZeRO stage 1, 2 or 3."),
-                ("Leave ", Change("zero.stage"), " to the planner."),
+                "--zero-offload cpu needs ZeRO stage 1, 2 or 3.",
+                "Leave --zero-stage to the planner.",
             )
         if self.engine == "torchtune" and self.precision == "bf16-mixed":
             raise UserError(
                 "torchtune keeps no fp32 master weights, so it has no bf16-mixed.",
-                ("Use ", Change("precision", "bf16"), ", or ", Change("engine", "deepspeed"), "."),
+                "Use --precision bf16, or --engine deepspeed.",
             )
         if (
             self.optimizer_in_backward
@@ -158,8 +153,8 @@ class Job:
             and not ENGINES[self.engine].optimizer_in_backward
         ):
             raise UserError(
-                (Change("optimizer.in_backward", True), f": {self.engine} has no such thing."),
-                ("Use ", Change("engine", "torchtune"), ", which has.")
+                f"--optimizer-in-backward: {self.engine} has no such thing.",
+                "Use --engine torchtune, which has."
                 if self.task in ENGINES["torchtune"].tasks
                 else "Leave it out.",
             )
@@ -167,15 +162,12 @@ class Job:
             check_start_layer(self.model, self.adapter_start_layer)
         if strangers := set(self.trained_modules) - set(TRAINED_MODULES):
             raise UserError(
-                (
-                    Change("lora.modules_to_save"),
-                    f" names {', '.join(sorted(strangers))}, which is not known.",
-                ),
+                f"--modules-to-save names {', '.join(sorted(strangers))}, which is not known.",
                 f"Name some of {', '.join(TRAINED_MODULES)}.",
             )
         if self.low_rank:
             if not self.lora_targets:
-                raise UserError((Change("lora.targets"), " is empty: no layer would be trained."))
+                raise UserError("--lora-targets is empty: no layer would be trained.")
             self.model.lora_parameters(self.lora_rank, self.lora_targets)
         self._check_degrees()
 
@@ -188,36 +180,22 @@ class Job:
             or (self.offload != "none" and engine.offload == "none")
         ):
             raise UserError(
-                (
-                    Change("zero.stage"),
-                    " and ",
-                    Change("zero.offload"),
-                    f" belong to DeepSpeed; the engine is {self.engine}.",
-                ),
-                ("Leave them out, or use ", Change("engine", "deepspeed"), "."),
+                f"--zero-stage and --zero-offload belong to DeepSpeed; the engine is {self.engine}.",
+                "Leave them out, or use --engine deepspeed.",
             )
         if fsdp and (zero or (engine and engine.sharding_options != "fsdp")):
             other = "ZeRO is asked for" if zero else f"the engine is {self.engine}"
             raise UserError(
-                (Change("fsdp.sharding"), " and ", Change("fsdp.replicas"), f" belong to FSDP2; {other}."),
-                ("Leave them out, or use ", Change("engine", "fsdp2"), "."),
+                f"--fsdp-sharding and --fsdp-replicas belong to FSDP2; {other}.",
+                "Leave them out, or use --engine fsdp2.",
             )
 
     def _check_degrees(self) -> None:
         degrees = [name for name in DEGREES if (getattr(self, name) or 1) > 1]
         if degrees and self.engine not in PARALLEL_ENGINES:
             raise UserError(
-                (
-                    Change(degrees[0], getattr(self, degrees[0])),
-                    f": {self.engine} as it is run here has no such thing.",
-                ),
-                (
-                    "Use ",
-                    Change("engine", PARALLEL_ENGINES[0]),
-                    " or ",
-                    Change("engine", PARALLEL_ENGINES[1]),
-                    " to plan it.",
-                ),
+                f"{option_name(degrees[0])} {getattr(self, degrees[0])} is not supported by {self.engine}.",
+                f"Use --engine {PARALLEL_ENGINES[0]} or --engine {PARALLEL_ENGINES[1]} to plan it.",
             )
         model = self.model
         heads = {degree: divides_heads(model, degree) for degree in range(1, model.heads + 1)}

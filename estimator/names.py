@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from estimator.changes import Spelling, meant_by
 from estimator.errors import UserError
+from estimator.option_names import option_name, setting_for_alias
 
 
 def close_matches(name: str, known: Iterable[str], n: int = 3, cutoff: float = 0.6) -> list[str]:
@@ -19,11 +19,10 @@ def close_matches(name: str, known: Iterable[str], n: int = 3, cutoff: float = 0
     return [names[key] for key in difflib.get_close_matches(name.lower(), names, n=n, cutoff=cutoff)]
 
 
-def check_options(words: Iterable[str], known: Collection[str], spelling: Spelling) -> None:
+def check_options(words: Iterable[str], known: Collection[str]) -> None:
     """Raise UserError for the first option on a command line that is none of ``known``.
 
-    The advice is this project's name of an option that another tool calls so, else names spelled alike.
-    ``known`` may be empty: then only names of other tools are refused.
+    The advice is the option for a setting that other tools call so, otherwise options with a similar name.
     """
     for word in words:
         if word == "--":
@@ -31,14 +30,12 @@ def check_options(words: Iterable[str], known: Collection[str], spelling: Spelli
         name = word.partition("=")[0]
         if not name.startswith("--") or name in known:
             continue
-        option = meant_by(name)
-        ours = None if option is None else spelling.name(option)
-        if ours is not None and ours != name and (not known or not ours.startswith("--") or ours in known):
-            shown = ours if ours.startswith("--") else f"--set {ours}=..."
-            raise UserError(f"There is no option {name}.", f"Did you mean {shown}?")
-        if known:
-            advice = did_you_mean(name, known) or "`--help` lists the options."
-            raise UserError(f"There is no option {name}.", advice)
+        setting = setting_for_alias(name)
+        option = None if setting is None else option_name(setting)
+        if option is not None and option != name and option in known:
+            raise UserError(f"There is no option {name}.", f"Did you mean {option}?")
+        advice = did_you_mean(name, known) or "`--help` lists the options."
+        raise UserError(f"There is no option {name}.", advice)
 
 
 def unknown_choice(what: str, value: object, choices: Iterable[str]) -> UserError:

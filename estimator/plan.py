@@ -397,7 +397,14 @@ class Plan:
     @classmethod
     def from_json(cls, text: str) -> Plan:
         """Read :meth:`to_json`'s text; raises ValueError on another schema version or a wrong shape."""
-        plan: Plan = _reader().validate_json(text)
+        from pydantic import ValidationError
+
+        try:
+            plan: Plan = _reader().validate_json(text)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(map(str, first["loc"])) or "it"
+            raise ValueError(f"of the plan, {where} is wrong: {first['msg']}") from None
         if plan.schema != SCHEMA_VERSION:
             raise ValueError(f"the plan has schema {plan.schema}; this version reads {SCHEMA_VERSION}")
         return plan

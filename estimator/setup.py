@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from estimator.errors import Change, UserError
+from estimator.errors import UserError
 from estimator.models import PROJECTIONS, ModelSpec, parameters
 from estimator.names import unknown_choice
 from estimator.vocabulary import (
@@ -313,11 +313,8 @@ def check_start_layer(model: ModelSpec, start_layer: int) -> None:
     """Raise UserError where no block of the model is left for LLaMA-Adapter's prompts."""
     if not 0 <= start_layer < model.layers:
         raise UserError(
-            (
-                Change("adapter.start_layer", start_layer),
-                f": {model.name} has {model.layers} blocks, counted from 0.",
-            ),
-            ("Use ", Change("adapter.start_layer", 0), " for prompts in all of them."),
+            f"--adapter-start-layer {start_layer}: {model.name} has {model.layers} blocks, counted from 0.",
+            "Use --adapter-start-layer 0 for prompts in all of them.",
         )
 
 

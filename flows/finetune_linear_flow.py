@@ -8,30 +8,67 @@ Everything else is as in flows/finetune_flow.py; several nodes are for that one.
 
 from __future__ import annotations
 
-from metaflow import Parameter, config_expr, step
+from metaflow import Parameter, config_expr, retry, step
 
 from decorators.gpu_profile import gpu_profile
-from flows.finetune import planning
-from flows.finetune.steps import FinetuneSteps
+from flows.finetune.planning import plan_from_parameters, run_flow
+from flows.finetune.steps import FinetuneRun
 
 
-class FinetuneLinearFlow(FinetuneSteps):
+class FinetuneLinearFlow(FinetuneRun):
     """Fine-tune a language model on one node."""
 
     nodes = Parameter(
         "nodes",
         type=int,
         default=config_expr("settings.resources.nodes or 1"),
-        help="There is no step for more.",
+        help="Number of nodes; this flow trains on one only.",
     )
 
-    @gpu_profile(plan=planning.plan_from_parameters, request="data")
+    @gpu_profile(plan=plan_from_parameters, request="none")
+    @step
+    def start(self) -> None:
+        """Resolve the settings against the plan; fetch and check the data."""
+        self._start()
+        self.next(self.prepare)
+
+    @gpu_profile(plan=plan_from_parameters, request="data")
     @step
     def prepare(self) -> None:
-        """Fetch the weights once for the cluster; tokenise the data once for all ranks."""
+        """Fetch the weights once for the cluster; tokenize the data once for all ranks."""
         self._prepare()
         self.next(self.train)
 
+    @gpu_profile(plan=plan_from_parameters)
+    @retry(times=2, minutes_between_retries=0)
+    @step
+    def train(self) -> None:
+        """Train on one node."""
+        self._train_alone()
+        self.next(self.evaluate)
+
+    @gpu_profile(plan=plan_from_parameters, request="evaluate")
+    @step
+    def evaluate(self) -> None:
+        """Measure held-out loss before and after training, generate example answers, score the tasks."""
+        self._evaluate()
+        if self.used_settings.harness.tasks:
+            self._run_tasks()
+        self.next(self.export)
+
+    @step
+    def export(self) -> None:
+        """Write the finished model and its model card to the output folder; upload it if asked to."""
+        self._export()
+        if self.used_settings.export.push:
+            self._push()
+        self.next(self.end)
+
+    @step
+    def end(self) -> None:
+        """Print example answers, predicted and measured values, where the model is, and the next steps."""
+        self._report()
+
 
 if __name__ == "__main__":
-    planning.run_flow(FinetuneLinearFlow)
+    run_flow(FinetuneLinearFlow)

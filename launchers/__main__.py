@@ -22,7 +22,7 @@ import typer
 
 from estimator import logs
 from estimator.errors import MISTAKE, UserError
-from estimator.names import check_options
+from estimator.formatting import printable
 from launchers import settings
 from launchers.base.workdir import work_folder
 from launchers.cluster.allocation import Allocation, node_address
@@ -31,7 +31,7 @@ from launchers.cluster.processes import outlive_parent
 from launchers.gang.failures import GangFailed, NodeLeft
 from launchers.scheduler.meeting import ElsewhereError
 from launchers.scheduler.run import SchedulerRun, run
-from launchers.settings.spelling import SET
+from launchers.settings.options import translate
 
 FAILED = 1
 STOPPED = 75  # EX_TEMPFAIL in sysexits.h: try again
@@ -69,6 +69,8 @@ def launch(
 
     Exit status: 0 the model is written; 1 training failed or a node was lost; 2 a user error; 75 ended by a
     signal. After 1 and 75 the same command resumes from the newest checkpoint.
+
+    Every setting is also an option, as of `finetune run`: --lora-rank 16. `finetune settings` lists them.
     """
     for number in SIGNALS:
         signal.signal(number, _stop)
@@ -113,7 +115,7 @@ def _run(request: SchedulerRun, place: Allocation) -> int:
         return STOPPED
     except GangFailed as error:
         text = str(error) if place.node == 0 else str(error).partition("\n")[0]
-        print(f"Training failed:\n{text}", file=sys.stderr, flush=True)
+        print(f"Training failed:\n{printable(text)}", file=sys.stderr, flush=True)
         return FAILED
     return 0
 
@@ -131,19 +133,10 @@ def _settings(file: Path | None, overrides: Sequence[str]) -> settings.Settings:
     return settings.build(settings.parse_yaml(text, file.parent), overrides)
 
 
-def _check_options(arguments: Sequence[str]) -> None:
-    """Raise UserError for a setting that is passed as a command-line option."""
-    check_options(arguments, (), SET)
-    for name in (word.partition("=")[0] for word in arguments):
-        plain = name.removeprefix("--").replace("-", "_")
-        matches = [setting for setting in settings.dotted_names() if plain in _option_names(setting)]
-        if name.startswith("--") and matches:
-            raise UserError(f"Unknown option {name}.", f"Did you mean --set {matches[0]}=...?")
-
-
-def _option_names(setting: str) -> tuple[str, ...]:
-    """Return the option names under which a user might look for a setting."""
-    return setting, setting.replace(".", "_"), setting.rpartition(".")[2]
+def _own_options() -> set[str]:
+    """Return the options of this command, besides those of the settings."""
+    parameters = typer.main.get_command(app).params
+    return {"--help", *(name for each in parameters for name in (*each.opts, *each.secondary_opts))}
 
 
 def main() -> None:
@@ -151,7 +144,7 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # output usually goes to a log file
     try:
         logs.setup()
-        _check_options(sys.argv[1:])
+        sys.argv[1:] = translate(sys.argv[1:], (), _own_options())
     except UserError as error:
         logs.show_traceback(error)
         print(error, file=sys.stderr)

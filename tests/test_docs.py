@@ -43,11 +43,11 @@ from estimator.cli.app import app as finetune
 from estimator.cli.app import load
 from estimator.errors import UserError
 from flows.commands.flow_commands import RUNS, flow_words
-from flows.commands.run_options import setting_options, translate
 from flows.finetune import planning
 from launchers import settings
 from launchers.dataset import preferences, rows
 from launchers.models import weights
+from launchers.settings.options import setting_options, translate
 from tests.conftest import write_images, write_pairs
 from tests.flows.conftest import FLOW, environment
 from tests.warm_python import WarmPython
@@ -130,7 +130,7 @@ def flow_commands(file: str) -> list[tuple[str, list[str]]]:
 
 def estimator_commands() -> list[tuple[str, list[str]]]:
     """(where, words after finetune), but for those of two pages whose own tests run them."""
-    elsewhere = ("docs/command-line.md", "docs/hardware.md")
+    elsewhere = ("docs/estimate.md", "docs/hardware.md")
     found = []
     for where, line in shell_lines():
         words = shlex.split(line.partition(" >")[0])
@@ -166,7 +166,7 @@ def help_text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HelpText]:
     """``help_text("card", "view", flow=FLOW)``: the help of a flow's command."""
     home = tmp_path_factory.mktemp("help")
     variables = environment(home)
-    with WarmPython("flows.finetune.nodes", environment=variables, folder=home) as warm:
+    with WarmPython("flows.finetune.steps", environment=variables, folder=home) as warm:
 
         @cache
         def of(*words: str, flow: Path = FLOW) -> str:
@@ -280,7 +280,8 @@ def check_run(where: str, options: dict[str, list[str]], place: Path) -> None:
         answer = planned(parameters, backends[0] if backends else "local")
     except UserError as error:
         answer = str(error)
-    assert answer.startswith("Plan: ") or "Alternatives that fit:" in answer, f"{where}: {answer}"
+    too_small = ("Alternatives that fit:", "this machine has no NVIDIA GPU")
+    assert answer.startswith("Plan: ") or any(words in answer for words in too_small), f"{where}: {answer}"
 
 
 def test_every_command_of_the_estimator_is_one_that_the_command_line_takes(place: Path) -> None:

@@ -16,8 +16,8 @@ from estimator.models import ModelSpec
 from estimator.plan import Plan
 from estimator.planning import planner
 from estimator.vocabulary import LAUNCHED_ENGINES, Device, LaunchedEngine, LaunchedMethod
-from launchers import engines
 from launchers.run import preparation
+from launchers.run.job import build_job, unsupported
 from launchers.settings import Settings, build
 
 Lengths = Literal["varying", "fixed"]
@@ -161,14 +161,14 @@ def _largest(scale: Scale, machine: Machine, count: int, engine: str, method: st
 
 
 def _plan(settings: Settings, spec: ModelSpec, machine: Machine) -> Plan:
-    job = preparation.build_job(settings, spec, settings.max_steps)
+    job = build_job(settings, spec, settings.max_steps)
     return planner.plan(job, preparation.apply_resources(settings, Target(machine=machine)))
 
 
-def unsupported(case: Case, scale: Scale) -> str | None:
+def unsupported_case(case: Case, scale: Scale) -> str | None:
     """Why the case's engine can't run it, as the engine itself says; None where it can."""
     settings = settings_of(case, scale, Path(case.model), Path("rows.jsonl"))
-    return engines.get(case.engine).unsupported(settings, models.find(case.model))
+    return unsupported(case.engine, settings, models.find(case.model))
 
 
 def settings_of(case: Case, scale: Scale, model_dir: Path, dataset: Path) -> Settings:

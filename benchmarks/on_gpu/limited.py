@@ -15,7 +15,6 @@ from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv
 
 if TYPE_CHECKING:
-    from estimator.models import ModelSpec
     from launchers.settings import Settings
 
 ENGINE = "benchmarks.on_gpu.limited:Limited"
@@ -25,8 +24,8 @@ LIMIT = "ON_GPU_LIMIT_BYTES"  # of each process; not set: none
 class Limited:
     """The job's own engine (see launchers.engines.Engine), below the limit that the environment names."""
 
-    def unsupported(self, settings: Settings, spec: ModelSpec) -> str | None:
-        return engines.get(settings.engine).unsupported(settings, spec)
+    def unsupported_settings(self, settings: Settings) -> str | None:
+        return engines.get(settings.engine).unsupported_settings(settings)
 
     def train(self, job: TrainJob) -> None:
         limit = os.environ.get(LIMIT)

@@ -145,7 +145,7 @@ class Session:
 
     def _show(self, measured: Measured) -> None:
         case = measured.case
-        reason = cases.unsupported(case, self.scale)
+        reason = cases.unsupported_case(case, self.scale)
         if reason is not None:
             measured.left_out = reason
             return

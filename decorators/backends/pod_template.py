@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from decorators.backends import tables
 from decorators.backends.strategic_merge import DIRECTIVE
 from estimator.errors import UserError
 from estimator.names import did_you_mean
+from estimator.untrusted import MAX_YAML_BYTES, parse_yaml, read_text
 
 NAME = "resources.pod_template"
 _QUANTITIES = ("limits", "requests")  # may be numbers
@@ -30,16 +32,25 @@ def read(value: str | Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(value, str):
         where = f"{NAME} {value}"
         try:
-            value = yaml.safe_load(Path(value).expanduser().read_text())
-        except OSError as error:
-            raise UserError(f"{where} can't be read: {error.strerror}.", "Name a YAML file.") from None
+            value = parse_yaml(read_text(Path(value).expanduser(), MAX_YAML_BYTES))
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise UserError(f"{where} is not YAML: {' '.join(str(error).split())}.", "Mend it.") from None
+        except (OSError, ValueError) as error:  # ValueError: a null byte in its path
+            reason = getattr(error, "strerror", None) or error
+            raise UserError(f"{where} can't be read: {reason}.", "Name a YAML file.") from None
     if not isinstance(value, Mapping) or not value:
         raise UserError(f"{where} holds no mapping.", _SHOWS)
     patch = dict(value)
     _check(patch, "V1PodTemplateSpec", "", where)
+    _check_text(patch, where)
     return patch
+
+
+def _check_text(patch: Mapping[str, Any], where: str) -> None:
+    """Raise UserError for text that no API server accepts: null bytes, and halves of surrogate pairs."""
+    text = json.dumps(patch, ensure_ascii=False, default=str)
+    if "\\u0000" in text or any("\ud800" <= character <= "\udfff" for character in text):
+        raise UserError(f"{where} holds text with a null byte or half a surrogate pair.", "Remove it.")
 
 
 def _check(value: Any, kind: str, path: str, where: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from estimator.charts import FARTHEST_CAPACITY
+from estimator.charts import MAX_CAPACITY_RATIO
 from estimator.plan import GIB, Counted
 
 MOST_POINTS = 500  # of one line, so that a card stays small however long the run
@@ -76,7 +76,7 @@ def memory_bars(
         highest = predicted.upper_bytes or predicted.likely_bytes
         if predicted.upper_bytes is not None:
             marks.append({"gib": gib(highest), "mark": "upper bound", "colour": _UPPER})
-        if capacity is not None and capacity <= FARTHEST_CAPACITY * highest:
+        if capacity is not None and capacity <= MAX_CAPACITY_RATIO * highest:
             marks.append({"gib": gib(capacity), "mark": "capacity", "colour": _CAPACITY})
         elif capacity is not None:
             axis.append(f"(capacity: {gib(capacity):.1f} GiB, far to the right)")
@@ -304,7 +304,7 @@ def memory_over_time(
                 "encoding": {"y": {**y, "field": "high"}, "text": {"field": "text"}},
             }
         )
-        if capacity is not None and capacity <= FARTHEST_CAPACITY * highest:
+        if capacity is not None and capacity <= MAX_CAPACITY_RATIO * highest:
             layers.append(
                 {
                     "data": {"values": [{"gib": gib(capacity)}]},

@@ -1,7 +1,7 @@
-"""Calibration: what finished runs have measured, and how that corrects the next estimate.
+"""Calibration: correct estimates by the measurements of finished runs.
 
-Each finished run leaves a line in a local file (``finished.py``): what was predicted before any correction,
-and what was measured. Runs of one engine, method and GPU that today's formulas predicted make a
+Each finished run adds a line to a local file (``finished.py``): the prediction before any correction, and the
+measurement. Runs of the same engine, method and GPU that were predicted by the current formulas form a
 :class:`Correction`.
 """
 
@@ -35,32 +35,32 @@ __all__ = [
     "method_of",
 ]
 
-# The formulas' own evidence counts as this many runs. A choice: one run moves an estimate by a third of what
-# it found, three runs by 60 %, twenty by 91 %.
+# Weight of the formulas, in runs. A choice: one run moves an estimate by a third of the measured difference,
+# three runs by 60 %, twenty by 91 %.
 PRIOR_RUNS = 2
-# The largest of n ratios covers the next run's with probability n / (n + 1), if runs are alike. The upper
-# bound promises 95 %, so this many runs can set it alone; fewer can only raise it.
+# The largest of n ratios covers that of the next run with probability n / (n + 1), if runs are exchangeable.
+# The upper bound promises 95 %, so this many runs can set it alone; fewer can only raise it.
 RUNS_FOR_A_BOUND = 19
-# Taken from first where runs need less than predicted: their sizes are empirical. The others are arithmetic
-# on shapes and types.
+# Categories that are reduced first if runs need less than predicted: their sizes are empirical. The others
+# are arithmetic on shapes and types.
 UNCERTAIN = ("allocator", "activations", "communication buffers", "optimizer temporaries", "runtime")
-ADDED = "calibration"  # the category of what runs need beyond the formulas
+ADDED = "calibration"  # category of memory that runs need beyond the formulas
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Correction:
     """Correction of an estimate, from finished runs of the same engine, method and GPU."""
 
-    gpu: str  # "cpu" where it is one
-    factor: float  # on what is shown
-    largest_ratio: float  # measured over predicted, of all these runs: the upper end is never below it
+    gpu: str  # "cpu" for a CPU
+    factor: float  # of the memory shown by nvidia-smi
+    largest_ratio: float  # measured / predicted over all these runs: lower limit of the upper end
     runs: int
-    live_factor: float = 1.0  # on the tensors, of what is needed
+    live_factor: float = 1.0  # of the live tensors in the needed memory
     largest_live_ratio: float = 1.0
 
     @property
     def basis(self) -> str:
-        """The evidence in words, for an estimate's ``basis``: number of runs, factor, largest ratio."""
+        """Describe the evidence for the ``basis`` of an estimate: number of runs, factor, largest ratio."""
         runs = "1 run" if self.runs == 1 else f"{self.runs} runs"
         return f"calibrated on {runs}: x{self.factor:.2f}, at most x{self.largest_ratio:.2f} measured"
 
@@ -82,10 +82,11 @@ class Calibration:
                 self._live_ratios.setdefault(key, []).append(run.live_ratio)
 
     def correction(self, engine: str, method: str, gpu: str) -> Correction | None:
-        """The correction from runs of this engine, method and GPU; None where today's formulas made none.
+        """Return the correction from runs of this engine, method and GPU, or None if there are no such runs.
 
-        ``gpu`` is a GPU's name of the table or "cpu". factor = exp(n / (n + PRIOR_RUNS) x the median of
-        ln(measured / predicted)): shrunk towards 1 while runs are few, and not moved far by one odd run.
+        Only runs that the current formulas predicted count. ``gpu``: name in the GPU table, or "cpu".
+        factor = exp(n / (n + PRIOR_RUNS) x median of ln(measured / predicted)): shrunk towards 1 for few
+        runs, and robust to one outlier.
         """
         same = (engine, method, gpu)
         if not any(key[:3] == same for key in self._ratios):
@@ -104,24 +105,24 @@ class Calibration:
         )
 
     def checkpoint_rate(self, engine: str, gpu: str) -> float | None:
-        """Bytes a second that a node has written checkpoints with, the runs' median; None where none has."""
+        """Return the median rate of checkpoint writes in bytes per second and node, or None without runs."""
         rates = self._checkpoints.get((engine, gpu))
         return statistics.median(rates) if rates else None
 
     def of(self, setup: Setup, gpu: str | None) -> Correction | None:
-        """The correction for a training step on a GPU of that name; None where GPU or runs are unknown."""
+        """Return the correction for a training step on this GPU, or None if GPU or runs are unknown."""
         where = "cpu" if setup.device == "cpu" else gpu
         return self.correction(setup.engine, method_of(setup), where) if where else None
 
     def corrected(self, estimate: MemoryEstimate, setup: Setup, gpu: str | None) -> MemoryEstimate:
-        """The estimate as earlier runs correct it, marked with today's formulas (:func:`formulas`)."""
+        """Return the estimate corrected by earlier runs, with the id of the current formulas."""
         correction = self.of(setup, gpu)
         uncorrected = dataclasses.replace(estimate, formulas=formulas(setup.engine, method_of(setup)))
         return apply(uncorrected, correction) if correction else uncorrected
 
 
 def _shrunk(ratios: list[float]) -> float:
-    """The factor that so many ratios make: 1 without any."""
+    """Return the shrunk factor of these ratios; 1 without any."""
     if not ratios:
         return 1.0
     n = len(ratios)
@@ -131,35 +132,35 @@ def _shrunk(ratios: list[float]) -> float:
 def load(path: Path | str | None = None) -> tuple[Calibration, tuple[str, ...]]:
     """Read the store at ``path`` (default: :func:`~estimator.calibration.finished.default_path`).
 
-    Returns its corrections, and one line for each line of the file that cannot be used.
+    Returns its corrections, and one message per line of the file that cannot be used.
     """
     records = Store(path).read()
     return Calibration(records.finished), records.problems
 
 
 def correction(setup: Setup, gpu: str | None, *, store: Store | None = None) -> Correction | None:
-    """The local store's correction for a training step on a GPU of that name; None where it has none."""
+    """Return the correction of the local store for a training step on this GPU, or None."""
     return Calibration((store or Store()).read().finished).of(setup, gpu)
 
 
 def apply(estimate: MemoryEstimate, correction: Correction) -> MemoryEstimate:
-    """Correct an estimate that has not been corrected yet; raises ValueError for one that has.
+    """Correct an estimate; raises ValueError if it has been corrected already.
 
-    Each figure by the measurement of its own kind: what is shown by the whole process's memory, what is
-    needed by the tensors that were alive (on a CPU, where those aren't counted, by the process's memory).
-    figure = factor x figure. Where that is more, the difference is a category of its own; where it is less,
-    it comes off the empirical categories in proportion, and off the others only when those are used up.
+    Each figure is corrected by the measurement of its kind: shown memory by the memory of the process, needed
+    memory by the live tensors (on a CPU, where they are not counted, by the memory of the process).
+    figure = factor x figure. An increase becomes a category; a decrease is taken from the empirical
+    categories in proportion, and from the others only when those are used up.
 
-    upper end = the largest of: the corrected figure; the figure x the largest ratio measured; and, with fewer
-    than ``RUNS_FOR_A_BOUND`` runs, the uncorrected upper end x max(factor, 1). So it is never below what such
-    a run has measured, scaled by the two predictions.
+    upper end = the largest of: the corrected figure; the figure x the largest measured ratio; and, with fewer
+    than ``RUNS_FOR_A_BOUND`` runs, the uncorrected upper end x max(factor, 1). So it is never below the
+    measurement of such a run, scaled by the two predictions.
     """
     if estimate.uncorrected is not None:
         raise ValueError("this estimate is corrected already")
     shown, lower, upper = _corrected(
         estimate.shows_bytes, estimate.shows_range, correction.factor, correction.largest_ratio, correction
     )
-    if correction.gpu == "cpu":  # a process needs the most that it may show
+    if correction.gpu == "cpu":  # the needed memory of a process is its maximum
         needed, needs_lower, needs_upper = upper, shown, upper
     else:
         live = estimate.live_bytes / estimate.needs_bytes
@@ -171,7 +172,7 @@ def apply(estimate: MemoryEstimate, correction: Correction) -> MemoryEstimate:
             correction,
         )
     host, outside = estimate.host_bytes, estimate.outside_bytes
-    if correction.gpu == "cpu":  # the node's memory is that of its processes; of a GPU, it says nothing
+    if correction.gpu == "cpu":  # host memory is that of the processes; GPU measurements say nothing about it
         host = math.ceil(host * needed / estimate.needs_bytes)
     return dataclasses.replace(
         estimate,
@@ -190,7 +191,7 @@ def apply(estimate: MemoryEstimate, correction: Correction) -> MemoryEstimate:
 def _corrected(
     figure: int, ends: tuple[int, int], factor: float, largest_ratio: float, correction: Correction
 ) -> tuple[int, int, int]:
-    """A figure and the ends of its range as finished runs correct them."""
+    """Return a figure and the ends of its range, corrected by finished runs."""
     likely = round(figure * factor)
     bounds = [likely, math.ceil(figure * largest_ratio)]
     if correction.runs < RUNS_FOR_A_BOUND:
@@ -199,7 +200,7 @@ def _corrected(
 
 
 def _scaled(categories: tuple[tuple[str, int], ...], target: int) -> tuple[tuple[str, int], ...]:
-    """The categories with the sum ``target``; none below 0."""
+    """Scale the categories to the sum ``target``; none below 0."""
     missing = target - sum(size for _, size in categories)
     if missing >= 0:
         return (*categories, (ADDED, missing)) if missing else categories
@@ -216,16 +217,16 @@ def _scaled(categories: tuple[tuple[str, int], ...], target: int) -> tuple[tuple
 
 
 def method_of(setup: Setup) -> str:
-    """The user's name of a step's method: full, lora, dora; with a quantised base qlora, qdora."""
+    """Return the method of a step as users name it: full, lora, dora; with a quantized base qlora, qdora."""
     return f"q{setup.method}" if setup.quantization != "none" else setup.method
 
 
 @lru_cache(maxsize=64)
 def formulas(engine: Engine, method: str) -> str:
-    """A mark (12 hexadecimal digits) of what the formulas predict for an engine and method today.
+    """Return an id (12 hexadecimal digits) of the current formulas for an engine and method.
 
-    It is a hash of a few predictions, so it changes when the formulas do. Runs that other formulas predicted
-    say nothing about today's error.
+    It is a hash of a few predictions, so it changes with the formulas. Runs predicted by other formulas say
+    nothing about the error of the current ones.
     """
     from estimator import memory, models
 

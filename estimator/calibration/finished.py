@@ -1,4 +1,4 @@
-"""The store of finished runs: what was predicted and what was measured, a line of JSON for each run."""
+"""Store of finished runs: prediction and measurement, one line of JSON per run."""
 
 from __future__ import annotations
 
@@ -10,41 +10,42 @@ from pathlib import Path
 
 from estimator import json_lines
 from estimator.errors import UserError
+from estimator.untrusted import parse_json
 
 VARIABLE = "FINETUNE_CALIBRATION"
 SCHEMA_VERSION = 1
 
-# A prediction is never that far off; such a pair measures two different things (a wrong process, a crash).
+# No prediction is that far off; such a pair measures two different things (a wrong process, a crash).
 LARGEST_RATIO = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finished:
-    """One finished run: the predicted and the measured peak memory of its largest process, in bytes.
+    """Predicted and measured peak memory of the largest process of one finished run, in bytes.
 
-    Raises UserError for a name that is empty, a size below 1, and two sizes that are more than
-    ``LARGEST_RATIO`` times apart.
+    Raises UserError for an empty name, a size below 1, and two sizes that differ by more than a factor of
+    ``LARGEST_RATIO``.
     """
 
     engine: str
     method: str  # of estimator.vocabulary.METHODS
-    gpu: str  # the GPU table's name, else the driver's; "cpu"
+    gpu: str  # name in the GPU table, otherwise of the driver; "cpu"
     model: str
-    setup: str  # a line for people: processes, sharding, batch, length, precision
-    formulas: str  # estimator.calibration.formulas() when it was predicted
-    predicted_bytes: int  # what the whole process should show, before any correction
-    predicted_upper_bytes: int  # the upper end of its range, before any correction
-    measured_bytes: int  # comparable with the prediction: the whole process
-    measured_kind: str  # how ``measured_bytes`` was found
+    setup: str  # one line of text: processes, sharding, batch, length, precision
+    formulas: str  # estimator.calibration.formulas() at the time of the prediction
+    predicted_bytes: int  # of the process, before any correction
+    predicted_upper_bytes: int  # upper end of its range, before any correction
+    measured_bytes: int  # of the process, comparable with the prediction
+    measured_kind: str  # method of the measurement
     predicted_categories: tuple[tuple[str, int], ...] = ()
-    reserved_bytes: int | None = None  # torch's peaks; None on a CPU
+    reserved_bytes: int | None = None  # peaks reported by torch; None on a CPU
     allocated_bytes: int | None = None
-    predicted_live_bytes: int | None = None  # tensors alive at the peak, which ``allocated_bytes`` counts
-    checkpoint_bytes: int | None = None  # of the node, as planned
-    checkpoint_seconds: float | None = None  # that training stood still for one; None: there was none
+    predicted_live_bytes: int | None = None  # live tensors at the peak, comparable with ``allocated_bytes``
+    checkpoint_bytes: int | None = None  # of one node, as planned
+    checkpoint_seconds: float | None = None  # pause of the training per checkpoint; None without checkpoints
     torch: str | None = None
     date: str  # ISO 8601, UTC
-    run: str  # names the run, so that it is not counted twice
+    run: str  # id of the run, so that it is not counted twice
     schema: int = SCHEMA_VERSION
 
     def __post_init__(self) -> None:
@@ -58,32 +59,32 @@ class Finished:
                 raise UserError(f"{name} = {value!r} must be a whole number of bytes above 0.")
         if not 1 / LARGEST_RATIO <= self.ratio <= LARGEST_RATIO:
             raise UserError(
-                f"{self.measured_bytes} bytes measured and {self.predicted_bytes} predicted are more than "
-                f"{LARGEST_RATIO:g} times apart.",
-                "One of the two is not of this run's process.",
+                f"{self.measured_bytes} bytes measured and {self.predicted_bytes} predicted differ by more "
+                f"than a factor of {LARGEST_RATIO:g}.",
+                "One of the two belongs to another process.",
             )
 
     @property
     def ratio(self) -> float:
-        """Measured bytes over predicted bytes."""
+        """Measured bytes / predicted bytes."""
         return self.measured_bytes / self.predicted_bytes
 
     @property
     def live_ratio(self) -> float | None:
-        """Allocated over predicted live bytes; None where torch counted nothing, on a CPU."""
+        """Allocated bytes / predicted live bytes; None on a CPU, where torch counts nothing."""
         if not self.allocated_bytes or not self.predicted_live_bytes:
             return None
         return self.allocated_bytes / self.predicted_live_bytes
 
     def to_json(self) -> str:
-        """One line of JSON, keys sorted, without a line break."""
+        """Format as one line of JSON with sorted keys, without a line break."""
         return json.dumps(dataclasses.asdict(self), sort_keys=True, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> Finished:
-        """The run of a line that :meth:`to_json` wrote; raises UserError with what is wrong with the line."""
+        """Parse a line written by :meth:`to_json`; raises UserError with the reason for an invalid line."""
         try:
-            values = json.loads(text)
+            values = parse_json(text)
         except ValueError:
             raise UserError("it is not JSON") from None
         if not isinstance(values, dict):
@@ -102,30 +103,30 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """The runs of a store, and one line for each of the store's lines that cannot be used."""
+    """Runs of a store, and one message per line of the store that cannot be used."""
 
     finished: tuple[Finished, ...]
     problems: tuple[str, ...]
 
 
 class Store:
-    """Finished runs in a file of JSON lines, which several processes may add to at a time."""
+    """Finished runs in a file of JSON lines, to which several processes may append concurrently."""
 
     def __init__(self, path: Path | str | None = None) -> None:
         self.path = Path(path).expanduser() if path else default_path()
 
     def add(self, finished: Finished) -> None:
-        """Append one run; raises OSError where the file cannot be written or locked."""
+        """Append one run; raises OSError if the file cannot be written or locked."""
         json_lines.append(self.path, finished.to_json())
 
     def read(self) -> Records:
-        """All runs; of several with one name the first. Damaged lines end up in ``problems``; no error."""
+        """Read all runs; of several with the same id, the first. Damaged lines go to ``problems``."""
         try:
             lines = json_lines.read(self.path)
         except FileNotFoundError:
             return Records((), ())
         except OSError as error:
-            return Records((), (f"{self.path} can't be read: {error.strerror or error}.",))
+            return Records((), (f"Cannot read {self.path}: {error.strerror or error}.",))
         finished: dict[str, Finished] = {}
         problems = []
         for number, line in enumerate(lines, 1):
@@ -134,16 +135,14 @@ class Store:
             try:
                 run = Finished.from_json(line)
             except UserError as error:
-                problems.append(
-                    f"{self.path}, line {number}, is left out: {error.problem.removesuffix('.')}."
-                )
+                problems.append(f"Skipped line {number} of {self.path}: {error.problem.removesuffix('.')}.")
                 continue
             finished.setdefault(run.run, run)
         return Records(tuple(finished.values()), tuple(problems))
 
 
 def default_path() -> Path:
-    """The store's file: ``FINETUNE_CALIBRATION``, else calibration.jsonl in the user's data folder (XDG)."""
+    """Return the file: ``FINETUNE_CALIBRATION``, or calibration.jsonl in the user's XDG data folder."""
     path = os.environ.get(VARIABLE)
     if path:
         return Path(path).expanduser()

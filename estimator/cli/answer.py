@@ -1,4 +1,4 @@
-"""One configuration's whole answer: memory, host, disk, speed, price. What `finetune estimate` shows."""
+"""Complete estimate of one configuration: memory, host memory, disk, speed and price."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ class Site:
     """Hardware of a training step: GPU, machine, links and measurements. None: unknown."""
 
     gpu: Gpu | None
-    instance: Instance | None  # whose price and network are taken
-    instance_given: bool  # by the user, or found by GPU and number
+    instance: Instance | None  # source of price and network bandwidth
+    instance_given: bool  # named by the user, or chosen by GPU and count
     network_gbps: float | None
     rdma: bool
     busbw: MeasuredBandwidth | None
     tokens: float | None
     calibration: Calibration | None
-    problems: tuple[str, ...]  # what could not be used, a line each
+    problems: tuple[str, ...]  # warnings, one line each
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """The estimate of one configuration: memory in bytes, speed, price in USD. None is not known."""
+    """Estimate of one configuration: memory in bytes, speed, price in USD. None: unknown."""
 
     setup: Setup
     site: Site
@@ -55,7 +55,7 @@ class Answer:
     usd: float | None
 
     def to_dict(self) -> dict[str, Any]:
-        """The answer as plain values for JSON; sizes in bytes, their units in the keys."""
+        """Convert to plain values for JSON; sizes in bytes, units in the keys."""
         setup = dataclasses.asdict(self.setup)
         setup["model"] = self.setup.model.name
         return {
@@ -104,7 +104,7 @@ class Answer:
         }
 
     def to_row(self) -> dict[str, Any]:
-        """The answer as one flat row for CSV; sizes in bytes."""
+        """Convert to one flat row for CSV; sizes in bytes."""
         setup, speed = self.setup, self.speed
         return {
             "model": setup.model.name,
@@ -132,9 +132,9 @@ class Answer:
 
 @contextlib.contextmanager
 def catalogue(file: Path | None) -> Iterator[None]:
-    """Inside this context GPUs and machines come from the tables with the user's own ``file`` over them.
+    """Context in which the catalogue includes the user's ``file`` of GPUs and instance types.
 
-    Raises UserError for a file that cannot be read. None leaves the default catalogue in place.
+    None: the default catalogue. Raises UserError for a file that cannot be read.
     """
     if file is None:
         yield
@@ -144,15 +144,15 @@ def catalogue(file: Path | None) -> Iterator[None]:
 
 
 def estimate_configuration(options: SetupOptions, place: PlaceOptions) -> Answer:
-    """Estimate the configuration that the command line's options describe.
+    """Estimate the configuration described by command-line options.
 
-    Raises UserError for an option's value that is not known and for values that contradict each other.
+    Raises UserError for unknown and for contradictory values.
     """
     instance = hardware.instance(place.instance_type) if place.instance_type else None
     gpus = options.gpus if options.gpus is not None else (instance.gpu_count if instance else 1)
     model = models.resolve(options.model).spec
     methods = AUTOMATIC_METHODS if options.method == "auto" else (options.method,)
-    for method in methods:  # the first that fits, else the last
+    for method in methods:  # the first that fits, otherwise the last
         setup = setup_from(dataclasses.replace(options, method=method), model, gpus)
         answer = estimate_setup(setup, site_of(place, setup, instance))
         if answer.memory.fits is not False:
@@ -161,7 +161,7 @@ def estimate_configuration(options: SetupOptions, place: PlaceOptions) -> Answer
 
 
 def estimate_setup(setup: Setup, site: Site) -> Answer:
-    """Estimate memory, disk, speed and price of one training step at a site; no option is read here."""
+    """Estimate memory, disk, speed and price of one training step on given hardware."""
     gpu, machine = site.gpu, site.instance
     capacity = gpu.usable_bytes if gpu and setup.device == "cuda" else None
     estimate = memory.estimate(setup, capacity_bytes=capacity)
@@ -191,32 +191,32 @@ def estimate_setup(setup: Setup, site: Site) -> Answer:
 
 
 def site_of(place: PlaceOptions, setup: Setup, instance: Instance | None) -> Site:
-    """The GPU and machine that the options name; ``instance`` is that of ``--instance-type``, if any.
+    """Look up the GPU and instance type of the options. ``instance``: that of ``--instance-type``, if any.
 
-    Where only a GPU is named: the cheapest machine that has as many of it as each node of the step. Raises
-    UserError where GPU, machine and the step's number of processes contradict each other.
+    If only a GPU is named, the cheapest instance type with the GPU count of a node of the step is used.
+    Raises UserError if GPU, instance type and number of processes contradict each other.
     """
     if place.network_gbps is not None and place.network_gbps <= 0:
         raise UserError(f"--network-gbps {place.network_gbps:g} must be above 0.")
     hardware_name = place.gpu or place.instance_type
     if hardware_name and setup.device == "cpu":
-        raise UserError(f"--device cpu and {hardware_name} contradict each other.", "Leave one of them out.")
+        raise UserError(f"--device cpu and {hardware_name} contradict each other.", "Remove one of them.")
     gpu = hardware.gpu(place.gpu) if place.gpu and instance is None else None
     if instance is not None:
         if place.gpu and instance.gpu not in {item.name for item in hardware.gpus_called(place.gpu)}:
             raise UserError(
                 f"--gpu {place.gpu} is not the GPU of --instance-type {instance.name}, "
                 f"which has {instance.gpu}.",
-                "Leave one of them out.",
+                "Remove one of them.",
             )
         if not instance.gpu_count:
             raise UserError(
-                f"{instance.name} has only a share of one {instance.gpu}, which training can't use."
+                f"{instance.name} has only a share of one {instance.gpu}, which training cannot use."
             )
         if setup.processes_per_node > instance.gpu_count:
             raise UserError(
                 f"--gpus {setup.processes_per_node}: {instance.name} has {instance.gpu_count}.",
-                "Ask for fewer with --gpus, or for several machines with --nodes.",
+                "Request fewer with --gpus, or several nodes with --nodes.",
             )
         gpu = hardware.gpu(instance.gpu)
     machine = instance or (_cheapest_machine(gpu, setup) if gpu else None)
@@ -249,13 +249,13 @@ def _bandwidth(place: PlaceOptions) -> MeasuredBandwidth | None:
     return MeasuredBandwidth(
         intra_node_gbytes_per_s=place.busbw_intra,
         inter_node_gbytes_per_s=place.busbw_inter,
-        source="given by --busbw-intra and --busbw-inter",
+        source="from --busbw-intra and --busbw-inter",
         date=datetime.date.today().isoformat(),
     )
 
 
 def _cheapest_machine(gpu: Gpu, setup: Setup) -> Instance | None:
-    """The cheapest priced machine with exactly these GPUs."""
+    """Return the cheapest instance type with a price and exactly these GPUs, or None."""
     same = [
         item
         for item in hardware.instances()
@@ -269,10 +269,10 @@ def _price(site: Site, setup: Setup) -> tuple[float | None, str]:
     if machine is None:
         if site.gpu is None:
             return None, "no GPU is named"
-        return None, f"no machine with {setup.processes_per_node}x {site.gpu.name} has a sourced price"
+        return None, f"no instance type with {setup.processes_per_node}x {site.gpu.name} has a price"
     if machine.usd_per_hour is None:
-        return None, f"{machine.name} has no sourced price"
-    how = "" if site.instance_given else ", the cheapest that is listed"
+        return None, f"{machine.name} has no price"
+    how = "" if site.instance_given else ", the cheapest one listed"
     when = f"{machine.region or 'region unknown'}, prices of {machine.price_date or 'an unknown date'}"
     basis = f"{setup.nodes}x {machine.name} ({machine.cloud}{how}), on demand, {when}"
     return setup.nodes * machine.usd_per_hour, basis

@@ -1,4 +1,4 @@
-"""The ``finetune`` command: its subcommands, each loaded when it is called, and how mistakes are shown."""
+"""The ``finetune`` command: lazily loaded subcommands, and the output of errors."""
 
 from __future__ import annotations
 
@@ -13,36 +13,34 @@ import typer
 from typer.core import TyperGroup
 
 from estimator import logs
-from estimator.changes import FINETUNE
 from estimator.cli.help import PlainHelp
 from estimator.errors import MISTAKE, CannotFit, UserError
 from estimator.names import check_options, did_you_mean
 
-# To add a command, add a line here and a file estimator/cli/NAME.py with a function NAME; one that knows
-# Metaflow lies among the flows.
-# The commands stand in --help as here, under the headings of GROUPS.
+# To add a command, add a line here and a file estimator/cli/NAME.py with a function NAME; a command that
+# needs Metaflow goes into flows/. --help lists the commands in this order, under the headings of GROUPS.
 COMMANDS = {
     "run": "Fine-tune a model, on this machine or with --with kubernetes, --with batch.",
-    "check": "Is a cluster fit to train on? Tests its nodes and the network between them.",
-    "flow": "Any command of a flow: resume, card view, logs, argo-workflows create.",
-    "convert": "Settings from a configuration of axolotl, LLaMA-Factory, TRL or torchtune.",
-    "plan": "The best configurations for a model, from goals to a ranked list.",
-    "estimate": "Memory, speed and price of one configuration.",
-    "gpus": "GPUs and machines: memory, speed, price.",
-    "models": "Models that are known by name.",
-    "settings": "Settings of a run: name, type, default, meaning. Searches them.",
-    "chat": "Ask a finished model on the terminal.",
+    "check": "Check whether a cluster is fit for training: its nodes and network.",
+    "flow": "Run any command of a flow: resume, card view, logs, argo-workflows create.",
+    "convert": "Convert a configuration of axolotl, LLaMA-Factory, TRL or torchtune.",
+    "plan": "Rank the configurations that train a model within the given goals.",
+    "estimate": "Estimate memory, speed and price of one configuration.",
+    "gpus": "List GPUs and instance types with memory, speed and price.",
+    "models": "List the models known by name.",
+    "settings": "List and search the settings of a run.",
+    "chat": "Chat with a finished model in the terminal.",
     "serve": "Serve a finished model to OpenAI clients, here or on Kubernetes.",
-    "runs": "Runs of the flow beside each other: what differs, loss, predicted and measured, price.",
-    "costs": "What runs have cost, by user, team or model.",
-    "rightsize": "Requested against used resources of your flows' steps, and what to request instead.",
-    "doctor": "What is installed, what would work here, and what mends the rest.",
+    "runs": "Compare runs: differing settings, loss, prediction and measurement, price.",
+    "costs": "Sum up the costs of runs by user, team or model.",
+    "rightsize": "Compare requested and used resources of your flows' steps; print better requests.",
+    "doctor": "Diagnose the installation: what works here, and how to fix the rest.",
 }
 GROUPS = {
     "Run": ("run", "check", "flow"),
-    "Plan, with nothing run": ("convert", "plan", "estimate", "gpus", "models", "settings"),
+    "Plan": ("convert", "plan", "estimate", "gpus", "models", "settings"),
     "Use the model": ("chat", "serve"),
-    "Look back, look around": ("runs", "costs", "rightsize", "doctor"),
+    "Inspect": ("runs", "costs", "rightsize", "doctor"),
 }
 ELSEWHERE = {
     "run": "flows.commands.flow_commands",
@@ -56,7 +54,7 @@ ELSEWHERE = {
     "costs": "flows.commands.costs",
     "rightsize": "flows.commands.rightsize",
     "doctor": "flows.doctor.command",
-}  # by name: nothing here knows Metaflow
+}  # by name: this package does not import Metaflow
 OTHER_NAMES = {
     "train": "run",
     "finetune": "run",
@@ -66,22 +64,22 @@ OTHER_NAMES = {
     "logs": "flow logs",
     "config": "settings",
     "test": "check",
-}  # what people call a command: its name here
-ANSWERED_NO = 1  # nothing fits
+}  # alternative names of commands
+ANSWERED_NO = 1  # exit status if nothing fits
 LOG_LEVEL = "--log-level"
 INTERRUPTED, PIPE_CLOSED = 130, 141  # as a shell reports a program ended by SIGINT, SIGPIPE
 
 
 class Commands(TyperGroup):
-    """Loads a command's module when that command is called, and no other's."""
+    """Group of commands that imports only the module of the command called."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Note the command line as it was typed, for the commands that are suggested where no plan fits."""
+        """Record the command line, from which suggested commands are derived if no plan fits."""
         ctx.meta["command"] = shlex.join([ctx.info_name or "finetune", *args])
         return super().parse_args(ctx, _log_level_first(args))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Replace the stand-in of the command that was called by the command itself, from its module."""
+        """Replace the placeholder of the called command by the command from its module."""
         if args and args[0] not in COMMANDS:
             known = f"Choose one of {', '.join(COMMANDS)}."
             shown = {name: name for name in COMMANDS} | OTHER_NAMES
@@ -90,13 +88,13 @@ class Commands(TyperGroup):
             )
         name, _, rest = super().resolve_command(ctx, args)
         command = load(str(name))
-        if not command.ignore_unknown_options:  # else a flow reads them, by its own names
+        if not command.ignore_unknown_options:  # otherwise a flow parses its options
             options = {text for option in command.params for text in (*option.opts, *option.secondary_opts)}
-            check_options(rest, {"--help", *options}, FINETUNE)
+            check_options(rest, {"--help", *options})
         return name, command, rest
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; mistakes are two lines and status 2, an interrupt and a closed pipe are silent."""
+        """Run the command. User errors print two lines and exit with 2; interrupts are silent."""
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()
@@ -109,7 +107,7 @@ class Commands(TyperGroup):
         except KeyboardInterrupt:
             raise SystemExit(INTERRUPTED) from None
         except BrokenPipeError:
-            # What is still buffered would raise once more when Python ends
+            # Buffered output would raise again when Python exits
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise SystemExit(PIPE_CLOSED) from None
         return result
@@ -130,7 +128,7 @@ def _log_level_first(args: list[str]) -> list[str]:
 
 
 def load(name: str) -> Any:
-    """The typer command of that name, from ``estimator/cli/NAME.py``, or from ``ELSEWHERE``."""
+    """Import the typer command of that name from ``estimator/cli/NAME.py``, or from ``ELSEWHERE``."""
     module = importlib.import_module(ELSEWHERE.get(name, f"estimator.cli.{name}"))
     program = typer.Typer(add_completion=False)
     kind = getattr(module, "FlowCommand", PlainHelp)
@@ -145,6 +143,10 @@ def _help(module: Any, name: str) -> str:
 def _cannot_fit(error: CannotFit, command: str) -> str:
     from estimator.planning.summary import render_cannot_fit
 
+    # `finetune plan` plans for a cluster with --no-here, where `finetune run` has --with
+    error.suggestions = tuple(
+        {"here": False} if "with" in suggestion else suggestion for suggestion in error.suggestions
+    )
     return render_cannot_fit(error, command)
 
 
@@ -171,30 +173,30 @@ app = typer.Typer(
 
 
 @app.callback(
-    help="Fine-tune language models: plan (which GPUs, how many, how long, how much), run, measure, check.",
-    epilog="Without Metaflow: python -m launchers trains under Slurm or PBS, python -m checklist checks.",
+    help="Fine-tune language models: plan hardware, time and price; run; measure; check clusters.",
+    epilog="Without Metaflow: `python -m launchers` trains under Slurm or PBS, `python -m checklist` checks.",
 )
 def finetune(
     version: Annotated[  # noqa: ARG001 - its callback prints it
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
     log_level: Annotated[
         str | None,
         typer.Option(
             LOG_LEVEL,
             metavar="LEVEL",
-            help=f"Show log messages on standard error: {', '.join(logs.LEVELS)}. Also after a command; "
-            f"{logs.LEVEL_VARIABLE}=LEVEL does the same.",
+            help=f"Log level on standard error: {', '.join(logs.LEVELS)}. May follow the command; "
+            f"same as {logs.LEVEL_VARIABLE}=LEVEL.",
         ),
     ] = None,
 ) -> None:
-    """Apply the options of the command itself; the callback of ``--version`` handles that one."""
+    """Apply the options of ``finetune`` itself, except ``--version``, which has a callback."""
     logs.setup(log_level)
 
 
 def _stand_in_for(summary: str) -> Callable[[], None]:
     def stand_in() -> None:
-        """Stands for a command in the list of commands, until it is called."""
+        """Placeholder of a command that has not been imported."""
 
     stand_in.__doc__ = summary
     return stand_in
@@ -206,7 +208,7 @@ for _name, _summary in COMMANDS.items():
 
 
 def main() -> None:
-    """The console script."""
+    """Run the console script."""
     app(prog_name="finetune")
 
 

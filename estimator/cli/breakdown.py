@@ -1,4 +1,4 @@
-"""finetune estimate --breakdown: memory by category as bars, for one configuration or over one option."""
+"""finetune estimate --breakdown: bars of memory by category, for one configuration or one option's values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from estimator.vocabulary import AUTOMATIC_METHODS, Checkpointing
 if TYPE_CHECKING:
     from rich.console import Console
 
-# Options that --over varies, with the values where --values is left out
+# Options that --over can vary, with the default of --values
 OVER: dict[str, tuple[str, ...]] = {
     "tp": ("1", "2", "4", "8"),
     "pp": ("1", "2", "4", "8"),
@@ -40,25 +40,25 @@ OVER: dict[str, tuple[str, ...]] = {
 }
 
 WHAT_IT_IS = {
-    "weights": "the model's parameters, this process's share of them",
-    "master weights": "an fp32 copy of what is trained, which the optimizer updates",
-    "adapters": "the parameters that LoRA, DoRA or a LLaMA-Adapter adds",
-    "reference model": "the untrained model that DPO and GRPO compare with",
-    "reward model": "what scores the answers of GRPO, where that is a model",
-    "average of the weights": "the moving average of what is trained, in fp32",
-    "VAE and text encoders": "what makes latents and texts, where they weren't computed before training",
-    "text encoders": "where adapters are on them, too (images.text_encoders)",
-    "KV cache": "keys and values of the tokens of answers that are being drawn",
-    "gradients": "one for each trained parameter",
-    "optimizer": "its states: AdamW keeps two numbers for each trained parameter",
-    "activations": "what the forward pass keeps for the backward pass; grows with batch and length",
-    "logits and loss": "scores of the whole vocabulary for each token, and the cross-entropy's copies",
-    "communication buffers": "weights gathered and gradients reduced, in flight",
-    "optimizer temporaries": "what the optimizer's step allocates for a moment",
-    "quantisation overhead": "scales of quantised weights, and the layer that is being dequantised",
-    "runtime": "CUDA's context and NCCL; on a CPU Python and torch",
-    "allocator": "what the allocator can't use again when memory is short",
-    "calibration": "what earlier runs here needed beyond the formulas",
+    "weights": "model parameters, this process's share of them",
+    "master weights": "fp32 copy of the trained parameters, updated by the optimizer",
+    "adapters": "parameters added by LoRA, DoRA or a LLaMA-Adapter",
+    "reference model": "untrained model that DPO and GRPO compare with",
+    "reward model": "model that scores the completions of GRPO",
+    "average of the weights": "moving average of the trained parameters, in fp32",
+    "VAE and text encoders": "encoders of images and prompts, if latents are not precomputed",
+    "text encoders": "text encoders with adapters (images.text_encoders)",
+    "KV cache": "keys and values of the tokens during generation",
+    "gradients": "one per trained parameter",
+    "optimizer": "optimizer states: AdamW keeps two numbers per trained parameter",
+    "activations": "tensors saved for the backward pass; grow with batch and length",
+    "logits and loss": "scores over the vocabulary per token, and copies in the cross-entropy",
+    "communication buffers": "gathered weights and gradients being reduced",
+    "optimizer temporaries": "temporary tensors of the optimizer step",
+    "quantisation overhead": "scales of quantized weights, and the layer being dequantized",
+    "runtime": "CUDA context and NCCL; on a CPU, Python and torch",
+    "allocator": "fragmentation of the caching allocator when memory is short",
+    "calibration": "memory that earlier runs needed beyond the formulas",
 }
 
 
@@ -73,9 +73,9 @@ def show_breakdown(
     as_json: bool,
     as_csv: bool,
 ) -> None:
-    """Print the memory of one configuration by category, or one bar for each value of the option ``over``.
+    """Print the memory of one configuration by category, or one bar per value of the option ``over``.
 
-    Inside :func:`estimator.cli.answer.catalogue`. ``svg`` and ``html``: files to which the chart is written.
+    Call it inside :func:`estimator.cli.answer.catalogue`. ``svg`` and ``html``: files for the chart.
     """
     variants = _variants(options, over, values)
     models.resolve(options.model)
@@ -98,23 +98,19 @@ def show_breakdown(
 
 
 def _variants(options: SetupOptions, over: str | None, values: str | None) -> dict[str, SetupOptions]:
-    """The options of each bar by its name; UserError for a value that the option does not take."""
+    """Return the options of each bar by its name. Raises UserError for an invalid value."""
     if over is None:
         if values is not None:
-            raise UserError(
-                f"--values {values}: of which option?", f"Say --over and one of {', '.join(OVER)}."
-            )
+            raise UserError(f"--values {values} needs --over.", f"Add --over with one of {', '.join(OVER)}.")
         return {options.model: options}
     key = over.removeprefix("--").replace("-", "_")
     if key not in OVER:
         raise unknown_choice(f"--over {over}", key, OVER)
     usual = OVER[key]
-    instance = f"For instance --values {','.join(usual)}"
+    instance = f"Example: --values {','.join(usual)}"
     texts = usual if values is None else tuple(part.strip() for part in values.split(",") if part.strip())
     if not texts:
-        raise UserError(
-            f"--values {values!r} has no value in it.", f"For instance --values {','.join(usual)}"
-        )
+        raise UserError(f"--values {values!r} contains no value.", f"Example: --values {','.join(usual)}")
     numeric = usual[0].isdigit()
     variants = {}
     for text in texts:
@@ -133,9 +129,7 @@ def _variants(options: SetupOptions, over: str | None, values: str | None) -> di
 def _answers(
     variants: dict[str, SetupOptions], place: PlaceOptions
 ) -> tuple[dict[str, Answer], dict[str, str]]:
-    """Return the possible variants and the reasons against the others; raises the first reason if none is
-    possible.
-    """
+    """Return the possible variants, and errors of the others. Raises the first if none is possible."""
     results = {name: _answer_or_error(options, place) for name, options in variants.items()}
     failed = {name: result for name, result in results.items() if isinstance(result, UserError)}
     if len(failed) == len(results):
@@ -152,7 +146,7 @@ def _answer_or_error(options: SetupOptions, place: PlaceOptions) -> Answer | Use
 
 
 def chart_of(answers: dict[str, Answer], over: str | None) -> Chart:
-    """The bars of these answers, against the GPU's capacity where it is one and the same."""
+    """Build the chart of these estimates, with the GPU's capacity if all have the same."""
     first = next(iter(answers.values()))
     setup = first.setup
     unit = "GPU" if setup.device == "cuda" else "process"
@@ -183,7 +177,7 @@ def chart_of(answers: dict[str, Answer], over: str | None) -> Chart:
         capacity_name=first.site.gpu.name if first.site.gpu else "",
         notes=tuple(
             dict.fromkeys(
-                f"Needs: {answer.memory.needs_basis}. Shows where there is room: {answer.memory.shows_basis}."
+                f"Needed: {answer.memory.needs_basis}. Shown by nvidia-smi: {answer.memory.shows_basis}."
                 for answer in answers.values()
             )
         ),
@@ -204,13 +198,13 @@ def _print(console: Console, chart: Chart, answers: dict[str, Answer]) -> None:
     for name in answers:
         table.add_column(name, justify="right")
     if len(answers) == 1:
-        table.add_column("what it is", overflow="fold")
+        table.add_column("description", overflow="fold")
     for category in chart.categories:
         sizes = [dict(answer.memory.categories).get(category, 0) for answer in answers.values()]
         cells = [format_bytes(size) if size else "-" for size in sizes]
         table.add_row(category, *cells, *([WHAT_IT_IS.get(category, "")] if len(answers) == 1 else []))
     console.print(table)
     shown = [format_bytes(answer.memory.shows_bytes) for answer in answers.values()]
-    console.print(f"Shows where there is room: {', '.join(shown)}")
+    console.print(f"Shown by nvidia-smi if memory is free: {', '.join(shown)}")
     for note in chart.notes:
         console.print(note)

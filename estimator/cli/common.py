@@ -1,4 +1,4 @@
-"""Options that ``finetune plan``, ``run`` and ``estimate`` share, with their group and text."""
+"""Options shared by ``finetune plan``, ``run`` and ``estimate``, with their group and help text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DATA, _METHOD, _TRAINING, _WHERE, _OUTPUT = ("Model and data", "Method", "Train
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommonOption:
-    """An option by its purpose. ``unset``: what happens if it is left out and has no default value."""
+    """Group and help of an option. ``unset``: text in place of a default value."""
 
     group: str
     text: str
@@ -25,7 +25,7 @@ class CommonOption:
 
     @property
     def help(self) -> str:
-        """The text with the values of a closed set."""
+        """Return the help text, with the values of a closed set."""
         return f"{self.text}: {', '.join(self.choices)}" if self.choices else self.text
 
 
@@ -122,13 +122,13 @@ COMMON: dict[str, CommonOption] = {
         group=_OUTPUT, metavar="N", text="Steps between evaluations", unset="at the end"
     ),
     "tracker": CommonOption(group=_OUTPUT, metavar="NAME", text="Tracker: tensorboard, wandb, mlflow"),
-    "plan_only": CommonOption(group=_OUTPUT, text="Print the plan and end"),
+    "plan_only": CommonOption(group=_OUTPUT, text="Print the plan and exit"),
     "verbose": CommonOption(group=_OUTPUT, text="Print memory by category, all reasons, all plans"),
 }
 
 
 def common(name: str, *declarations: str, choices: Iterable[str] | None = None) -> Any:
-    """A typer option with the group and text of COMMON. ``choices`` replaces the values of a closed set."""
+    """Build a typer option with the group and text of COMMON. ``choices`` replaces its set of values."""
     option = COMMON[name]
     values = option.choices if choices is None else tuple(choices)
     text = f"{option.text}: {', '.join(values)}" if values else option.text

@@ -1,4 +1,4 @@
-"""finetune estimate: memory, speed and price of one configuration that the user has in mind."""
+"""finetune estimate: memory, speed and price of one configuration."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def estimate(
     place: PlaceOptions,
     exact: Annotated[
         bool,
-        Option("--exact", help="Trace the real model too (needs torch).", rich_help_panel=GROUPS[-1]),
+        Option("--exact", help="Also trace the real model (needs torch).", rich_help_panel=GROUPS[-1]),
     ] = False,
     breakdown: Annotated[
         bool,
@@ -60,7 +60,7 @@ def estimate(
         bool, Option("--csv", help="Print one row of CSV.", rich_help_panel=GROUPS[-1])
     ] = False,
 ) -> None:
-    """Memory, speed and price of one configuration."""
+    """Estimate memory, speed and price of one configuration."""
     output.one_format(json=as_json, csv=as_csv)
     with catalogue(place.hardware):
         if breakdown or any(value is not None for value in (over, values, svg, html)):
@@ -100,8 +100,8 @@ def _trace(answer: Answer) -> ExactEstimate:
 
     if isinstance(answer.setup.model, DiffusionSpec):
         raise UserError(
-            f"Exact mode can't trace {answer.setup.model.name}: it knows language models.",
-            "Leave --exact out: what a UNet keeps is counted exactly by the formulas.",
+            f"Exact mode cannot trace {answer.setup.model.name}: it supports language models only.",
+            "Remove --exact: the formulas count the tensors of a UNet exactly.",
         )
     return exact.estimate(answer.setup)
 
@@ -198,14 +198,14 @@ def _step(answer: Answer) -> str:
     text = ", ".join(parts)
     longest = setup.model.max_seq_len
     return text + (
-        f"; longer than the {longest:,} tokens that {setup.model.name} was made for"
+        f"; longer than the {longest:,} tokens that {setup.model.name} supports"
         if setup.seq_len > longest
         else ""
     )
 
 
 def _by_default(answer: Answer, options: SetupOptions) -> list[str]:
-    """List the values that the user left open and the engine's defaults decided."""
+    """List the values that were set by defaults of the engine."""
     setup = answer.setup
     open_values = {
         f"precision {setup.precision}": options.precision is None,
@@ -243,12 +243,12 @@ def _print_memory(console: Console, answer: Answer, traced: ExactEstimate | None
     if traced is not None:
         versions = ", ".join(f"{name} {version}" for name, version in traced.versions)
         console.print(
-            f"exact: {format_bytes(traced.peak_bytes)} of live tensors at {traced.peak.name}, and by formula "
+            f"exact: {format_bytes(traced.peak_bytes)} of live tensors at {traced.peak.name}, by formula "
             f"{format_bytes(sum(memory.active(answer.setup).values()))}; "
             f"traced in {traced.seconds:.0f} s ({versions})"
         )
         for clause in traced.not_modelled:
-            console.print(f"exact leaves out: {clause}")
+            console.print(f"exact excludes: {clause}")
 
 
 def _with_range(size: int, limits: tuple[int, int]) -> str:
@@ -264,7 +264,9 @@ def _print_verdict(console: Console, answer: Answer) -> None:
     console.print(f"Needs {_with_range(peak.needs_bytes, peak.needs_range)}")
     console.print(f"range {peak.needs_basis}")
     counter = "nvidia-smi" if answer.setup.device == "cuda" else "the system"
-    console.print(f"Shows {_with_range(peak.shows_bytes, peak.shows_range)} by {counter} where there is room")
+    console.print(
+        f"Expect {counter} to show {_with_range(peak.shows_bytes, peak.shows_range)} if memory is free"
+    )
     console.print(f"range {peak.shows_basis}")
 
 
@@ -287,7 +289,7 @@ def _rest(answer: Answer) -> Table:
         table.add_row(
             "Calibration",
             f"{answer.correction.basis} with {answer.setup.engine} {name} on {answer.correction.gpu}; "
-            "--no-calibration leaves them out",
+            "--no-calibration ignores them",
         )
     return table
 
@@ -298,7 +300,7 @@ def _speed(answer: Answer) -> str:
         return f"unknown: {speed.basis}"
     text = f"{speed.tokens_per_second:,.0f} tokens/s"
     if count > 1:
-        text += f", {speed.tokens_per_second / count:,.0f} of each GPU"
+        text += f", {speed.tokens_per_second / count:,.0f} per GPU"
     if speed.tokens_per_second_range is not None:
         low, high = speed.tokens_per_second_range
         text += f" ({low:,.0f} to {high:,.0f})"

@@ -1,4 +1,4 @@
-"""finetune gpus: which GPUs there are, on which machines, at what price."""
+"""finetune gpus: GPUs, instance types and prices."""
 
 from __future__ import annotations
 
@@ -17,56 +17,58 @@ if TYPE_CHECKING:
     from estimator.hardware.cluster import Cluster
 
 
-WIDEST = 1000  # characters; more than any row has
+WIDEST = 1000  # characters; wider than any row
 
 
 def gpus(
     min_vram: Annotated[
         float | None,
-        typer.Option(
-            help="Cards of that size or more, by the GB they are sold as: 24 finds an L4 (22.35 GiB)."
-        ),
+        typer.Option(help="Minimum memory in GB, as the card is sold: 24 includes the L4 (22.35 GiB)."),
     ] = None,
-    arch: Annotated[str | None, typer.Option(help="Architecture, or its beginning: hopper, ada.")] = None,
-    cloud: Annotated[str | None, typer.Option(help="Machines of this cloud only.")] = None,
-    gpu: Annotated[str | None, typer.Option(help="This GPU, or all whose name begins so.")] = None,
-    instances: Annotated[bool, typer.Option(help="The machines that have them, too.")] = True,
+    arch: Annotated[str | None, typer.Option(help="Architecture or a prefix of it: hopper, ada.")] = None,
+    cloud: Annotated[str | None, typer.Option(help="Only instance types of this cloud.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="GPU name or a prefix of it.")] = None,
+    instances: Annotated[bool, typer.Option(help="Also list instance types.")] = True,
     max_price: Annotated[
-        float | None, typer.Option(help="Machines up to so many USD an hour; unpriced ones are left out.")
+        float | None,
+        typer.Option(help="Maximum price in USD per hour; excludes instance types without a price."),
     ] = None,
-    spot: Annotated[bool, typer.Option("--spot", help="Machines with a spot price, by that price.")] = False,
+    spot: Annotated[
+        bool, typer.Option("--spot", help="Only instance types with a spot price, sorted by it.")
+    ] = False,
     hardware_file: Annotated[
-        Path | None, typer.Option("--hardware", help="A CSV of your own GPUs, machines and prices.")
+        Path | None,
+        typer.Option("--hardware", help="CSV file with your own GPUs, instance types and prices."),
     ] = None,
     refresh: Annotated[
-        bool, typer.Option("--refresh", help="First ask AWS and gpuhunt for today's prices.")
+        bool, typer.Option("--refresh", help="First download current prices from AWS and gpuhunt.")
     ] = False,
     from_cluster: Annotated[
         bool,
-        typer.Option("--from-cluster", help="The nodes of your Kubernetes cluster instead of the clouds'."),
+        typer.Option("--from-cluster", help="List the nodes of your Kubernetes cluster instead."),
     ] = False,
     context: Annotated[
-        str | None, typer.Option(help="With --from-cluster: the kubeconfig's context.")
+        str | None, typer.Option(help="With --from-cluster: context of the kubeconfig.")
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object, units in its names.")
+        bool, typer.Option("--json", help="Print one JSON object with units in its keys.")
     ] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print a table that --hardware reads.")] = False,
 ) -> None:
-    """Show GPUs and the machines that have them, with prices and their age.
+    """List GPUs and the instance types with them, their prices and the age of the prices.
 
-    --min-vram goes by the GB that a card is sold as: 24 finds L4, A10G and
-    RTX 4090, though clouds report 22.35 GiB of an L4. Plans are made with
-    what is reported, which is what the table shows. A figure that no one
-    has sourced is "?" here and null in JSON.
+    --min-vram compares the GB that a card is sold with: 24 includes L4, A10G
+    and RTX 4090, though clouds report 22.35 GiB for an L4. Plans use the
+    reported size, which the table shows. Unknown figures are "?" here and
+    null in JSON.
     """
     from estimator import hardware
     from estimator.hardware import report
 
     if as_json and as_csv:
-        raise UserError("--json and --csv can't go together.", "Choose one of them.")
+        raise UserError("--json and --csv exclude each other.", "Choose one of them.")
     if context is not None and not from_cluster:
-        raise UserError("--context goes with --from-cluster.", "Add --from-cluster, or leave --context out.")
+        raise UserError("--context needs --from-cluster.", "Add --from-cluster, or remove --context.")
     wish = report.Wish(
         min_vram=min_vram, architecture=arch, cloud=cloud, gpu=gpu, max_usd_per_hour=max_price, spot=spot
     )
@@ -131,21 +133,21 @@ def _print_tables(cards: tuple[Gpu, ...], machines: tuple[Instance, ...], cluste
     if cluster is not None:
         console.print(f"Cluster of context {cluster.context}; nodes without a GPU: {cluster.without_gpu}")
         for aside in cluster.aside:
-            console.print(f"Left aside, {aside.reason}: {', '.join(aside.names)}", markup=False)
+            console.print(f"Skipped, {aside.reason}: {', '.join(aside.names)}", markup=False)
         _print_whole(console, cluster_table(cluster))
     if not cards:
-        console.print("No GPU goes with these options.")
+        console.print("No GPU matches these options.")
         return
     _print_whole(console, gpu_table(cards))
     if machines:
         _print_whole(console, instance_table(machines, date.today()))
-        console.print("age: of the price. Sources of the prices:")
+        console.print("age: days since the price was read. Sources of the prices:")
         for number, source in enumerate(price_sources(machines), 1):
             console.print(f"{number}  {source}", markup=False, highlight=False)
 
 
 def _print_whole(console: Console, table: Table) -> None:
-    """In its full width: a cut figure could be taken for another one, a broken line can't."""
+    """Print at full width: lines may wrap, but figures are never truncated."""
     from rich.measure import Measurement
 
     normal = console.width

@@ -11,12 +11,12 @@ import typer
 from typer.core import TyperCommand, TyperOption
 
 GROUPS = ("Model and data", "Method", "Training", "Where", "Output")
-"""Purposes by which options are grouped, in the order of a help page."""
+"""Groups of options, in the order of a help page."""
 MORE = "More: "
 """Prefix of the groups that only ``--help-all`` shows."""
 HELP_ALL = "--help-all"
 WIDTH = 80
-_NAMES = 29  # columns of the options' names
+_NAMES = 29  # columns for option names
 EXAMPLES = {
     "plan": "finetune plan --model llama-8b --method lora --tokens 100M",
     "estimate": "finetune estimate --model llama-8b --method lora --gpu L40S",
@@ -27,7 +27,7 @@ EXAMPLES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Line:
-    """One option of a help page. ``default``: its value where it is left out, as text; empty: none."""
+    """One option of a help page. ``default``: default value as text; empty: none."""
 
     names: str
     text: str
@@ -65,7 +65,7 @@ def _option(option: Line) -> list[str]:
 
 
 class PlainHelp(TyperCommand):
-    """A command whose ``--help`` is one page; ``--help-all`` adds the groups that begin with ``More:``."""
+    """Command whose ``--help`` is one page; ``--help-all`` adds the groups that begin with ``More:``."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""finetune models: the models that are known by name, and the shape of any other."""
+"""finetune models: models known by name, and the shape of any other model."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from estimator.models.spec import ModelSpec
 if TYPE_CHECKING:
     from rich.table import Table
 
-WIDE = 140  # columns of a terminal that shows all of a row
+WIDE = 140  # columns of a terminal that shows complete rows
 _SIZES = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelRow:
-    """One model as ``finetune models`` lists it; None where a field means nothing for the model."""
+    """Row of ``finetune models``; None: the field does not apply to the model."""
 
     name: str
     aliases: tuple[str, ...]
@@ -46,22 +46,26 @@ class ModelRow:
     source: str
 
     def values(self) -> dict[str, Any]:
-        """The fields by name, in the order in which they are shown."""
+        """Return the fields by name, in display order."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
 def models(
     search: Annotated[
-        str | None, typer.Argument(help="Part of a name, alias or id; or any id or directory.")
+        str | None, typer.Argument(help="Part of a name, alias or id; or any Hugging Face id or folder.")
     ] = None,
-    family: Annotated[str | None, typer.Option(help="As config.json calls it: llama, qwen3_moe...")] = None,
-    min_params: Annotated[str | None, typer.Option(help="At least that many parameters: 7B, 500M.")] = None,
-    max_params: Annotated[str | None, typer.Option(help="At most that many parameters.")] = None,
-    moe: Annotated[bool | None, typer.Option("--moe/--dense", help="With experts, or without.")] = None,
+    family: Annotated[
+        str | None, typer.Option(help="Model family as in config.json: llama, qwen3_moe...")
+    ] = None,
+    min_params: Annotated[str | None, typer.Option(help="Minimum number of parameters: 7B, 500M.")] = None,
+    max_params: Annotated[str | None, typer.Option(help="Maximum number of parameters.")] = None,
+    moe: Annotated[
+        bool | None, typer.Option("--moe/--dense", help="Only mixture-of-experts models, or only dense ones.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
 ) -> None:
-    """Models that are known by name, or the shape of one: a part of its name, an id, a directory."""
+    """List the models known by name, or show the shape of one (by name, id or folder)."""
     matching = _matching(search, family)
     least, most = _parse_count(min_params, "--min-params"), _parse_count(max_params, "--max-params")
     rows = [
@@ -72,9 +76,7 @@ def models(
         and (moe is None or bool(row.experts) == moe)
     ]
     if not rows:
-        raise UserError(
-            "No model of the table is like that.", "Ask for less: finetune models shows them all."
-        )
+        raise UserError("No model of the table matches.", "Use fewer filters: `finetune models` lists all.")
     if as_json:
         _print_json(rows)
     elif as_csv:
@@ -145,7 +147,7 @@ def _diffusion_row(model: DiffusionSpec) -> ModelRow:
 
 
 def _parse_count(text: str | None, option: str) -> float | None:
-    """A number of parameters as people write it."""
+    """Parse a number of parameters, such as 7B."""
     if text is None:
         return None
     plain = text.strip().lower().replace(",", "").replace("_", "")
@@ -183,12 +185,12 @@ def _print_tables(rows: list[ModelRow]) -> None:
 
     console = Console()
     if not console.is_terminal and "COLUMNS" not in os.environ:
-        console = Console(width=WIDE)  # a pipe has no width of its own
+        console = Console(width=WIDE)  # a pipe has no width
     if len(rows) == 1:
         console.print(_details(rows[0]))
         return
     console.print(_table(rows, wide=console.width >= WIDE))
-    console.print("All names and the source of each row: name one model, or --csv, --json.")
+    console.print("For all aliases and the source of a row, name one model or use --csv or --json.")
 
 
 def _details(row: ModelRow) -> Table:
@@ -232,7 +234,7 @@ def _plain(value: int | None) -> str:
 
 
 def _tokens(value: int | None) -> str:
-    """A context length; 128k is 131,072."""
+    """Format a context length; 128k is 131,072."""
     return _plain(value) if value is None or value % 1024 else f"{value // 1024}k"
 
 

@@ -1,4 +1,4 @@
-"""Options that several commands share: each group is a dataclass, which estimator/cli/steps.py reads."""
+"""Options of ``finetune estimate`` as dataclasses, one per group; estimator/cli/steps.py interprets them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def one_of(values: Iterable[str], text: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SetupOptions:
-    """The options that describe one training step. None: as the engine does by default (EngineDefaults)."""
+    """Options that describe one training step. None: default of the engine (EngineDefaults)."""
 
     model: Annotated[str, common("model", "--model", "-m")]
     engine: Annotated[str, common("engine", choices=(*get_args(vocabulary.Engine), "auto"))] = "auto"
@@ -289,7 +289,7 @@ class SetupOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlaceOptions:
-    """The options that say what a training step runs on, and what is known of that place."""
+    """Options that describe the hardware of a training step."""
 
     gpu: Annotated[str | None, common("gpu")] = None
     instance_type: Annotated[str | None, common("instance_type")] = None
@@ -327,10 +327,10 @@ class PlaceOptions:
 
 
 def expanded(function: Callable[..., None]) -> Callable[..., None]:
-    """Decorate a command: a parameter whose type is a dataclass of options becomes an option for each field.
+    """Decorate a command so that each field of a dataclass parameter becomes an option.
 
-    typer reads a command's signature, in which a dataclass would be one argument. So the command gets a
-    signature with the fields in place of the dataclass, and puts the dataclass together when it is called.
+    typer would take a dataclass for one argument. So the signature gets the fields instead, and the dataclass
+    is built when the command is called.
     """
     hints = typing.get_type_hints(function, include_extras=True)
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
@@ -369,7 +369,7 @@ def _parameters_of(kind: Any) -> list[inspect.Parameter]:
 
 
 def tokens_of(text: str) -> float:
-    """A number of tokens as people write it: 250M, 1.5B, 1e9. Raises UserError."""
+    """Parse a number of tokens: 250M, 1.5B, 1e9. Raises UserError."""
     value = token_counts.parse(text)
     if value is None:
         raise UserError(f"--tokens {text} is not a number of tokens.", "Write 250M, 1.5B or 1e9.")

@@ -1,4 +1,4 @@
-"""Output of the command line: rich text, JSON, CSV, and numbers formatted for people."""
+"""Output of the command line: rich text, JSON and CSV."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from estimator.errors import UserError
+from estimator.formatting import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-NARROWEST = 80  # columns, where the output is no terminal or a narrower one
+NARROWEST = 80  # columns, for narrower terminals and for pipes
 
 
 def console() -> Console:
-    """Standard output; colours only where it is a terminal."""
+    """Return a console on standard output, with colors only in a terminal."""
     from rich.console import Console
 
     plain = Console(highlight=False, soft_wrap=False)
@@ -33,7 +34,7 @@ def print_json(value: Any) -> None:
 def print_csv(rows: Sequence[Mapping[str, Any]]) -> None:
     """Write rows as CSV to standard output.
 
-    The header has all columns of all rows, in the order in which they first come; None is an empty cell.
+    The header has all columns of all rows, in order of first appearance; None is an empty cell.
     """
     names = list(dict.fromkeys(name for row in rows for name in row))
     writer = csv.DictWriter(sys.stdout, names, lineterminator="\n")
@@ -42,22 +43,20 @@ def print_csv(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def note(text: str) -> None:
-    """Write a line to standard error, so that it does not end up in JSON or CSV."""
-    print(text, file=sys.stderr)
+    """Write a line to standard error, to keep it out of JSON and CSV output."""
+    print(printable(text), file=sys.stderr)
 
 
 def one_format(**formats: bool) -> None:
-    """Raise UserError where two output formats are asked for."""
+    """Raise UserError if several output formats are requested."""
     flags = [f"--{name}" for name, requested in formats.items() if requested]
     if len(flags) > 1:
-        raise UserError(f"{' and '.join(flags)} are two formats for one output.", "Choose one.")
+        raise UserError(f"{' and '.join(flags)} exclude each other.", "Choose one.")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write ``text`` as the whole file; raises UserError where the file cannot be written."""
+    """Write ``text`` to a file; raises UserError if the file cannot be written."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UserError(
-            f"{path} can't be written: {error.strerror or error}.", "Name another file."
-        ) from None
+        raise UserError(f"Cannot write {path}: {error.strerror or error}.", "Choose another file.") from None

@@ -365,7 +365,7 @@ def _quantization(job_options: JobOptions) -> str:
     ):
         raise UserError(
             f"--quantization {job_options.quantization} needs method qlora, not {job_options.method}.",
-            "Use --method qlora, or leave --quantization out.",
+            "Use --method qlora, or remove --quantization.",
         )
     return job_options.quantization or "nf4-double"
 
@@ -399,7 +399,7 @@ def target_from(goal_options: GoalOptions) -> Target:
 
 
 def _plans_here(options: GoalOptions) -> bool:
-    """Whether the plan is for this machine: as asked, or as it has GPUs and nothing says which machines."""
+    """Return whether to plan for this machine: with --here, or if it has GPUs and no option names others."""
     elsewhere = {
         "instance-type": options.instance_type,
         "cloud": options.cloud,
@@ -412,7 +412,7 @@ def _plans_here(options: GoalOptions) -> bool:
     }
     named = next((name for name, value in elsewhere.items() if value), None)
     if options.here and named:
-        raise UserError(f"--here and --{named} contradict each other.", "Leave one of them out.")
+        raise UserError(f"--here and --{named} contradict each other.", "Remove one of them.")
     if options.here is not None:
         return options.here
     if named or options.gpu or options.gpus or options.nodes or options.hardware:
@@ -446,9 +446,7 @@ def goals_from(goal_options: GoalOptions) -> Goals:
 def _cluster(goal_options: GoalOptions) -> Cluster | None:
     for name in ("context", "namespace"):
         if getattr(goal_options, name) is not None and not goal_options.from_cluster:
-            raise UserError(
-                f"--{name} goes with --from-cluster.", f"Add --from-cluster, or leave --{name} out."
-            )
+            raise UserError(f"--{name} needs --from-cluster.", f"Add --from-cluster, or remove --{name}.")
     if not goal_options.from_cluster:
         return None
     from estimator.hardware.cluster.inventory import read_cluster
@@ -463,7 +461,7 @@ def _cluster(goal_options: GoalOptions) -> Cluster | None:
 
 
 def _command(plan: Plan, job: Job, model: str, goal_options: GoalOptions, goals: Goals) -> str | None:
-    """Command that runs the plan on the cluster or machine it was made for; None for a catalogue's."""
+    """Return the command that runs the plan on its cluster or machine; None for a plan of the catalogue."""
     if goals.cluster is None and plan.target == "catalogue":
         return None
     from estimator.planning.run_command import run_command
@@ -490,6 +488,6 @@ def bandwidth_from(goal_options: GoalOptions) -> MeasuredBandwidth | None:
     return MeasuredBandwidth(
         intra_node_gbytes_per_s=goal_options.busbw_intra,
         inter_node_gbytes_per_s=goal_options.busbw_inter,
-        source="given by --busbw-intra and --busbw-inter",
+        source="from --busbw-intra and --busbw-inter",
         date=date.today().isoformat(),
     )

@@ -1,4 +1,4 @@
-"""Verbose output of ``finetune plan``: the table of all plans, and the best one in full."""
+"""Verbose output of ``finetune plan``: a table of all plans, and the best plan in full."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def show(ranking: Ranking) -> None:
-    """Print the order, a table of all plans, and the best plan in full."""
+    """Print the ranking criteria, a table of all plans, and the best plan in full."""
     console = output.console()
     for line in ranking.notes:
         console.print(textwrap.fill(line, console.width), markup=False)
@@ -36,7 +36,7 @@ def _table(ranking: Ranking) -> Table:
     table.add_column("", justify="right")
     table.add_column("plan", overflow="fold")
     for name in (
-        "GiB of\na GPU",
+        "GiB\nper GPU",
         "tokens/s",
         "hours" if timed else "USD/h",
         "USD" if timed else "USD/M\ntokens",
@@ -70,7 +70,7 @@ def _cells(row: dict[str, Any], first: dict[str, Any], *, timed: bool) -> list[s
 
 
 def _memory_cell(row: dict[str, Any]) -> str:
-    """Need, capacity and verdict of one plan's memory."""
+    """Format needed memory, capacity and verdict of one plan."""
     if row["capacity_bytes"] is None:
         return f"{row['needs_bytes'] / GIB:.0f}"
     needs, capacity = row["needs_bytes"] / GIB, row["capacity_bytes"] / GIB
@@ -79,14 +79,14 @@ def _memory_cell(row: dict[str, Any]) -> str:
 
 
 def _figure(value: float | None) -> str:
-    """Two decimals, or as many as small figures need for two digits."""
+    """Format with two decimals, or two significant digits for small values."""
     if value is None:
         return "?"
     return f"{value:,.2f}" if value >= 0.1 or value == 0 else f"{value:.2g}"
 
 
 def _against(row: dict[str, Any], first: dict[str, Any]) -> str:
-    """Compare a plan with the first one, where both figures are known."""
+    """Compare price and speed of a plan with those of the first one, if they are known."""
     if row is first:
         return ""
     parts = []
@@ -97,4 +97,4 @@ def _against(row: dict[str, Any], first: dict[str, Any]) -> str:
         if row[name] is not None and first[name] is not None:
             change = row[name] / first[name] - 1
             parts.append(f"{abs(change):.0%} {more if change >= 0 else less}")
-    return ", ".join(parts) or "its price or speed is not known"
+    return ", ".join(parts) or "price or speed unknown"

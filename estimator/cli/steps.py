@@ -1,4 +1,4 @@
-"""From options to the Setup that they mean."""
+"""Conversion of options to a Setup."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from estimator.vocabulary import (
 
 
 def setup_from(options: SetupOptions, model: ModelSpec, gpus: int) -> Setup:
-    """The training step that the options describe, on ``gpus`` GPUs of each machine.
+    """Build the training step that the options describe, on ``gpus`` GPUs per node.
 
-    Raises UserError for a value that is not known and for values that contradict each other.
+    Raises UserError for unknown and for contradictory values.
     """
     options = replace(options, engine=_engine(options, model))
     spec, engine = engine_of(options.engine)
@@ -108,19 +108,19 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int) -> Setup:
         keep_checkpoints=options.keep_checkpoints,
     )
     if setup.adapters:
-        _ = setup.adapter_parameters  # refuses targets that the model lacks
+        _ = setup.adapter_parameters  # raises for targets that the model does not have
     return setup
 
 
 def _engine(options: SetupOptions, model: ModelSpec) -> str:
-    """The engine that ``--engine auto`` stands for."""
+    """Resolve ``--engine auto``."""
     if options.engine != "auto":
         return options.engine
     return images.ENGINE if isinstance(model, DiffusionSpec) else "torchtune"
 
 
 def engine_of(name: str) -> tuple[EngineSpec, EngineDefaults]:
-    """Look up an engine and its defaults; raise UserError, naming the known engines, for another name."""
+    """Look up an engine and its defaults; raises UserError that lists the engines for an unknown name."""
     spec = ENGINES.get(name)
     if spec is None or spec.defaults is None:
         raise unknown_choice(f"--engine {name}", name, get_args(Engine))
@@ -148,13 +148,13 @@ def _version(options: SetupOptions) -> str:
     if options.engine_version and options.engine_version not in versions:
         raise UserError(
             f"--engine-version {options.engine_version} of {options.engine} is not known.",
-            f"Choose one of {', '.join(versions)}, or leave it out." if versions else "Leave it out.",
+            f"Choose one of {', '.join(versions)}, or remove it." if versions else "Remove it.",
         )
     return options.engine_version
 
 
 def _method(options: SetupOptions, engine: EngineDefaults) -> tuple[str, str]:
-    """Method and quantization: qlora and qdora are adapters on a quantised base."""
+    """Return method and quantization: qlora and qdora are adapters on a quantized base."""
     if options.method not in METHODS:
         raise unknown_choice(f"--method {options.method}", options.method, METHODS)
     method = METHODS[options.method]
@@ -162,8 +162,8 @@ def _method(options: SetupOptions, engine: EngineDefaults) -> tuple[str, str]:
         return method.base, options.quantization or "none"
     if options.quantization == "none":
         raise UserError(
-            f"--method {options.method} has a quantised base, and --quantization none asks for none.",
-            f"Use --method {method.base}, or leave --quantization out.",
+            f"--method {options.method} needs a quantized base, which --quantization none disables.",
+            f"Use --method {method.base}, or remove --quantization.",
         )
     return method.base, options.quantization or engine.quantization
 
@@ -173,7 +173,7 @@ def _targets(options: SetupOptions, engine: EngineDefaults, model: ModelSpec) ->
         names = _names(options.lora_targets)
         if not names:
             raise UserError(
-                "--lora-targets is empty: no layer would be trained.", "Name some, or give all-linear."
+                "--lora-targets is empty: no layer would be trained.", "Name some layers, or use all-linear."
             )
         return names
     if options.lora_targets is None and engine.lora_targets is not None:
@@ -192,7 +192,7 @@ def _schedule(options: SetupOptions) -> str:
 
 
 def _data_parallel(options: SetupOptions, engine: EngineDefaults, gpus: int) -> tuple[int, int, str]:
-    """(GPUs that share one copy, such groups, sharding) of the GPUs that tensor and pipeline leave."""
+    """Return (shards, replicas, sharding) of the data-parallel GPUs."""
     counts = {
         "--nodes": options.nodes,
         "--gpus": gpus,
@@ -210,8 +210,8 @@ def _data_parallel(options: SetupOptions, engine: EngineDefaults, gpus: int) -> 
     for degree, name in ((options.tp * options.pp * options.cp, "--tp x --pp x --cp"), (options.ep, "--ep")):
         if world % degree:
             raise UserError(
-                f"{options.nodes} node(s) of {gpus} GPU(s) can't be divided by {name} = {degree}.",
-                f"Ask for a multiple of {degree} GPUs with --gpus and --nodes, or for less parallelism.",
+                f"{options.nodes} node(s) of {gpus} GPU(s) are not divisible by {name} = {degree}.",
+                f"Request a multiple of {degree} GPUs with --gpus and --nodes, or less parallelism.",
             )
     data = world // (options.tp * options.pp)
     sharding = options.sharding or (engine.sharding if data > 1 else "none")
@@ -222,8 +222,8 @@ def _data_parallel(options: SetupOptions, engine: EngineDefaults, gpus: int) -> 
         replicate = options.dp_replicate or data // max(shard, 1)
     if shard * replicate != data:
         raise UserError(
-            f"--shard {shard} x --dp-replicate {replicate} is not the {data} GPUs that are left beside "
+            f"--shard {shard} x --dp-replicate {replicate} does not match the {data} data-parallel GPUs with "
             f"--tp {options.tp} and --pp {options.pp}.",
-            "Leave one of the two out.",
+            "Remove one of the two.",
         )
     return shard, replicate, sharding

@@ -1,8 +1,8 @@
-"""Exact mode: a trace of the real model and its optimizer's step, without a GPU and without memory.
+"""Exact mode: trace of the real model and its optimizer step, without a GPU and without allocating memory.
 
-The tensors are fake (torch's FakeTensorMode): they have shapes and storages of a size, and no contents. A
-tracker follows every storage from its allocation to its release. The formulas of ``estimator.memory`` are
-tested against it. This package loads no torch; its process does.
+The tensors are fake (torch's FakeTensorMode): they have shapes and storage sizes, but no contents. A tracker
+follows every storage from its allocation to its release. The formulas of ``estimator.memory`` are tested
+against it. torch is imported by a child process only.
 """
 
 from __future__ import annotations
@@ -17,19 +17,18 @@ __all__ = ["ExactEstimate", "Moment", "estimate", "estimate_many"]
 
 
 def estimate(setup: Setup, *, time_limit_s: float = 600) -> ExactEstimate:
-    """The live bytes of one process of ``setup``, from a trace of the real model and optimizer.
+    """Trace the real model and optimizer, and return the live bytes of one process.
 
-    Raises UserError where the step cannot be traced, torch is missing, or ``time_limit_s`` seconds have
-    passed.
+    Raises UserError if the step cannot be traced, torch is missing, or the time limit is exceeded.
     """
     return estimate_many([setup], time_limit_s=time_limit_s)[0]
 
 
 def estimate_many(setups: Sequence[Setup], *, time_limit_s: float = 600) -> list[ExactEstimate]:
-    """One estimate for each setup, all traced in one process, which loads torch once.
+    """Trace several setups in one child process, which imports torch once.
 
-    Raises UserError where a step cannot be traced, torch is missing, or ``time_limit_s`` seconds (for all
-    setups together) have passed.
+    ``time_limit_s``: limit for all setups together. Raises UserError if a step cannot be traced, torch is
+    missing, or the limit is exceeded.
     """
     for setup in setups:
         support.check(setup)

@@ -1,4 +1,4 @@
-"""Description of a model for the tracer, independent of who built it."""
+"""Description of a model for the tracer, independent of the library that built it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # tokens, labels (b
 
 @dataclass(kw_only=True, slots=True)
 class BuiltModel:
-    """A model on fake tensors, where its parts are, and how it is called."""
+    """A model on fake tensors, with its parts and its forward function."""
 
     model: nn.Module
     blocks: list[nn.Module]
-    last_norm: nn.Module  # what follows it belongs to logits and loss
+    last_norm: nn.Module  # later operations count as logits and loss
     forward: Loss
 
     @property
     def trained(self) -> list[nn.Parameter]:
-        """The parameters that have gradients."""
+        """Return the parameters with gradients."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]

@@ -1,8 +1,8 @@
-"""torch.compile on fake tensors: what its partitioner keeps, and the buffers of the kernels it can't fuse.
+"""torch.compile on fake tensors: tensors saved by the partitioner, and buffers between fused kernels.
 
-AOTAutograd and the min-cut partitioner are the real ones; Inductor's code is not made. Element-wise work and
-reductions are fused there, so that only what a matrix product or attention reads or writes, and what leaves
-a graph, is a buffer.
+AOTAutograd and the min-cut partitioner are the real ones; Inductor does not generate code. It would fuse
+element-wise operations and reductions, so only inputs and outputs of matrix products, of attention and of the
+graph are buffers.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ KERNELS = {
 
 
 def compile_blocks(setup: Setup, blocks: list[nn.Module], dtype: torch.dtype) -> None:
-    """Replace each block's forward pass by a compiled one, as torchtune and torchtitan do.
+    """Replace the forward pass of each block by a compiled one, as torchtune and torchtitan do.
 
-    All blocks share the graphs. They are made here, before anything is followed: making them allocates too.
+    All blocks share the graphs. They are built here, before tracking starts, as building them allocates too.
     """
     first: Any = blocks[0]
     code = first.forward
@@ -65,7 +65,7 @@ def compile_blocks(setup: Setup, blocks: list[nn.Module], dtype: torch.dtype) ->
 
 
 def _weights(block: nn.Module, dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
-    """A block's weights; with ``dtype`` examples of them in the type that they are computed in."""
+    """Return the weights of a block; with ``dtype``, empty tensors of their shapes in the compute type."""
     weights = dict(block.named_parameters())
     if dtype is not None:
         weights = {
@@ -90,7 +90,7 @@ def compile_loss(
 
 
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, run as graphs that allocate what a compiled one would."""
+    """Wrap a function so that it runs as graphs with the allocations of compiled code."""
     from torch._inductor.decomposition import select_decomp_table
 
     aot: Any = aot_function
@@ -104,9 +104,7 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _buffers_only(graph: fx.GraphModule, _: Any) -> Callable[..., Any]:
-    """Return a replacement of the graph that only allocates each buffer when it is written and frees it
-    when it was read.
-    """
+    """Return a replacement of the graph that only allocates each buffer, and frees it after its last use."""
     nodes = list(graph.graph.nodes)
     output = nodes[-1]
     inputs = [node for node in nodes if node.op == "placeholder"]
@@ -131,7 +129,7 @@ def _is_view(node: fx.Node) -> bool:
 
 
 def _is_buffer(node: fx.Node, output: fx.Node) -> bool:
-    """A kernel's result, or an element-wise one that a kernel reads or that leaves the graph."""
+    """Return whether a node is a kernel's result, or an element-wise result read by a kernel or returned."""
     if node.op != "call_function" or _is_view(node) or "val" not in node.meta:
         return False
     if getattr(node.target, "__name__", "") == "getitem":
@@ -142,7 +140,7 @@ def _is_buffer(node: fx.Node, output: fx.Node) -> bool:
 
 
 def _readers(node: fx.Node) -> list[fx.Node]:
-    """Users of a node, and of its views."""
+    """Return the users of a node and of its views."""
     readers = []
     for user in node.users:
         readers += _readers(user) if _is_view(user) else [user]
@@ -150,7 +148,7 @@ def _readers(node: fx.Node) -> list[fx.Node]:
 
 
 def _last_uses(nodes: list[fx.Node], written: set[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
-    """Buffer -> the buffers that are free once it is written. A fused result reads what its inputs read."""
+    """Map each buffer to those freed after it is written. Fused results read the inputs of their inputs."""
     reads: dict[fx.Node, set[fx.Node]] = {}
     last: dict[fx.Node, fx.Node] = {}
     for node in nodes:
@@ -168,7 +166,7 @@ def _last_uses(nodes: list[fx.Node], written: set[fx.Node]) -> dict[fx.Node, lis
 
 
 def _value(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
-    """A node's tensor; views are made of what they view, so that they share its memory."""
+    """Return the tensor of a node; views share the memory of their base."""
     operator: Any = node.target
     if node in values:
         return values[node]

@@ -1,4 +1,4 @@
-"""A Hugging Face configuration of a shape, for every family that transformers can build here."""
+"""Hugging Face configuration values of a model shape, for every family that transformers can build."""
 
 from __future__ import annotations
 
@@ -6,17 +6,22 @@ from typing import Any
 
 from estimator.models import ModelSpec
 
-# Families whose configurations have names of their own, and what they say the shape with
+# Families with other field names, and their names of the fields of a shape
 OTHER_NAMES: dict[str, dict[str, str]] = {
     "gptj": {"hidden": "n_embd", "layers": "n_layer", "heads": "n_head", "max_seq_len": "n_positions"},
     "mpt": {"hidden": "d_model", "layers": "n_layers", "heads": "n_heads", "max_seq_len": "max_seq_len"},
 }
 
 
-def values(spec: ModelSpec, seq_len: int) -> dict[str, Any]:
-    """The keyword arguments that give ``AutoConfig.for_model(family, ...)`` this model's shape.
+WITHOUT_HEAD_DIM = ("phi", "gpt_neox", "falcon", "granite", "olmo3", "smollm3", "ernie4_5_moe")
+# Have attention_bias for queries, keys and values
+WITH_ATTENTION_BIAS = ("glm4", "glm4_moe", "seed_oss")
 
-    ``seq_len`` raises the number of positions where the model was made for fewer tokens.
+
+def values(spec: ModelSpec, seq_len: int) -> dict[str, Any]:
+    """Return the keyword arguments of ``AutoConfig.for_model(family, ...)`` for the shape of a model.
+
+    ``seq_len`` raises the number of positions if the model supports fewer.
     """
     common: dict[str, Any] = {"vocab_size": spec.vocab, "use_cache": False}
     if spec.family in OTHER_NAMES:
@@ -36,9 +41,9 @@ def values(spec: ModelSpec, seq_len: int) -> dict[str, Any]:
             "intermediate_size": spec.ffn,
             "rms_norm_eps": spec.norm_eps,
         }
-    if not spec.latent_attention and spec.family not in ("phi", "gpt_neox", "falcon"):
+    if not spec.latent_attention and spec.family not in WITHOUT_HEAD_DIM:
         usual["head_dim"] = spec.head_dim
-    return common | usual | _window(spec) | _latent(spec) | _experts(spec) | _particular(spec)
+    return common | usual | _window(spec) | _biases(spec) | _latent(spec) | _experts(spec) | _particular(spec)
 
 
 def _particular(spec: ModelSpec) -> dict[str, Any]:
@@ -47,6 +52,8 @@ def _particular(spec: ModelSpec) -> dict[str, Any]:
         return {"rotary_dim": spec.head_dim // 2, "n_inner": None, "tie_word_embeddings": False}
     if spec.family == "mpt":
         return {"expansion_ratio": spec.ffn // spec.hidden, "no_bias": not spec.mlp_bias}
+    if spec.family == "glm4_moe":
+        return {"use_qk_norm": spec.qk_norm == "head"}
     if spec.family == "falcon":
         return {"multi_query": spec.kv_heads == 1, "parallel_attn": True, "bias": False}
     return {}
@@ -57,7 +64,17 @@ def _window(spec: ModelSpec) -> dict[str, Any]:
         return {"attention_chunk_size": spec.sliding_window}
     if spec.family.startswith("qwen"):
         return {"sliding_window": spec.sliding_window, "use_sliding_window": False}
+    if spec.family == "exaone4":  # its class divides by the period, which is 0 without a window
+        kinds = ["sliding_attention"] * spec.sliding_layers
+        kinds += ["full_attention"] * (spec.layers - spec.sliding_layers)
+        return {"sliding_window": spec.sliding_window, "layer_types": kinds}
     return {"sliding_window": spec.sliding_window}
+
+
+def _biases(spec: ModelSpec) -> dict[str, Any]:
+    if spec.family in WITH_ATTENTION_BIAS:
+        return {"attention_bias": spec.qkv_bias}
+    return {"use_bias": spec.qkv_bias} if spec.family in ("ernie4_5", "ernie4_5_moe") else {}
 
 
 def _latent(spec: ModelSpec) -> dict[str, Any]:
@@ -70,8 +87,18 @@ def _latent(spec: ModelSpec) -> dict[str, Any]:
 def _experts(spec: ModelSpec) -> dict[str, Any]:
     if not spec.experts:
         return {}
+    if spec.family == "ernie4_5_moe":
+        return {
+            "moe_num_experts": spec.experts,
+            "moe_k": spec.experts_per_token,
+            "moe_num_shared_experts": spec.shared_ffn // spec.ffn,
+            "moe_intermediate_size": spec.ffn,
+            "moe_layer_start_index": spec.dense_layers,
+            "moe_layer_end_index": spec.layers - 1,
+            "intermediate_size": spec.dense_ffn,
+        }
     config: dict[str, Any] = {"num_experts_per_tok": spec.experts_per_token}
-    if spec.family.startswith("deepseek"):
+    if spec.family == "glm4_moe" or spec.family.startswith("deepseek"):
         return config | {
             "n_routed_experts": spec.experts,
             "n_shared_experts": spec.shared_ffn // spec.ffn,

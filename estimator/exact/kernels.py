@@ -1,4 +1,4 @@
-"""Stand-ins for kernels of a GPU that save other tensors than what a CPU runs. They allocate, no more."""
+"""Fake GPU kernels that save other tensors than the CPU implementations. They only allocate."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import torch
 from estimator.exact.support import torchtune_modules
 from estimator.setup import Setup
 
-# torchao's NF4Tensor, as torchtune makes it (torchao/dtypes/nf4tensor.py): 4 bits a weight; for each block of
-# 64 an int8 scale, for each 256 of those an fp32 factor.
+# torchao's NF4Tensor, as torchtune uses it (torchao/dtypes/nf4tensor.py): 4 bits per weight, an int8 scale
+# per block of 64 weights, an fp32 factor per 256 scales.
 NF4_BLOCK, NF4_SCALER_BLOCK = 64, 256
 
 
 class FusedRmsNorm(torch.autograd.Function):
-    """A stand-in for aten::_fused_rms_norm, which CUDA takes where input and weight have one type.
+    """Fake aten::_fused_rms_norm, which CUDA uses if input and weight have the same type.
 
-    The real kernel saves the input and one fp32 number a row (aten/src/ATen/native/layer_norm.cpp).
+    The real kernel saves the input and one fp32 number per row (aten/src/ATen/native/layer_norm.cpp).
     """
 
     @staticmethod
@@ -35,7 +35,7 @@ class FusedRmsNorm(torch.autograd.Function):
 
 
 class Nf4Product(torch.autograd.Function):
-    """A stand-in for torchao's linear_nf4, which unpacks the weight for each product and drops it then."""
+    """Fake linear_nf4 of torchao, which unpacks the weight for each product and frees it afterwards."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
@@ -51,15 +51,15 @@ class Nf4Product(torch.autograd.Function):
 
 
 def linear_nf4(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torchao's name
-    """torchao's ``linear_nf4``, replaced by :class:`Nf4Product`."""
+    """Replace torchao's ``linear_nf4`` by :class:`Nf4Product`."""
     return Nf4Product.apply(input, weight)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def to_nf4(weight: torch.Tensor, **_: Any) -> torch.Tensor:
-    """A tensor with the bytes of the weight in 4 bits, in the weight's type: integers cannot be parameters.
+    """Return a tensor with the bytes of the weight in 4 bits.
 
-    Shape [bytes / element size, 1]. One column tells such a weight from others: no linear layer has one
-    input.
+    It has the type of the weight, as integers cannot be parameters, and shape [bytes / element size, 1]. The
+    single column marks packed weights: no linear layer has one input.
     """
     return torch.empty(weight.numel() // (2 * weight.element_size()), 1, dtype=weight.dtype)
 
@@ -69,12 +69,12 @@ def _is_packed(parameter: torch.Tensor) -> bool:
 
 
 def weights_in(parameter: torch.Tensor) -> int:
-    """Count the weights of a parameter, also if they are packed in 4 bits."""
+    """Count the weights of a parameter, packed in 4 bits or not."""
     return parameter.numel() * (2 * parameter.element_size() if _is_packed(parameter) else 1)
 
 
 def nf4_scale_bytes(parameter: torch.Tensor) -> int:
-    """Bytes of the scales that belong to a tensor of ``to_nf4``; 0 for any other."""
+    """Return the bytes of the scales of a tensor of ``to_nf4``; 0 for any other."""
     if not _is_packed(parameter):
         return 0
     weights = weights_in(parameter)
@@ -87,18 +87,18 @@ def _unpacked(packed: torch.Tensor, width: int, dtype: torch.dtype) -> torch.Ten
 
 @contextmanager
 def as_on_gpu(setup: Setup) -> Iterator[None]:
-    """torch's functions changed so that fake CPU tensors save what the setup's device would save."""
+    """Context in which fake CPU tensors save the tensors that the device of the setup would save."""
     with ExitStack() as stack:
-        # A compiler takes the norm apart, and on the GPU too there is no kernel of its own then
+        # Compiled code has no separate norm kernel, on the GPU either
         fused = hasattr(torch.ops.aten, "_fused_rms_norm_backward") and not setup.compile
         if setup.device == "cuda" and fused:
             plain = torch.nn.functional.rms_norm
             stack.enter_context(mock.patch.object(torch.nn.functional, "rms_norm", _rms_norm(plain)))
-        if setup.device == "cpu":  # a step count is a number there, and a fake tensor has none
+        if setup.device == "cpu":  # reads the step count, which a fake tensor does not have
             for module in ("torch.optim.adam", "torch.optim.adamw"):
                 stack.enter_context(mock.patch(f"{module}._get_value", return_value=1.0, create=True))
         if not torchtune_modules(setup):
-            # transformers makes a mask where it can't look into positions; unpacked rows need none
+            # transformers builds a mask if it cannot read positions; unpacked rows need none
             masks = "transformers.masking_utils"
             stack.enter_context(mock.patch(f"{masks}.is_tracing", return_value=False, create=True))
             stack.enter_context(mock.patch(f"{masks}.find_packed_sequence_indices", return_value=None))
@@ -115,7 +115,7 @@ def as_on_gpu(setup: Setup) -> Iterator[None]:
 
 
 def _take_place(old: torch.Tensor, new: torch.Tensor) -> None:
-    """torch.utils.swap_tensors, which refuses fake tensors, as far as a new weight needs it."""
+    """Replace a weight as torch.utils.swap_tensors does, which does not accept fake tensors."""
     old.requires_grad_(False)
     old.data = new.data
 

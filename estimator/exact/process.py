@@ -1,4 +1,4 @@
-"""Traces run in a process of their own, so that torch never enters the one that asks."""
+"""Traces in a child process, so that the calling process never imports torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WORKER = ["-m", "estimator.exact.worker"]
 
 
 def trace(setups: Sequence[Setup], time_limit_s: float) -> list[ExactEstimate]:
-    """Trace all setups in one child process; UserError where it fails or takes over ``time_limit_s``."""
+    """Trace all setups in one child process. Raises UserError on failure or after ``time_limit_s``."""
     for package in ("torch", *sorted({ENGINES[setup.engine].traced_with for setup in setups})):
         if find_spec(package) is None:
             raise UserError(f"exact mode needs {package}: pip install 'metaflow-finetune[train]'")
@@ -41,7 +41,7 @@ def trace(setups: Sequence[Setup], time_limit_s: float) -> list[ExactEstimate]:
         except subprocess.TimeoutExpired:
             raise UserError(
                 f"Exact mode took longer than {time_limit_s:.0f} s.",
-                "Give it more time, or leave --exact out: the formulas answer at once.",
+                "Raise the time limit, or remove --exact: the formulas need no trace.",
             ) from None
         finally:
             _kill(child)
@@ -49,8 +49,8 @@ def trace(setups: Sequence[Setup], time_limit_s: float) -> list[ExactEstimate]:
     if child.returncode != 0 or not lines:
         messages = err.strip().splitlines()
         raise UserError(
-            f"Exact mode's trace failed: {messages[-1] if messages else f'exit code {child.returncode}'}",
-            "Leave --exact out: the formulas answer without a trace.",
+            f"The trace failed: {messages[-1] if messages else f'exit code {child.returncode}'}",
+            "Remove --exact: the formulas need no trace.",
         )
     answers = json.loads(lines[-1])
     if "problem" in answers:
@@ -59,7 +59,7 @@ def trace(setups: Sequence[Setup], time_limit_s: float) -> list[ExactEstimate]:
 
 
 def _environment() -> dict[str, str]:
-    """No GPU, no network, no more threads than a trace can use, which allocates and computes nothing."""
+    """Return an environment without GPU and network, with few threads: a trace computes nothing."""
     return os.environ | {
         "CUDA_VISIBLE_DEVICES": "",
         "HF_HUB_OFFLINE": "1",
@@ -69,14 +69,14 @@ def _environment() -> dict[str, str]:
 
 
 def _kill(child: subprocess.Popen[str]) -> None:
-    """The child and all that it may have started: it leads a session of its own."""
+    """Kill the child and its descendants: it is a session leader."""
     if child.poll() is None:
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()
 
 
 def setup_from(values: dict[str, Any]) -> Setup:
-    """The Setup that was turned into JSON through ``dataclasses.asdict``."""
+    """Restore a Setup from the values of ``dataclasses.asdict``."""
     model = {item.name: _frozen(values["model"][item.name]) for item in fields(ModelSpec)}
     rest = {name: _frozen(value) for name, value in values.items() if name != "model"}
     return Setup(model=ModelSpec(**model), **rest)

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moment:
-    """One part of the training step: its largest sum of live bytes, by category."""
+    """One phase of the training step: its largest sum of live bytes, by category."""
 
     name: str
     parts: tuple[tuple[str, int], ...]  # category of estimator.memory -> bytes
 
     @property
     def total_bytes(self) -> int:
-        """The sum of the categories."""
+        """Sum of the categories."""
         return sum(size for _, size in self.parts)
 
 
@@ -22,12 +22,12 @@ class Moment:
 class ExactEstimate:
     """Live bytes of one process over one training step, from a trace of the real modules.
 
-    Comparable with ``estimator.memory.active``: what torch.cuda calls active, without the CUDA context,
-    NCCL and the allocator's fragmentation.
+    Comparable with ``estimator.memory.active``: active memory of torch.cuda, without the CUDA context, NCCL
+    and fragmentation.
     """
 
     moments: tuple[Moment, ...]  # in the order of the step
-    states: tuple[tuple[str, int], ...]  # weights, adapters, gradients and optimizer when all are there
+    states: tuple[tuple[str, int], ...]  # weights, adapters, gradients and optimizer states together
     parameters: int  # of the whole model as built, adapters included
     trainable_parameters: int
     from_formula: tuple[str, ...]  # categories that were computed, not traced
@@ -37,7 +37,7 @@ class ExactEstimate:
 
     @property
     def peak(self) -> Moment:
-        """The part of the step that holds the most live bytes."""
+        """Phase of the step with the most live bytes."""
         return max(self.moments, key=lambda moment: moment.total_bytes)
 
     @property
@@ -47,5 +47,5 @@ class ExactEstimate:
 
     @property
     def categories(self) -> dict[str, int]:
-        """The categories at the peak, as ``estimator.memory.active`` gives them."""
+        """Categories at the peak, as in ``estimator.memory.active``."""
         return dict(self.peak.parts)

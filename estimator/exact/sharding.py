@@ -1,4 +1,4 @@
-"""FSDP2 and tensor parallel over a process group that only pretends to have other members."""
+"""FSDP2 and tensor parallelism over a fake process group."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from estimator.vocabulary import SHARDINGS
 
 @dataclass(frozen=True, slots=True)
 class Meshes:
-    """The processes by what they do: one axis to shard (two with replicas), one for tensor parallel."""
+    """Device meshes: one axis for sharding (two with replicas), one for tensor parallelism."""
 
     shard: DeviceMesh
     tensor: DeviceMesh
@@ -39,10 +39,7 @@ class Meshes:
 
 @contextmanager
 def fake_processes(setup: Setup) -> Iterator[Meshes | None]:
-    """Inside this context a process group exists whose other members answer nothing.
-
-    Yields its meshes; None where the step runs on one process alone.
-    """
+    """Context with a fake process group. Yields its meshes, or None for a single process."""
     if not (SHARDINGS[setup.sharding].fsdp or setup.tensor > 1):
         yield None
         return
@@ -60,7 +57,7 @@ def fake_processes(setup: Setup) -> Iterator[Meshes | None]:
 
 @contextmanager
 def _real_ranks() -> Iterator[None]:
-    """Meshes that are joined later are made of real numbers: fake tensors have none."""
+    """Context in which meshes are concatenated from real ranks, as fake tensors have no values."""
     joined = getattr(DeviceMesh, "_concatenate", None)  # torch 2.10 and later
     if joined is None:
         yield
@@ -76,7 +73,7 @@ def _real_ranks() -> Iterator[None]:
 
 
 def split_tensors(setup: Setup, built: BuiltModel, meshes: Meshes) -> None:
-    """Apply tensor parallel: torchtune's plan, or torchtitan's, whose norms take shards of the sequence."""
+    """Apply tensor parallelism: torchtune's plan, or torchtitan's with sequence-parallel norms."""
     for block in built.blocks:
         attention: Any = block.attn
         for name in ("num_heads", "num_kv_heads", "embed_dim"):
@@ -92,7 +89,7 @@ def _plain_plan() -> dict[str, Any]:
 
 
 class _GatheredNorm(SequenceParallel):
-    """A norm on its shard of the sequence, whose output is gathered once for all that read it."""
+    """Norm on a shard of the sequence whose output is gathered once for all readers."""
 
     @staticmethod
     def _prepare_output_fn(_local: Any, _module: Any, outputs: Any, device_mesh: Any) -> Any:
@@ -118,10 +115,10 @@ def _sequence_plan() -> dict[str, Any]:
 
 
 def shard(setup: Setup, built: BuiltModel, meshes: Meshes) -> None:
-    """Apply FSDP2 to each block, and to what is left as the root.
+    """Apply FSDP2 to each block, and to the other parameters as the root.
 
     torchtune frees every gathered group after the forward pass (training.shard_model); torchtitan keeps the
-    last block and the root, which are needed again at once (models/llama3/infra/parallelize.py).
+    last block and the root, with which the backward pass starts (models/llama3/infra/parallelize.py).
     """
     options: dict[str, Any] = {"mesh": meshes.shard}
     if setup.precision == "bf16-mixed":
@@ -136,7 +133,7 @@ def shard(setup: Setup, built: BuiltModel, meshes: Meshes) -> None:
 
 @contextmanager
 def communication(tracker: StepTracker) -> Iterator[None]:
-    """Inside this context, what FSDP2 allocates to gather and to reduce counts as communication buffers."""
+    """Context in which allocations of FSDP2's gather and reduce count as communication buffers."""
     with ExitStack() as stack:
         for name in ("unshard", "wait_for_unshard", "post_backward"):
             method = _as_communication(getattr(FSDPParamGroup, name), tracker)
@@ -164,12 +161,12 @@ _followed: Any = torch.utils.weak.WeakIdKeyDictionary()
 
 
 def local(parameter: torch.Tensor) -> torch.Tensor:
-    """The part of a parameter that this process holds, as a plain tensor."""
+    """Return this process's shard of a parameter as a plain tensor."""
     return parameter._local_tensor if isinstance(parameter, DTensor) else parameter
 
 
 def local_gradient(parameter: torch.Tensor) -> torch.Tensor | None:
-    """The gradient of this process's part of a parameter, reduced where tensor parallel has left it whole."""
+    """Return the gradient of this process's shard, reduced if tensor parallelism did not shard it."""
     gradient = parameter.grad
     if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):
         gradient = gradient.redistribute(placements=parameter.placements).to_local()

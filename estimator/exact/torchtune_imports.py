@@ -5,7 +5,7 @@ torchtune imports names that torchao has moved or removed since 0.15:
 - ``torchao.dtypes.nf4tensor`` is ``torchao.quantization.quantize_.workflows.nf4.nf4_tensor`` in torchao 0.18.
   The module is registered under its old name too; classes and functions are the same objects.
 - ``torchtune.training.quantization`` needs quantization-aware training of torchao 0.15. No recipe used here
-  calls it, so a module with the one name that ``torchtune.training`` imports takes its place.
+  calls it, so a placeholder module provides the one name that ``torchtune.training`` imports.
 
 torchtune's dataset builders import ``datasets``, and with it pandas and pyarrow: 0.6 of 4.0 CPU seconds and
 95 MB per process (torchtune 0.6.1, datasets 5.0, pandas 3.0). They get functions that import it when called.

@@ -1,6 +1,6 @@
-"""torchtune's models at any shape, as its recipes build and call them (torchtune 0.6.1).
+"""torchtune models of any shape, built and called as in its recipes (torchtune 0.6.1).
 
-torchtitan's Llama has the same operations; its norms, loss and plans differ and are put in here.
+Also for torchtitan: its Llama has the same operations, except for norms, loss and plans.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ATTENTION = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "o_proj
 
 
 def build(setup: Setup) -> BuiltModel:
-    """Build torchtune's model of the setup's shape on fake tensors, with its forward pass and loss."""
+    """Build torchtune's model of the setup on fake tensors, with its forward pass and loss."""
     with torchtune_imports():
         from torchtune.models.llama3_1._position_embeddings import Llama3ScaledRoPE
 
@@ -29,7 +29,7 @@ def build(setup: Setup) -> BuiltModel:
     module = import_module(f"torchtune.models.{name}")
     builder = getattr(module, f"lora_{name}" if setup.adapters else name)
     spec = setup.model
-    # The real function reads each frequency's value, and fake tensors have none
+    # The real function reads the values of frequencies, which fake tensors do not have
     with mock.patch.object(Llama3ScaledRoPE, "apply_scaling", lambda _, frequencies, *__: frequencies):
         model = builder(
             **(_adapters(setup) if setup.adapters else {}),
@@ -58,7 +58,7 @@ def build(setup: Setup) -> BuiltModel:
 
 
 def compile_blocks(setup: Setup, built: BuiltModel) -> None:
-    """Compile the blocks as torchtune's recipes do; to be called before checkpointing wraps them."""
+    """Compile the blocks as torchtune's recipes do. Call it before :func:`checkpoint_blocks`."""
     compiled.compile_blocks(setup, built.blocks, _compute_type(setup))
 
 
@@ -69,7 +69,7 @@ def _compute_type(setup: Setup) -> torch.dtype:
 def checkpoint_blocks(setup: Setup, built: BuiltModel) -> None:
     """Wrap the blocks for activation checkpointing.
 
-    "full": torchtune's own wrapping of each block. "selective": torchtitan's, which saves by operation.
+    "full": torchtune's wrapping of each block. "selective": torchtitan's, which saves by operation.
     """
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
     from torchtune.modules import TransformerSelfAttentionLayer
@@ -87,7 +87,7 @@ def checkpoint_blocks(setup: Setup, built: BuiltModel) -> None:
 
 
 def _selective_contexts() -> Any:
-    """Attention and every second product are kept, the rest is recomputed (torchtitan's option "op")."""
+    """Save attention and every second product, recompute the rest (torchtitan's option "op")."""
     from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
     aten = torch.ops.aten
@@ -105,7 +105,7 @@ def _selective_contexts() -> Any:
 
 
 def _builder(setup: Setup) -> tuple[str, dict[str, Any]]:
-    """torchtune's builder and what only it takes; Llama 2 is Llama 3 with another rotary base."""
+    """Return torchtune's builder and its specific arguments; Llama 2 is Llama 3 with another rotary base."""
     spec = setup.model
     if spec.family == "qwen2":
         return "qwen2", {"tie_word_embeddings": spec.tied_embeddings}
@@ -136,7 +136,7 @@ def _freeze(model: nn.Module) -> None:
 
 
 def _torchtitan_norm(norm: Any) -> Any:
-    """torchtitan's norm is nn.RMSNorm in the type of its input; torchtune's works on an fp32 copy."""
+    """Convert to torchtitan's norm: nn.RMSNorm in the type of its input; torchtune's uses an fp32 copy."""
 
     def forward(x: torch.Tensor) -> torch.Tensor:
         return nn.functional.rms_norm(x, norm.normalized_shape, norm.scale, norm.eps)
@@ -145,7 +145,7 @@ def _torchtitan_norm(norm: Any) -> Any:
 
 
 def _forward(setup: Setup, model: nn.Module) -> Loss:
-    """The recipes' ``_loss_step``: logits are dropped before the backward pass."""
+    """Return the ``_loss_step`` of the recipes: logits are freed before the backward pass."""
     from torchtune.modules.loss import CEWithChunkedOutputLoss
 
     chunked = CEWithChunkedOutputLoss(num_output_chunks=setup.loss_chunks)
@@ -156,7 +156,7 @@ def _forward(setup: Setup, model: nn.Module) -> Loss:
         if setup.loss == "chunked":
             piece = chunked.compute_cross_entropy
             chunked.compute_cross_entropy = compiled.compile_loss(piece, shapes, _compute_type(setup))
-        elif setup.adapters and setup.world_size == 1:  # the other recipes drop what compile_loss returns
+        elif setup.adapters and setup.world_size == 1:  # the other recipes ignore the result of compile_loss
             plain = compiled.compile_loss(plain, {(setup.tokens, setup.model.vocab)}, torch.float32)
 
     def run(tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

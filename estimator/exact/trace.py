@@ -1,4 +1,4 @@
-"""One training step on fake tensors, and the live bytes at its moments."""
+"""Trace of one training step on fake tensors, with the live bytes of its phases."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def trace(setup: Setup) -> dict[str, Any]:
 
 def _build(setup: Setup) -> BuiltModel:
     fp32_weights = setup.precision == "fp32" or setup.precision in AUTOCAST
-    # FSDP2 with mixed precision shards fp32 weights; DeepSpeed's module is in bf16 and its copies are apart
+    # FSDP2 with mixed precision shards fp32 weights; DeepSpeed's module is in bf16, with separate fp32 copies
     in_fp32 = fp32_weights or (setup.precision == "bf16-mixed" and setup.zero_stage is None)
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32 if in_fp32 else torch.bfloat16)
@@ -74,7 +74,7 @@ def _sizes(built: BuiltModel) -> dict[str, int]:
 
 
 def _lay_out(setup: Setup, built: BuiltModel, meshes: sharding.Meshes | None) -> None:
-    """Tensor parallel, compiling, checkpointing, FSDP2, in the order of the recipes."""
+    """Apply tensor parallelism, compilation, checkpointing and FSDP2, in the order of the recipes."""
     if meshes is not None and setup.tensor > 1:
         sharding.split_tensors(setup, built, meshes)
     if setup.compile:
@@ -98,9 +98,9 @@ def _not_modelled(setup: Setup) -> list[str]:
     if setup.engine_version:
         clauses.append(f"{setup.engine} {setup.engine_version}: the installed code is traced")
     if setup.compile:
-        clauses.append("what Inductor fuses otherwise than one kernel for all between two matrix products")
+        clauses.append("fusions of Inductor other than one kernel between two matrix products")
     if setup.quantization != "none":
-        clauses.append("4-bit kernels: stand-ins of the same sizes are traced")
+        clauses.append("4-bit kernels: placeholders of the same sizes are traced")
     if setup.engine == "torchtitan":
         clauses.append("torchtitan's own modules: torchtune's with torchtitan's norms are traced")
     if setup.precision in AUTOCAST:
@@ -116,7 +116,7 @@ def _version(package: str) -> str | None:
 
 
 def _loss_parallel(setup: Setup) -> Any:
-    """torchtitan computes the loss on logits that stay divided over the vocabulary."""
+    """Return the context of torchtitan's loss on logits that are sharded over the vocabulary."""
     if setup.tensor > 1 and setup.engine == "torchtitan" and setup.sequence_parallel:
         from torch.distributed.tensor.parallel import loss_parallel
 
@@ -125,7 +125,7 @@ def _loss_parallel(setup: Setup) -> Any:
 
 
 class Step:
-    """One training step on fake tensors: forward, loss, backward, optimizer; followed by a tracker."""
+    """One training step on fake tensors: forward, loss, backward, optimizer; observed by a tracker."""
 
     def __init__(self, setup: Setup, built: BuiltModel, tracker: StepTracker) -> None:
         self.setup, self.built, self.tracker = setup, built, tracker
@@ -134,7 +134,7 @@ class Step:
         self._scales: list[torch.Tensor] = []  # of 4-bit weights
 
     def run(self) -> None:
-        """Run the step: then the tracker has each part's peak, ``states`` what stays between steps."""
+        """Run the step. The tracker records the peak of each phase, ``states`` the bytes between steps."""
         setup, tracker = self.setup, self.tracker
         self._mark_weights()
         self._follow()
@@ -144,7 +144,7 @@ class Step:
         tokens = torch.zeros(setup.sequences, setup.seq_len, dtype=torch.long)
         optimizer = self._optimizer()
         with tracker:
-            # With accumulation the gradients of the passes before are there in each but the first
+            # With accumulation, all passes but the first have the gradients of earlier ones
             for _ in range(min(setup.accumulation, 2)):
                 tracker.forget_peaks()
                 self._forward_and_backward(tokens)
@@ -167,7 +167,7 @@ class Step:
             self.tracker.mark(buffer, Part.BUFFERS)
 
     def _follow(self) -> None:
-        """Hooks that tell the moments and the gradients."""
+        """Register hooks that mark phases and gradients."""
         built = self.built
         built.last_norm.register_forward_hook(self._loss_begins)
         idle = self.setup.idle_blocks  # their results have no gradient
@@ -183,7 +183,7 @@ class Step:
             return
         self.tracker.mark(parameter.grad, Part.GRADIENTS)
         if self.setup.optimizer_in_backward:
-            if parameter in self._steps:  # else its kernel needs a GPU
+            if parameter in self._steps:  # otherwise its kernel needs a GPU
                 with self.tracker.during(Part.OPTIMIZER_TEMPORARIES):
                     self._steps[parameter].step()
             parameter.grad = None
@@ -207,7 +207,7 @@ class Step:
             self.tracker.moment = name
 
         def done(_: nn.Module, __: Any, output: Any) -> None:
-            if not self._backward:  # not where a checkpoint runs it again
+            if not self._backward:  # skip recomputation by a checkpoint
                 (output[0] if isinstance(output, tuple) else output).register_hook(begins)
 
         return done
@@ -223,10 +223,10 @@ class Step:
             loss.backward()  # type: ignore[no-untyped-call]
 
     def _optimizer(self) -> _Stepper | None:
-        """An optimizer of this process's parts whose states are there already; None where it is elsewhere.
+        """Build an optimizer of this process's shards, with allocated states; None if it runs elsewhere.
 
-        It works on plain tensors that share the parameters' memory: element-wise updates need no more, and
-        under DTensor the tracker would count what is only worked out.
+        It uses plain tensors that share the memory of the parameters: with DTensor, the tracker would also
+        count tensors of shape propagation.
         """
         setup = self.setup
         self._steps: Any = torch.utils.weak.WeakIdKeyDictionary()
@@ -266,7 +266,7 @@ class Step:
 
 
 class _Stepper:
-    """Hands the gradients of the model's parameters to an optimizer of tensors that share their memory."""
+    """Passes the gradients of the model's parameters to an optimizer of tensors that share their memory."""
 
     def __init__(self, optimizer: Any, pairs: list[tuple[nn.Parameter, nn.Parameter]]) -> None:
         self._optimizer, self._pairs = optimizer, pairs

@@ -1,4 +1,4 @@
-"""Counts the live bytes of a traced step, by what they are and by the moment of the step.
+"""Tracker of the live bytes of a traced step, by category and phase.
 
 Imports torch: only the tracing process may load this module.
 """
@@ -23,7 +23,7 @@ SUMS = (torch.ops.aten.mm.default, torch.ops.aten.add.Tensor)
 
 
 class Part(str, Enum):
-    """Purpose of a storage; the values are categories of ``estimator.memory``, and buffers."""
+    """Purpose of a storage: a category of ``estimator.memory``, or buffers."""
 
     WEIGHTS = "weights"
     ADAPTERS = "adapters"
@@ -38,11 +38,11 @@ class Part(str, Enum):
 
 
 class StepTracker(MemTracker):  # type: ignore[no-untyped-call]
-    """torch's MemTracker, which follows storages from allocation to release, with parts of our own.
+    """torch's MemTracker, which follows storages from allocation to release, with custom categories.
 
-    A new storage gets the part that ``part`` holds at that time; ``mark`` says what it is once that is
-    known. For each moment the largest total is kept with its parts. MemTracker's statistics of modules are
-    left out: they refuse frozen parameters and take a hundred times as long.
+    A new storage gets the category in ``part`` at that time; ``mark`` sets it later. For each phase, the
+    largest total is recorded with its categories. MemTracker's statistics per module are disabled: they fail
+    on frozen parameters and take a hundred times as long.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class StepTracker(MemTracker):  # type: ignore[no-untyped-call]
 
     @property
     def moment(self) -> str:
-        """The part of the step that runs now: "forward", "loss", "backward, ...", "optimizer"."""
+        """Current phase of the step: "forward", "loss", "backward, ...", "optimizer"."""
         return self._moment
 
     @moment.setter
@@ -67,7 +67,7 @@ class StepTracker(MemTracker):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def during(self, part: Part) -> Iterator[None]:
-        """Inside this context new storages are counted as ``part``."""
+        """Context in which new storages are counted as ``part``."""
         before, self.part = self.part, part
         try:
             yield
@@ -75,17 +75,17 @@ class StepTracker(MemTracker):  # type: ignore[no-untyped-call]
             self.part = before
 
     def mark(self, tensor: torch.Tensor | None, part: Part) -> None:
-        """Say what a tensor's storage is for, whether the tracker knows the storage already or not."""
+        """Set the category of a tensor's storage, tracked or not."""
         if tensor is not None:
             self._update_and_maybe_create_winfos(tensor, part)  # type: ignore[arg-type]
 
     def now(self) -> dict[str, int]:
-        """Bytes that are alive now, by part."""
+        """Return the live bytes, by category."""
         snapshot: dict[Any, int] = self._curr_mem_snap.get(CPU, {})
         return {part.value: snapshot[part] for part in Part if snapshot.get(part)}
 
     def forget_peaks(self) -> None:
-        """Start the search for peaks again; live storages stay known."""
+        """Reset the recorded peaks; live storages stay tracked."""
         self.peaks.clear()
         self._highest.clear()
 
@@ -106,16 +106,16 @@ class StepTracker(MemTracker):  # type: ignore[no-untyped-call]
         TorchDispatchMode.__exit__(self, *args)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.prim.device.default:  # most calls under fake mode, and nothing is allocated
+        if func is torch.ops.prim.device.default:  # most frequent call in fake mode, without allocation
             return func(*args, **kwargs or {})
         if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # DTensor turns it into operations on local tensors, which come here
+            return NotImplemented  # DTensor dispatches to operations on local tensors, which are tracked
         if func is torch.ops._c10d_functional.wait_tensor.default:
-            result = args[0]  # the fake kernel makes a copy, the real one does not
+            result = args[0]  # the fake kernel copies, the real one does not
         else:
             result = func(*args, **kwargs or {})
-        # DTensor works out shapes on whole tensors, under a fake mode of its own or (torch 2.13) under the
-        # one that is there: nothing of that is ever allocated
+        # DTensor propagates shapes on full tensors, in a separate fake mode or (torch 2.13) in the active
+        # one: these are never allocated
         if active_fake_mode() is self._fake_mode_on_entry and not self._working_out_shapes:
             for tensor in result if isinstance(result, (tuple, list)) else (result,):
                 if isinstance(tensor, torch.Tensor):
@@ -124,7 +124,7 @@ class StepTracker(MemTracker):  # type: ignore[no-untyped-call]
         return result
 
     def _follow_shapes(self) -> None:
-        """Know when DTensor works out the shapes of an operation's results."""
+        """Detect shape propagation of DTensor."""
         name = "_propagate_tensor_meta_non_cached"
         work_out = getattr(ShardingPropagator, name)
 
@@ -139,7 +139,7 @@ class StepTracker(MemTracker):  # type: ignore[no-untyped-call]
         self._shapes.start()
 
     def _part_of(self, func: Any, tensor: torch.Tensor) -> Part:
-        """The head's gradient is made, and added up chunk by chunk, before any hook hears of it."""
+        """Return the category of a new tensor. The gradient of the head is allocated before any hook runs."""
         backward = self.part is Part.LOGITS and self._moment.startswith("backward")
         if backward and func in SUMS and tuple(tensor.shape) in self.head_shapes:
             return Part.GRADIENTS

@@ -1,4 +1,4 @@
-"""transformers' models at any shape, with PEFT's adapters, and the losses that are used with them."""
+"""transformers models of any shape, with PEFT adapters and the losses used with them."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ LOSS_POSITIONS = 1024
 
 
 def build(setup: Setup) -> BuiltModel:
-    """Build transformers' model of the setup's shape on fake tensors, with adapters, forward pass and loss.
+    """Build transformers' model of the setup on fake tensors, with adapters, forward pass and loss.
 
-    Raises UserError where transformers can't build that shape, or builds another number of parameters.
+    Raises UserError if transformers cannot build the shape, or builds another number of parameters.
     """
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_config(configuration(setup), dtype=torch.get_default_dtype())
     if sum(parameter.numel() for parameter in model.parameters()) != setup.model.parameters:
         raise UserError(
-            f"transformers' {setup.model.family} can't be built in the shape of {setup.model.name}.",
-            "Leave --exact out: the formulas cover it.",
+            f"transformers cannot build a {setup.model.family} model of the shape of {setup.model.name}.",
+            "Remove --exact: the formulas cover it.",
         )
-    base = model.model if hasattr(model, "model") else model.base_model  # Llama 4's prefix is another's
+    base = model.model if hasattr(model, "model") else model.base_model  # Llama 4 has another prefix
     blocks = max((m for m in base.children() if isinstance(m, nn.ModuleList)), key=len)
     last_norm = [m for name, m in base.named_children() if "norm" in name or name.startswith("ln")][-1]
     if setup.quantization != "none":
@@ -46,7 +46,7 @@ def build(setup: Setup) -> BuiltModel:
 
 
 def configuration(setup: Setup) -> Any:
-    """transformers' configuration object of the model's shape; raises UserError where there is none."""
+    """Build transformers' configuration object of a model; raises UserError if that fails."""
     from transformers import AutoConfig
 
     spec = setup.model
@@ -54,8 +54,8 @@ def configuration(setup: Setup) -> Any:
         return AutoConfig.for_model(spec.family, **hf_configuration.values(spec, setup.seq_len))
     except (ValueError, TypeError) as error:
         raise UserError(
-            f"transformers makes no {spec.family} model of {spec.name}'s shape: {_short(error)}",
-            "Leave --exact out: the formulas cover it.",
+            f"transformers has no {spec.family} model of the shape of {spec.name}: {_short(error)}",
+            "Remove --exact: the formulas cover it.",
         ) from None
 
 
@@ -64,7 +64,7 @@ def _short(error: Exception) -> str:
 
 
 class Nf4Linear(nn.Linear):
-    """A linear layer in 4 bits, as bitsandbytes' Linear4bit runs it: made whole for each product."""
+    """Linear layer in 4 bits, like Linear4bit of bitsandbytes: dequantized for each product."""
 
     def __init__(self, old: nn.Linear) -> None:
         from estimator.exact.kernels import to_nf4
@@ -92,9 +92,9 @@ def _with_adapters(setup: Setup, model: Any) -> Any:
     from peft import get_peft_model
 
     config = _prompts(setup) if setup.prompts else _low_rank(setup, model)
-    # Parameters that are fake cannot be moved, and they are made where they belong in their type
+    # Fake parameters cannot be moved, and have the right device and type already
     without_moves = mock.patch.object(nn.Module, "to", lambda module, *_, **__: module)
-    # launchers/engines/loop/model.py keeps the base's type; PEFT's own choice is fp32
+    # launchers/engines/loop/model.py keeps the type of the base; PEFT's default is fp32
     with without_moves:
         return get_peft_model(model, config, autocast_adapter_dtype=setup.engine != "deepspeed")
 
@@ -128,7 +128,7 @@ def _low_rank(setup: Setup, model: Any) -> Any:
 
 
 def _forward(setup: Setup, model: Any) -> Loss:
-    # The loop that calls it holds the output with its logits, or has let go of it before the backward pass
+    # The calling loop holds the output with its logits, or frees it before the backward pass
     loop_holds_logits = setup.engine != "transformers" or setup.engine_version == "loop"
     held: list[Any] = []
 
@@ -146,7 +146,7 @@ def _forward(setup: Setup, model: Any) -> Loss:
 
 
 def summed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The loss of launchers/dataset/batches.py: a sum over positions, each piece's fp32 copy made twice.
+    """Compute the loss of launchers/dataset/batches.py: a sum over positions, with two fp32 copies per piece.
 
     logits [batch, length, vocabulary], labels [batch, length] -> scalar.
     """

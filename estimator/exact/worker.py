@@ -1,4 +1,4 @@
-"""The process that traces: Setups as JSON on standard input, estimates as JSON on standard output."""
+"""Tracing process: Setups as JSON on standard input, estimates as JSON on standard output."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from estimator.exact.process import setup_from
 
 
 def main() -> int:
-    # The answer is the last line of standard output, whatever libraries print; warnings are not for users
-    """Trace the setups of standard input; the last line of the output has the estimates or what is wrong."""
+    # The result is the last line of standard output, as libraries may print; warnings are not for users
+    """Trace the setups on standard input; the last line of the output has the estimates or the error."""
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
     try:
@@ -32,4 +32,4 @@ def main() -> int:
 if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
-    os._exit(code)  # fake process groups and patched libraries have nothing to tidy up
+    os._exit(code)  # fake process groups and patched libraries need no cleanup

@@ -1,6 +1,6 @@
-"""States that fake tensors can't show: DeepSpeed's partitions, and optimizers whose kernels need a GPU.
+"""States that cannot be traced: DeepSpeed's partitions, and optimizers whose kernels need a GPU.
 
-They are computed from the traced model's own parameter counts.
+They are computed from the parameter counts of the traced model.
 """
 
 from __future__ import annotations
@@ -10,26 +10,26 @@ from estimator.vocabulary import OPTIMIZERS
 
 TRACED_OPTIMIZERS = ("adamw", "sgd")
 MOMENTS = {name: OPTIMIZERS[name].moments for name in TRACED_OPTIMIZERS}
-WEIGHTS = ("weights", "adapters")  # the scales of quantised ones are whole in each process
+WEIGHTS = ("weights", "adapters")  # each process has all scales of quantized ones
 
 
 def optimizer_traced(setup: Setup) -> bool:
-    """Whether the optimizer's states and step can be traced on fake tensors; else they are computed."""
+    """Return whether optimizer states and step can be traced on fake tensors; otherwise they are computed."""
     return setup.zero_stage is None and setup.optimizer in TRACED_OPTIMIZERS
 
 
 def gradients_elsewhere(setup: Setup) -> bool:
-    """Whether the engine moves each gradient into its own buffers as soon as it is there: DeepSpeed does."""
+    """Return whether the engine copies each gradient into buffers immediately, as DeepSpeed does."""
     return setup.zero_stage is not None
 
 
 def with_states(
     setup: Setup, peaks: dict[str, dict[str, int]], states: dict[str, int], sizes: dict[str, int]
 ) -> tuple[dict[str, dict[str, int]], dict[str, int], tuple[str, ...]]:
-    """Put the states that could not be traced into moments and states.
+    """Add the states that could not be traced to peaks and states.
 
-    Returns both (bytes by category), and the names of the categories that were computed. ``sizes`` are
-    numbers of parameters: "all" and "trained".
+    Returns both (bytes by category), and the names of the computed categories. ``sizes``: numbers of
+    parameters, "all" and "trained".
     """
     if setup.zero_stage is not None:
         computed = partitions(setup, states, sizes)
@@ -46,11 +46,11 @@ def _filled(parts: dict[str, int], computed: dict[str, int]) -> dict[str, int]:
 
 
 def partitions(setup: Setup, traced: dict[str, int], sizes: dict[str, int]) -> dict[str, int]:
-    """Bytes of ZeRO's share of the states in one process; ``traced`` are the model's own bytes by category.
+    """Return the bytes of one process's ZeRO partition. ``traced``: bytes of the model by category.
 
-    16-bit weights and gradients, an fp32 copy of what is trained and its fp32 moments; stage 1 divides the
-    last two by the processes, stage 2 the gradients too, stage 3 the weights. Rajbhandari et al. 2020
-    (arXiv:1910.02054), section 3.1. In fp32 the copy exists from stage 1 on.
+    16-bit weights and gradients, an fp32 copy of the trained parameters and their fp32 moments. Stage 1
+    partitions the last two over the processes, stage 2 also the gradients, stage 3 also the weights.
+    Rajbhandari et al. 2020 (arXiv:1910.02054), section 3.1. With fp32 training the copy exists from stage 1.
     """
     stage, n = setup.zero_stage or 0, setup.shard
     size = 4 if setup.precision == "fp32" else 2

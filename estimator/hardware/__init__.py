@@ -1,7 +1,7 @@
-"""The catalogue of GPUs and machines: the shipped tables, refreshed prices, and the user's own rows.
+"""Catalogue of GPUs and instance types: shipped tables, refreshed prices and files of the user.
 
-To add a GPU or a machine for everybody, add a row to ``data/gpus.csv`` or ``data/instances.csv``; for
-oneself, a CSV named by FINETUNE_HARDWARE or ``--hardware`` (docs/hardware.md). Blank in a table is None here.
+To add a GPU or an instance type, add a row to ``data/gpus.csv`` or ``data/instances.csv``; for yourself only,
+a CSV file named by FINETUNE_HARDWARE or ``--hardware`` (docs/hardware.md). Blank cells are None.
 """
 
 from __future__ import annotations
@@ -37,16 +37,15 @@ __all__ = [
 
 DATA = Path(__file__).parents[1] / "data"
 OLD_DAYS = 60  # clouds change spot prices within days, on-demand ones within months
-VARIABLE = "FINETUNE_HARDWARE"  # files of one's own, separated as in PATH
+VARIABLE = "FINETUNE_HARDWARE"  # the user's files, separated as in PATH
 
 _chosen: ContextVar[Catalogue | None] = ContextVar("catalogue", default=None)
 
 
 def catalogue(extra: Path | None = None) -> Catalogue:
-    """The shipped tables, under the refreshed prices, the files of FINETUNE_HARDWARE and the file ``extra``.
+    """Load the shipped tables, then the refreshed prices, the files of FINETUNE_HARDWARE and ``extra``.
 
-    Later ones win, cell by cell. Raises UserError for a file that cannot be read or a value that cannot be
-    right.
+    Later ones override cells of earlier ones. Raises UserError for an unreadable file or an invalid value.
     """
     files = os.environ.get(VARIABLE, "")
     if extra is None:
@@ -55,13 +54,13 @@ def catalogue(extra: Path | None = None) -> Catalogue:
 
 
 def current() -> Catalogue:
-    """The catalogue in use: that of the innermost :func:`using`, else the default one."""
+    """Return the active catalogue: that of the innermost :func:`using`, otherwise the default one."""
     return _chosen.get() or catalogue()
 
 
 @contextmanager
 def using(chosen: Catalogue) -> Iterator[Catalogue]:
-    """Inside this context ``gpu``, ``instances`` and this package's other functions read ``chosen``."""
+    """Context in which ``gpu``, ``instances`` and the other functions of this package use ``chosen``."""
     token = _chosen.set(chosen)
     try:
         yield chosen
@@ -70,56 +69,56 @@ def using(chosen: Catalogue) -> Iterator[Catalogue]:
 
 
 def forget() -> None:
-    """Drop the default catalogue, so that its files are read again when it is next needed."""
+    """Clear the cached default catalogue, so that its files are read again."""
     _cached.cache_clear()
 
 
 def gpu(name: str) -> Gpu:
-    """The one GPU of that name; raises UserError for a name of several or none, with the possible ones."""
+    """Return the GPU of this name. Raises UserError with candidates for an unknown or ambiguous name."""
     return current().gpu(name)
 
 
 def gpus_called(name: str) -> tuple[Gpu, ...]:
-    """All GPUs that a name stands for ("A100": four); raises UserError with the nearest names for none."""
+    """Return all GPUs that match a name ("A100": four). Raises UserError with similar names for none."""
     return current().gpus_called(name)
 
 
 def find_gpu_by_nvml_name(name: str) -> Gpu | None:
-    """The GPU that a driver or a node label calls ``name``; None where the catalogue has none."""
+    """Return the GPU with this name in a driver or node label, or None."""
     return current().find_gpu(name)
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """All GPUs of the catalogue in use."""
+    """Return all GPUs of the active catalogue."""
     return current().gpus
 
 
 def instances() -> tuple[Instance, ...]:
-    """All machine types of the catalogue in use; their GPUs by the GPU table's names."""
+    """Return all instance types of the active catalogue, with GPU names of the GPU table."""
     return current().instances
 
 
 def instance(name: str) -> Instance:
-    """The machine type of that name; raises UserError with the nearest names."""
+    """Return the instance type of this name. Raises UserError with similar names for an unknown one."""
     return current().instance(name)
 
 
 def clouds() -> tuple[str, ...]:
-    """The clouds that have a machine in the catalogue in use."""
+    """Return the clouds with an instance type in the active catalogue."""
     return current().clouds()
 
 
 def old_prices(names: Iterable[str], today: date | None = None) -> str:
-    """One line where the prices of these machine types are older than 60 days, by the oldest; else "".
+    """Return a warning if a price of these instance types is older than 60 days, otherwise "".
 
-    Prices without a day, such as those of a table of one's own, are taken as they are.
+    Prices without a date, such as those in a file of the user, are not checked.
     """
     found = filter(None, map(current().find_instance, dict.fromkeys(names)))
     ages = [(age, item) for item in found if (age := item.price_age_days(today or date.today())) is not None]
     age, item = max(ages, key=lambda each: each[0], default=(0, None))
     if item is None or age <= OLD_DAYS:
         return ""
-    return f"Prices of {item.price_date} are {age} days old: `finetune gpus --refresh` asks for today's."
+    return f"Prices of {item.price_date} are {age} days old: `finetune gpus --refresh` updates them."
 
 
 def _files(text: str) -> tuple[Path, ...]:

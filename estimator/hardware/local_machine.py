@@ -11,12 +11,12 @@ from estimator.job import Machine
 
 
 def here(folder: Path | str = ".") -> Machine:
-    """GPUs (through NVML), CPU cores, memory, and the free disk of the file system that ``folder`` is on.
+    """Return GPUs (from NVML), CPU cores, memory, and the free disk space of the file system of ``folder``.
 
-    Cores and memory are those that this process may use: its CPU affinity and its control group's limit. No
-    driver, no library or no GPU: no GPUs.
+    Cores and memory are limited to those of this process: CPU affinity and control group. Without driver,
+    library or GPU, there are no GPUs.
     """
-    import psutil  # not needed for planning a cluster's job
+    import psutil  # not needed to plan for a cluster
 
     return Machine(
         gpus=_gpus(),
@@ -27,12 +27,12 @@ def here(folder: Path | str = ".") -> Machine:
 
 
 def has_gpus() -> bool:
-    """Whether this machine has a GPU that its driver reports and CUDA_VISIBLE_DEVICES leaves."""
+    """Return whether this machine has a GPU that the driver reports and CUDA_VISIBLE_DEVICES allows."""
     return bool(_gpus())
 
 
 def _gpus() -> tuple[tuple[str, int], ...]:
-    """(name, memory) of the GPUs that CUDA_VISIBLE_DEVICES leaves, in its order."""
+    """Return (name, memory) of the GPUs that CUDA_VISIBLE_DEVICES allows, in its order."""
     try:
         import pynvml
     except ImportError:
@@ -56,11 +56,11 @@ def _gpus() -> tuple[tuple[str, int], ...]:
 
 
 def _memory_limit() -> int | None:
-    """The control group's memory limit, where there is one (v2, then v1)."""
+    """Return the memory limit of the control group (v2, then v1), or None."""
     for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         file = Path(name)
         text = file.read_text().strip() if file.is_file() else ""
-        if text.isdigit():  # v2 says "max" where there is none
+        if text.isdigit():  # v2 has "max" without a limit
             return int(text)
     return None
 

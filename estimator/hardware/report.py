@@ -1,4 +1,4 @@
-"""Choosing from the catalogue, and writing it as JSON or as a CSV that can be used again."""
+"""Filtering of the catalogue, and output as JSON or as CSV for ``--hardware``."""
 
 from __future__ import annotations
 
@@ -21,38 +21,39 @@ RATES = ("bf16", "fp16", "fp8", "tf32", "fp32")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wish:
-    """Filter of GPUs and machines to list; None: no filter.
+    """Filter of GPUs and instance types; None: no filter.
 
-    Raises UserError for a size or price that cannot be; names are checked by :func:`choose`.
+    Raises UserError for an invalid size or price; names are checked by :func:`choose`.
     """
 
-    min_vram: float | None = None  # a card's size class in GB (Gpu.is_at_least)
+    min_vram: float | None = None  # marketed size in GB (Gpu.is_at_least)
     architecture: str | None = None
     cloud: str | None = None
     gpu: str | None = None
-    max_usd_per_hour: float | None = None  # of a whole machine
-    spot: bool = False  # only machines with a spot price, which is then the one that counts
+    max_usd_per_hour: float | None = None  # of a complete instance
+    spot: bool = False  # only instance types with a spot price; prices are spot prices
 
     def __post_init__(self) -> None:
         if self.min_vram is not None and not self.min_vram > 0:
             raise UserError(f"--min-vram {self.min_vram:g}: a card has more than 0 GiB.")
         if self.max_usd_per_hour is not None and not self.max_usd_per_hour >= 0:
-            raise UserError(f"--max-price {self.max_usd_per_hour:g}: a price can't be below 0.")
+            raise UserError(f"--max-price {self.max_usd_per_hour:g}: a price cannot be negative.")
 
     @property
     def of_machines(self) -> bool:
-        """Whether the wish is about machines: then GPUs that no such machine has are left out."""
+        """Whether it filters instance types: then GPUs without a matching one are omitted."""
         return self.cloud is not None or self.max_usd_per_hour is not None or self.spot
 
     def price(self, item: Instance) -> float | None:
-        """A machine's price in USD an hour that counts here, spot or on demand; None where it has none."""
+        """Return the spot or on-demand price in USD per hour, or None."""
         return item.spot_usd_per_hour if self.spot else item.usd_per_hour
 
 
 def choose(catalogue: Catalogue, wish: Wish) -> tuple[tuple[Gpu, ...], tuple[Instance, ...]]:
-    """The GPUs and machines that meet the wish; UserError for a name that no table has.
+    """Return the matching GPUs and instance types. Raises UserError for an unknown name.
 
-    A wish about machines leaves only GPUs that such a machine has. Machines come by GPU, then by price.
+    Filters on instance types also exclude GPUs without a matching one. Instance types are sorted by GPU, then
+    by price.
     """
     architectures = None if wish.architecture is None else catalogue.architecture(wish.architecture)
     cloud = None if wish.cloud is None else catalogue.cloud(wish.cloud)
@@ -83,7 +84,7 @@ def choose(catalogue: Catalogue, wish: Wish) -> tuple[tuple[Gpu, ...], tuple[Ins
 
 
 def _named(catalogue: Catalogue, name: str) -> tuple[Gpu, ...]:
-    """The GPUs of that name ("a100": four), or else all whose name begins so ("rtx4")."""
+    """Return the GPUs of a name ("a100": four), otherwise all whose name begins with it ("rtx4")."""
     try:
         return catalogue.gpus_called(name)
     except UserError:
@@ -95,7 +96,7 @@ def _named(catalogue: Catalogue, name: str) -> tuple[Gpu, ...]:
 
 
 def gpu_record(gpu: Gpu) -> dict[str, Any]:
-    """One GPU as plain values for JSON, units in the keys; unknown is None."""
+    """Convert a GPU to plain values for JSON, units in the keys; None: unknown."""
     return {
         "name": gpu.name,
         "vendor": gpu.vendor,
@@ -120,7 +121,7 @@ def gpu_record(gpu: Gpu) -> dict[str, Any]:
 
 
 def instance_record(item: Instance, today: date) -> dict[str, Any]:
-    """One machine type as plain values for JSON, units in the keys; unknown is None."""
+    """Convert an instance type to plain values for JSON, units in the keys; None: unknown."""
     return {
         "cloud": item.cloud,
         "name": item.name,
@@ -143,7 +144,7 @@ def instance_record(item: Instance, today: date) -> dict[str, Any]:
 
 
 def cluster_record(cluster: Cluster) -> dict[str, Any]:
-    """A cluster's GPU nodes as plain values for JSON, and which nodes were left aside and why."""
+    """Convert the GPU nodes of a cluster, and the skipped nodes with reasons, to plain values for JSON."""
     return {
         "context": cluster.context,
         "nodes": [
@@ -175,7 +176,7 @@ def cluster_record(cluster: Cluster) -> dict[str, Any]:
 
 
 def as_csv(gpus: tuple[Gpu, ...], machines: tuple[Instance, ...]) -> str:
-    """GPUs and machines as one CSV table with a column ``kind``, in the form that ``--hardware`` reads."""
+    """Format GPUs and instance types as one CSV table with a column ``kind``, as input for ``--hardware``."""
     columns = ["kind", *dict.fromkeys([*GPU, *INSTANCE])]
     out = io.StringIO()
     writer = csv.DictWriter(out, columns, lineterminator="\n")

@@ -1,4 +1,4 @@
-"""The catalogue as tables for people. What no one has sourced is "?"."""
+"""Terminal tables of the catalogue. Unknown figures are "?"."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def gpu_table(gpus: tuple[Gpu, ...]) -> Table:
-    """GPUs as a table for a terminal; a figure without a source is "?"."""
+    """Build a table of GPUs."""
     table = _table("GPU", "memory", "architecture", ">bf16 TFLOPS", ">bandwidth GB/s", "interconnect")
     for gpu in gpus:
         table.add_row(
@@ -31,7 +31,7 @@ def gpu_table(gpus: tuple[Gpu, ...]) -> Table:
 
 
 def _memory(gpu: Gpu) -> str:
-    """A GPU's memory as text: what is reported and what of it processes get, else the label's, marked so."""
+    """Format the memory of a GPU: usable of reported, or the marketed size, marked as such."""
     if gpu.driver_bytes:
         return f"{format_bytes(gpu.usable_bytes)} of {gpu.vram_bytes // MIB:,} MiB"
     if gpu.vram_reported:
@@ -40,7 +40,7 @@ def _memory(gpu: Gpu) -> str:
 
 
 def instance_table(machines: tuple[Instance, ...], today: date) -> Table:
-    """Machine types as a table for a terminal, with the prices' age in days on ``today``."""
+    """Build a table of instance types, with the age of the prices in days on ``today``."""
     table = _table(
         *("cloud", "type", "GPUs", ">vCPU", ">RAM GiB", ">Gbit/s", "fabric"),
         *(">$/h", ">spot $/h", "region", ">age", ">source"),
@@ -67,7 +67,7 @@ def instance_table(machines: tuple[Instance, ...], today: date) -> Table:
 
 
 def price_sources(machines: tuple[Instance, ...]) -> list[str]:
-    """The sources of the machines' prices; the table of machines refers to them by number, from 1."""
+    """Return the sources of the prices; the table of instance types refers to them by number, from 1."""
     return list(dict.fromkeys(item.price_source for item in machines if item.price_source))
 
 
@@ -76,10 +76,10 @@ def _undated(text: str | None) -> str:
 
 
 def cluster_table(cluster: Cluster) -> Table:
-    """A cluster's GPU nodes as a table for a terminal, a line for each kind of node."""
+    """Build a table of the GPU nodes of a cluster, one line per kind of node."""
     table = _table(
-        *(">nodes", "type", "GPUs of each", "memory of each GPU", ">cores", ">memory GiB", ">disk GiB"),
-        *(">EFA", "spot", "zones", "taints", ">free GPUs of each", ">may come", "added by"),
+        *(">nodes", "type", "GPUs per node", "memory per GPU", ">cores", ">memory GiB", ">disk GiB"),
+        *(">EFA", "spot", "zones", "taints", ">free GPUs per node", ">can be added", "added by"),
     )
     for group in cluster.nodes:
         table.add_row(
@@ -102,7 +102,7 @@ def cluster_table(cluster: Cluster) -> Table:
 
 
 def _table(*names: str) -> Table:
-    """Columns by name; one that begins with ">" holds figures."""
+    """Build a table with these columns; ">" marks right-aligned ones."""
     from rich import box
     from rich.table import Table
 

@@ -8,11 +8,11 @@ VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 def visible_gpus(chosen: str | None, uuids: Sequence[str]) -> list[int | str]:
-    """The GPUs that are left, in CUDA's order, by their place among all of the machine (NVML's order).
+    """Return the visible GPUs in CUDA's order, by index in NVML's order.
 
-    ``chosen`` is the variable's value, None where it isn't set; ``uuids`` are those of all GPUs. Names may be
-    places, UUIDs or beginnings of one. A slice of a GPU (``MIG-...``) is no place: it stays a name. As CUDA
-    does, the first name that means no GPU, or more than one, ends the list.
+    ``chosen``: value of the variable, None if it is not set; ``uuids``: those of all GPUs. Entries may be
+    indices, UUIDs or prefixes of one. A slice of a GPU (``MIG-...``) remains a name. As in CUDA, the first
+    entry that matches no GPU, or several, ends the list.
     """
     if chosen is None:
         return list(range(len(uuids)))
@@ -31,7 +31,7 @@ def visible_gpus(chosen: str | None, uuids: Sequence[str]) -> list[int | str]:
 
 
 def whole_gpus(chosen: str | None, uuids: Sequence[str]) -> list[int]:
-    """The whole GPUs that :func:`visible_gpus` finds, up to the first slice of one."""
+    """Return the visible GPUs up to the first MIG slice."""
     places: list[int] = []
     for place in visible_gpus(chosen, uuids):
         if isinstance(place, str):

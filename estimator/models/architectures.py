@@ -42,8 +42,6 @@ class Family:
         False for an encoder, which sees the whole text and has no output head here.
     free_head_dim:
         Whether heads * head_dim may differ from the hidden size.
-    published_quantised:
-        The publisher's own weights are in 4 or 8 bits; config.json says so, and the shape is the same.
     partial_rotary:
         Whether its code reads ``partial_rotary_factor``, and so may rotate a part of each head only.
     sees_packed:
@@ -81,7 +79,6 @@ class Family:
     shared_expert_gate: bool = False
     pooler: bool = False
     free_head_dim: bool = True
-    published_quantised: bool = False
     partial_rotary: bool = False
     sees_packed: str = ""
     code_elsewhere: bool = False
@@ -112,7 +109,6 @@ def own_names(family: str, targets: Iterable[str]) -> tuple[str, ...]:
 
 _NOT_TRAITS = (
     "free_head_dim",
-    "published_quantised",
     "partial_rotary",
     "sees_packed",
     "code_elsewhere",
@@ -131,8 +127,11 @@ _NEOX_LINEARS = {
 }
 
 
-def _transformers(name: str) -> str:
-    return f"transformers 5.4.0, models/{name}/modeling_{name}.py"
+def _transformers(name: str, release: str = "5.4.0") -> str:
+    return f"transformers {release}, models/{name}/modeling_{name}.py"
+
+
+_NEW = "5.23.0"
 
 
 _NO_POSITIONS_IN_MASK = "its mask is made without the positions"
@@ -196,18 +195,48 @@ FAMILIES: dict[str, Family] = {  # Hugging Face's `model_type`
         source=_transformers("phi3"),
     ),
     "deepseek_v2": Family(mlp_names_are_experts=True, source=_transformers("deepseek_v2")),
-    "deepseek_v3": Family(
-        published_quantised=True, mlp_names_are_experts=True, source=_transformers("deepseek_v3")
-    ),
+    "deepseek_v3": Family(mlp_names_are_experts=True, source=_transformers("deepseek_v3")),
     "gpt_oss": Family(
         qkv_bias=True,
         o_bias=True,
         mlp_bias=True,
         attention_sinks=True,
         router_bias=True,
-        published_quantised=True,
         sees_packed=_NO_POSITIONS_IN_MASK,
         source=_transformers("gpt_oss"),
+    ),
+    "granite": Family(scores_texts=False, source=_transformers("granite", _NEW)),
+    "olmo3": Family(qk_norm="all", source=_transformers("olmo3", _NEW)),
+    "smollm3": Family(source=_transformers("smollm3", _NEW)),
+    "ministral3": Family(source=_transformers("ministral3", _NEW)),
+    "glm4": Family(
+        norms_per_layer=4,
+        qkv_bias=True,
+        partial_rotary=True,
+        linears={"gate_up_proj": (("gate_proj", "up_proj"),)},
+        source=_transformers("glm4", _NEW),
+    ),
+    "glm4_moe": Family(
+        scores_texts=False,
+        partial_rotary=True,
+        mlp_names_are_experts=True,
+        source=_transformers("glm4_moe", _NEW),
+    ),
+    "exaone4": Family(qk_norm="head", source=_transformers("exaone4", _NEW)),
+    "ernie4_5": Family(scores_texts=False, source=_transformers("ernie4_5", _NEW)),
+    "ernie4_5_moe": Family(
+        scores_texts=False,
+        router_bias=True,
+        mlp_names_are_experts=True,
+        source=_transformers("ernie4_5_moe", _NEW),
+    ),
+    "hunyuan_v1_dense": Family(qk_norm="head", source=_transformers("hunyuan_v1_dense", _NEW)),
+    "seed_oss": Family(qkv_bias=True, source=_transformers("seed_oss", _NEW)),
+    "minimax_m2": Family(
+        scores_texts=False,
+        qk_norm="all",
+        mlp_names_are_experts=True,
+        source=_transformers("minimax_m2", _NEW),
     ),
     "gpt_neox": Family(
         norm="layer",

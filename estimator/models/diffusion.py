@@ -8,7 +8,6 @@ is 1 or 0.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from estimator.models import unet as counts
 from estimator.models.clip import TextEncoderShape
 from estimator.models.spec import ModelSpec
 from estimator.models.unet import ADAPTED, UNetShape
+from estimator.untrusted import read_json_object
 
 HF_ID = "stabilityai/stable-diffusion-xl-base-1.0"
 SOURCE = f"https://huggingface.co/{HF_ID}, config.json of each component"
@@ -197,17 +197,19 @@ def _levels(channels: tuple[int, ...], resnets: int) -> int:
 def read_directory(folder: Path, name: str) -> DiffusionSpec:
     """The shape of a pipeline in diffusers' layout. Raises UserError where it is of another kind."""
     try:
-        kind = _config(folder / "model_index.json")["_class_name"]
-        unet = UNetShape.of_config(_config(folder / "unet" / "config.json"))
+        kind = read_json_object(folder / "model_index.json")["_class_name"]
+        unet = UNetShape.of_config(read_json_object(folder / "unet" / "config.json"))
         texts = tuple(
             TextEncoderShape.of_config(
-                _config(folder / each / "config.json"), each.replace("_", " "), projects=each[-1] == "2"
+                read_json_object(folder / each / "config.json"),
+                each.replace("_", " "),
+                projects=each[-1] == "2",
             )
             for each in ("text_encoder", "text_encoder_2")
         )
-        vae = json.loads((folder / "vae" / "config.json").read_text(encoding="utf-8"))
+        vae = read_json_object(folder / "vae" / "config.json")
         channels, resnets = tuple(vae["block_out_channels"]), vae["layers_per_block"]
-        size = int(str(_config(folder / "unet" / "config.json")["sample_size"]))
+        size = int(str(read_json_object(folder / "unet" / "config.json")["sample_size"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"{folder} is a diffusion pipeline that can't be read as Stable Diffusion XL's kind: {error}.",
@@ -226,13 +228,6 @@ def read_directory(folder: Path, name: str) -> DiffusionSpec:
         vae_width=channels[0],
         source=str(folder),
     )
-
-
-def _config(path: Path) -> dict[str, object]:
-    values = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(values, dict):
-        raise ValueError(f"{path.name} is not a JSON object")
-    return values
 
 
 STABLE_DIFFUSION_XL = spec_of(

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from estimator.errors import Change, UserError
+from estimator.errors import UserError
 from estimator.models import untried
 from estimator.models.architectures import FAMILIES, family_of
 from estimator.models.config_reader import ConfigReader
 from estimator.models.spec import ModelSpec
+from estimator.models.weight_formats import FORMATS
 
 # Our name -> the field of config.json; the first that is there counts.
 _FIELDS = {
@@ -18,11 +19,12 @@ _FIELDS = {
     "heads": ("num_attention_heads", "n_heads", "n_head"),
     "vocab": ("vocab_size",),
     "max_seq_len": ("max_position_embeddings", "max_seq_len", "n_positions"),
-    "experts": ("num_local_experts", "num_experts", "n_routed_experts"),
-    "experts_per_token": ("num_experts_per_tok",),
+    "experts": ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
+    "experts_per_token": ("num_experts_per_tok", "moe_k"),
+    "shared_experts": ("n_shared_experts", "moe_num_shared_experts"),
 }
 # What config.json leaves out because it is the default of the family's configuration class
-# (transformers 5.4.0, models/*/configuration_*.py).
+# (transformers 5.23.0, models/*/configuration_*.py).
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "gemma3_text": {
         "vocab_size": 262_208,
@@ -36,18 +38,47 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "falcon": {"max_position_embeddings": 2048, "multi_query": True, "parallel_attn": True},
     "mpt": {"expansion_ratio": 4, "no_bias": True},
     "qwen2_moe": {"qkv_bias": True},
+    "glm4": {"attention_bias": True},
+    "seed_oss": {"attention_bias": True},
+    "exaone4": {"sliding_window_pattern": 4},
     "gpt_neox": {"attention_bias": True, "use_parallel_residual": True},
 }
 _SAME_CODE = {"kimi_k2": "deepseek_v3"}  # its model_type in transformers
-_TIED = ("gemma", "gemma2", "gemma3_text", "falcon", "mpt", "bert")  # unless config.json says otherwise
+_TIED = (  # unless config.json says otherwise
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "falcon",
+    "mpt",
+    "bert",
+    "smollm3",
+    "ernie4_5",
+    "ernie4_5_moe",
+)
 _FFN = {
     "falcon": "ffn_hidden_size",
     "gptj": "n_inner",
     "gpt2": "n_inner",
 }  # 4 * hidden where config.json gives none
 # The field may be missing in these, and means as many key/value heads as heads.
-_KV_HEADS_OPTIONAL = ("llama", "qwen", "olmo2", "phi", "phi3", "gpt_neox", "gptj", "mpt", "bert")
-_EXPERT_WIDTH = ("qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3")  # have moe_intermediate_size
+_KV_HEADS_OPTIONAL = (
+    "llama",
+    "qwen",
+    "olmo2",
+    "olmo3",
+    "phi",
+    "phi3",
+    "gpt_neox",
+    "gptj",
+    "mpt",
+    "bert",
+    "granite",
+    "hunyuan_v1_dense",
+)
+# Have moe_intermediate_size
+_EXPERT_WIDTH = ("qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "glm4_moe", "ernie4_5_moe")
+_EXPERTS = (*_EXPERT_WIDTH, "mixtral", "llama4_text", "gpt_oss", "minimax_m2")
+_NO_O_BIAS = ("glm4", "glm4_moe", "seed_oss")  # attention_bias is that of queries, keys and values
 _ACTIVATION = {  # what others call hidden_act
     "gemma2": "hidden_activation",
     "gemma3_text": "hidden_activation",
@@ -63,16 +94,16 @@ def to_spec(config: Mapping[str, Any], name: str) -> ModelSpec:
     Raises :class:`UserError`, naming field and value, for an architecture that is not supported, a missing
     field, or values that contradict each other.
     """
-    reader = ConfigReader(_language_part(config, name), name)
+    reader = ConfigReader(language_part(config, name), name)
     family = reader.text("model_type")
     family = _SAME_CODE.get(family, family)
     if family not in FAMILIES and not untried.is_untried(family):
         raise UserError(
             f"Model {name}: config.json has model_type {family!r}, which is not supported.",
-            f"Supported are {', '.join(FAMILIES)}, and the causal models of transformers 5.4.",
+            f"Supported are {', '.join(FAMILIES)}, and the causal models of transformers 5.23.",
         )
     reader.defaults = _DEFAULTS.get(family, {})
-    _refuse(reader, family)
+    _refuse(reader)
     shape = _widths(reader, family)
     shape |= _experts(reader, family) | _latent(reader, shape) | _window(reader, family, shape["layers"])
     return ModelSpec(
@@ -86,32 +117,43 @@ def to_spec(config: Mapping[str, Any], name: str) -> ModelSpec:
         norm_eps=_epsilon(reader),
         attention_dropout=reader.number("attention_dropout", or_zero=True) or 0.0,
         sees_images="text_config" in config,
-        quantised_weights=str(reader.mapping("quantization_config").get("quant_method") or ""),
+        quantised_weights=quantization_of(reader) or "",
         source=f"config.json of {name}",
     )
 
 
-def _language_part(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Models that see images too keep the language model's configuration under ``text_config``."""
+def language_part(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return the language model's configuration, which multimodal models keep under ``text_config``."""
     text = config.get("text_config")
     if text is None:
         return config
     if not isinstance(text, Mapping):
         raise UserError(f"Model {name}: config.json has text_config = {text!r}; it must be an object.")
     outer = {key: config[key] for key in ("tie_word_embeddings", "quantization_config") if key in config}
-    return {**outer, **text}
+    return {**text, **outer}  # transformers ties by the outer one
 
 
-def _refuse(reader: ConfigReader, family: str) -> None:
+def _refuse(reader: ConfigReader) -> None:
     attention = reader.mapping("attn_config")
     for flag in _REFUSED:
         if reader.get(flag) or attention.get(flag):
             raise UserError(f"Model {reader.name}: config.json has {flag} = true, which is not supported.")
-    if reader.get("quantization_config") and not family_of(family).published_quantised:
+    method = quantization_of(reader)
+    if method is not None and method not in FORMATS:
         raise UserError(
-            f"Model {reader.name}: its weights are already quantised (quantization_config in config.json).",
-            ("Start from the unquantised model; ", Change("method", "qlora"), " quantises it on loading."),
+            f"Model {reader.name}: its weights are already quantised (quantization_config in config.json, "
+            f"quant_method {method or 'not given'}). Supported formats: {', '.join(FORMATS)}.",
+            "Start from the unquantised model; --method qlora quantises it on loading.",
         )
+
+
+def quantization_of(reader: ConfigReader) -> str | None:
+    """Return the ``quant_method`` of published weights; None if they are in 16 or 32 bits."""
+    options = reader.mapping("quantization_config")
+    if not options:
+        return None
+    method = str(options.get("quant_method") or "")
+    return "bitsandbytes" if method.startswith("bitsandbytes") else method
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -165,31 +207,46 @@ def _ffn(reader: ConfigReader, family: str, hidden: int) -> int:
 def _experts(reader: ConfigReader, family: str) -> dict[str, int]:
     """Experts, shared experts, and how many blocks have none."""
     new = untried.is_untried(family) and any(reader.get(field) for field in _FIELDS["experts"])
-    if not new and family not in (*_EXPERT_WIDTH, "mixtral", "llama4_text", "gpt_oss"):
+    if not new and family not in _EXPERTS:
         return {}
     counts = {
         "experts": reader.whole(*_FIELDS["experts"]),
         "experts_per_token": reader.whole(*_FIELDS["experts_per_token"]),
+        "shared_ffn": _shared_width(reader, family),
+        "dense_layers": _dense_layers(reader, family),
     }
-    layers = reader.whole(*_FIELDS["layers"])
-    if new or family in ("deepseek_v2", "deepseek_v3"):
-        shared = reader.whole("n_shared_experts", default=0, least=0)
-        counts["shared_ffn"] = shared and shared * reader.whole("moe_intermediate_size")
-        counts["dense_layers"] = reader.whole("first_k_dense_replace", default=0, least=0)
-    elif family == "llama4_text":
-        counts["shared_ffn"] = reader.whole("intermediate_size")
-        every = reader.whole("interleave_moe_layer_step", default=1)
-        listed = reader.items("moe_layers")
-        counts["dense_layers"] = layers - (len(listed) if listed else layers // every)
-    elif family in ("qwen2_moe", "qwen3_moe"):
-        if family == "qwen2_moe":
-            counts["shared_ffn"] = reader.whole("shared_expert_intermediate_size")
-        only, every = reader.items("mlp_only_layers"), reader.whole("decoder_sparse_step", default=1)
-        counts["dense_layers"] = sum(i in only or (i + 1) % every > 0 for i in range(layers))
     if counts.get("dense_layers"):
         field = "intermediate_size_mlp" if family == "llama4_text" else "intermediate_size"
         counts["dense_ffn"] = reader.whole(field)
     return counts
+
+
+def _shared_width(reader: ConfigReader, family: str) -> int:
+    """Width of a block's shared experts together."""
+    if family == "llama4_text":
+        return reader.whole("intermediate_size")
+    if family == "qwen2_moe":
+        return reader.whole("shared_expert_intermediate_size")
+    shared = reader.whole(*_FIELDS["shared_experts"], default=0, least=0)
+    return shared and shared * reader.whole("moe_intermediate_size")
+
+
+def _dense_layers(reader: ConfigReader, family: str) -> int:
+    """Number of blocks without experts, by the rules of transformers' configuration and model classes."""
+    layers = reader.whole(*_FIELDS["layers"])
+    if family == "llama4_text":
+        every = reader.whole("interleave_moe_layer_step", default=1)
+        listed = reader.items("moe_layers")
+        return layers - (len(listed) if listed else layers // every)
+    if family in ("qwen2_moe", "qwen3_moe"):
+        only, every = reader.items("mlp_only_layers"), reader.whole("decoder_sparse_step", default=1)
+        return sum(i in only or (i + 1) % every > 0 for i in range(layers))
+    if family == "ernie4_5_moe":
+        first = reader.whole("moe_layer_start_index", default=1, least=0)
+        last = reader.whole("moe_layer_end_index", default=layers - 1, least=0)
+        every = reader.whole("moe_layer_interval", default=1)
+        return layers - sum((i + 1) % every == 0 and first <= i <= last for i in range(layers))
+    return reader.whole("first_k_dense_replace", default=0, least=0)
 
 
 def _latent(reader: ConfigReader, shape: Mapping[str, int]) -> dict[str, int]:
@@ -220,6 +277,10 @@ def _window(reader: ConfigReader, family: str, layers: int) -> dict[str, int | N
         count = (layers + 1) // 2
     elif family == "gemma3_text":
         count = layers - layers // reader.whole("sliding_window_pattern", default=6)
+    elif family == "olmo3":
+        count = layers - layers // 4
+    elif family == "exaone4":
+        count = _local_blocks(reader, layers)
     elif family == "llama4_text":  # blocks without rotary positions see everything
         rotary = reader.items("no_rope_layers")
         every = reader.whole("no_rope_layer_interval", default=4)
@@ -231,7 +292,23 @@ def _window(reader: ConfigReader, family: str, layers: int) -> dict[str, int | N
     return {"sliding_window": window, "sliding_layers": count} if count else {}
 
 
-_NO_WINDOW = ("llama", "gemma", "deepseek_v2", "deepseek_v3")  # don't read the field
+_NO_WINDOW = (
+    "llama",
+    "gemma",
+    "deepseek_v2",
+    "deepseek_v3",
+    "granite",
+    "smollm3",
+    "minimax_m2",
+)  # don't read it
+
+
+def _local_blocks(reader: ConfigReader, layers: int) -> int:
+    """EXAONE 4's blocks with a window: by a period, or by a pattern such as "LLLG"."""
+    pattern = reader.get("sliding_window_pattern")
+    if isinstance(pattern, str):
+        return sum(pattern[i % len(pattern)] == "L" for i in range(layers)) if pattern else 0
+    return layers - layers // reader.whole("sliding_window_pattern")
 
 
 def _traits(reader: ConfigReader, family: str) -> dict[str, Any]:
@@ -248,6 +325,12 @@ def _traits(reader: ConfigReader, family: str) -> dict[str, Any]:
                 "which is not supported."
             )
         changed |= dict.fromkeys(("qkv_bias", "o_bias"), bool(reader.get("attention_bias")))
+        if family in _NO_O_BIAS:
+            changed["o_bias"] = bool(reader.get("attention_out_bias"))
+    if family in ("ernie4_5", "ernie4_5_moe"):
+        changed |= dict.fromkeys(("qkv_bias", "o_bias", "mlp_bias"), bool(reader.get("use_bias")))
+    if family == "glm4_moe" and reader.get("use_qk_norm"):
+        changed["qk_norm"] = "head"
     for ours, field in (
         ("qkv_bias", "qkv_bias"),
         ("qkv_bias", "use_qkv_bias"),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
 from estimator.errors import UserError
 from estimator.models import diffusion, hf_config
 from estimator.models.spec import ModelSpec
+from estimator.untrusted import read_json_object
 
 
 def read_directory(folder: Path, name: str | None = None) -> ModelSpec:
@@ -21,14 +21,7 @@ def read_directory(folder: Path, name: str | None = None) -> ModelSpec:
         if (folder / "model_index.json").is_file():
             return diffusion.read_directory(folder, name or folder.name)
         raise UserError(f"{folder} has no config.json.", "Give a folder in Hugging Face's layout.")
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path} is not JSON: {error}.", "Fetch it again.") from None
-    except OSError as error:
-        raise UserError(f"{path} can't be read: {error.strerror}.") from None
-    if not isinstance(config, dict):
-        raise UserError(f"{path} is not a JSON object.", "Fetch it again.")
+    config = read_json_object(path)
     return hf_config.to_spec(config, name or folder.name)
 
 

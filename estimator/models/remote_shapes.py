@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from estimator import remote
 from estimator.errors import UserError
 from estimator.models import hf_config, hf_files
 from estimator.models.spec import ModelSpec
+from estimator.untrusted import MAX_TEXT_BYTES, parse_json
 
 
 def of_hub(hf_id: str, name: str) -> ModelSpec:
@@ -26,9 +26,9 @@ def of_s3(url: str, name: str) -> ModelSpec:
     file = f"{url}/config.json"
     bucket, key = remote.s3_location(file)
     with remote.s3_errors(file):
-        body = remote.s3_client().get_object(Bucket=bucket, Key=key)["Body"].read()
+        body = remote.s3_client().get_object(Bucket=bucket, Key=key)["Body"].read(MAX_TEXT_BYTES)
     try:
-        config = json.loads(body)
+        config = parse_json(body)
     except ValueError as error:
         raise UserError(f"{file} is not JSON: {error}.", "Put it there again.") from None
     if not isinstance(config, dict):

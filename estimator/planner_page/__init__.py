@@ -1,5 +1,5 @@
-"""The planner as a page: fields of a form in, plans as plain values out.
+"""Planner page: form fields as input, plans as plain values as output.
 
-The site ships these modules with the estimator and runs them in the browser (infra/site/planner). They need
-Python's standard library alone, and read no file but the estimator's tables.
+The site ships these modules with the estimator and runs them in the browser (infra/site/planner). They use
+only Python's standard library, and read no files except the estimator's tables.
 """

@@ -1,4 +1,4 @@
-"""The page's question and its answer: plans with their bars, prices and commands, or why there is none."""
+"""Plans for a form: memory bars, prices and commands, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from estimator import hardware, models
-from estimator.changes import FINETUNE, Suggestion, contradicting, suggestion_in_words
 from estimator.charts import appearance, ordered
 from estimator.errors import CannotFit, UserError
 from estimator.job import DEFAULT_BATCH, Job, Target
 from estimator.models import ModelSpec
+from estimator.option_names import option_name
 from estimator.plan import Plan
 from estimator.planner_page import fields, pasted
 from estimator.planning import images
@@ -22,10 +22,11 @@ from estimator.planning.ranking import Ranking
 from estimator.planning.report import render
 from estimator.planning.rows import row_of
 from estimator.planning.run_command import run_command
+from estimator.suggestions import Suggestion, contradicting, format_suggestion
 
 TOP = 5  # plans, as `finetune plan` shows
 WIDTH = 88  # columns of a plan in full
-ADDED = ("categories", "text", "run")  # of a plan, to its row
+ADDED = ("categories", "text", "run")  # fields added to the row of a plan
 _OF_JOB = (
     *("global_batch_size", "lora_rank", "precision", "optimizer", "micro_batch_size"),
     *("activation_checkpointing", "packing", "method", "engine"),
@@ -35,11 +36,11 @@ _OF_GOALS = ("tokens", "deadline_hours", "budget_usd", "prefer", "spot", "max_gp
 
 
 def answer(form: Mapping[str, str]) -> dict[str, Any]:
-    """Plans for what a form asks (texts by the names of ``fields.FIELDS``), as plain values.
+    """Plan for a form (texts by the names of ``fields.FIELDS``), and return plain values.
 
-    ``command`` is the ``finetune plan`` that says the same. With ``plans``: a row each, with its memory by
-    category in bytes, and the command that runs it. Without a plan: ``problem``, ``advice`` and what would
-    work, each with the fields to change. Nothing is raised for what a form may say.
+    ``command``: the equivalent ``finetune plan``. ``plans``: one row per plan, with memory by category in
+    bytes, and the command that runs it. Without a plan: ``problem``, ``advice`` and ``suggestions``, each
+    with the fields to change. Never raises for the values of a form.
     """
     command = shlex.join(["finetune", "plan", *fields.words(form)])
     try:
@@ -125,11 +126,10 @@ def _categories(plan: Plan, order: tuple[str, ...]) -> list[dict[str, Any]]:
 
 
 def _refused(error: UserError) -> dict[str, Any]:
-    error.spell(FINETUNE)
     refused: dict[str, Any] = {"problem": error.problem, "advice": error.advice, "suggestions": []}
     if isinstance(error, CannotFit):
         refused["suggestions"] = [
-            {"words": suggestion_in_words(suggestion, FINETUNE), "fields": changed}
+            {"words": format_suggestion(suggestion), "fields": changed}
             for suggestion in error.suggestions
             if (changed := _changed(suggestion)) is not None
         ]
@@ -137,17 +137,17 @@ def _refused(error: UserError) -> dict[str, Any]:
 
 
 def _changed(suggestion: Suggestion) -> dict[str, str] | None:
-    """The texts of the fields that a suggestion changes; None where the form lacks one."""
+    """Return the texts of the fields that a suggestion changes; None if the form does not have one."""
     by_option = {field.option: field for field in fields.FIELDS}
-    left_out = [by_option.get(FINETUNE.name(option)) for option in contradicting(suggestion)]
+    left_out = [by_option.get(option_name(setting)) for setting in contradicting(suggestion)]
     changed = {field.name: "" for field in left_out if field is not None}
-    for change in suggestion:
-        field = by_option.get(FINETUNE.name(change.option))
+    for setting, value in suggestion.items():
+        field = by_option.get(option_name(setting))
         if field is None:
             return None
-        if isinstance(change.value, bool):
-            on = "on" if change.value else ""
+        if isinstance(value, bool):
+            on = "on" if value else ""
             changed[field.name] = on or ("off" if field.choices == fields.GIVEN else "")
         else:
-            changed[field.name] = "" if change.value is None else str(change.value)
+            changed[field.name] = "" if value is None else str(value)
     return changed

@@ -1,4 +1,4 @@
-"""The form: what can be chosen on the page, and how a field's text is read."""
+"""Form of the planner page: fields, and parsing of their texts."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from estimator import hardware, models, token_counts
-from estimator.changes import FINETUNE
 from estimator.errors import UserError
 from estimator.models import diffusion
+from estimator.option_names import option_name
 from estimator.planning.goals import PREFERENCES
 from estimator.vocabulary import (
     LAUNCHED_OPTIMIZERS,
@@ -29,7 +29,7 @@ Kind = Literal["text", "whole", "number", "tokens", "choice", "flag", "names", "
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field of the form. Its text is empty where nothing is chosen."""
+    """One field of the form. Its text is empty if nothing is chosen."""
 
     name: str
     label: str
@@ -37,53 +37,53 @@ class Field:
     choices: tuple[str, ...] = ()
     """All values of a ``choice``; suggestions of a ``text`` or of ``names``."""
     hint: str = ""
-    """What an empty field stands for, or what belongs into it."""
+    """Default value of an empty field, or an example."""
 
     @property
     def option(self) -> str:
-        """Of ``finetune plan``; for a document, the option that stands for it in a command."""
-        return _DOCUMENTS.get(self.name) or FINETUNE.name(self.name)
+        """Option of ``finetune plan``; for a document, the option that replaces it in a command."""
+        return _DOCUMENTS.get(self.name) or option_name(self.name)
 
 
 _DOCUMENTS = {"config": "--model", "cluster": "--from-cluster"}
 KUBECTL = "kubectl get nodes,pods -A -o json"
 
 GROUPS: Mapping[str, tuple[Field, ...]] = {
-    "What is trained": (
+    "Training": (
         Field("model", "Model", "text", (*models.names(), *diffusion.MODELS), "llama-8b"),
         Field("config", "Or a config.json", "document", (), "Paste that of a model in Hugging Face's layout"),
         Field("task", "Task", "choice", get_args(Task), "sft"),
         Field("method", "Method", "choice", get_args(RequestedMethod), "auto"),
         Field("seq_len", "Sequence length", "whole", (), "2048 tokens"),
-        Field("resolution", "Resolution, of images", "whole", (), "as published"),
-        Field("global_batch_size", "Batch of a step", "whole", (), "16 sequences"),
+        Field("resolution", "Image resolution", "whole", (), "as published"),
+        Field("global_batch_size", "Global batch size", "whole", (), "16 sequences"),
         Field("lora_rank", "LoRA rank", "whole", (), "8"),
     ),
     "Where": (
         Field("gpu", "GPU", "text", tuple(gpu.name for gpu in hardware.gpus()), "any"),
         Field(
-            "instance_type", "Machine types", "names", tuple(one.name for one in hardware.instances()), _MANY
+            "instance_type", "Instance types", "names", tuple(one.name for one in hardware.instances()), _MANY
         ),
         Field("cloud", "Clouds", "names", tuple(hardware.clouds()), _MANY),
-        Field("nodes", "Machines", "whole", (), "as planned"),
-        Field("gpus", "GPUs of each", "whole", (), "as planned"),
-        Field("max_gpus", "GPUs in all, at most", "whole", (), "no limit"),
-        Field("capacity", "What can rarely be had", "choice", get_args(Capacity), "usual: it comes last"),
-        Field("spot", "Spot machines", "flag"),
+        Field("nodes", "Nodes", "whole", (), "as planned"),
+        Field("gpus", "GPUs per node", "whole", (), "as planned"),
+        Field("max_gpus", "Maximum number of GPUs", "whole", (), "no limit"),
+        Field("capacity", "Low availability", "choice", get_args(Capacity), "usual: ranked last"),
+        Field("spot", "Spot instances", "flag"),
         Field("cluster", "Your cluster", "document", (), f"Paste what `{KUBECTL}` prints; it stays here"),
     ),
     "Goals": (
-        Field("tokens", "Tokens to train on", "tokens", (), "250M, 1.5B"),
-        Field("deadline_hours", "Done within hours", "number", (), "no limit"),
-        Field("budget_usd", "For at most USD", "number", (), "no limit"),
-        Field("prefer", "What decides", "choice", PREFERENCES, "price"),
+        Field("tokens", "Training tokens", "tokens", (), "250M, 1.5B"),
+        Field("deadline_hours", "Deadline in hours", "number", (), "no limit"),
+        Field("budget_usd", "Budget in USD", "number", (), "no limit"),
+        Field("prefer", "Rank by", "choice", PREFERENCES, "price"),
     ),
     "How": (
         Field("engine", "Engine", "choice", ("auto", *PLANNED_ENGINES), "auto"),
         Field("precision", "Precision", "choice", get_args(RequestedPrecision), "auto"),
         Field("optimizer", "Optimizer", "choice", LAUNCHED_OPTIMIZERS, "adamw"),
-        Field("micro_batch_size", "Batch of a pass", "whole", (), "as planned"),
-        Field("activation_checkpointing", "Checkpointing", "choice", GIVEN, "as planned"),
+        Field("micro_batch_size", "Micro batch size", "whole", (), "as planned"),
+        Field("activation_checkpointing", "Activation checkpointing", "choice", GIVEN, "as planned"),
         Field("zero_offload", "Offload with DeepSpeed", "choice", get_args(Offload), "none"),
         Field("fsdp_offload", "Offload with FSDP2", "choice", get_args(Offload), "none"),
         Field("packing", "Packing", "flag"),
@@ -94,7 +94,7 @@ OF_NAME: Mapping[str, Field] = {field.name: field for field in FIELDS}
 
 
 def as_values() -> list[dict[str, Any]]:
-    """The groups with their fields as plain values, for the page that draws them."""
+    """Return the groups with their fields as plain values."""
     return [
         {"group": group, "fields": [asdict(field) | {"option": field.option} for field in members]}
         for group, members in GROUPS.items()
@@ -102,9 +102,9 @@ def as_values() -> list[dict[str, Any]]:
 
 
 def read(form: Mapping[str, str]) -> dict[str, Any]:
-    """The chosen values by the fields' names; a field without text is left out.
+    """Parse the values by field name; empty fields are omitted.
 
-    Raises UserError for a field that there is not, and for a text that is no such value.
+    Raises UserError for an unknown field and for an invalid text.
     """
     values = {}
     for name, text in form.items():
@@ -116,7 +116,7 @@ def read(form: Mapping[str, str]) -> dict[str, Any]:
 
 
 def words(form: Mapping[str, str]) -> list[str]:
-    """The options of ``finetune plan`` that say the same; a pasted model is the folder MY_MODEL."""
+    """Return the equivalent options of ``finetune plan``; a pasted model becomes the folder MY_MODEL."""
     said: list[str] = []
     for field in FIELDS:
         text = form.get(field.name, "").strip()
@@ -136,7 +136,7 @@ def words(form: Mapping[str, str]) -> list[str]:
 
 
 MY_MODEL = "./my-model"
-"""Where a command expects a model whose config.json was pasted."""
+"""Folder in commands for a model whose config.json was pasted."""
 
 
 def _value(field: Field, text: str) -> Any:
@@ -161,7 +161,7 @@ def _value(field: Field, text: str) -> Any:
 def _whole(field: Field, text: str) -> int:
     plain = text.replace(",", "").replace("_", "")
     if not plain.isascii() or not plain.isdigit() or int(plain) == 0:
-        raise UserError(f"{field.option} {text} is not a whole number above 0.", f"Mend {field.label}.")
+        raise UserError(f"{field.option} {text} is not a whole number above 0.", f"Correct {field.label}.")
     return int(plain)
 
 
@@ -169,7 +169,7 @@ def _number(field: Field, text: str) -> float:
     try:
         return float(text.replace(",", ""))
     except ValueError:
-        raise UserError(f"{field.option} {text} is not a number.", f"Mend {field.label}.") from None
+        raise UserError(f"{field.option} {text} is not a number.", f"Correct {field.label}.") from None
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -1,6 +1,4 @@
-"""Parsers of text pasted into the page: a model's config.json, and a cluster's nodes as kubectl prints
-them.
-"""
+"""Parsers of text pasted into the page: a model's config.json, and the output of kubectl."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ _ENDED = ("Succeeded", "Failed")
 
 
 def model(text: str) -> ModelSpec:
-    """The model of a config.json's text. Raises UserError for what is none, or not supported."""
+    """Parse the model of a config.json. Raises UserError for an invalid or unsupported one."""
     values = _json(text, "The pasted config.json", "Paste the whole file.")
     if not isinstance(values, dict):
         raise UserError("The pasted config.json is not a JSON object.", "Paste the whole file.")
@@ -32,9 +30,9 @@ def model(text: str) -> ModelSpec:
 def cluster(text: str, gpu: str | None = None) -> Cluster:
     """Return the capacity of the pasted nodes, minus the pods pasted with them.
 
-    ``gpu``: the GPU of nodes without a label of it, as the user names it.
+    ``gpu``: GPU of nodes without a label of it, named by the user.
 
-    Raises UserError for text that has no nodes in it.
+    Raises UserError for text without nodes.
     """
     found = _json(text, "The pasted nodes", f"Paste all that `{KUBECTL}` prints.")
     items = found.get("items", [found]) if isinstance(found, dict) else found
@@ -45,19 +43,19 @@ def cluster(text: str, gpu: str | None = None) -> Cluster:
     if not by_kind["Node"]:
         raise UserError("There are no nodes in the pasted text.", f"Paste all that `{KUBECTL}` prints.")
     usage = _usage(by_kind["Pod"]) if by_kind["Pod"] else None
-    untold = ["quotas", "what may add nodes"]
+    untold = ["quotas", "autoscalers"]
     if usage is None:
-        untold.insert(0, "what is in use (paste the pods too)")
+        untold.insert(0, "usage of the nodes (paste the pods too)")
     try:
         nodes = tuple(node_of(item) for item in by_kind["Node"])
     except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"A pasted node is not whole: {error}.", f"Paste what `{KUBECTL}` prints.") from None
+        raise UserError(f"A pasted node is incomplete: {error}.", f"Paste what `{KUBECTL}` prints.") from None
     state = ClusterState(context="pasted", nodes=nodes, usage=usage, untold=tuple(untold))
     return replace(offered(state, hardware.current(), PodRules(), gpu=gpu), name="the pasted cluster")
 
 
 def _usage(pods: Sequence[Mapping[str, Any]]) -> dict[str, Usage]:
-    """By node, as the API server would be asked for pods that have not ended."""
+    """Return usage by node, without finished pods."""
     running = [pod for pod in pods if (pod.get("status") or {}).get("phase") not in _ENDED]
     return read_usage(lambda _path, **_query: {"kind": "PodList", "items": running})
 

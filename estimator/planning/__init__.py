@@ -1,1 +1,1 @@
-"""From a job and a place to ranked plans."""
+"""Planning: from a job and hardware to ranked plans."""

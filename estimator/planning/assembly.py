@@ -1,4 +1,4 @@
-"""From a layout on a machine to the Plan: the request, the prediction and the reasons."""
+"""Assembly of a Plan from a layout on an instance type: request, prediction and reasons."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def assemble(
     tokens: int | None = None,
     max_disruptions: int = DISRUPTIONS,
 ) -> Plan:
-    """Make the Plan of a candidate.
+    """Build the Plan of a candidate.
 
-    ``why`` and ``rejected`` are lines for people; ``tokens`` of the whole job give its hours and its price.
+    ``why`` and ``rejected``: lines for users; ``tokens``: of the complete job, for its hours and price.
     """
     setup = setup_of(job, candidate.layout)
     request = for_training(job, target, candidate)
@@ -45,7 +45,7 @@ def assemble(
     plan = Plan(
         model=job.model.name,
         parameters=job.model.parameters,
-        method=job.method,  # type: ignore[arg-type]  # "auto" is decided before
+        method=job.method,  # type: ignore[arg-type]  # "auto" is resolved before
         engine=job.engine,
         target=target.kind,
         request=request,
@@ -88,7 +88,7 @@ def assemble(
 
 
 def _interruptions(job: Job, candidate: Candidate, tokens: int | None, budget: int) -> Interruptions | None:
-    """Return the effect of interruptions on the whole run, as far as its speed and length are known."""
+    """Predict the effect of interruptions on the complete run; None if speed or length are unknown."""
     found = candidate.interruptions
     speed = candidate.speed.tokens_per_second
     if found is None or speed is None:

@@ -1,4 +1,4 @@
-"""Capacity: which machines are rarely to be had when they are asked for, and why (``data/capacity.csv``)."""
+"""Instance types with low on-demand availability, and the reasons (``data/capacity.csv``)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ TABLE = Path(__file__).parents[1] / "data" / "capacity.csv"
 def why_rare(place: Place | None) -> str:
     """Return the reason for poor on-demand availability, as one clause; "" if it is usually available.
 
-    Nodes that a cluster has are there, or are waited for. Of spot machines none is sure, so none is marked.
+    Nodes of a cluster are present, or the run waits for them. Spot instances are never certain, so none is
+    marked.
     """
     if place is None or place.cloud is None or place.spot or place.there or place.tier:
         return ""
@@ -32,7 +33,7 @@ def _why_rare(cloud: str, name: str) -> str:
 
 @lru_cache(maxsize=1)
 def _rows() -> dict[str, list[tuple[re.Pattern[str], str]]]:
-    """By cloud, the beginnings of machines' names, as patterns, with the reason."""
+    """Return patterns of instance names, with the reason, by cloud."""
     found: dict[str, list[tuple[re.Pattern[str], str]]] = {}
     with TABLE.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):

@@ -1,4 +1,4 @@
-"""Plans for machines other than this one: which of the catalogue's or the cluster's, and how many."""
+"""Plans for instance types of the catalogue or nodes of a cluster."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from estimator.planning.support import unsupported_job, with_engine
 from estimator.vocabulary import LAUNCHED_ENGINES, METHODS
 
 MOST_REJECTIONS = 10
-MOST_COMPARED = 16  # machines on which a faster engine is tried, of those that are first with another
+MOST_COMPARED = 16  # instance types on which other engines are tried, the best with the first engine
 _log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True, slots=True)
 class Survey:
-    """The machines that a job may use, and what a search on each of them found."""
+    """Instance types that a job may use, and the results of the search on each of them."""
 
     job: Job
     target: Target
@@ -52,10 +52,10 @@ class Survey:
     misses: list[Miss] = field(default_factory=list)
     searches: dict[str, Search] = field(default_factory=dict)
     is_unmeasured: Callable[[Gpu], bool] = field(default_factory=unmeasured_rule)
-    indivisible: set[int] = field(default_factory=set)  # numbers of processes that can't make up the batch
+    indivisible: set[int] = field(default_factory=set)  # numbers of processes that do not divide the batch
 
     def search(self, place: Place) -> Search:
-        """The search for the precision that suits this machine's GPU; machines of one precision share it."""
+        """Return the search for the precision of this GPU; instance types of one precision share it."""
         precision = precision_of(self.job, "cuda", place.gpu)
         if precision not in self.searches:
             self.searches[precision] = Search(
@@ -64,7 +64,7 @@ class Survey:
         return self.searches[precision]
 
     def run(self) -> Survey:
-        """Search all machines; candidates then come in the order of the goals."""
+        """Search all instance types, and sort the candidates by the goals."""
         for tier in sorted({place.tier for place in self.places}):
             for place in self.places:
                 if place.tier == tier:
@@ -83,7 +83,7 @@ class Survey:
         return self
 
     def by_engine(self, job: Job, *, machines: int = MOST_COMPARED) -> Survey:
-        """Search again with the job's engine, on the kinds of machines of this survey's first candidates."""
+        """Search again with the job's engine, on the instance types of this survey's best candidates."""
         places = {id(found.place): found.place for found in self.candidates if found.place is not None}
         batch = {name: getattr(self.job, name) for name in ("global_batch_size", "batch_multiple")}
         other = replace(
@@ -99,17 +99,17 @@ class Survey:
         return other
 
     def _is_scattered(self, candidate: Candidate) -> bool:
-        """Whether a layout is spread over more machines than it takes in the cloud, without being cheaper.
+        """Return whether a layout uses more nodes than necessary in the cloud, without being cheaper.
 
-        Single GPUs of several machines are not joined where one machine, or fewer, do it at whatever price;
-        parts of a machine not where the whole one costs no more. Who gives the GPUs of each node gets that.
+        Single GPUs of several nodes are not combined if fewer nodes suffice at any price; parts of an
+        instance are not used if the complete one costs the same. A number of GPUs set by the user is kept.
         """
         if candidate.layout.nodes == 1 or self.target.gpus:
             return False
         return any(_does_as_much(other, candidate) for other in self.candidates)
 
     def _look_at(self, place: Place) -> None:
-        """All shapes of one machine type, until larger ones can only be worse."""
+        """Search all node and GPU counts of one instance type, until larger ones can only be worse."""
         search = self.search(place)
         capacity = place.gpu.usable_bytes
         cheapest = math.inf
@@ -146,25 +146,25 @@ class Survey:
     def _enough(
         self, place: Place, nodes: int, count: int, rejection: Rejection | None, *, cheaper: bool
     ) -> bool:
-        """Whether more of these machines cannot be better."""
+        """Return whether more of these nodes cannot be better."""
         if nodes == 1 and count < place.gpus:
             return False
         if rejection is not None and rejection.kind not in ("price", "speed"):
             return False
         if rejection is None and self.goals.by_speed:
             return False
-        # One node more may need no checkpointing, or no pipeline; beyond the cheapest it only communicates
-        # more. A flow without goals takes the first that fits.
+        # One more node may avoid checkpointing or a pipeline; beyond the cheapest, it only communicates more.
+        # A flow without goals uses the first that fits.
         return not (self.thorough and cheaper)
 
     @property
     def thorough(self) -> bool:
-        """Whether to go on after the first machine that fits: for a catalogue, and where there are goals."""
+        """Whether to continue after the first instance type that fits: for a catalogue, and with goals."""
         return self.target.kind == "catalogue" or self.goals != Goals()
 
 
 def _does_as_much(one: Candidate, many: Candidate) -> bool:
-    """Whether ``one`` is on fewer machines of the cloud that ``many`` takes, with as many GPUs."""
+    """Return whether ``one`` has as many GPUs on fewer nodes of the same cloud as ``many``."""
     here, there = one.place, many.place
     if here is None or there is None or here.cloud != there.cloud:
         return False
@@ -182,7 +182,7 @@ def _does_as_much(one: Candidate, many: Candidate) -> bool:
 
 
 def survey_places(job: Job, target: Target, goals: Goals, evidence: Evidence) -> Survey:
-    """Search all machines that a target and goals leave; UserError where they leave none."""
+    """Search all instance types that a target and goals allow. Raises UserError if there are none."""
     tokens = goals.total_tokens(job)
     return Survey(
         job=job,
@@ -195,7 +195,7 @@ def survey_places(job: Job, target: Target, goals: Goals, evidence: Evidence) ->
 
 
 def host_miss(candidate: Candidate, place: Place) -> Miss | None:
-    """By how much a node's memory is too small for the candidate; None where it suffices or is unknown."""
+    """Return the shortage of host memory for a candidate; None if it suffices or is unknown."""
     if place.ram_bytes is None:
         return None
     share = place.allocatable * candidate.layout.processes_per_node / place.gpus
@@ -206,7 +206,7 @@ def host_miss(candidate: Candidate, place: Place) -> Miss | None:
 
 
 def disk_miss(job: Job, target: Target, candidate: Candidate, place: Place) -> Miss | None:
-    """By how much a node's disk is too small for the candidate; None where it suffices or is unknown."""
+    """Return the shortage of disk space for a candidate; None if it suffices or is unknown."""
     if place.disk_bytes is None:
         return None
     needs = disk_of(job, target, candidate.layout)
@@ -216,7 +216,7 @@ def disk_miss(job: Job, target: Target, candidate: Candidate, place: Place) -> M
 
 
 def rank_plans(survey: Survey, top: int) -> Ranking:
-    """The first ``top`` plans of a survey that has candidates, and the nearest of what was rejected."""
+    """Rank the candidates of a survey: the best ``top`` plans, and the nearest rejected ones."""
     best = survey.candidates[0]
     order = distinct(survey.candidates)
     misses = of_misses(survey.misses, MOST_REJECTIONS // 2)
@@ -243,7 +243,7 @@ def rank_plans(survey: Survey, top: int) -> Ranking:
 
 
 def build_plan(survey: Survey, candidate: Candidate, rejected: Iterable[str], best: Candidate) -> Plan:
-    """The Plan of one of a survey's candidates, with the reasons that tell it from the ``best`` one."""
+    """Build the Plan of a candidate of a survey, with the differences to the ``best`` one as reasons."""
     search = survey.searches[candidate.layout.precision]
     if not survey.candidates:
         why = reasons.nearest(candidate)
@@ -264,9 +264,9 @@ def build_plan(survey: Survey, candidate: Candidate, rejected: Iterable[str], be
 
 
 def best_or_none(job: Job, target: Target, goals: Goals | None = None) -> Plan | None:
-    """The best plan of a job on other machines, without alternatives; None where there is none.
+    """Return the best plan of a job on other hardware, without alternatives, or None.
 
-    The alternatives of a failed plan are found with it, so it never looks for alternatives itself.
+    It never searches for suggestions, as the suggestions of a failed plan are found with it.
     """
     try:
         survey = survey_places(job, target, goals or Goals(), Evidence())
@@ -283,12 +283,12 @@ def as_qlora(job: Job) -> Job | None:
     if job.engine not in LAUNCHED_ENGINES or unsupported_job(quantised) is None:
         return quantised
     if job.precision == "bf16-mixed":
-        return None  # the engines that have it can't train this model
+        return None  # the engines with QLoRA cannot train this model
     lean = replace(
         quantised, engine="auto", zero_stage=None, offload="none", fsdp_sharding=None, replicas=None
     )
     quantised = with_engine(lean)
-    # A model that no engine can train is planned only, whatever the method
+    # A model that no engine can train is planned only, with any method
     return quantised if unsupported_job(quantised) is None or unsupported_job(job) is not None else None
 
 

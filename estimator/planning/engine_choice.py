@@ -12,31 +12,31 @@ from estimator.planning.ranking import compared, figure
 from estimator.planning.search import INDISTINCT, Evidence, Search, precision_of
 from estimator.vocabulary import ENGINES
 
-FEW_MACHINES = 2  # kinds of machines on which engines are compared, those that are first with the simplest
-SEEN = 0.001  # a difference that is worth a figure
+FEW_MACHINES = 2  # instance types on which engines are compared, the best with the simplest engine
+SEEN = 0.001  # minimum difference to report
 Speeds = Mapping[str, float | None]
-"""Tokens a second by engine; None: it does not fit, or nothing is known of its speed."""
+"""Tokens per second by engine; None: it does not fit, or its speed is unknown."""
 
 
 def keeps_masters(job: Job) -> bool:
-    """Whether all weights are trained in automatic precision and the engine keeps fp32 copies of them."""
+    """Return whether the engine keeps fp32 copies of the weights, in full training with precision auto."""
     return job.method == "full" and job.precision == "auto" and ENGINES[job.engine].precisions[0] != "bf16"
 
 
 def by_preference(jobs: Sequence[Job]) -> list[list[Job]]:
-    """The engines of a job in groups: those with fp32 master weights first; the simplest of each group first.
+    """Group the engines of a job: those with fp32 master weights first, the simplest of each group first.
 
-    An engine of a later group is taken only where none of the earlier ones has a plan.
+    An engine of a later group is used only if no engine of an earlier one has a plan.
     """
     with_masters = [job for job in jobs if keeps_masters(job)]
-    # FSDP2, which is torch's own, before DeepSpeed
+    # FSDP2, which is part of torch, before DeepSpeed
     with_masters.sort(key=lambda job: ENGINES[job.engine].sharding_options == "zero")
     groups = (with_masters, [job for job in jobs if not keeps_masters(job)])
     return [group for group in groups if group]
 
 
 def faster_than(engine: str, speeds: Speeds) -> str | None:
-    """The fastest engine if it is faster than ``engine`` by more than what cannot be told apart."""
+    """Return the fastest engine if it is faster than ``engine`` by more than a tie."""
     own = speeds[engine] or 0.0
     known = {name: speed for name, speed in speeds.items() if speed}
     fastest = max(known, key=lambda name: known[name], default=engine)
@@ -44,9 +44,9 @@ def faster_than(engine: str, speeds: Speeds) -> str | None:
 
 
 def clearly_better(survey: Survey, jobs: Sequence[Job]) -> Job | None:
-    """The engine whose best plan on the survey's first machines is clearly better than the survey's best.
+    """Return the engine with a clearly better plan than the survey's best on its best instance types.
 
-    By the figure that plans are ordered by: price, GPU-hours or time.
+    It compares the ranking figure: price, GPU-hours or time.
     """
     best = survey.candidates[0]
     found: list[tuple[float, Job]] = []
@@ -62,7 +62,7 @@ def clearly_better(survey: Survey, jobs: Sequence[Job]) -> Job | None:
 
 
 def speeds_on_best(survey: Survey, jobs: Sequence[Job], target: Target, evidence: Evidence) -> Speeds:
-    """The speed of each engine on the GPUs and machines of a survey's best candidate."""
+    """Return the speed of each engine on the hardware of a survey's best candidate."""
     best, speeds = survey.candidates[0], dict[str, float | None]()
     layout, place, gpu, capacity = best.layout, best.place, best.gpu, best.memory.capacity_bytes
     for job in jobs:
@@ -86,18 +86,20 @@ def speeds_on_best(survey: Survey, jobs: Sequence[Job], target: Target, evidence
 def reason(engine: str, speeds: Speeds, *, passed_over: str = "") -> str:
     """Explain the choice of the engine in one line, with the runner-up and the difference.
 
-    ``passed_over``: what became of the engines that keep fp32 master weights, as a clause.
+    ``passed_over``: why engines with fp32 master weights were not chosen, as a clause.
     """
     lean = f"{passed_over}; " if passed_over else ""
     others = {name: speed for name, speed in speeds.items() if speed and name != engine}
     absent = [name for name, speed in speeds.items() if not speed and name != engine]
     own = speeds[engine]
     if not others or not own:
-        rest = f"{format_list(absent)} would not fit on these GPUs" if absent else "no other engine is left"
+        rest = (
+            f"{format_list(absent)} would not fit on these GPUs" if absent else "no other engine supports it"
+        )
         return f"engine {engine}: {lean}{rest}"
     second = max(others, key=lambda name: others[name])
     more = others[second] / own - 1
     difference = compared(more, "faster", "slower") if abs(more) >= SEEN else "as fast"
     tie = SEEN <= more <= INDISTINCT
-    simpler = f", which counts as equal, and {engine} is the simpler" if tie else ""
+    simpler = f", a tie, and {engine} is simpler" if tie else ""
     return f"engine {engine}: {lean}the runner-up, {second}, is {difference} on these GPUs{simpler}"

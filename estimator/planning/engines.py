@@ -1,4 +1,4 @@
-"""The training step (Setup) that an engine runs for a Job in a Layout."""
+"""Training step (Setup) of an engine for a Job in a Layout."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from estimator.vocabulary import ENGINES, METHODS, SHARDINGS, TASKS, Precision, 
 
 
 def dense_mask(engine: str, device: str, model: ModelSpec, task: str) -> bool:
-    """Whether packed samples are kept apart by a dense mask.
+    """Return whether packed samples are separated by a dense mask.
 
-    On GPUs torchtune has flex attention's sparse mask (torchtune 0.6.1, utils/_import_guard.py), and the loop
-    engines have variable-length attention for most models.
+    On GPUs, torchtune uses flex attention's sparse mask (torchtune 0.6.1, utils/_import_guard.py), and the
+    loop engines use variable-length attention for most models.
     """
     if ENGINES[engine].streams:
         return False
@@ -24,32 +24,30 @@ def dense_mask(engine: str, device: str, model: ModelSpec, task: str) -> bool:
 
 
 def _offloaded(job: Job, layout: Layout) -> StateOffload:
-    """Return what is offloaded from the GPU: DeepSpeed's optimizer states, or everything that FSDP2
-    shards.
-    """
+    """Return the offloaded states: optimizer states with DeepSpeed, all sharded states with FSDP2."""
     return ENGINES[job.engine].offload if layout.offload == "cpu" else "none"
 
 
 def _answer_len(job: Job) -> int:
-    """Tokens of the answers that a step draws; 0: none."""
+    """Return the number of tokens generated per answer in a step; 0: none."""
     if not TASKS[job.task].draws_answers:
         return 0
     return drawn_answer(job.seq_len) if job.answer_len is None else job.answer_len
 
 
 def _precision(job: Job, layout: Layout) -> Precision:
-    """Translate the layout's precision for TRL: fp32 weights with autocast, and 16 bits for a frozen base."""
+    """Convert the precision of a layout for TRL: fp32 weights with autocast, 16 bits for a frozen base."""
     if job.engine != "trl" or layout.precision != "bf16-mixed":
         return layout.precision
     return "bf16" if job.adapters else "bf16-autocast"
 
 
 def setup_of(job: Job, layout: Layout) -> Setup:
-    """The training step that a job's engine runs in a layout."""
+    """Return the training step of a job's engine in a layout."""
     engine, task, method = ENGINES[job.engine], TASKS[job.task], METHODS[job.method]
     shared = SHARDINGS[layout.sharding].divides
     fixed_length = job.packing or engine.streams or task.images
-    # With context parallel the states are shared over its processes as well
+    # With context parallelism, states are sharded over its processes as well
     processes = layout.world_size // (layout.tensor_parallel * layout.pipeline_parallel)
     return Setup(
         model=job.model,

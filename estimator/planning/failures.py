@@ -1,6 +1,6 @@
-"""Explanations of jobs without a plan: what is missing, by how much, and what would fit instead.
+"""Explanations of jobs without a plan: the shortage, and suggestions that fit.
 
-Everything that is suggested was planned before it is said.
+Every suggestion has been planned before it is shown.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from estimator.changes import Suggestion
-from estimator.errors import CannotFit, Change, UserError
+from estimator.errors import CannotFit, UserError
 from estimator.formatting import format_duration, format_usd
 from estimator.job import Job, Target
 from estimator.plan import Plan
@@ -19,12 +18,13 @@ from estimator.planning.goals import Goals
 from estimator.planning.ranking import Rejection
 from estimator.planning.search import Candidate, title
 from estimator.planning.support import unsupported_job
+from estimator.suggestions import Suggestion
 from estimator.vocabulary import ENGINES, LAUNCHED_ENGINES, METHODS, LaunchedOptimizer
 
-SHORTEST_SEQUENCE = 256  # shorter ones train on little more than a prompt
+SHORTEST_SEQUENCE = 256  # shorter ones have room for little more than a prompt
 MOST_SUGGESTIONS = 5
-# They train as well as 32-bit ones (Dettmers et al. 2021, arXiv:2110.02861); paged ones wait for the host's
-# link
+# Training quality equals that of 32-bit states (Dettmers et al. 2021, arXiv:2110.02861); paged states are
+# slowed by transfers to the host
 STATES_IN_8_BITS: LaunchedOptimizer = "adamw8bit"
 PAGED_STATES: LaunchedOptimizer = "paged-adamw8bit"
 
@@ -34,7 +34,7 @@ class Failure:
     """Reason why a method has no plan. The error is built on demand, as its suggestions take time."""
 
     rejection: Rejection
-    distance: tuple[int, float]  # how far from a plan: methods compare by it
+    distance: tuple[int, float]  # distance from a plan, to compare methods
     error: Callable[[], UserError]
 
 
@@ -50,22 +50,22 @@ def of_survey(seen: Survey) -> Failure:
     if seen.beyond and all(miss.kind == "interruptions" for _, miss in seen.beyond):
         return _interrupted(seen)
     if seen.beyond:
-        problem, nearest, change = _goals_missed(seen)
-        figure = (nearest.usd if change.option == "budget_usd" else nearest.hours)(seen.tokens)
+        problem, nearest, suggestion = _goals_missed(seen)
+        figure = (nearest.usd if "budget_usd" in suggestion else nearest.hours)(seen.tokens)
         return Failure(
             Rejection(what=method, reason=problem, kind="method"),
             (0, math.inf if figure is None else figure),
             lambda: CannotFit(
                 f"{problem}.",
                 example_plan=build_plan(seen, nearest, (), nearest),
-                suggestions=((change,),),
+                suggestions=(suggestion,),
             ),
         )
-    # What fits its GPUs and is short of disk alone is nearer than what doesn't fit them
+    # A layout that lacks only disk space is nearer than one that does not fit the GPUs
     miss = min(seen.misses, key=lambda miss: (miss.where != "disk", miss.over), default=None)
     if miss is not None:
         what = f"{method} on {miss.what}"
-        problem = f"{title(seen.job)} fits on none of the machines asked for; nearest: {miss}."
+        problem = f"{title(seen.job)} does not fit on the requested hardware; nearest: {miss}."
         problem += _DISK if miss.where == "disk" else ""
         return Failure(
             Rejection(what=what, reason=miss.reason, kind="method", over=miss.over),
@@ -73,7 +73,7 @@ def of_survey(seen: Survey) -> Failure:
             lambda: _memory_missed(seen, problem),
         )
     reason = _no_batch(seen)
-    advice = "Choose another batch, or leave parallel degrees or numbers of GPUs to the planner."
+    advice = "Choose another batch size, or leave parallelism or GPU counts to the planner."
     return Failure(
         Rejection(what=method, reason=reason, kind="method"),
         (2, 0.0),
@@ -82,20 +82,17 @@ def of_survey(seen: Survey) -> Failure:
 
 
 def _interrupted(seen: Survey) -> Failure:
-    """Every machine that would do is on spot, and taken away too often for the run to end."""
+    """Build the failure of spot instances that are interrupted too often for the run to finish."""
     nearest, miss = min(seen.beyond, key=lambda pair: pair[1].over or math.inf)
-    problem = f"On spot this run would hardly end on {nearest.what}: {miss.reason}"
+    problem = f"On spot instances this run would hardly finish on {nearest.what}: {miss.reason}"
     return Failure(
         Rejection(what=seen.job.method, reason=problem, kind="method"),
         (0, miss.over or math.inf),
         lambda: UserError(
             f"{problem}.",
             (
-                "Leave ",
-                Change("resources.spot"),
-                " out, train for fewer hours or on fewer nodes, or give a rate that you have seen: ",
-                Change("resources.interruption_rate", "RATE"),
-                ".",
+                "Remove --spot, train for fewer hours or on fewer nodes, or give a rate that you have "
+                "measured: --interruption-rate RATE."
             ),
         ),
     )
@@ -104,18 +101,20 @@ def _interrupted(seen: Survey) -> Failure:
 def _no_batch(seen: Survey) -> str:
     counts = sorted(seen.indivisible)
     if not counts:
-        return "no machine has as many GPUs as the options ask for and allow"
+        return "no instance type has the requested number of GPUs"
     numbers = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    return f"a batch of {seen.job.global_batch_size} can't be made up by {numbers} GPU(s) with these choices"
+    return (
+        f"a batch of {seen.job.global_batch_size} is not divisible over {numbers} GPU(s) with these options"
+    )
 
 
-def _goals_missed(seen: Survey) -> tuple[str, Candidate, Change]:
-    """The problem, the nearest plan, and the change that would admit it."""
+def _goals_missed(seen: Survey) -> tuple[str, Candidate, Suggestion]:
+    """Return the problem, the nearest plan, and the change that would allow it."""
     goals, tokens = seen.goals, seen.tokens
     kinds = {miss.kind for _, miss in seen.beyond}
     amount = f"{_count(tokens)} tokens of {seen.job.model.name} ({seen.job.method})"
     if "budget" in kinds:
-        # Those that miss the deadline as well are no help
+        # Candidates that miss the deadline as well do not help
         near = [found for found, miss in seen.beyond if miss.kind == "budget"]
         best = min(near, key=lambda found: found.usd(tokens) or math.inf)
         within = f" within {goals.deadline_hours:g} h" if goals.deadline_hours is not None else ""
@@ -125,7 +124,7 @@ def _goals_missed(seen: Survey) -> tuple[str, Candidate, Change]:
             f"the cheapest is {format_usd(usd)}, "
             f"in {format_duration((best.hours(tokens) or 0) * 3600)} on {best.what}"
         )
-        return problem, best, Change("budget_usd", math.ceil(usd))
+        return problem, best, {"budget_usd": math.ceil(usd)}
     if "deadline" in kinds:
         near = [found for found, miss in seen.beyond if miss.kind == "deadline"]
         best = min(near, key=lambda found: found.hours(tokens) or math.inf)
@@ -135,14 +134,14 @@ def _goals_missed(seen: Survey) -> tuple[str, Candidate, Change]:
             f"the fastest takes {format_duration(hours * 3600)} on {best.what}"
             + (f", for {format_usd(price)}" if price is not None else "")
         )
-        return problem, best, Change("deadline_hours", f"{math.ceil(hours * 10) / 10:g}")
+        return problem, best, {"deadline_hours": f"{math.ceil(hours * 10) / 10:g}"}
     candidate, miss = seen.beyond[0]
     goal = "deadline" if miss.kind == "speed" else "budget"
-    problem = f"{title(seen.job)} fits, but nothing says whether the {goal} is met; {miss}"
-    return problem, candidate, Change("deadline_hours" if goal == "deadline" else "budget_usd")
+    problem = f"{title(seen.job)} fits, but whether it meets the {goal} is unknown; {miss}"
+    return problem, candidate, {"deadline_hours" if goal == "deadline" else "budget_usd": None}
 
 
-_DISK = " Weights, checkpoints and result need that ephemeral storage: use nodes with a larger disk."
+_DISK = " Weights, checkpoints and the result need ephemeral storage: use nodes with a larger disk."
 
 
 def _memory_missed(seen: Survey, problem: str) -> CannotFit:
@@ -152,8 +151,10 @@ def _memory_missed(seen: Survey, problem: str) -> CannotFit:
     example_plan = best_or_none(job, free, unlimited) if (free, unlimited) != (target, goals) else None
     suggestions: list[Suggestion] = []
     if example_plan is not None:
-        machine = Change("resources.instance_type", example_plan.request.instance_type)
-        suggestions.append((Change("resources.nodes", example_plan.request.nodes), machine))
+        request = example_plan.request
+        suggestions.append(
+            {"resources.nodes": request.nodes, "resources.instance_type": request.instance_type}
+        )
     suggestions += _other_machines(job, target, goals)
 
     def fits(other: Job) -> bool:
@@ -161,17 +162,17 @@ def _memory_missed(seen: Survey, problem: str) -> CannotFit:
 
     suggestions += with_lean_states(job, fits)
     suggestions += smaller(job, fits)
-    suggestions = list(dict.fromkeys(suggestions))[:MOST_SUGGESTIONS]
+    suggestions = [each for n, each in enumerate(suggestions) if each not in suggestions[:n]]
     return CannotFit(
         problem,
         example_plan=example_plan,
-        suggestions=tuple(suggestions),
-        here=f"{len({place.name for place in seen.places})} machine types that go with the options given",
+        suggestions=tuple(suggestions[:MOST_SUGGESTIONS]),
+        here=f"{len({place.name for place in seen.places})} instance types that match the options",
     )
 
 
 def _other_machines(job: Job, target: Target, goals: Goals) -> Iterator[Suggestion]:
-    """More of the same, or another GPU in the same number."""
+    """Suggest more of the same GPUs, or the same number of another GPU."""
     limited = target.gpus or target.nodes or goals.max_nodes or goals.max_gpus
     if limited:
         more = best_or_none(
@@ -182,52 +183,50 @@ def _other_machines(job: Job, target: Target, goals: Goals) -> Iterator[Suggesti
     if target.gpu and limited:
         other = best_or_none(job, replace(target, gpu=None), goals)
         if other is not None:
-            yield (Change("resources.gpu", other.request.gpu_type),)
+            yield {"resources.gpu": other.request.gpu_type}
 
 
 def _numbers(plan: Plan) -> Suggestion:
     request = plan.request
-    return (Change("resources.nodes", request.nodes), Change("resources.gpus", request.gpus_per_node))
+    return {"resources.nodes": request.nodes, "resources.gpus": request.gpus_per_node}
 
 
 def smaller(job: Job, fits: Callable[[Job], bool]) -> list[Suggestion]:
-    """Suggest changes that need less memory and fit; if no single one does, the first few together that
-    do.
-    """
+    """Suggest changes that reduce memory and fit; if no single one does, the first few in combination."""
     singles = [suggestion for suggestion, change in _leaner(job) if fits(change(job))]
     seq_len = _shorter(job, fits)
     if seq_len is not None:
-        singles.append((Change("seq_len", seq_len),))
+        singles.append({"seq_len": seq_len})
     if singles:
         return singles
-    together: Suggestion = ()
+    together: Suggestion = {}
     for suggestion, change in _leaner(job):
         if suggestion == _LORA:
-            continue  # QLoRA, which comes next, needs less
+            continue  # QLoRA, which follows, needs less
         job = change(job)
         several = bool(together)
-        together = (*together, *suggestion)
+        together = together | suggestion
         if several and fits(job):
             return [together]
     seq_len = _shorter(job, fits) if together else None
-    return [(*together, Change("seq_len", seq_len))] if seq_len is not None else []
+    return [together | {"seq_len": seq_len}] if seq_len is not None else []
 
 
 def with_lean_states(job: Job, fits: Callable[[Job], bool]) -> Iterator[Suggestion]:
-    """Ways to keep less of AdamW's states with which full training would fit, from what costs least.
+    """Suggest smaller AdamW states with which full training would fit, the cheapest first.
 
-    8-bit states, by the job's engine or by FSDP2 in bf16; and each gradient used as soon as it is there, as
-    torchtune's recipes do, which leaves nothing to accumulate: there with the largest batch that fits.
+    8-bit states, with the job's engine or FSDP2 in bf16; or an optimizer in the backward pass, as in
+    torchtune's recipes, which excludes gradient accumulation: with the largest batch that fits.
     """
     if job.adapters or job.optimizer != "adamw":
         return
     lean = replace(job, optimizer=STATES_IN_8_BITS)
-    changes = [Change("optimizer.name", STATES_IN_8_BITS)]
+    suggestion: Suggestion = {"optimizer.name": STATES_IN_8_BITS}
     if unsupported_job(lean) is not None:
         lean = replace(lean, engine="fsdp2", precision="bf16")
-        changes += [Change("engine", "fsdp2"), Change("precision", "bf16")]
+        suggestion |= {"engine": "fsdp2", "precision": "bf16"}
     if unsupported_job(lean) is None and fits(lean):
-        yield tuple(changes)
+        yield suggestion
         return
     if not ENGINES[job.engine].optimizer_in_backward or job.micro_batch_size is not None:
         return
@@ -236,32 +235,31 @@ def with_lean_states(job: Job, fits: Callable[[Job], bool]) -> Iterator[Suggesti
         return
     batches = [job.global_batch_size // 2**power for power in range(job.global_batch_size.bit_length())]
     batch = next(batch for batch in batches if fits(replace(lean, global_batch_size=batch)))
-    smaller_batch = (Change("global_batch_size", batch),) if batch != job.global_batch_size else ()
-    yield (Change("optimizer.name", PAGED_STATES), Change("optimizer.in_backward", True), *smaller_batch)
+    smaller_batch = {"global_batch_size": batch} if batch != job.global_batch_size else {}
+    yield {"optimizer.name": PAGED_STATES, "optimizer.in_backward": True, **smaller_batch}
 
 
-_LORA = (Change("method", "lora"),)
+_LORA: Suggestion = {"method": "lora"}
 
 
 def _leaner(job: Job) -> Iterator[tuple[Suggestion, Callable[[Job], Job]]]:
     """Yield changes that make the job smaller, as options and as functions of jobs, cheapest first."""
     if job.activation_checkpointing is False:
-        checkpointing = Change("activation_checkpointing", True)
-        yield (checkpointing,), lambda job: replace(job, activation_checkpointing=True)
+        yield {"activation_checkpointing": True}, lambda job: replace(job, activation_checkpointing=True)
     if (job.micro_batch_size or 1) > 1:
-        yield (Change("micro_batch_size", 1),), lambda job: replace(job, micro_batch_size=1)
+        yield {"micro_batch_size": 1}, lambda job: replace(job, micro_batch_size=1)
     yield from _on_the_loop(job)
     if not job.adapters:
         yield _LORA, lambda job: replace(job, method="lora")
     quantised = as_qlora(job)
     if quantised is not None:
-        yield tuple(_differences(job, quantised)), lambda job: as_qlora(job) or job
+        yield _differences(job, quantised), lambda job: as_qlora(job) or job
 
 
 def _on_the_loop(job: Job) -> Iterator[tuple[Suggestion, Callable[[Job], Job]]]:
-    """Liger-Kernel's loss without logits, states in host memory, and both: the same training in less memory.
+    """Suggest Liger-Kernel's fused loss, states in host memory, or both: the same training in less memory.
 
-    By the job's engine, else by the first that has them.
+    With the job's engine, otherwise the first engine that supports them.
     """
     for fields in ({"liger": True}, {"offload": "cpu"}, {"liger": True, "offload": "cpu"}):
         missing = {name: value for name, value in fields.items() if getattr(job, name) != value}
@@ -272,15 +270,15 @@ def _on_the_loop(job: Job) -> Iterator[tuple[Suggestion, Callable[[Job], Job]]]:
             continue
         section = ENGINES[engine].sharding_options
         names = {"liger": "liger", "offload": f"{section}.offload"}
-        changes = [Change(names[name], value) for name, value in missing.items()]
+        suggestion: Suggestion = {names[name]: value for name, value in missing.items()}
         if engine != job.engine:
-            changes.append(Change("engine", engine))
+            suggestion["engine"] = engine
         values = {**missing, "engine": engine}
-        yield tuple(changes), lambda job, values=values: replace(job, **values)  # type: ignore[misc]
+        yield suggestion, lambda job, values=values: replace(job, **values)  # type: ignore[misc]
 
 
 def _has(job: Job, engine: str, fields: dict[str, object]) -> bool:
-    """Whether an engine can train the job with these changes."""
+    """Return whether an engine can train the job with these changes."""
     try:
         changed = replace(job, engine=engine, **fields)  # type: ignore[arg-type]
     except UserError:  # options of another engine
@@ -288,26 +286,27 @@ def _has(job: Job, engine: str, fields: dict[str, object]) -> bool:
     return engine in LAUNCHED_ENGINES and unsupported_job(changed) is None
 
 
-def _differences(job: Job, quantised: Job) -> Iterator[Change]:
-    """Yield the changes from one job to the other; an engine's options change with the engine."""
-    yield Change("method", quantised.method)
+def _differences(job: Job, quantised: Job) -> Suggestion:
+    """Return the changes from one job to the other; options of the old engine are removed."""
+    suggestion: Suggestion = {"method": quantised.method}
     if quantised.engine == job.engine:
-        return
-    yield Change("engine", quantised.engine)
+        return suggestion
+    suggestion["engine"] = quantised.engine
     if job.zero_stage is not None:
-        yield Change("zero.stage")
+        suggestion["zero.stage"] = None
     if job.fsdp_sharding is not None:
-        yield Change("fsdp.sharding")
+        suggestion["fsdp.sharding"] = None
     if job.replicas is not None:
-        yield Change("fsdp.replicas")
+        suggestion["fsdp.replicas"] = None
     if job.offload != "none":
-        yield Change(f"{ENGINES[job.engine].sharding_options}.offload")
+        suggestion[f"{ENGINES[job.engine].sharding_options}.offload"] = "none"
+    return suggestion
 
 
 def _shorter(job: Job, fits: Callable[[Job], bool]) -> int | None:
-    """The longest half, quarter... of the sequence that fits."""
+    """Return the longest half, quarter... of the sequence that fits, or None."""
     seq_len = job.seq_len // 2
-    # Memory falls with the length: where the shortest doesn't fit, none does
+    # Memory decreases with the length: if the shortest does not fit, none does
     if seq_len < SHORTEST_SEQUENCE or not fits(replace(job, seq_len=SHORTEST_SEQUENCE)):
         return None
     while seq_len > SHORTEST_SEQUENCE and not fits(replace(job, seq_len=seq_len)):

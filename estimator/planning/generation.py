@@ -1,7 +1,7 @@
-"""Rejection sampling's stages before and after training: batch, GPUs, nodes, hours and price of each.
+"""Stages of rejection sampling before and after training: batch, GPUs, nodes, hours and price of each.
 
-The model is loaded once for each node, on the fewest of the training's GPUs that hold it with the answers to
-one prompt. Nodes share nothing but the prompts, so that as many draw at once as training has GPUs for.
+Each node loads the model once, on the smallest number of the training's GPUs that hold it with the answers to
+one prompt. Nodes only share the prompts, so as many generate concurrently as training has GPUs for.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from estimator.planning.serving import heads_divide
 from estimator.planning.step_requests import BESIDE_RANKS
 from estimator.throughput.generation import balanced_sequences, forward_seconds, generation_speed
 
-# A CPU works out one token after the other: larger batches gain nothing there
+# A CPU computes tokens sequentially: larger batches gain nothing
 CPU_SEQUENCES = 64
 CPU_BATCH_TOKENS = 16384
-UNKNOWN_SEQUENCES = 64  # where a GPU's balance of products and memory is not sourced
+UNKNOWN_SEQUENCES = 64  # for a GPU with unknown ratio of FLOP/s and memory bandwidth
 
 Range = tuple[float, float]
 
@@ -32,20 +32,20 @@ Range = tuple[float, float]
 class Drawing:
     """Number and length of the answers to generate and to score."""
 
-    prompts: int | None  # None: not known before the dataset is fetched
-    held_out: int | None  # of them, drawn for a second time by the finished model
+    prompts: int | None  # None: unknown before the dataset is fetched
+    held_out: int | None  # part of ``prompts``, sampled again with the finished model
     answers: int  # to each prompt
     prompt_tokens: int  # of the longest prompt
     new_tokens: int  # of the longest answer
     top_p: float = 1.0
-    reward_model: ModelSpec | None = None  # that scores, as far as it is known
+    reward_model: ModelSpec | None = None  # if it is known
     by_function: bool = False  # scored on CPUs
-    nodes: int | None = None  # asked for; None: as planned
-    heads_shared: bool = False  # several GPUs share each block's attention heads (vLLM), not the blocks
+    nodes: int | None = None  # requested by the user; None: planned
+    heads_shared: bool = False  # GPUs share the heads of each block (vLLM), not the blocks
 
 
 def plan_generation(plan: Plan, model: ModelSpec, drawing: Drawing) -> Generation:
-    """Batch, requests, hours and price of the stages, on machines of the kind that the plan trains on."""
+    """Plan batch, requests, hours and price of the stages, on the plan's instance type."""
     device, gpu = plan.layout.device, _gpu(plan)
     base = plan.evaluate or replace(plan.request, nodes=1)
     gpus, sequences, fits = _batch(plan, model, drawing, base)
@@ -93,9 +93,9 @@ def plan_generation(plan: Plan, model: ModelSpec, drawing: Drawing) -> Generatio
 
 
 def total(plan: Plan) -> tuple[Range | None, Range | None, tuple[str, ...]]:
-    """Hours and USD of the training and all stages, and the stages that are missing from both.
+    """Return (hours, USD) of training and all stages, and the stages that are not included.
 
-    None where nothing is known, and a price where one of the stages that have hours has none.
+    None if unknown; the price also if a stage with known hours has no price.
     """
     stages = plan.generation.stages if plan.generation is not None else ()
     hours, usd = plan.prediction.hours, plan.prediction.usd
@@ -115,7 +115,7 @@ def _point(value: float | None) -> Range | None:
 
 
 def _gpu(plan: Plan) -> Gpu | None:
-    """The plan's GPU; None on CPUs, and for one that is in no table."""
+    """Return the plan's GPU; None on CPUs, and for an unknown one."""
     if plan.layout.device == "cpu" or plan.request.gpu_type is None:
         return None
     try:
@@ -125,10 +125,10 @@ def _gpu(plan: Plan) -> Gpu | None:
 
 
 def _batch(plan: Plan, model: ModelSpec, drawing: Drawing, base: Request) -> tuple[int, int, bool | None]:
-    """GPUs for one copy of the model, answers that are drawn together, and whether one prompt's fit.
+    """Return GPUs per copy of the model, answers per batch, and whether the answers to one prompt fit.
 
-    All answers to a prompt are drawn together. Where not even those fit on all GPUs of a node, prompts are
-    tried one by one: most are shorter than the longest.
+    All answers to a prompt are generated together. If they do not fit on all GPUs of a node, prompts are
+    tried one by one, as most are shorter than the longest.
     """
     device: Device = plan.layout.device
     on_gpus = device == "cuda"
@@ -160,17 +160,17 @@ def _batch(plan: Plan, model: ModelSpec, drawing: Drawing, base: Request) -> tup
 
 
 def _can_share(model: ModelSpec, gpus: int, drawing: Drawing) -> bool:
-    """Whether so many GPUs can hold one copy."""
+    """Return whether this number of GPUs can share one copy."""
     return not drawing.heads_shared or heads_divide(model, gpus)
 
 
 def _most(gpu: Gpu | None) -> int:
-    """Answers drawn together beyond which nothing is gained."""
+    """Return the largest useful number of answers per batch."""
     return (balanced_sequences(gpu) if gpu is not None else None) or UNKNOWN_SEQUENCES
 
 
 def _with_gpus(base: Request, gpus: int) -> Request:
-    """The request for a node with so many GPUs, and the same share of cores and memory for each."""
+    """Return the request with another number of GPUs, and cores and memory in proportion."""
     if not base.gpus_per_node or gpus == base.gpus_per_node:
         return replace(base, nodes=1)
     return replace(
@@ -184,9 +184,9 @@ def _with_gpus(base: Request, gpus: int) -> Request:
 
 
 def _nodes(plan: Plan, drawing: Drawing, gpus: int, sequences: int) -> int:
-    """As many copies of the model as training has GPUs for (on CPUs: nodes), each with a batch to draw.
+    """Return the number of nodes: copies of the model that fit on the training's GPUs (on CPUs: nodes).
 
-    Where the machine is available, one: its GPUs are all seen by one process.
+    Each copy has at least one batch. 1 on a local machine, where one process sees all GPUs.
     """
     if plan.target in ("local", "allocation"):
         return 1
@@ -208,7 +208,7 @@ def _shape(drawing: Drawing, sequences: int) -> Batch:
 def _draw_seconds(
     model: ModelSpec, gpu: Gpu | None, drawing: Drawing, prompts: int | None, sequences: int, nodes: int
 ) -> Range | None:
-    """Seconds of the node with most batches, each as long as its longest answer may be."""
+    """Return the seconds of the node with the most batches, assuming answers of maximum length."""
     if prompts is None:
         return None
     if prompts == 0:
@@ -224,7 +224,7 @@ def _draw_seconds(
 def _score(plan: Plan, gpu: Gpu | None, drawing: Drawing, base: Request) -> tuple[Request, Range | None, str]:
     """Return the request of the scoring, its seconds, and their basis."""
     if drawing.by_function:
-        # On the machine at hand there is nothing else to ask for
+        # On a local machine, there is nothing else to request
         return plan.prepare or replace(base, nodes=1), None, "the function's own time"
     reward, capacity = drawing.reward_model, plan.prediction.memory.capacity_bytes
     if reward is None:
@@ -234,7 +234,7 @@ def _score(plan: Plan, gpu: Gpu | None, drawing: Drawing, base: Request) -> tupl
         tokens = drawing.prompt_tokens + drawing.new_tokens
         request = _with_gpus(base, inference_gpus(reward, plan.request.gpus_per_node, capacity, tokens))
     seconds = _score_seconds(gpu, drawing, drawing.prompts)
-    basis = "a forward pass of each answer" if seconds else "no published speed of it"
+    basis = "a forward pass of each answer" if seconds else "no published speed"
     return request, seconds, basis
 
 
@@ -253,9 +253,7 @@ def _hours(plan: Plan, seconds: Range | None) -> Range | None:
 
 
 def _usd(plan: Plan, request: Request, nodes: int, hours: Range | None) -> Range | None:
-    """Return the price of the machines that the nodes use, whole machines; None if they are of another
-    kind.
-    """
+    """Return the price of the complete instances used; None for another instance type."""
     whole, machine = plan.prediction.usd_per_hour, plan.request.instance_type
     if whole is None or hours is None or machine is None or request.instance_type != machine:
         return None

@@ -1,4 +1,4 @@
-"""Interruption rate of spot nodes: as given, else from ``data/interruptions.csv``, else unknown."""
+"""Interruption rate of spot nodes: set by the user, from ``data/interruptions.csv``, or unknown."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from estimator.errors import Change, UserError
+from estimator.errors import UserError
 
 TABLE = Path(__file__).parents[1] / "data" / "interruptions.csv"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rate:
-    """Interruptions per spot node and hour; ``per_node_hour`` None: unknown, ``where`` says where to find
-    out.
-    """
+    """Interruptions per spot node and hour; None: unknown, and ``where`` names a source."""
 
     per_node_hour: float | None
     source: str
@@ -29,7 +27,7 @@ NO_RATE = Rate(per_node_hour=None, source="")
 
 
 def rate_of(cloud: str | None, machine: str, given: float | None = None) -> Rate:
-    """The rate that the user has given, else the table's for this machine of that cloud."""
+    """Return the rate set by the user, otherwise that of the table for this instance type."""
     if given is not None:
         return Rate(per_node_hour=given, source="as given")
     for row in _rows():
@@ -40,14 +38,11 @@ def rate_of(cloud: str | None, machine: str, given: float | None = None) -> Rate
 
 
 def check_rate(rate: float | None) -> None:
-    """Raise UserError where it cannot be a rate an hour."""
+    """Raise UserError for an invalid hourly rate."""
     if rate is not None and not (math.isfinite(rate) and rate > 0):
         raise UserError(
-            (
-                Change("resources.interruption_rate", rate),
-                " must be a number above 0: how often one node is taken away in an hour.",
-            ),
-            "0.05 is once in 20 hours. Leave it out where nobody knows it.",
+            (f"--interruption-rate {rate} must be a number above 0: interruptions of one node per hour."),
+            "0.05 is once in 20 hours. Remove it if the rate is unknown.",
         )
 
 

@@ -1,8 +1,8 @@
-"""Spot nodes are taken away: how often, what a run loses by it, how often it should store a checkpoint.
+"""Interruptions of spot nodes: frequency, lost time, and the best checkpoint interval.
 
-A run stops when it loses a node, waits for another and goes on from the last stored checkpoint. Of N nodes
-one is lost N times as often as a single one: the mean time between them is M = 1 / (N x rate). They
-are taken to be independent of each other. That a cloud gives notice isn't counted on.
+A run stops when it loses a node, waits for another one and resumes from the last stored checkpoint. N nodes
+are interrupted N times as often as one: the mean time between interruptions is M = 1 / (N x rate), assuming
+independence. Interruption notices of the cloud are not relied on.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from estimator.plan import Interruptions
 from estimator.planning.interruption_rates import Rate
 from estimator.planning.start_up import rates_of
 
-ENDS_WELL = 0.5  # below it a run is refused: it is more likely than not to end before it is done
+ENDS_WELL = 0.5  # probability of finishing below which a run is refused
 # Young, A first order approximation to the optimum checkpoint interval, CACM 17(9), 1974; Daly, A higher
 # order estimate of the optimum checkpoint interval for restart dumps, Future Generation Computer Systems
 # 22(3), 2006
@@ -38,9 +38,9 @@ def foresee(
     checkpoint_bytes:
         Of one node.
     bytes_per_second:
-        That earlier runs have written a checkpoint with, on one node; None: at the rate of the cloud's disk.
+        Checkpoint rate of one node in earlier runs; None: use the rate of the cloud's disk.
     restart_hours:
-        From the loss of a node to the first step, without the time that no machine is to be had.
+        From the loss of a node to the first step, without waiting for capacity.
     """
     if rate.per_node_hour is None:
         return None
@@ -62,19 +62,19 @@ def foresee(
 
 
 def interval(checkpoint_s: float, between_s: float) -> float:
-    """Seconds of training from one checkpoint to the next that lose least: sqrt(2 C M), :data:`FORMULA`.
+    """Return the optimum interval of checkpoints in seconds: sqrt(2 C M), :data:`FORMULA`.
 
-    ``checkpoint_s``: that training stands still for one; ``between_s``: the mean time between interruptions.
+    ``checkpoint_s``: pause of training per checkpoint; ``between_s``: mean time between interruptions.
     """
     return math.sqrt(2 * checkpoint_s * between_s)
 
 
 def wall_hours(hours: float, found: Interruptions) -> float:
-    """Hours until so many hours of training are done, with checkpoints, lost work and restarts.
+    """Return the wall-clock hours for this many hours of training, with checkpoints, lost work and restarts.
 
-    T = M e^(R/M) (e^((w + C)/M) - 1) x work / w, Daly's complete model for a work of w between checkpoints
-    of C and a restart of R (2006, section 3). What was trained while a checkpoint was on its way to the store
-    is lost as well: the time that takes counts to R.
+    T = M e^(R/M) (e^((w + C)/M) - 1) x work / w: Daly's complete model (2006, section 3) for work w between
+    checkpoints of duration C, and restart time R. Training during the upload of a checkpoint is lost as well,
+    so the upload counts as part of R.
     """
     between = 3600 / (found.per_node_hour * found.nodes)
     work = hours * 3600
@@ -90,12 +90,12 @@ def wall_hours(hours: float, found: Interruptions) -> float:
 
 
 def expected(wall: float, found: Interruptions) -> float:
-    """Interruptions in so many hours."""
+    """Return the expected number of interruptions in this time (hours)."""
     return wall * found.per_node_hour * found.nodes
 
 
 def ends_well(wall: float, found: Interruptions, budget: int) -> float:
-    """The probability (0 to 1) of at most ``budget`` interruptions in so many hours, by Poisson's law."""
+    """Return the probability (0 to 1) of at most ``budget`` interruptions in this time (Poisson)."""
     mean = expected(wall, found)
     if not math.isfinite(mean):
         return 0.0
@@ -104,17 +104,15 @@ def ends_well(wall: float, found: Interruptions, budget: int) -> float:
 
 
 def against_budget(wall: float, found: Interruptions, budget: int) -> str | None:
-    """Return the reason why a run of this length would hardly finish, with the arithmetic; None if it
-    should.
-    """
+    """Return the reason, with the arithmetic, why a run of this length would hardly finish, or None."""
     chance = ends_well(wall, found, budget)
     if chance >= ENDS_WELL:
         return None
     if not math.isfinite(wall):
-        return f"never gets from one checkpoint to the next: {_each(found)}"
+        return f"it never reaches the next checkpoint: {_each(found)}"
     return (
-        f"{format_duration(wall * 3600)} on {_each(found)} make {expected(wall, found):,.1f} interruptions "
-        f"of the {budget} that a run takes: {chance:.1%} of such runs end well"
+        f"{format_duration(wall * 3600)} on {_each(found)}: {expected(wall, found):,.1f} expected "
+        f"interruptions, {budget} allowed; {chance:.1%} of such runs finish"
     )
 
 
@@ -125,12 +123,12 @@ def in_words(found: Interruptions) -> list[str]:
     if found.expected is not None and found.lost_hours is not None and found.ends_well is not None:
         lines[0] += (
             f": {found.expected:,.1f} interruptions and {format_duration(found.lost_hours * 3600)} "
-            f"without progress are expected; {found.ends_well:.0%} of such runs end well"
+            f"without progress are expected; {found.ends_well:.0%} of such runs finish"
         )
     every = format_duration(found.interval_seconds)
     steps = "" if found.steps is None else f"{found.steps:,} steps, "
     if found.interval_seconds > interval(found.checkpoint_seconds, between):
-        why = f"as long as one is on its way to the store ({found.checkpoint_basis})"
+        why = f"the duration of an upload ({found.checkpoint_basis})"
     else:
         why = (
             f"sqrt(2 x {format_duration(found.checkpoint_seconds)} for one ({found.checkpoint_basis}) x "
@@ -142,10 +140,10 @@ def in_words(found: Interruptions) -> list[str]:
 def untold(rate: Rate) -> str:
     """Format the line of a plan's reasons for an unknown rate."""
     return (
-        f"how often such spot nodes are taken away is not known ({rate.where} tells): hours and price hold "
-        "no lost work; interruption_rate is the option for it"
+        f"interruption rate of these spot nodes unknown (see {rate.where}): hours and price exclude lost "
+        "work; set it with --interruption-rate"
     )
 
 
 def _each(found: Interruptions) -> str:
-    return f"{found.nodes} spot node(s) that are each taken away {found.per_node_hour:g} times an hour"
+    return f"{found.nodes} spot node(s) with {found.per_node_hour:g} interruptions per node and hour"

@@ -1,4 +1,4 @@
-"""Ladders: all layouts of a job on a number of processes, each kind with its micro batches in order."""
+"""Ladders: layouts of a job on a number of processes, each kind with its micro batch sizes in order."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from estimator.planning.parallelism import Spread, spreads
 from estimator.vocabulary import Device, LaunchedPrecision
 
 LARGEST_MICRO_BATCH = 64
-# Pipelines take small micro batches, as more of them idle less; Megatron-LM's examples have 1 or 2
+# Pipelines use small micro batches, as more of them idle less; Megatron-LM's examples have 1 or 2
 LARGEST_PIPELINE_MICRO_BATCH = 4
 
 
-@dataclass(frozen=True, slots=True, eq=False)  # each is made once, so that identity will do as a key
+@dataclass(frozen=True, slots=True, eq=False)  # each is built once, so identity serves as key
 class Ladder:
-    """One spread on a number of nodes, with or without checkpointing; its rungs are the micro batches."""
+    """One spread on a number of nodes, with or without checkpointing; its rungs are micro batch sizes."""
 
     nodes: int
     processes: int
@@ -25,7 +25,7 @@ class Ladder:
 
 
 class Ladders:
-    """The layouts of one job in one precision. Each is made once, when it is first needed."""
+    """Layouts of one job in one precision, cached."""
 
     def __init__(self, job: Job, precision: LaunchedPrecision, device: Device) -> None:
         self.job, self.precision, self.device = job, precision, device
@@ -34,7 +34,7 @@ class Ladders:
         self._layouts: dict[tuple[Ladder, int], Layout] = {}
 
     def of(self, nodes: int, processes: int) -> list[Ladder]:
-        """The ladders on so many processes; first without checkpointing, and what divides the model least."""
+        """Return the ladders on this many processes: without checkpointing and with least sharding first."""
         key = (nodes, processes)
         if key not in self._made:
             checkpointing_setting = self.job.activation_checkpointing
@@ -50,7 +50,7 @@ class Ladders:
         return self._made[key]
 
     def rung(self, ladder: Ladder, step: int = 0) -> Layout:
-        """The layout on one rung: step 0 has the ladder's smallest micro batch."""
+        """Return the layout of one rung: step 0 has the smallest micro batch."""
         key = (ladder, step)
         if key not in self._layouts:
             size, each = self.sizes(ladder)[step], self._each(ladder)
@@ -60,7 +60,7 @@ class Ladders:
         return self._layouts[key]
 
     def sizes(self, ladder: Ladder) -> list[int]:
-        """A ladder's micro batches, from the smallest up; empty where none makes up the global batch."""
+        """Return the micro batch sizes of a ladder, ascending; empty if none divides the global batch."""
         if ladder not in self._sizes:
             each, way = self._each(ladder), ladder.spread
             if self.job.micro_batch_size:
@@ -68,22 +68,22 @@ class Ladders:
             else:
                 most = LARGEST_MICRO_BATCH if way.pipeline == 1 else LARGEST_PIPELINE_MICRO_BATCH
                 sizes = [size for size in range(1, min(each, most) + 1) if each % size == 0]
-            if self.job.optimizer_in_backward:  # nothing is kept to accumulate
+            if self.job.optimizer_in_backward:  # excludes accumulation
                 sizes = [size for size in sizes if size == each]
-            if way.virtual_stages > 1:  # interleaving goes round by round
+            if way.virtual_stages > 1:  # interleaving needs complete rounds
                 sizes = [size for size in sizes if each // size % way.pipeline == 0]
             self._sizes[ladder] = sizes
         return self._sizes[ladder]
 
     def _each(self, ladder: Ladder) -> int:
-        """Sequences of one step for each data parallel process."""
+        """Return the sequences per step and data-parallel process."""
         data_parallel = ladder.nodes * ladder.processes // ladder.spread.model_parallel
         return (self.job.batch_over(data_parallel) or 0) // data_parallel
 
     def layout(
         self, nodes: int, processes: int, way: Spread, checkpointing: bool, micro_batch_size: int, passes: int
     ) -> Layout:
-        """The layout of a spread with this micro batch and ``passes`` forward passes an optimizer step."""
+        """Return the layout of a spread with this micro batch and ``passes`` forward passes per step."""
         return Layout(
             device=self.device,
             nodes=nodes,

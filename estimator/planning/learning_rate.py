@@ -1,6 +1,6 @@
-"""Learning rates to start from: a published run's, scaled to another batch by the two rules in use.
+"""Initial learning rates: that of a published run, scaled to another batch size by the two common rules.
 
-A hint, no more: the right rate depends on data and model, and neither rule holds for every batch.
+Hints only: the best rate depends on data and model, and neither rule holds for every batch size.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from estimator.plan import LearningRate
 
 TABLE = Path(__file__).parents[1] / "data" / "learning_rates.csv"
 
-# The noise of Adam's normalised steps falls with the square root of the batch; that of SGD's steps in
-# proportion to it. What is in between is found by trying.
+# The noise of Adam's normalized steps decreases with the square root of the batch size; that of SGD's steps
+# in proportion to it. Values in between must be tried.
 SOURCES: dict[Literal["sqrt", "linear"], str] = {
     "sqrt": "Malladi et al. 2022, arXiv:2205.10287, for Adam",
     "linear": "Goyal et al. 2017, arXiv:1706.02677, for SGD",
@@ -27,22 +27,22 @@ SOURCES: dict[Literal["sqrt", "linear"], str] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reference:
-    """One published run: its batch in sequences, its learning rate."""
+    """Batch size and learning rate of one published run."""
 
     method: str
-    batch: int  # sequences for each optimizer step
+    batch: int  # sequences per optimizer step
     learning_rate: float
     run: str
     source: str
 
 
 def hints(job: Job) -> tuple[LearningRate, ...]:
-    """Both rules' rates for the job's batch; none where no run with AdamW was published for its method.
+    """Return the rates of both rules for the job's batch; empty without a published AdamW run of the method.
 
-    With a batch of the published run's size both rules say the same.
+    With the batch size of the published run, both rules agree.
     """
     run = references().get(job.method)
-    # The published runs used AdamW; its 8-bit and paged forms follow the same steps
+    # The published runs used AdamW; its 8-bit and paged forms take the same steps
     if run is None or "adamw" not in job.optimizer or job.task != "sft":
         return ()
     ratio = job.global_batch_size / run.batch
@@ -56,7 +56,7 @@ def hints(job: Job) -> tuple[LearningRate, ...]:
 
 @lru_cache(maxsize=1)
 def references() -> dict[str, Reference]:
-    """The published runs of ``data/learning_rates.csv``, by method."""
+    """Read the published runs of ``data/learning_rates.csv``, by method."""
     with TABLE.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     return {

@@ -1,12 +1,11 @@
-"""Plans for what is available: this machine, or the nodes of an allocation; on CPUs for a small model."""
+"""Plans for available hardware: this machine, or the nodes of an allocation; on CPUs for a small model."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from estimator import hardware
-from estimator.changes import Suggestion
-from estimator.errors import CannotFit, Change, UserError
+from estimator.errors import CannotFit, UserError
 from estimator.formatting import format_bytes, format_duration
 from estimator.job import Job, Machine, Target
 from estimator.plan import Plan
@@ -27,37 +26,37 @@ from estimator.planning.search import (
     title,
 )
 from estimator.planning.support import refuse_gpu
+from estimator.suggestions import Suggestion
 
-# What a process without a GPU may ask of a cluster at most: nearly every one has machines with room for that.
-# 4 GiB for each core is what general-purpose machines have (AWS's M family, 2025).
+# Maximum request of a CPU process on a cluster, which nearly every cluster can meet. General-purpose
+# instances have 4 GiB per core (AWS's M family, 2025).
 CORES_OF_A_PROCESS = 4
 RAM_OF_A_PROCESS = 16 * 2**30
+_CLUSTER = "--with kubernetes or --with batch (`finetune plan`: --no-here)"
 
 
 def pod_of_cpus(processes: int) -> Machine:
-    """Return the machine that one node's processes share on a cluster without GPUs and of unknown
-    machines.
-    """
+    """Return the resources of one node's processes on a cluster without GPUs and with unknown nodes."""
     return Machine(
         cpu_cores=CORES_OF_A_PROCESS * processes, ram_bytes=RAM_OF_A_PROCESS * processes, disk_free_bytes=0
     )
 
 
 def plan_local(job: Job, target: Target, goals: Goals, evidence: Evidence) -> Plan:
-    """The plan for the machines at hand; CannotFit where the job does not fit or misses the deadline."""
+    """Plan for the available hardware. Raises CannotFit if the job does not fit or misses the deadline."""
     plan = _plan(job, target, goals, evidence)
     limit, hours = goals.deadline_hours, plan.prediction.hours
     if limit is not None and hours is None:
         basis = plan.prediction.throughput_basis
         raise CannotFit(
-            f"Nothing says whether {describe_place(target)} is done within {limit:g} h: {basis}.",
+            f"Unknown whether {describe_place(target)} meets the deadline of {limit:g} h: {basis}.",
             example_plan=plan,
         )
     if limit is not None and hours is not None and hours > limit:
         raise CannotFit(
             f"{title(job)} takes {format_duration(hours * 3600)} of {limit:g} h on {describe_place(target)}: "
             f"{percent(hours / limit - 1)} over.",
-            "Train on fewer tokens, or see what finetune plan finds elsewhere.",
+            "Train on fewer tokens, or use `finetune plan` to find other hardware.",
             example_plan=plan,
         )
     return plan
@@ -66,37 +65,19 @@ def plan_local(job: Job, target: Target, goals: Goals, evidence: Evidence) -> Pl
 def _plan(job: Job, target: Target, goals: Goals, evidence: Evidence) -> Plan:
     machine = target.machine
     if machine is None:
-        raise UserError(f"A plan for {target.kind} needs to know the machine.")
+        raise UserError(f"A plan for {target.kind} needs a description of the machine.")
     if target.device == "cuda" and not machine.gpus:
         raise UserError(
-            (
-                Change("resources.device", "cuda"),
-                ": there is no NVIDIA GPU here that its driver reports.",
-            ),
-            "Ask the scheduler for nodes with GPUs."
+            "--device cuda: no NVIDIA GPU is reported by a driver here.",
+            "Request nodes with GPUs from the scheduler."
             if target.kind == "allocation"
-            else (
-                "Use ",
-                Change("resources.device", "cpu"),
-                ", or ",
-                Change("with", "kubernetes"),
-                " or ",
-                Change("with", "batch"),
-                ".",
-            ),
+            else f"Use --device cpu, or a cluster: {_CLUSTER}.",
         )
     _check_gpu(target, machine)
     if target.gpus and not machine.gpus and target.device == "auto":
-        number = Change("resources.gpus", target.gpus)
         raise UserError(
-            (number, f": {describe_place(target)} has no NVIDIA GPU that its driver reports."),
-            (
-                f"Train in {target.gpus} process(es) on CPUs: ",
-                Change("resources.device", "cpu"),
-                ", or leave ",
-                Change("resources.gpus"),
-                " out.",
-            ),
+            f"--gpus {target.gpus}: {describe_place(target)} has no NVIDIA GPU reported by a driver.",
+            f"Use --device cpu for {target.gpus} process(es) on CPUs, or remove --gpus.",
         )
     if machine.gpus and target.device != "cpu":
         return _on_gpus(job, target, machine, goals, evidence)
@@ -111,16 +92,12 @@ def _plan(job: Job, target: Target, goals: Goals, evidence: Evidence) -> Plan:
 
 
 def _check_gpu(target: Target, machine: Machine) -> None:
-    """Raise UserError where a GPU is asked for by its name and what is available is none, or another.
-
-    So it is where a cloud's machine is asked for.
-    """
-    for option, value in (("instance_type", target.instance_type), ("cloud", target.cloud)):
+    """Raise UserError if a requested GPU is not available here, or an instance type or cloud is requested."""
+    for option, value in (("--instance-type", target.instance_type), ("--cloud", target.cloud)):
         if value is not None and target.kind == "local":
-            change = Change(f"resources.{option}", value)
             raise UserError(
-                (change, ": the run is to go to this machine."),
-                ("Leave it out, or add ", Change("with", "kubernetes"), " or ", Change("with", "batch"), "."),
+                f"{option} {value}: the plan is for this machine.",
+                f"Remove it, or use a cluster: {_CLUSTER}.",
             )
     if target.gpu is None:
         return
@@ -131,8 +108,8 @@ def _check_gpu(target: Target, machine: Machine) -> None:
         return
     found = ", ".join(here) if target.device != "cpu" else ""
     raise UserError(
-        (Change("resources.gpu", target.gpu), f": {describe_place(target)} has {found or 'no GPU to use'}."),
-        ("Leave ", Change("resources.gpu"), " out, or run where there is one."),
+        f"--gpu {target.gpu}: {describe_place(target)} has {found or 'no usable GPU'}.",
+        "Remove --gpu, or run on a machine with one.",
     )
 
 
@@ -141,22 +118,14 @@ def _on_gpus(job: Job, target: Target, machine: Machine, goals: Goals, evidence:
     most = len(machine.gpus) // target.sharers
     if (target.gpus or 1) > most and target.kind == "allocation":
         raise UserError(
-            f"{target.gpus} GPU(s) for each node are asked for, {describe_place(target)} has {most}.",
-            "Ask the scheduler for more, or the settings for fewer.",
+            f"{target.gpus} GPU(s) per node are requested, {describe_place(target)} has {most}.",
+            "Request more from the scheduler, or fewer with --gpus.",
         )
     if (target.gpus or 1) > most:
         raise UserError(
             f"{nodes} local node(s) of {target.gpus or 1} GPU(s) need {nodes * (target.gpus or 1)} GPUs, "
             f"this machine has {len(machine.gpus)}.",
-            (
-                "Ask for fewer with ",
-                Change("resources.gpus"),
-                " or ",
-                Change("resources.nodes"),
-                ", or use ",
-                Change("with", "kubernetes"),
-                ".",
-            ),
+            f"Request fewer with --gpus or --nodes, or use a cluster: {_CLUSTER}.",
         )
     counts = [target.gpus] if target.gpus else [n for n in range(most, 0, -1) if divides(job, nodes, n)]
     if not counts:
@@ -171,14 +140,14 @@ def _on_gpus(job: Job, target: Target, machine: Machine, goals: Goals, evidence:
     candidate = search.best(nodes, counts[0], capacity, gpu)
     if candidate is None:
         miss = search.leanest(f"{nodes * counts[0]}x {name}", nodes, counts[0], capacity, gpu)
-        raise _cannot_fit_here(job, target, f"{title(job)} does not fit on the GPUs at hand: {miss}.")
+        raise _cannot_fit_here(job, target, f"{title(job)} does not fit on the available GPUs: {miss}.")
     why = [
         f"{describe_place(target)}'s {len(gpus)} of {len(machine.gpus)} GPU(s) "
         f"({name}, {format_bytes(capacity)} each)"
     ]
     if counts[0] < most and not target.gpus:
         why.append(
-            f"{counts[0]} of {most} GPUs, as the batch of {job.global_batch_size} can't be divided by more"
+            f"{counts[0]} of {most} GPUs, as the batch of {job.global_batch_size} is not divisible by more"
         )
     return assemble(
         job, target, candidate, why + reasons.of_layout(search, candidate), (), goals.total_tokens(job)
@@ -195,8 +164,8 @@ def _on_cpu(job: Job, target: Target, machine: Machine, goals: Goals, evidence: 
     candidate = search.best(nodes, processes, capacity, None)
     if candidate is None:
         miss = search.leanest(f"{nodes * processes} process(es)", nodes, processes, capacity, None)
-        raise _cannot_fit_here(job, target, f"{title(job)} does not fit in the memory at hand: {miss}.")
-    reason = "as asked" if target.device == "cpu" else "no GPU here, and the model is small"
+        raise _cannot_fit_here(job, target, f"{title(job)} does not fit in the available memory: {miss}.")
+    reason = "as requested" if target.device == "cpu" else "no GPU here, and the model is small"
     if goals.cluster is not None:
         reason = f"{goals.cluster.where} has no GPU, and the model is small"
     limit = f"the limit is {LARGEST_MODEL_ON_CPU / 1e9:.1f} billion parameters"
@@ -213,7 +182,7 @@ def _cannot_fit_here(job: Job, target: Target, problem: str) -> CannotFit:
     cloud_plan = best_or_none(job, anywhere)
     if target.kind == "allocation":
         suggestions = smaller(job, lambda other: _fits(other, target))
-        larger = "ask the scheduler for more or larger nodes: finetune plan says which would do."
+        larger = "request more or larger nodes from the scheduler: `finetune plan` shows which would fit."
         return CannotFit(
             problem,
             f"Or {larger}" if suggestions else f"A{larger[1:]}",
@@ -224,18 +193,16 @@ def _cannot_fit_here(job: Job, target: Target, problem: str) -> CannotFit:
     if target.kind != "local":
         return CannotFit(
             problem,
-            ("Leave ", Change("resources.device"), " out: it is planned for GPUs then.")
-            if cloud_plan is not None
-            else "",
+            "Remove --device to plan for GPUs." if cloud_plan is not None else "",
             example_plan=cloud_plan,
         )
     if cloud_plan is None:
         anywhere = replace(anywhere, gpu=None, instance_type=None, cloud=None)
         cloud_plan = best_or_none(job, anywhere)
     if cloud_plan is not None:
-        suggestions.append((Change("with", "kubernetes"),))
+        suggestions.append({"with": "kubernetes"})
         if best_or_none(job, replace(anywhere, kind="batch")) is not None:
-            suggestions.append((Change("with", "batch"),))
+            suggestions.append({"with": "batch"})
     suggestions += with_lean_states(job, lambda other: _fits(other, target))
     suggestions += smaller(job, lambda other: _fits(other, target))
     return CannotFit(
@@ -247,7 +214,7 @@ def _cannot_fit_here(job: Job, target: Target, problem: str) -> CannotFit:
 
 
 def _fits(job: Job, target: Target) -> bool:
-    """Whether a local GPU plan exists, without working out the alternatives of one that doesn't."""
+    """Return whether a local GPU plan exists, without searching for alternatives."""
     machine = target.machine
     if machine is None or not machine.gpus:
         return False
@@ -264,7 +231,7 @@ def _fits(job: Job, target: Target) -> bool:
 
 
 def describe_place(target: Target) -> str:
-    """The machines that a plan is for, in words."""
+    """Return the name of the hardware of a plan for messages."""
     return "this machine" if target.kind == "local" else "each node of this job"
 
 

@@ -1,4 +1,4 @@
-"""GPUs that a published training run was measured on, or one like them: what a first plan rests on."""
+"""GPUs with a published measurement of a training run, of the same model or a similar one."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from estimator import hardware
 from estimator.hardware import Gpu
 from estimator.throughput.efficiency import published
 
-UNMEASURED = "not measured: no training run on this GPU, or on its architecture with such links, is published"
+UNMEASURED = "not measured: no published training run on this GPU, or its architecture with the same links"
 
 
 def unmeasured_rule() -> Callable[[Gpu], bool]:
-    """Predicate on GPUs without a measured run of their own, or of their architecture with such links.
+    """Return a predicate for GPUs without a measured run, of the same model or architecture and links.
 
-    For the catalogue in use; links are NVLink or PCIe.
+    For the active catalogue; links are NVLink or PCIe.
     """
     table = published().table
     measured = {_kind(gpu) for gpu in hardware.gpus() if ("runs", gpu.name) in table}

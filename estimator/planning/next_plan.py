@@ -1,7 +1,7 @@
-"""The plan after one that ran out of memory: the same step and the same rows, in less memory.
+"""Next plan after a run was out of memory: the same step and rows, in less memory.
 
-In this order: a smaller micro batch with the same global batch, recomputed activations, more sharding, and
-where machines can be chosen the next GPU with more memory. Values that the user gave stay as they are.
+In this order: a smaller micro batch with the same global batch, activation checkpointing, more sharding, and,
+if hardware can be chosen, the next GPU with more memory. Values set by the user are kept.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from estimator.planning.ladders import Ladder
 from estimator.planning.places import Place, choose_places
 from estimator.planning.search import Candidate, Evidence, Search
 
-AFTER = "out of memory in attempt"  # how an override of this kind says who gave it
+AFTER = "out of memory in attempt"  # origin of the override
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,28 +30,28 @@ class NextPlan:
 
     plan: Plan
     change: str
-    """What is different, in words."""
+    """Description of the difference."""
     needs_other_machine: bool = False
-    """Whether it takes another GPU than the failed attempt had, which only a new request brings."""
+    """Whether it needs another GPU than the failed attempt, and so a new request."""
 
 
 def after_out_of_memory(
     plan: Plan, job: Job, *, attempt: int, other_machines: bool = True
 ) -> NextPlan | None:
-    """Return the next plan after ``plan`` ran out of memory; None if none needs less.
+    """Return the next plan after ``plan`` ran out of memory; None if no plan needs less.
 
-    The number of nodes and of processes stays, as a retry has no other, and so do the rows of each step.
+    The numbers of nodes and processes are kept, as a retry has the same nodes, and so are the rows per step.
 
     Parameters
     ----------
     plan:
         The plan that failed.
     job:
-        The job it was made for, with the user's own values in it: those are kept.
+        The job it was made for, with the values set by the user, which are kept.
     attempt:
-        The attempt that failed, from 0; noted as the reason of the change.
+        The attempt that failed, from 0; recorded as the reason for the change.
     other_machines:
-        Whether the next attempt can be given another kind of machine.
+        Whether the next attempt can use another instance type.
     """
     search = Search(job, plan.layout.precision, plan.layout.device, Evidence())
     now = search.estimate(plan.layout)
@@ -63,14 +63,14 @@ def after_out_of_memory(
 
 
 def _leaner(search: Search, failed: Layout) -> Iterator[Layout]:
-    """Layouts of the same processes that may need less, in the order in which they are to be tried."""
+    """Yield layouts of the same processes that may need less, in the order to try them."""
     ladders = search.ladders.of(failed.nodes, failed.processes_per_node)
     same = [  # ladders that differ from the failed layout in the micro batch only
         ladder
         for ladder in ladders
         if ladder.checkpointing == failed.activation_checkpointing and _divides_alike(ladder, failed, search)
     ]
-    # At least halved: two attempts are all that there usually are
+    # At least halved, as there are usually only two attempts
     yield from _rungs(search, same, failed.micro_batch_size // 2)
     recomputed = [
         ladder
@@ -80,7 +80,7 @@ def _leaner(search: Search, failed: Layout) -> Iterator[Layout]:
         and _divides_alike(ladder, failed, search)
     ]
     yield from _rungs(search, recomputed, failed.micro_batch_size)
-    for ladder in ladders:  # those that shard least are first
+    for ladder in ladders:  # sorted by sharding, least first
         if ladder.checkpointing >= failed.activation_checkpointing and not _divides_alike(
             ladder, failed, search
         ):
@@ -96,7 +96,7 @@ def _rungs(search: Search, ladders: list[Ladder], most: int) -> Iterator[Layout]
 
 
 def _divides_alike(ladder: Ladder, failed: Layout, search: Search) -> bool:
-    """Whether a ladder divides the model over the processes as the failed layout did."""
+    """Return whether a ladder shards the model like the failed layout."""
     first = search.ladders.rung(ladder)
     varying = ("micro_batch_size", "accumulation", "activation_checkpointing")
     alike = replace(first, **{name: getattr(failed, name) for name in varying})
@@ -111,7 +111,7 @@ def _same_machine(plan: Plan, layout: Layout, estimate: MemoryEstimate, attempt:
         prediction=replace(
             prediction,
             memory=estimate.with_capacity(prediction.memory.capacity_bytes),
-            # The failed layout's speed does not hold for this one, and the machine's links are not known here
+            # The speed of the failed layout does not apply, and the links of the node are unknown here
             tokens_per_second=None,
             tokens_per_second_range=None,
             mfu=None,
@@ -135,7 +135,7 @@ def _same_machine(plan: Plan, layout: Layout, estimate: MemoryEstimate, attempt:
 
 
 def _other_machine(plan: Plan, job: Job, search: Search, attempt: int) -> NextPlan | None:
-    """The plan's layout on the cheapest machine of the next larger GPU memory; None where there is none."""
+    """Return the layout on the cheapest instance type with the next larger GPU memory, or None."""
     request = plan.request
     if plan.target not in ("kubernetes", "batch") or request.gpu_type is None:
         return None
@@ -170,7 +170,7 @@ def _larger(plan: Plan, job: Job, failed_gpu: Gpu) -> list[Place]:
     target = Target(kind=plan.target, nodes=request.nodes, gpus=request.gpus_per_node, cloud=request.cloud)
     try:
         candidates = choose_places(job, target, Goals())
-    except UserError:  # no machine of that cloud has so many GPUs
+    except UserError:  # no instance type of that cloud has this many GPUs
         return []
     larger = [
         place
@@ -190,4 +190,4 @@ def _in_words(notes: list[Override], before: Plan, after: Plan) -> str:
     had, has = (plan.prediction.memory.needs_bytes for plan in (before, after))
     if had == has:
         return changes
-    return f"{changes}: {format_bytes(has)} a process instead of {format_bytes(had)}"
+    return f"{changes}: {format_bytes(has)} per process instead of {format_bytes(had)}"

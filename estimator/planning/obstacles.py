@@ -1,10 +1,10 @@
-"""Obstacles between a run and suitable machines of a cluster: a quota, a taint, unknown machines."""
+"""Obstacles to a run on suitable nodes of a cluster: a quota, a taint, unknown instance types."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from estimator.errors import Change, UserError
+from estimator.errors import UserError
 from estimator.hardware.cluster import Cluster, ClusterNodes
 from estimator.hardware.cluster.nodes import GPUS
 from estimator.hardware.cluster.taints import opening
@@ -17,7 +17,7 @@ from estimator.planning.goals import Goals
 def explain(error: UserError, job: Job, target: Target, cluster: Cluster) -> UserError:
     """Explain why a job has no plan on a cluster; returns ``error`` if there is no obstacle.
 
-    ``cluster``: with the machines that a taint keeps the run's pods from.
+    ``cluster``: including nodes with untolerated taints.
     """
     unlimited = _plan_or_none(job, target, replace(cluster.open, quotas=()))
     if unlimited is not None:
@@ -36,7 +36,7 @@ def _plan_or_none(job: Job, target: Target, cluster: Cluster) -> Plan | None:
 
 
 def nodes_of(plan: Plan, cluster: Cluster) -> tuple[ClusterNodes, ...]:
-    """The cluster's machines of the kind that a plan is for."""
+    """Return the cluster's nodes of the plan's instance type."""
     request = plan.request
     return tuple(
         nodes
@@ -46,7 +46,7 @@ def nodes_of(plan: Plan, cluster: Cluster) -> tuple[ClusterNodes, ...]:
 
 
 def taints_of(plan: Plan, cluster: Cluster) -> tuple[str, ...]:
-    """All taints of a plan's machines, where the run's pods don't tolerate one of them; else none."""
+    """Return all taints of a plan's nodes if the run's pods do not tolerate one of them, otherwise none."""
     kinds = nodes_of(plan, cluster)
     if not kinds or any(not nodes.fences for nodes in kinds):
         return ()
@@ -54,16 +54,16 @@ def taints_of(plan: Plan, cluster: Cluster) -> tuple[str, ...]:
 
 
 def _of_guess(error: UserError, job: Job, target: Target, cluster: Cluster) -> UserError:
-    """Machines of node groups that have no nodes now, of which nothing says what they are."""
+    """Build the error for node groups without nodes, whose instance type is unknown."""
     guesses = [replace(nodes, guessed=False) for nodes in cluster.nodes if nodes.guessed]
     plan = _plan_or_none(job, target, replace(cluster, nodes=tuple(guesses))) if guesses else None
     if plan is None:
         return error
     groups = ", ".join(dict.fromkeys(nodes.added_by for nodes in guesses))
     return UserError(
-        f"Nothing that {cluster.where} is known to have will do for {job.model.name} ({plan.method}); "
-        f"{groups} may add machines, and it is not told which.",
-        ("If they would do, name them: ", Change("resources.instance_type", plan.request.instance_type), "."),
+        f"No known node of {cluster.where} fits {job.model.name} ({plan.method}); "
+        f"{groups} may add nodes of an unknown instance type.",
+        f"If they are of a suitable type, name it: --instance-type {plan.request.instance_type}.",
     )
 
 
@@ -83,7 +83,7 @@ def _of_quota(error: UserError, plan: Plan, cluster: Cluster) -> UserError:
         f"ResourceQuota {quota.name} allows {quota.amount(quota.most)} {quota.what} "
         f"({quota.amount(quota.used)} of them in use); {plan.model} ({plan.method}) needs "
         f"{quota.amount(needs[quota.resource])}: {machines}.",
-        f"Have it raised, or train what needs less. {error.advice}".strip(),
+        f"Have the quota raised, or train with fewer resources. {error.advice}".strip(),
     )
 
 
@@ -92,7 +92,8 @@ def _of_taint(plan: Plan, kinds: list[ClusterNodes]) -> UserError:
     names = [name for nodes in kinds for name in nodes.names] or [nodes.added_by for nodes in kinds]
     more = f" and {len(names) - 4} more" if len(names) > 4 else ""
     return UserError(
-        f"What {plan.model} ({plan.method}) fits on is fenced off by the taint {', '.join(first.fences)}: "
+        f"The nodes that fit {plan.model} ({plan.method}) have the untolerated taint "
+        f"{', '.join(first.fences)}: "
         f"{first.instance.gpu_count}x {first.gpu.name} of {', '.join(names[:4])}{more}.",
-        f"If the run may use them, let its pods tolerate it: {opening(first.taints)}",
+        f"If the run may use them, tolerate the taint: {opening(first.taints)}",
     )

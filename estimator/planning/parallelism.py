@@ -1,9 +1,9 @@
-"""Spreads: the ways to divide one job over a number of processes, before any is weighed.
+"""Spreads: the possible distributions of one job over a number of processes.
 
-torchtune, DeepSpeed and FSDP2 divide the states alone. For torchtitan and Megatron also tensor, context,
-pipeline and expert parallelism and their products, as the Ultra-Scale Playbook orders them (nanotron/
-ultrascale-playbook, "Finding the best training configuration"): as little of it as fits, tensor parallel
-inside a node.
+torchtune, DeepSpeed and FSDP2 only shard states. For torchtitan and Megatron, there are also tensor, context,
+pipeline and expert parallelism and their products, in the order of the Ultra-Scale Playbook (nanotron/
+ultrascale-playbook, "Finding the best training configuration"): as little as fits, tensor parallelism inside
+a node.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from estimator.job import Job, divides_heads, divides_sequence, divisors
 from estimator.planning.support import unlaunchable_processes
 from estimator.vocabulary import ENGINES, PARALLEL_ENGINES, LaunchedSchedule, Sharding
 
-# Deeper pipelines and wider expert groups than these are in no configuration that Megatron-LM or torchtitan
-# publish (405B: 8 stages; DeepSeek-V3: 16 stages, 64 experts over 8 nodes); they bound the search.
+# Limits of the search: no published configuration of Megatron-LM or torchtitan has deeper pipelines or wider
+# expert groups (405B: 8 stages; DeepSeek-V3: 16 stages, 64 experts over 8 nodes).
 MOST_STAGES = 16
 MOST_EXPERT_PARALLEL = 64
-# Fewer tokens of a sequence on a GPU than its FLOP/s over its link's bytes a second don't hide the ring's
-# exchange (Liu et al. 2023, Ring Attention, arXiv:2310.01889, section 3); 312e12 / 300e9 of an A100's NVLink
+# With fewer tokens of a sequence per GPU than its FLOP/s / link bytes per second, ring attention cannot hide
+# its exchange (Liu et al. 2023, Ring Attention, arXiv:2310.01889, section 3); A100 with NVLink: 312e12 /
+# 300e9
 SHORTEST_PIECE = 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spread:
-    """One way to divide a job over processes: the degrees of each kind of parallelism."""
+    """Degrees of each kind of parallelism of one job."""
 
     sharding: Sharding
     tensor: int = 1
@@ -38,21 +39,22 @@ class Spread:
 
     @property
     def model_parallel(self) -> int:
-        """Processes that work on the same sequences."""
+        """Number of processes that share the same sequences."""
         return self.tensor * self.context * self.pipeline
 
     @property
     def schedule(self) -> LaunchedSchedule:
-        """The pipeline's schedule."""
+        """Schedule of the pipeline."""
         if self.pipeline == 1:
             return "none"
         return "interleaved" if self.virtual_stages > 1 else "1f1b"
 
     def makes_needless(self, other: Spread, nodes: int) -> bool:
-        """Whether ``other`` divides the model further than this one, which fits already.
+        """Return whether ``other`` splits the model further than this spread, which fits.
 
-        That costs communication or idle stages and gains nothing. Over several nodes, tensor parallel may
-        gain, as the states that cross the network shrink with it: there only the same degree of it compares.
+        Splitting further costs communication or idle stages without a gain. Over several nodes, tensor
+        parallelism may gain, as it reduces the states that cross the network: then only equal degrees of it
+        compare.
         """
         if (self.replicate, self.expert) != (other.replicate, other.expert):
             return False
@@ -62,7 +64,7 @@ class Spread:
 
 
 def spreads(job: Job, nodes: int, per_node: int) -> list[Spread]:
-    """All ways to divide the job that make up its global batch; those that divide the model least first."""
+    """Return all spreads that divide the global batch; those that split the model least first."""
     world = nodes * per_node
     if job.engine not in PARALLEL_ENGINES:
         if not _reaches(job, world) or unlaunchable_processes(job, world):
@@ -80,24 +82,24 @@ def spreads(job: Job, nodes: int, per_node: int) -> list[Spread]:
         and _reaches(job, world // (tensor * context * pipeline))
         for spread in _variants(job, nodes, world, tensor, context, pipeline)
     ]
-    # Ties go to tensor parallel before pipelines, which idle, and those before context parallel
+    # Ties: tensor parallelism before pipelines, which idle, before context parallelism
     return sorted(candidates, key=lambda spread: (spread.model_parallel, spread.context, spread.pipeline))
 
 
 def unshared(job: Job) -> Sharding:
-    """The sharding of a single process, which holds all the states."""
+    """Return the sharding for a single process, which holds all states."""
     return ENGINES[job.engine].shardings[0]
 
 
 def _variants(job: Job, nodes: int, world: int, tensor: int, context: int, pipeline: int) -> list[Spread]:
-    """Expert parallel, replicas and virtual stages on top of a product."""
-    sharing = world // (tensor * pipeline)  # processes that share one copy of the states
+    """Return the variants of a product with expert parallelism, replicas and virtual stages."""
+    sharing = world // (tensor * pipeline)  # processes per copy of the states
     sharding = ENGINES[job.engine].shardings[min(sharing - 1, 1)]
     replicas = [1]
     if sharding == "fsdp" and nodes > 1 and sharing % nodes == 0 and sharing > nodes:
         replicas.append(nodes)  # HYBRID_SHARD: shard inside a node, replicate over nodes
     stages = [1]
-    # Interleaving needs as many micro batches as a multiple of the stages (Megatron-LM, schedules.py)
+    # Interleaving needs a multiple of the stages as micro batches (Megatron-LM, schedules.py)
     if pipeline > 1 and job.model.layers % (pipeline * 2) == 0:
         stages.append(2)
     return [
@@ -112,7 +114,7 @@ def _variants(job: Job, nodes: int, world: int, tensor: int, context: int, pipel
         )
         for virtual, expert, replicate in product(stages, _expert(job, world // nodes, sharing), replicas)
         if replicate == 1
-        or expert <= world // nodes  # copies of a node's own don't exchange tokens over nodes
+        or expert <= world // nodes  # copies within a node do not exchange tokens between nodes
     ]
 
 
@@ -139,10 +141,10 @@ def _pipeline(job: Job, world: int) -> list[int]:
 
 
 def _expert(job: Job, per_node: int, sharing: int) -> list[int]:
-    """Groups of data (and context) parallel processes that divide the experts among them.
+    """Return the degrees of expert parallelism over data- (and context-) parallel processes.
 
-    None; as many as stay inside a node; as many as there can be. Between them, more processes exchange more
-    tokens and gather fewer weights, so one of the ends is best.
+    None, the largest inside a node, and the largest possible. In between, more processes exchange more tokens
+    and gather fewer weights, so one of the ends is best.
     """
     if job.expert_parallel:
         return [job.expert_parallel] if sharing % job.expert_parallel == 0 else []
@@ -155,7 +157,7 @@ def _expert(job: Job, per_node: int, sharing: int) -> list[int]:
 
 
 def _powers(most: int) -> list[int]:
-    """Powers of two that divide ``most``."""
+    """Return the powers of two that divide ``most``."""
     return [2**power for power in range(most.bit_length()) if most % 2**power == 0]
 
 
@@ -164,9 +166,9 @@ def _reaches(job: Job, data_parallel: int) -> bool:
 
 
 def _replicas(job: Job, nodes: int, world: int) -> list[int]:
-    """Copies of the model under FSDP2: one, or one inside each node (HYBRID_SHARD); or as asked.
+    """Return the numbers of FSDP2 replicas: one, or one per node (HYBRID_SHARD); or as requested.
 
-    As many as processes are data parallelism without division, as DDP has it.
+    One per process is data parallelism without sharding, like DDP.
     """
     if ENGINES[job.engine].sharding_options != "fsdp":
         return [1]

@@ -1,13 +1,14 @@
-"""Places: the kinds of machines that a plan may use, of the catalogue or of the user's own cluster."""
+"""Places: instance types that a plan may use, of the catalogue or of a cluster."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from estimator import hardware
-from estimator.errors import Change, UserError
+from estimator.errors import UserError
 from estimator.hardware import Gpu, Instance
 from estimator.hardware.cluster.nodes import GPUS
 from estimator.hardware.cluster.taints import opening
@@ -21,49 +22,49 @@ if TYPE_CHECKING:
     from estimator.hardware.cluster import Cluster, ClusterNodes
     from estimator.hardware.cluster.quotas import Quota
 
-# Without a GPU, training a larger model than this takes days for a first result: a 0.5 B model does some
-# 10 to 50 tokens/s on a laptop's cores. --device cpu overrides it.
+# Without a GPU, training a larger model than this takes days for a first result: a 0.5 B model reaches about
+# 10 to 50 tokens/s on a laptop. --device cpu overrides it.
 LARGEST_MODEL_ON_CPU = 500_000_000
-ALLOCATABLE = 0.9  # of a node's CPU and memory; the system and the cluster's own pods have the rest
+ALLOCATABLE = 0.9  # share of a node's CPU and memory; the system and cluster pods use the rest
 NODE_COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)
-MORE_NODES = (24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # where the user allows so many
+MORE_NODES = (24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # if the user allows them
 CLUSTER_CLOUDS = ("aws", "gcp", "azure")  # with a managed Kubernetes
-FREE = 0.9  # of what is left of a node that is there: other pods come until the run's are placed
-WAITS = "the run waits"  # how a note on what a place needs first begins
-MOST_OWN_GPUS = 8  # of one machine, where the user says no number
-MOST_NAMED = 3  # pods and node groups in a sentence
+FREE = 0.9  # share of a present node's free resources: other pods may start before the run's
+WAITS = "the run waits"  # prefix of notes on busy resources
+MOST_OWN_GPUS = 8  # per node, if the user sets no number
+MOST_NAMED = 3  # pods and node groups in a message
 RDMA_FABRICS = ("EFA", "IB ", "RoCE", "RDMA", "GPUDirect")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """One kind of machine that a plan may use, and what of it jobs may have."""
+    """Instance type that a plan may use, and its resources for jobs."""
 
-    name: str  # empty: a machine of the user's own, of which only the GPUs are known
+    name: str  # empty: hardware of the user, of which only the GPUs are known
     gpu: Gpu
-    gpus: int  # of one machine
+    gpus: int  # per node
     vcpu: int | None
     ram_bytes: int | None
-    allocatable: float  # the share of CPU and memory that jobs may have
-    disk_bytes: int | None = None  # ephemeral storage that a node of a cluster has; None: not known
+    allocatable: float  # share of CPU and memory for jobs
+    disk_bytes: int | None = None  # ephemeral storage of a cluster node; None: unknown
     network_gbps: float | None
     rdma: bool
     cloud: str | None = None
     usd_per_hour: float | None = None
-    spot: bool = False  # may be taken away at any time; the price is one for that
-    interruptions: Rate = NO_RATE  # of a spot machine, how often
-    price: str = ""  # where the price comes from, in words
+    spot: bool = False  # may be interrupted at any time, at the spot price
+    interruptions: Rate = NO_RATE  # rate for spot nodes
+    price: str = ""  # source of the price, for messages
     most_nodes: int | None = None
-    there: int = 0  # of the machines, those that are there and free
-    tier: int = 0  # places of a higher one are looked at only where none of a lower one will do
-    notes: tuple[str, ...] = ()  # on the machines of a cluster, for the plan's reasons
-    shared: bool = False  # a node of a cluster, whose other GPUs are for other jobs
-    gpu_on_trust: bool = False  # named by the user, by no label of the nodes
+    there: int = 0  # number of present and free nodes
+    tier: int = 0  # higher tiers are searched only if no place of a lower one fits
+    notes: tuple[str, ...] = ()  # about nodes of a cluster, for the plan's reasons
+    shared: bool = False  # a cluster node whose other GPUs are used by other jobs
+    gpu_on_trust: bool = False  # named by the user, not by a node label
 
     def shapes(self, target: Target, goals: Goals) -> Iterator[tuple[int, int]]:
-        """The numbers of machines to try, as (nodes, GPUs for each node), fewest GPUs first.
+        """Yield the (nodes, GPUs per node) to try, fewest GPUs first.
 
-        A machine is filled before a second one is asked for; who wants part of several names both numbers.
+        A node is filled before a second one is used, unless the user sets both numbers.
         """
         counts = [2**power for power in range(5) if 2**power < self.gpus] + [self.gpus]
         if target.gpus:
@@ -79,7 +80,7 @@ class Place:
 
 
 def choose_places(job: Job, target: Target, goals: Goals) -> list[Place]:
-    """The machines that the user's choices leave; raises UserError where they leave none."""
+    """Return the places that match the user's options. Raises UserError if there are none."""
     usable = list_places(target, goals, any_gpu=job.precision == "fp32")
     if not usable:
         raise _none_left(job, target, goals)
@@ -94,11 +95,11 @@ def choose_places(job: Job, target: Target, goals: Goals) -> list[Place]:
 
 
 def list_places(target: Target, goals: Goals, *, any_gpu: bool = False) -> list[Place]:
-    """Return the NVIDIA machines that the user's choices leave, for whatever job.
+    """Return the NVIDIA machines that match the user's options, for any job.
 
-    ``any_gpu``: also GPUs without bf16, which otherwise only count where the user names them.
+    ``any_gpu``: include GPUs without bf16, which otherwise are included only if the user names them.
     """
-    # A name of several GPUs ("A100") stands for those that there are
+    # A name of several GPUs ("A100") matches all of them
     gpus = {gpu.name for gpu in hardware.gpus_called(target.gpu)} if target.gpu else set()
     if goals.cluster is not None:
         candidates = _of_cluster(goals.cluster, target, goals)
@@ -122,7 +123,7 @@ def list_places(target: Target, goals: Goals, *, any_gpu: bool = False) -> list[
 
 
 def _of_own_gpus(target: Target, goals: Goals) -> list[Place]:
-    """A machine for each GPU that is named and that no machine of the table has in that number."""
+    """Return hypothetical nodes for requested GPUs that no instance type of the table has in that number."""
     machine = target.cloud or target.instance_type or goals.clouds or goals.instance_types or goals.spot
     if target.gpu is None or machine:
         return []
@@ -137,7 +138,7 @@ def _of_own_gpus(target: Target, goals: Goals) -> list[Place]:
             network_gbps=None,
             rdma=False,
             most_nodes=target.nodes or goals.max_nodes or 1,
-            notes=("machines of your own: no price, and nothing is known of their CPUs, memory and network",),
+            notes=("your own hardware: price, CPUs, memory and network are unknown",),
         )
         for gpu in hardware.gpus_called(target.gpu)
         if gpu.vendor == "nvidia"
@@ -148,7 +149,7 @@ def _instances(target: Target, goals: Goals, names: tuple[str, ...]) -> list[Ins
     if names:
         return [hardware.instance(name) for name in dict.fromkeys(names)]
     clouds = _clouds(target, goals)
-    # A cluster's requests need the machine's CPUs and memory; a look at the catalogue doesn't
+    # Requests to a cluster need CPUs and memory of the instance type; plans of the catalogue do not
     with_resources = target.kind != "catalogue"
     return [
         item
@@ -166,7 +167,7 @@ def _clouds(target: Target, goals: Goals) -> tuple[str, ...]:
                 f"{did_you_mean(cloud, hardware.clouds())} It has {', '.join(hardware.clouds())}.".lstrip(),
             )
         if target.kind == "batch" and cloud.lower() != "aws":
-            raise UserError((Change("resources.cloud", cloud), ": AWS Batch runs on aws only."))
+            raise UserError(f"--cloud {cloud}: AWS Batch runs on aws only.")
     if clouds:
         return tuple(cloud.lower() for cloud in clouds)
     if target.kind == "catalogue":
@@ -199,7 +200,7 @@ def _of_catalogue(item: Instance, spot: bool) -> Place:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Limits:
-    """Limits of a namespace's quotas for all nodes of a run; None: no limit."""
+    """Quota limits of a namespace for all nodes of a run; None: no limit."""
 
     gpus: float | None = None
     cpu: float | None = None
@@ -208,7 +209,7 @@ class _Limits:
 
     @classmethod
     def of(cls, cluster: Cluster, *, now: bool) -> _Limits:
-        """``now``: beside what is in use; else once others have ended."""
+        """Compute the limits. ``now``: minus current usage; otherwise once other runs have finished."""
 
         def least(resource: str) -> float | None:
             lines = [quota for quota in cluster.quotas if quota.resource == resource]
@@ -218,7 +219,7 @@ class _Limits:
         return cls(gpus=least(GPUS), cpu=least("cpu"), memory_bytes=least("memory"), in_use=in_use)
 
     def within(self, place: Place) -> Place | None:
-        """As much of the machines as the limits allow; None: not one GPU."""
+        """Reduce a place to the limits; None: no GPU is left."""
         nodes = place.most_nodes
         if self.gpus is not None and self.gpus < 1:
             return None
@@ -241,13 +242,13 @@ class _Limits:
 
 
 def _of_cluster(cluster: Cluster, target: Target, goals: Goals) -> list[Place]:
-    """Return the places that the cluster has or can add, of the machines that the user named."""
+    """Return the present and possible places of the cluster that match the user's options."""
     kinds: dict[tuple[object, ...], list[ClusterNodes]] = {}
     names = {name.lower() for name in (*goals.instance_types, target.instance_type) if name}
     for nodes in cluster.nodes:
         if goals.spot and not nodes.could_be_spot:
             continue
-        if nodes.guessed and not names:  # it takes a user to say that these are the machines
+        if nodes.guessed and not names:  # the user must confirm the instance type
             continue
         item = nodes.instance
         trusted = nodes.gpu_on_trust
@@ -263,7 +264,7 @@ def _of_cluster(cluster: Cluster, target: Target, goals: Goals) -> list[Place]:
 
 
 def _of_kind(same: list[ClusterNodes], cluster: Cluster, spot: bool) -> Iterator[Place]:
-    """Equal machines: whole ones and parts that can be had now, and all of them for a run that waits."""
+    """Yield places of equal nodes: complete and partial ones that are free, and all of them to wait for."""
     total = same[0].instance.gpu_count
     idle = [nodes for nodes in same if nodes.free_gpus >= total]
     tier = 3 if same[0].fences else 2 if same[0].guessed else 0
@@ -287,7 +288,7 @@ def _of_kind(same: list[ClusterNodes], cluster: Cluster, spot: bool) -> Iterator
 def _of_nodes(
     members: list[ClusterNodes], same: list[ClusterNodes], spot: bool, tier: int, *, waits: bool = False
 ) -> Place:
-    """``members`` of the equal machines ``same``; ``waits``: with all of them that pods can have."""
+    """Build the place of ``members`` among the equal nodes ``same``; ``waits``: including busy resources."""
     first = members[0]
     place = _of_catalogue(first.instance, spot or bool(first.spot))
     rooms = [
@@ -303,7 +304,7 @@ def _of_nodes(
         gpu=min((nodes.gpu for nodes in members), key=lambda gpu: gpu.vram_bytes),
         vcpu=int(min(cpu for cpu, _ in rooms) * FREE),
         ram_bytes=int(min(memory for _, memory in rooms) * FREE),
-        allocatable=1.0,  # the node has taken its own part off already
+        allocatable=1.0,  # allocatable resources exclude system reservations
         rdma=place.rdma and (min(n.efa for n in members) > 0 or "EFA" not in first.instance.fabric),
         most_nodes=None if None in may_come else count + sum(number or 0 for number in may_come),
         there=0 if waits else count,
@@ -316,7 +317,7 @@ def _of_nodes(
 
 
 def _part_of(place: Place, gpus: int) -> Place:
-    """So many of a machine's GPUs, with their share of the rest and of its price."""
+    """Return a part of a place: some of its GPUs, with their share of the other resources and the price."""
     share = gpus / place.gpus
     return replace(
         place,
@@ -328,7 +329,7 @@ def _part_of(place: Place, gpus: int) -> Place:
 
 
 def _power_of_two(number: int) -> int:
-    """The largest power of two that is no larger: other numbers of GPUs rarely make up a batch."""
+    """Return the largest power of two up to ``number``: other numbers of GPUs rarely divide a batch."""
     return int(2 ** (number.bit_length() - 1))
 
 
@@ -340,19 +341,19 @@ def _notes(first: ClusterNodes, same: list[ClusterNodes]) -> tuple[str, ...]:
     lines = lines if there else []
     for nodes in same:
         if nodes.added_by:
-            most = "as many as are asked for" if nodes.may_come is None else f"{nodes.may_come}"
+            most = "any number" if nodes.may_come is None else f"{nodes.may_come}"
             lines.append(f"{nodes.added_by} may add {most} of {name}")
     if first.gpu_on_trust:
-        lines.append(f"no label of {name} names its GPU: {first.gpu.name} is taken on trust, from --gpu")
+        lines.append(f"no label of {name} names its GPU: {first.gpu.name} is assumed, from --gpu")
     if first.guessed:
-        lines.append("which machines a node group without nodes has is not told: as named by you")
+        lines.append("the instance type of an empty node group is unknown: yours is assumed")
     if first.fences:
-        lines.append(f"fenced off by the taint {', '.join(first.fences)}; {opening(first.taints)} opens it")
+        lines.append(f"untolerated taint {', '.join(first.fences)}; tolerate it with {opening(first.taints)}")
     return tuple(lines)
 
 
 def _waits_for(same: list[ClusterNodes], limits: _Limits) -> list[str]:
-    """List what a run on all of the equal machines waits for."""
+    """List the busy resources that a run on all of the equal nodes waits for."""
     total = sum(nodes.count * nodes.instance.gpu_count for nodes in same)
     used = total - sum(nodes.count * nodes.free_gpus for nodes in same)
     lines = []
@@ -368,33 +369,27 @@ def _waits_for(same: list[ClusterNodes], limits: _Limits) -> list[str]:
 
 
 def _none_left(job: Job, target: Target, goals: Goals) -> UserError:
-    choices = [("cloud", cloud) for cloud in (*goals.clouds, target.cloud)]
-    choices += [("instance_type", name) for name in (*goals.instance_types, target.instance_type)]
-    choices += [("gpu", target.gpu), ("gpus", str(target.gpus) if target.gpus else None)]
-    wishes: list[str | Change] = [Change("resources.spot")] if goals.spot else []
-    for name, value in choices:
-        if value:
-            wishes += [" and "] if wishes else []
-            wishes.append(Change(f"resources.{name}", value))
+    choices = [("--cloud", cloud) for cloud in (*goals.clouds, target.cloud)]
+    choices += [("--instance-type", name) for name in (*goals.instance_types, target.instance_type)]
+    choices += [("--gpu", target.gpu), ("--gpus", str(target.gpus) if target.gpus else None)]
+    options = ["--spot"] if goals.spot else []
+    options += [shlex.join((name, value)) for name, value in choices if value]
+    requested = " and ".join(options)
     if goals.cluster is not None:
-        has = goals.cluster.in_words or "no NVIDIA GPU that can be planned with"
-        what, small = goals.cluster.where, job.model.parameters <= LARGEST_MODEL_ON_CPU
+        has = goals.cluster.in_words or "no usable NVIDIA GPU"
+        what = goals.cluster.where
+        on_cpus = ", or use --device cpu" if job.model.parameters <= LARGEST_MODEL_ON_CPU else ""
         return UserError(
-            (f"No machine of {what} goes with ", *(wishes or ["the job"]), f": it has {has}."),
-            (
-                "Leave one of them out, or plan" if wishes else "Plan",
-                " with machines that it doesn't have: ",
-                Change("resources.from_catalogue"),
-                *((", or on CPUs: ", Change("resources.device", "cpu")) if small else ()),
-                ".",
-            ),
+            f"No node of {what} matches {requested or 'the job'}: it has {has}.",
+            f"{'Remove one of them, or plan' if requested else 'Plan'} for instance types of the catalogue "
+            f"(`finetune plan` without --from-cluster, `finetune run` with --from-catalogue){on_cpus}.",
         )
     if target.gpu is not None and all(gpu.vendor != "nvidia" for gpu in hardware.gpus_called(target.gpu)):
         return UserError(
-            (Change("resources.gpu", target.gpu), " is not an NVIDIA GPU."),
-            "Name one of NVIDIA's: the engines here are tried with CUDA alone.",
+            f"--gpu {target.gpu} is not an NVIDIA GPU.",
+            "Choose an NVIDIA GPU: the engines are tested with CUDA only.",
         )
     return UserError(
-        ("No machine of the instance table goes with ", *(wishes or [target.kind]), "."),
-        "Leave one of them out; estimator/data/instances.csv lists the machines.",
+        f"No instance type of the table matches {requested or target.kind}.",
+        "Remove one of them; `finetune gpus` lists the instance types.",
     )

@@ -1,10 +1,10 @@
-"""From a job, a place and goals to ranked Plans: what fits, what of that is best, and why.
+"""Planner: from a job, a target and goals to ranked Plans.
 
-A plan fits when what it needs is within what the GPU reports. On a given number of GPUs the
-order is the Ultra-Scale Playbook's: what fits, then what makes up the global batch, then the fastest. Over
-all machines the cheapest a token is first, as otherwise the most GPUs of the largest kind always would,
-unless :class:`Goals` say otherwise: a deadline (the cheapest that meets it), a budget (the fastest within
-it), or ``prefer="speed"``.
+A plan fits if the needed memory is within that reported by the GPU. For a given number of GPUs, the order is
+that of the Ultra-Scale Playbook: layouts that fit, that divide the global batch, then by speed. Over all
+instance types, the cheapest per token ranks first, as otherwise the most GPUs of the largest type always
+would, unless :class:`Goals` have a deadline (the cheapest that meets it), a budget (the fastest within it),
+or ``prefer="speed"``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from estimator import hardware
-from estimator.errors import CannotFit, Change, UserError
+from estimator.errors import CannotFit, UserError
 from estimator.formatting import format_list
 from estimator.job import DEFAULT_BATCH, Job, Target
 from estimator.plan import Plan
@@ -58,7 +58,7 @@ def plan(
     bandwidth: MeasuredBandwidth | None = None,
     catalogue: Catalogue | None = None,
 ) -> Plan:
-    """The best plan for a job on a target: the first of :func:`plans`, which says what the rest mean."""
+    """Return the best plan for a job on a target: the first of :func:`plans`, with the same parameters."""
     return plans(
         job, target, goals, top=1, calibration=calibration, bandwidth=bandwidth, catalogue=catalogue
     ).best
@@ -74,19 +74,18 @@ def plans(
     bandwidth: MeasuredBandwidth | None = None,
     catalogue: Catalogue | None = None,
 ) -> Ranking:
-    """At most ``top`` plans, best first, and the nearest of what was rejected.
+    """Return at most ``top`` plans, best first, and the nearest rejected ones.
 
-    Raises :class:`UserError` for values that can't go together, :class:`CannotFit` where nothing fits or
-    nothing meets the goals.
+    Raises :class:`UserError` for contradictory values, :class:`CannotFit` if nothing fits or meets the goals.
 
     Parameters
     ----------
     calibration:
-        What finished runs have measured; corrects the memory of runs like them.
+        Measurements of finished runs, which correct the memory of similar runs.
     bandwidth:
-        Bus bandwidth of collectives that was measured on the cluster, instead of the data sheets'.
+        Measured bus bandwidth of collectives on the cluster, instead of that of data sheets.
     catalogue:
-        GPUs and machines to plan with, instead of the shipped tables.
+        GPUs and instance types, instead of the shipped tables.
     """
     goals = goals or Goals()
     if top < 1:
@@ -102,20 +101,15 @@ def _plans(job: Job, target: Target, goals: Goals, top: int, evidence: Evidence)
     _check_world(jobs[0], target)
     if target.device == "cpu" and target.kind == "catalogue":
         raise UserError(
-            (Change("resources.device", "cpu"), ": machines are chosen for their GPUs."),
-            ("Leave ", Change("resources.device"), " out, or name where it is to run."),
+            "--device cpu: instance types are chosen for their GPUs.",
+            "Remove --device, or add --here or --from-cluster.",
         )
     if target.device == "cpu" and not target.at_hand:
-        for name, value in (("gpu", target.gpu), ("instance_type", target.instance_type)):
+        for name, value in (("--gpu", target.gpu), ("--instance-type", target.instance_type)):
             if value is not None:
                 raise UserError(
-                    (
-                        Change("resources.device", "cpu"),
-                        " and ",
-                        Change(f"resources.{name}", value),
-                        " contradict each other.",
-                    ),
-                    "Give one of them.",
+                    f"--device cpu and {name} {value} contradict each other.",
+                    "Remove one of them.",
                 )
         target = replace(target, machine=pod_of_cpus(target.gpus or 1))
     elif _is_for_cpus(job, target, goals):
@@ -131,7 +125,7 @@ def _plans(job: Job, target: Target, goals: Goals, top: int, evidence: Evidence)
 
 
 def _is_for_cpus(job: Job, target: Target, goals: Goals) -> bool:
-    """Whether a small model goes to the CPUs of a cluster without GPUs, as it does on a machine without."""
+    """Return whether to train a small model on the CPUs of a cluster without GPUs."""
     named = target.gpu or target.gpus or target.instance_type or goals.instance_types
     return (
         goals.cluster is not None
@@ -145,7 +139,7 @@ def _is_for_cpus(job: Job, target: Target, goals: Goals) -> bool:
 def _of_method(
     jobs: list[Job], target: Target, goals: Goals, top: int, evidence: Evidence
 ) -> Ranking | Failure:
-    """The plans of a method with one of the engines that can train it, or why there are none."""
+    """Plan a method with one of the engines that can train it, or return the failure."""
     machine = target.machine
     on_cpu = machine is not None and (not machine.gpus or target.device == "cpu")
     failures: list[Failure] = []
@@ -163,21 +157,21 @@ def _of_method(
             return _with_batch_reason(jobs[0], outcome)
         else:
             doubtful = doubtful or outcome
-            passed_over = f"{masters} take GPUs that were not measured or can rarely be had"
+            passed_over = f"{masters} use GPUs without measurements or with low availability"
     if doubtful is not None:
         return _with_batch_reason(jobs[0], doubtful)
     return min(failures, key=lambda failure: failure.distance)
 
 
 def _is_well_founded(plan: Plan) -> bool:
-    """Whether a plan is on GPUs with a measured run, and machines that can usually be had."""
+    """Return whether a plan uses GPUs with a measured run, and instance types with good availability."""
     return UNMEASURED not in plan.why and not plan.prediction.rarely_had
 
 
 def _of_engines_here(
     jobs: list[Job], target: Target, goals: Goals, evidence: Evidence, passed_over: str
 ) -> Ranking | Failure:
-    """The plan for machines at hand by the fastest of some engines, the simplest of those as fast as that."""
+    """Plan for the available hardware with the fastest of some engines, of ties the simplest."""
     outcomes: dict[str, Plan | Failure] = {
         job.engine: _of_engine_here(job, target, goals, evidence) for job in jobs
     }
@@ -205,7 +199,7 @@ def _of_engine_here(job: Job, target: Target, goals: Goals, evidence: Evidence) 
 def _of_engines(
     jobs: list[Job], target: Target, goals: Goals, top: int, evidence: Evidence, passed_over: str
 ) -> Ranking | Failure:
-    """The ranking of other machines' plans, by the engine that is chosen on the machines of the best one."""
+    """Rank plans for other hardware, with the engine chosen on the hardware of the best plan."""
     surveys: list[Survey] = []
     for job in jobs:
         surveys.append(_survey(job, target, goals, evidence))
@@ -227,7 +221,7 @@ def _of_engines(
 
 
 def _survey(job: Job, target: Target, goals: Goals, evidence: Evidence) -> Survey:
-    """Look for machines with the default batch first, and with others only where none can make it up."""
+    """Search with the default batch size first, and with others only if no hardware divides it."""
     numbered = target.nodes is not None or target.gpus is not None
     survey = survey_places(job if numbered else _with_fixed_batch(job), target, goals, evidence)
     if not survey.candidates and survey.job != job:
@@ -236,13 +230,13 @@ def _survey(job: Job, target: Target, goals: Goals, evidence: Evidence) -> Surve
 
 
 def _with_fixed_batch(job: Job) -> Job:
-    """Fix a default batch at what a single process can make up."""
+    """Set a default batch size to the value for a single process."""
     batch = job.batch_over(1)
     return job if batch is None else replace(job, global_batch_size=batch, batch_multiple=None)
 
 
 def _with_batch_reason(job: Job, ranking: Ranking) -> Ranking:
-    """Say in each plan whose batch is not the default one why it isn't."""
+    """Add a reason to each plan whose batch size differs from the default."""
     if job.batch_multiple is None:
         return ranking
     plans = tuple(
@@ -257,16 +251,16 @@ def _with_batch_reason(job: Job, ranking: Ranking) -> Ranking:
 def _batch_reason(plan: Plan) -> str:
     layout = plan.layout
     return (
-        f"global batch {layout.global_batch_size}: the workable one nearest to the default of "
+        f"global batch {layout.global_batch_size}: the nearest possible one to the default of "
         f"{DEFAULT_BATCH} ({layout.micro_batch_size} x {layout.accumulation} on {layout.data_parallel} "
-        "data parallel process(es))"
+        "data-parallel process(es))"
     )
 
 
 def _jobs(job: Job, rejections: list[Rejection]) -> list[list[Job]]:
-    """The job with each method that is to be tried, in order, and all engines that can do it.
+    """Return the job with each method to try, in order, and all engines that support it.
 
-    A method that no engine can do is a rejection. Where none can do any, all are planned with a stand-in.
+    A method that no engine supports is rejected. If there is no other, all are planned with a substitute.
     """
     if job.method != "auto":
         return [with_engines(job)]
@@ -274,7 +268,7 @@ def _jobs(job: Job, rejections: list[Rejection]) -> list[list[Job]]:
     reasons = [unsupported_job(each[0]) for each in jobs]
     if all(reasons):
         reasons = [
-            "experts are not quantised here"
+            "experts are not quantized here"
             if METHODS[each[0].method].quantized and job.model.experts
             else None
             for each in jobs
@@ -288,32 +282,31 @@ def _jobs(job: Job, rejections: list[Rejection]) -> list[list[Job]]:
 
 
 def _explained(ranking: Ranking, rejections: list[Rejection]) -> Ranking:
-    """The ranking of method "auto", with the reason for the method."""
+    """Return the ranking of method "auto", with the reason for the method."""
     method = ranking.best.method
     skipped = AUTOMATIC_METHODS[: AUTOMATIC_METHODS.index(method)]
     before = [line for line in rejections if line.what.split()[0] in skipped]
     reason = "".join(f"; {line}" for line in before)
-    why = f"method {method}: the first of {', '.join(AUTOMATIC_METHODS)} that will do{reason}"
+    why = f"method {method}: the first of {', '.join(AUTOMATIC_METHODS)} that fits{reason}"
     plans = tuple(replace(plan, why=(why, *plan.why)) for plan in ranking.plans)
     return replace(ranking, plans=plans, rejected=(*before, *ranking.rejected))
 
 
 def _check_world(jobs: list[Job], target: Target) -> None:
-    """The user's nodes and GPUs must divide the batch, with one of the engines."""
+    """Raise UserError unless the requested nodes and GPUs divide the batch, with one of the engines."""
     job = jobs[0]
     if job.tensor_parallel and target.gpus and target.gpus % job.tensor_parallel:
         raise UserError(
-            f"tensor_parallel = {job.tensor_parallel} stays inside a node and does not divide its "
-            f"{target.gpus} GPUs.",
-            ("Give a multiple of it with ", Change("resources.gpus"), "."),
+            f"--tp {job.tensor_parallel} must divide the {target.gpus} GPUs of a node.",
+            "Use a multiple of it with --gpus.",
         )
     if not target.nodes and not target.gpus:
         return
     if job.engine in PARALLEL_ENGINES and not (target.nodes and target.gpus):
-        return  # what is left open may hold the parallel degrees that reach the batch
+        return  # the open number may allow parallel degrees that divide the batch
     nodes, gpus = target.nodes or 1, target.gpus or 1
     reasons = [unlaunchable_processes(each, nodes * gpus) for each in jobs]
     if all(reasons):
-        raise UserError(f"{reasons[0]}.", "Ask for another number of nodes or GPUs.")
+        raise UserError(f"{reasons[0]}.", "Request another number of nodes or GPUs.")
     if not any(divides(each, nodes, gpus) for each in jobs):
         raise indivisible(job, nodes * gpus, f"{nodes} node(s) of {gpus} process(es)")

@@ -1,4 +1,4 @@
-"""Ranking: plans in the order of the goals, and what was rejected and why."""
+"""Ranking of plans by the goals, and reasons for rejections."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from estimator.planning.goals import Goals
 from estimator.planning.interruptions import against_budget
 from estimator.planning.search import INDISTINCT, Candidate, Miss, complexity, percent
 
-WORTH_A_TRADE = 2.0  # times as fast, from which on a plan of about the same price is pointed at
+WORTH_A_TRADE = 2.0  # minimum speedup of a plan of about the same price to mention it
 RejectionKind = Literal[
     "memory",
     "host memory",
@@ -32,12 +32,12 @@ RejectionKind = Literal[
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rejection:
-    """A machine (or a method) that was weighed and not taken."""
+    """Hardware (or a method) that was not chosen."""
 
     what: str
     reason: str
     kind: RejectionKind
-    over: float | None = None  # by how much of the limit; None where that is no number
+    over: float | None = None  # excess as a fraction of the limit; None: not a number
 
     def __str__(self) -> str:
         return f"{self.what}: {self.reason}"
@@ -45,26 +45,26 @@ class Rejection:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranking:
-    """Plans from the best down, and the nearest of what was rejected."""
+    """Plans, best first, and the nearest rejected ones."""
 
     plans: tuple[Plan, ...]
     rejected: tuple[Rejection, ...]
-    order: str  # in words
+    order: str  # description for users
 
     @property
     def best(self) -> Plan:
-        """The plan that ranks first."""
+        """First plan."""
         return self.plans[0]
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Lines to read before the plans: why none can be launched, and a trade that is worth a thought."""
+        """Notes on the plans: why none can be launched, and a later plan that is much faster."""
         only = self.best.planned_only
-        first = f"This package can launch none of these plans: {only}." if only is not None else ""
+        first = f"None of these plans can be launched: {only}." if only is not None else ""
         return tuple(filter(None, [first, _trade(self.plans)]))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plans and rejections as plain values."""
+        """Convert plans and rejections to plain values."""
         return {
             "order": self.order,
             "notes": list(self.notes),
@@ -73,12 +73,12 @@ class Ranking:
         }
 
     def to_json(self) -> str:
-        """Plans and rejections as indented JSON."""
+        """Format plans and rejections as indented JSON."""
         return json.dumps(self.to_dict(), indent=2)
 
 
 def _trade(plans: tuple[Plan, ...]) -> str:
-    """A later plan that is several times as fast as the first for about its price, in words; "" for none."""
+    """Describe a later plan that is much faster than the first for about its price; "" for none."""
     first, rate = plans[0].prediction, plans[0].prediction.tokens_per_second
     if not rate or not first.usd_per_hour:
         return ""
@@ -96,7 +96,8 @@ def _trade(plans: tuple[Plan, ...]) -> str:
     rare = plans[rank - 1].prediction.rarely_had
     remedy = "`--capacity any` ranks it by that" if rare else "`--prefer speed` puts the fastest first"
     return (
-        f"Plan {rank} is {times:.1f} times as fast as plan 1 and {compared(dearer, 'dearer', 'cheaper')} a "
+        f"Plan {rank} is {times:.1f} times as fast as plan 1 and "
+        f"{compared(dearer, 'more expensive', 'cheaper')} per "
         f"token; {remedy}."
     )
 
@@ -104,17 +105,15 @@ def _trade(plans: tuple[Plan, ...]) -> str:
 def in_order(
     candidates: list[Candidate], goals: Goals, *, tokens: int | None, capacity: str
 ) -> list[Candidate]:
-    """The candidates, best first. One rule, by which the same candidates always come in the same order.
+    """Sort candidates, best first, by a total order.
 
-    First come those whose memory is not tight (unless the goals accept that), whose host memory is known to
-    suffice, that use all GPUs that are paid for, that (capacity ``usual``) can usually be had, that are on
-    GPUs with a measured run, and whose price and speed are known. A machine never comes before a clearly
-    cheaper one with the same GPUs. Among equals in this the price decides: of the whole job with its start-up
-    and with starts that are expected to run out of memory, where ``tokens`` tell its size, else of a token,
-    and the GPU-hours where no price is known; with a budget, or where speed is preferred, the time does.
-    Figures that cannot be told apart count as equal, in bands: the best figure and all within
-    :data:`INDISTINCT` of it, then the best of what is left and all within as much of that. In a band the
-    lower price an hour is first, then fewer GPUs, then the simpler layout, then fewer machines.
+    First by group: memory not tight (unless the goals accept that), host memory known to suffice, all paid
+    GPUs used, good availability (capacity ``usual``), GPUs with a measured run, price and speed known. A
+    machine never ranks before a clearly cheaper one with the same GPUs. Within a group, by price: of the
+    complete job with start-up and expected out-of-memory restarts if ``tokens`` is known, otherwise per
+    token; by GPU-hours if no price is known; by time with a budget or if speed is preferred. Ties are formed
+    in bands: the best figure and all within :data:`INDISTINCT` of it, then the best of the rest, and so on.
+    Within a band, by lower price per hour, fewer GPUs, simpler layout, fewer nodes.
     """
     groups: dict[tuple[bool, ...], list[tuple[float, Candidate]]] = {}
     keys = _behind_cheaper(candidates, [_group(candidate, goals, capacity) for candidate in candidates])
@@ -124,19 +123,19 @@ def in_order(
 
 
 def _group(candidate: Candidate, goals: Goals, capacity: str) -> tuple[bool, ...]:
-    """Return the criteria that are compared before any figure; False is first."""
+    """Return the criteria that are compared before any figure; False ranks first."""
     tight = candidate.memory.tight and not goals.tight
-    # What is not known to fit the machine's memory comes after what is
+    # Candidates with unknown host memory rank after those known to fit
     host = candidate.place is not None and candidate.place.ram_bytes is None
     rare = capacity == "usual" and bool(why_rare(candidate.place))
     unpriced, unmeasured = candidate.usd_per_hour is None, candidate.speed.tokens_per_second is None
     known = (unmeasured, unpriced) if goals.by_speed else (unpriced, unmeasured)
-    # The first three also say which machines are alike (_behind_cheaper)
+    # The first three also define comparable instance types (_behind_cheaper)
     return (tight, host, candidate.idle_gpus > 0, rare, candidate.unmeasured, *known)
 
 
 def _behind_cheaper(candidates: list[Candidate], keys: list[tuple[bool, ...]]) -> list[tuple[bool, ...]]:
-    """The groups, with each machine in none before that of a clearly cheaper one with the same GPUs."""
+    """Adjust the groups so that none ranks before a clearly cheaper candidate with the same GPUs."""
     alike: dict[tuple[object, ...], list[int]] = {}
     for index, candidate in enumerate(candidates):
         layout = candidate.layout
@@ -161,7 +160,7 @@ def figure(candidate: Candidate, goals: Goals, tokens: int | None) -> float:
     cost = candidate.expected_usd(tokens) if tokens is not None else candidate.usd_per_token
     speed = candidate.speed.tokens_per_second
     time = candidate.expected_hours(tokens) if tokens is not None else None if speed is None else 1 / speed
-    # Without a price the GPUs are what is paid
+    # Without prices, GPU-hours represent the cost
     effort = None if time is None else time * candidate.layout.world_size
     known = [time, cost] if goals.by_speed else [cost, effort]
     return next((figure for figure in known if figure is not None), 0.0)
@@ -181,7 +180,9 @@ def _within_band(item: tuple[float, Candidate]) -> tuple[object, ...]:
     hourly = candidate.usd_per_hour
     layout = candidate.layout
     return (
-        math.inf if hourly is None else round(hourly, 2),  # a dozen small machines cost what a large one does
+        math.inf
+        if hourly is None
+        else round(hourly, 2),  # several small instances may cost the same as a large one
         layout.world_size,
         complexity(layout),
         layout.nodes,
@@ -199,9 +200,7 @@ def order_in_words(goals: Goals, capacity: str, *, priced: bool = True) -> str:
 
 
 def against_goals(candidate: Candidate, goals: Goals, tokens: int | None) -> Rejection | None:
-    """Return the reason why a candidate misses deadline or budget, or would hardly finish on spot; None if
-    it meets them.
-    """
+    """Return the reason why a candidate misses deadline or budget, or is unlikely to finish, or None."""
     hours, usd = candidate.hours(tokens), candidate.usd(tokens)
     if candidate.interruptions is not None and hours is not None:
         reason = against_budget(hours, candidate.interruptions, goals.max_disruptions)
@@ -229,7 +228,7 @@ def against_goals(candidate: Candidate, goals: Goals, tokens: int | None) -> Rej
 
 
 def of_misses(misses: list[Miss], most: int) -> list[Rejection]:
-    """A rejection for each GPU type on which nothing fits, nearest first, at most ``most``."""
+    """Return at most ``most`` rejections, one per GPU type on which nothing fits, nearest first."""
     nearest: dict[str, Rejection] = {}
     for miss in sorted(misses, key=lambda miss: miss.over):
         kind: RejectionKind = miss.where
@@ -239,7 +238,7 @@ def of_misses(misses: list[Miss], most: int) -> list[Rejection]:
 
 
 def distinct(candidates: list[Candidate]) -> list[Candidate]:
-    """Keep the best candidate of each cloud, GPU and number of GPUs: others of the same only cost more."""
+    """Keep the best candidate per cloud, GPU and number of GPUs: others only cost more."""
     first: dict[tuple[object, ...], Candidate] = {}
     for candidate in candidates:
         gpu, place, layout = candidate.gpu, candidate.place, candidate.layout
@@ -250,9 +249,9 @@ def distinct(candidates: list[Candidate]) -> list[Candidate]:
 
 
 def dearer(best: Candidate, others: list[Candidate], goals: Goals, most: int) -> list[Rejection]:
-    """A rejection for each GPU type that fits as well but comes later in the order, at most ``most``.
+    """Return at most ``most`` rejections, one per GPU type that fits but ranks later.
 
-    First those that only come later because they can rarely be had.
+    First those that rank later only because of low availability.
     """
     lines: list[Rejection] = []
     gpu_names = {best.gpu.name if best.gpu else ""}
@@ -270,30 +269,32 @@ def dearer(best: Candidate, others: list[Candidate], goals: Goals, most: int) ->
 def _behind(best: Candidate, other: Candidate, goals: Goals) -> Rejection:
     if other.place is not None and other.place.ram_bytes is None:
         needs = format_bytes(other.memory.host_bytes)
-        reason = f"fits its GPUs; needs {needs} of host memory, which the table does not tell"
+        reason = f"fits its GPUs; needs {needs} of host memory, whose size is unknown"
         return Rejection(what=other.what, reason=reason, kind="host memory")
     rare = why_rare(other.place)
     mark = f"; low availability: {rare}" if rare else ""
     speeds = (best.speed.tokens_per_second, other.speed.tokens_per_second)
     if goals.by_speed and speeds[0] and speeds[1]:
         slower = 1 - speeds[1] / speeds[0]
-        reason = f"fits, {compared(slower, 'slower', 'faster')}" if slower else "fits, as fast and dearer"
+        reason = (
+            f"fits, {compared(slower, 'slower', 'faster')}" if slower else "fits, as fast and more expensive"
+        )
         return Rejection(what=other.what, reason=reason + mark, kind="speed", over=slower)
     if other.usd_per_token is not None and best.usd_per_token is not None:
         over = other.usd_per_token / best.usd_per_token - 1
-        hourly = f", at {format_usd(other.usd_per_hour)} an hour" if abs(over) < INDISTINCT else ""
-        reason = f"fits, {compared(over, 'dearer', 'cheaper')} a token{hourly}{mark}"
+        hourly = f", at {format_usd(other.usd_per_hour)} per hour" if abs(over) < INDISTINCT else ""
+        reason = f"fits, {compared(over, 'more expensive', 'cheaper')} per token{hourly}{mark}"
         return Rejection(what=other.what, reason=reason, kind="price", over=over)
     return Rejection(what=other.what, reason=f"fits; {unknown(other, goals)}{mark}", kind="price")
 
 
 def compared(more: float, if_more: str, if_less: str) -> str:
-    """A difference in words: "3.0 % dearer"."""
+    """Describe a relative difference: "3.0 % cheaper"."""
     return f"{percent(abs(more))} {if_more if more >= 0 else if_less}"
 
 
 def unknown(candidate: Candidate, goals: Goals) -> str:
-    """Name the unknown ones of a candidate's price and speed."""
+    """Describe which of a candidate's price and speed is unknown."""
     if candidate.usd_per_hour is None:
-        return f"its {'spot ' if goals.spot else ''}price is not known"
-    return f"its speed is not known: {candidate.speed.basis}"
+        return f"its {'spot ' if goals.spot else ''}price is unknown"
+    return f"its speed is unknown: {candidate.speed.basis}"

@@ -1,16 +1,16 @@
-"""Reasons for the choice of a layout and a machine."""
+"""Reasons for the choice of a layout and an instance type."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
 
-from estimator.formatting import format_bytes, format_usd
+from estimator.formatting import format_bytes, format_duration, format_usd
 from estimator.job import DEGREES, Job, Target
 from estimator.memory import latents
 from estimator.memory.generation import drawn_batch, kv_cache_bytes
 from estimator.memory.states import computing
-from estimator.models import DiffusionSpec
+from estimator.models import DiffusionSpec, ModelSpec, weight_formats
 from estimator.plan import Layout
 from estimator.planning import varlen
 from estimator.planning.capacity import why_rare
@@ -20,6 +20,7 @@ from estimator.planning.ladders import LARGEST_MICRO_BATCH
 from estimator.planning.measured_gpus import UNMEASURED
 from estimator.planning.ranking import compared
 from estimator.planning.search import INDISTINCT, Candidate, Search
+from estimator.planning.step_requests import PREPARE_CPU
 from estimator.planning.support import untried_line
 from estimator.vocabulary import ENGINES, LAUNCHED_ENGINES, METHODS, QUANTIZATIONS, TASKS
 
@@ -37,21 +38,38 @@ def of_layout(search: Search, candidate: Candidate) -> list[str]:
         *_documents_apart(job, candidate),
         *_varying_lengths(job, candidate),
         *_task(search, candidate),
+        *_conversion(job.model),
         *filter(None, [untried_line(job.model)]),
     ]
 
 
+def _conversion(model: ModelSpec) -> list[str]:
+    """Explain the one-time conversion of a published checkpoint that is quantized or multimodal."""
+    lines = []
+    if (published := weight_formats.format_of(model)) is not None:
+        files = format_bytes(weight_formats.file_bytes(model))
+        converted = format_bytes(weight_formats.BF16_BYTES * model.stored_parameters)
+        seconds = weight_formats.conversion_seconds(model, PREPARE_CPU)
+        lines.append(
+            f"{published.title} weights are dequantized to bf16 once, on {PREPARE_CPU} CPU cores: {files} to "
+            f"{converted} on disk, at most about {format_duration(seconds)}; the exported model is bf16"
+        )
+    if model.sees_images:
+        lines.append("of this multimodal checkpoint the language model alone is trained and exported")
+    return lines
+
+
 def _precision(job: Job, layout: Layout) -> str:
     if job.precision != "auto":
-        return f"precision {layout.precision}, as asked"
+        return f"precision {layout.precision}, as requested"
     if layout.precision == "fp32":
         return f"precision fp32: {'CPUs' if layout.device == 'cpu' else 'this GPU'} without fast bf16"
     if layout.precision == "bf16":
-        return "precision bf16, weights and optimizer too, as torchtune's recipes do"
+        return "precision bf16, including weights and optimizer, as in torchtune's recipes"
     if job.engine == "trl" and job.adapters:
-        return "precision bf16 of the frozen base, adapters in fp32, as PEFT has them under autocast"
+        return "precision bf16 for the frozen base, adapters in fp32, as in PEFT with autocast"
     engine = "autocast" if job.engine == "trl" else ENGINES[job.engine].title
-    return f"precision bf16 with fp32 master weights, as {engine} does"
+    return f"precision bf16 with fp32 master weights, as in {engine}"
 
 
 def _task(search: Search, candidate: Candidate) -> list[str]:
@@ -73,13 +91,13 @@ def _task(search: Search, candidate: Candidate) -> list[str]:
     plain = search.speed(layout, candidate.gpu, candidate.place, task="sft").tokens_per_second
     own = candidate.speed.tokens_per_second
     if plain is None or own is None:
-        return [f"{job.task}: {reason}; how much slower that is than sft is unknown here"]
+        return [f"{job.task}: {reason}; its time relative to sft is unknown"]
     ratio = task.sequences_per_row * plain / own
-    return [f"{job.task}: {ratio:.1f} times the time and the price of sft on as many rows: {reason}"]
+    return [f"{job.task}: {ratio:.1f} times the time and price of sft on the same number of rows: {reason}"]
 
 
 def _latents(model: DiffusionSpec, candidate: Candidate) -> str:
-    """Describe what is precomputed of the images, and its memory."""
+    """Describe the precomputed latents and texts, and the memory for them."""
     layout, memory = candidate.layout, candidate.memory
     on_gpu = layout.device == "cuda"
     together = latents.images_at_once(model, layout.seq_len, memory.capacity_bytes if on_gpu else None)
@@ -87,7 +105,7 @@ def _latents(model: DiffusionSpec, candidate: Candidate) -> str:
     needs = format_bytes(latents.network_bytes(model, on_gpu=on_gpu) + images)
     return (
         f"latents and texts are computed once before training, on one of its nodes, {together} "
-        f"image{'s' if together > 1 else ''} at once: {needs}; training holds no VAE and no text encoder"
+        f"image{'s' if together > 1 else ''} at once: {needs}; training needs no VAE and no text encoder"
     )
 
 
@@ -97,8 +115,8 @@ def _drawing(search: Search, candidate: Candidate) -> str:
     batch = drawn_batch(setup)
     cache = kv_cache_bytes(setup.model, batch.sequences, batch.tokens, bytes_each=computing(setup))
     line = (
-        f"grpo: a process draws the {batch.sequences} answers of its step at once, up to {batch.new_tokens} "
-        f"tokens each: keys and values of {format_bytes(cache)}, before a step has activations"
+        f"grpo: a process generates the {batch.sequences} completions of a step at once, up to "
+        f"{batch.new_tokens} tokens each: KV cache of {format_bytes(cache)}, freed before the activations"
     )
     parts = candidate.speed.parts
     return line if parts is None else f"{line}; {parts.generation / parts.total:.0%} of the step's time"
@@ -115,24 +133,24 @@ def _sharding(job: Job, layout: Layout) -> str:
     if layout.sharding == "none":
         return "no sharding: one process" if layout.world_size == 1 else "no sharding: one copy of the model"
     if job.engine == "megatron":
-        return f"distributed optimizer: its states divided over {setup.shard} processes"
+        return f"distributed optimizer: states sharded over {setup.shard} processes"
     stage = setup.zero_stage
     if stage is None and layout.replicate > 1 and setup.shard == 1:
-        return f"no sharding, as asked: each of {layout.replicate} processes holds the whole model"
+        return f"no sharding, as requested: each of {layout.replicate} processes holds the complete model"
     if stage is None and layout.replicate > 1:
         return (
-            f"HYBRID_SHARD: divided over {setup.shard} processes, {layout.replicate} copies, so that only "
-            "gradients cross the nodes"
+            f"HYBRID_SHARD: sharded over {setup.shard} processes, {layout.replicate} copies, so that only "
+            "gradients cross node boundaries"
         )
     if layout.sharding == "shard_grad_op":
         return (
-            f"FSDP: gradients and optimizer divided over {setup.shard} processes; weights, divided as well, "
+            f"FSDP: gradients and optimizer sharded over {setup.shard} processes; weights, sharded as well, "
             "stay gathered from the forward pass to the end of the backward pass"
         )
     if stage is None:
-        return f"FSDP: weights, gradients and optimizer divided over {setup.shard} processes"
+        return f"FSDP: weights, gradients and optimizer sharded over {setup.shard} processes"
     if job.zero_stage is not None:
-        return f"ZeRO stage {stage}, as asked"
+        return f"ZeRO stage {stage}, as requested"
     if layout.world_size == 1:
         return f"ZeRO stage {stage}: one process"
     return f"ZeRO stage {stage}: the fastest that fits; lower stages save nothing or do not fit"
@@ -141,17 +159,17 @@ def _sharding(job: Job, layout: Layout) -> str:
 def _parallelism(job: Job, layout: Layout) -> list[str]:
     reasons = {
         "tensor_parallel": "inside a node, where the links are fast",
-        "context_parallel": f"{layout.seq_len // layout.context_parallel} tokens of each sequence a process",
-        "pipeline_parallel": f"{job.model.layers // layout.pipeline_parallel} layers a stage, "
+        "context_parallel": f"{layout.seq_len // layout.context_parallel} tokens per sequence and process",
+        "pipeline_parallel": f"{job.model.layers // layout.pipeline_parallel} layers per stage, "
         f"{layout.schedule} schedule, {layout.accumulation} micro batches",
-        "expert_parallel": f"{job.model.experts // layout.expert_parallel} of each layer's experts a process",
+        "expert_parallel": f"{job.model.experts // layout.expert_parallel} experts per layer and process",
     }
     lines = []
     for name in DEGREES:
         degree = getattr(layout, name)
         if degree > 1:
             words = name.replace("_", " ")
-            origin = "as asked" if getattr(job, name) else "the fastest of those that fit"
+            origin = "as requested" if getattr(job, name) else "the fastest of those that fit"
             lines.append(f"{words} {degree}, {origin}: {reasons[name]}")
     return lines
 
@@ -159,22 +177,22 @@ def _parallelism(job: Job, layout: Layout) -> list[str]:
 def _micro_batch(search: Search, candidate: Candidate) -> str:
     job, layout = search.job, candidate.layout
     if job.micro_batch_size:
-        micro = f"micro batch {layout.micro_batch_size}, as asked"
+        micro = f"micro batch {layout.micro_batch_size}, as requested"
     elif layout.pipeline_parallel > 1:
-        micro = f"micro batch {layout.micro_batch_size}: keeps the pipeline's stages busiest"
+        micro = f"micro batch {layout.micro_batch_size}: least idle time of the pipeline"
     elif layout.accumulation == 1:
-        micro = f"micro batch {layout.micro_batch_size}: the whole batch at once fits"
+        micro = f"micro batch {layout.micro_batch_size}: the complete batch fits at once"
     else:
         micro = f"micro batch {layout.micro_batch_size}: {_why_so_small(search, candidate)}"
     passes = "1 forward pass" if layout.accumulation == 1 else f"{layout.accumulation} forward passes"
-    return f"{micro} ({passes} for each step of {job.global_batch_size})"
+    return f"{micro} ({passes} per step of {job.global_batch_size})"
 
 
 def _why_so_small(search: Search, candidate: Candidate) -> str:
-    """Explain why the micro batch is not larger: larger ones don't fit, are slower, or near the limit."""
+    """Explain why the micro batch is not larger: larger ones do not fit, are slower, or near the limit."""
     layout, capacity = candidate.layout, candidate.memory.capacity_bytes
     if layout.micro_batch_size == LARGEST_MICRO_BATCH:
-        return "the largest that is tried"
+        return "the largest one tried"
     words = "the largest that fits"
     if not layout.activation_checkpointing:
         words += " without activation checkpointing"
@@ -206,14 +224,14 @@ def _why_so_small(search: Search, candidate: Candidate) -> str:
 def _checkpointing(search: Search, candidate: Candidate) -> str:
     layout = candidate.layout
     if search.job.activation_checkpointing is not None:
-        return f"activation checkpointing {'on' if layout.activation_checkpointing else 'off'}, as asked"
+        return f"activation checkpointing {'on' if layout.activation_checkpointing else 'off'}, as requested"
     if not layout.activation_checkpointing:
         return "no activation checkpointing: the activations fit"
     capacity = candidate.memory.capacity_bytes or 0
     without = search.estimate(replace(layout, activation_checkpointing=False), candidate.gpu)
     without = without.with_capacity(capacity)
     if without.verdict == "fits":
-        return "activation checkpointing: leaves room for this micro batch with less sharding"
+        return "activation checkpointing: allows this micro batch with less sharding"
     return f"activation checkpointing: without it this micro batch needs {without.describe()}"
 
 
@@ -222,7 +240,7 @@ def _documents_apart(job: Job, candidate: Candidate) -> list[str]:
     if not job.packing or candidate.layout.device != "cuda" or not ENGINES[job.engine].runs_loop:
         return []
     reason = varlen.unsupported(job.model, job.task)
-    return [f"packed documents are kept apart by a dense mask, which is slower: {reason}"] if reason else []
+    return [f"packed documents are separated by a dense mask, which is slower: {reason}"] if reason else []
 
 
 def _varying_lengths(job: Job, candidate: Candidate) -> list[str]:
@@ -230,15 +248,15 @@ def _varying_lengths(job: Job, candidate: Candidate) -> list[str]:
     cuda = candidate.layout.device == "cuda" and (candidate.gpu is None or candidate.gpu.vendor == "nvidia")
     if job.packing or TASKS[job.task].images or not cuda or job.engine not in LAUNCHED_ENGINES:
         return []
-    measures = ["the longest comes first"] if job.longest_first else []
-    measures += ["freed memory is used again (expandable segments)"] if job.expandable_segments else []
+    measures = ["the longest is first"] if job.longest_first else []
+    measures += ["freed memory is reused (expandable segments)"] if job.expandable_segments else []
     return [f"batches vary in length: {', '.join(measures)}"] if measures else []
 
 
 def of_machine(
     best: Candidate, candidates: list[Candidate], target: Target, goals: Goals, tokens: int | None
 ) -> list[str]:
-    """Explain the choice and number of machines; ``tokens`` of the whole job, if known."""
+    """Explain the choice of instance type and number of nodes; ``tokens``: of the complete job, if known."""
     place, gpu, layout = best.place, best.gpu, best.layout
     if place is None or gpu is None:
         return []
@@ -252,11 +270,11 @@ def of_machine(
         had = " and are usually available" if len(usual) < len(weighed) else ""
         weighed = usual
     kinds = len({candidate.place.name for candidate in weighed if candidate.place})
-    machines = f"the {kinds} machine types that fit{had}" if kinds > 1 else f"the layouts that fit{had}"
+    machines = f"the {kinds} instance types that fit{had}" if kinds > 1 else f"the layouts that fit{had}"
     if not place.name:
-        line = f"{each}, as asked"
+        line = f"{each}, as requested"
     elif target.instance_type:
-        line = f"{each}: {place.name}, as asked"
+        line = f"{each}: {place.name}, as requested"
     elif best.speed.tokens_per_second is not None and goals.by_speed:
         limit = f" for {format_usd(goals.budget_usd)}" if goals.budget_usd is not None else ""
         line = f"{each}: {place.name} is {_fastest(best, weighed, tokens)} of {machines}{limit}"
@@ -264,20 +282,20 @@ def of_machine(
         limit = f" within {goals.deadline_hours:g} h" if goals.deadline_hours is not None else ""
         line = (
             f"{each}: {place.name} is {_cheapest(best, weighed, tokens)} of {machines}{limit} "
-            f"({format_usd(best.usd_per_token * 1e6)} a million tokens)"
+            f"({format_usd(best.usd_per_token * 1e6)} per million tokens)"
         )
     elif best.speed.tokens_per_second is not None:
         line = (
-            f"{each}: {place.name} takes the fewest GPU-hours, or within {INDISTINCT:.0%} of them, of "
-            f"{machines}; prices are not known"
+            f"{each}: {place.name} needs the fewest GPU-hours, or within {INDISTINCT:.0%} of them, of "
+            f"{machines}; prices are unknown"
         )
     else:
-        line = f"{each}: {place.name} fits; its price or speed is not known"
+        line = f"{each}: {place.name} fits; its price or speed is unknown"
     return [line, *_source(best)]
 
 
 def _cheapest(best: Candidate, candidates: list[Candidate], tokens: int | None) -> str:
-    """In which way a candidate is the cheapest: by itself, or an hour of those that cannot be told apart."""
+    """Describe in which sense a candidate is the cheapest: overall, or per hour among ties."""
 
     def cost(candidate: Candidate) -> float:
         usd = candidate.usd(tokens) if tokens is not None else candidate.usd_per_token
@@ -286,15 +304,15 @@ def _cheapest(best: Candidate, candidates: list[Candidate], tokens: int | None) 
     least = min(map(cost, candidates))
     if cost(best) <= least:
         return "the cheapest" + ("" if tokens is not None else " a token")
-    amount = format_usd(least) if tokens is not None else f"{format_usd(least * 1e6)} a million tokens"
+    amount = format_usd(least) if tokens is not None else f"{format_usd(least * 1e6)} per million tokens"
     return (
-        f"the cheapest an hour ({format_usd(best.usd_per_hour)}) of those within {INDISTINCT:.0%} "
+        f"the cheapest per hour ({format_usd(best.usd_per_hour)}) of those within {INDISTINCT:.0%} "
         f"of the cheapest, {amount},"
     )
 
 
 def _fastest(best: Candidate, candidates: list[Candidate], tokens: int | None) -> str:
-    """In which way a candidate is the fastest: by itself, or as fast as others and cheaper an hour."""
+    """Describe in which sense a candidate is the fastest: overall, or the cheapest per hour among ties."""
 
     def time(candidate: Candidate) -> float:
         speed = candidate.speed.tokens_per_second
@@ -303,13 +321,13 @@ def _fastest(best: Candidate, candidates: list[Candidate], tokens: int | None) -
 
     if time(best) <= min(map(time, candidates)):
         return "the fastest"
-    how = "the cheapest an hour" if best.usd_per_hour is not None else "the smallest"
+    how = "the cheapest per hour" if best.usd_per_hour is not None else "the smallest"
     return f"{how} of those within {INDISTINCT:.0%} of the fastest,"
 
 
 def nearest(candidate: Candidate) -> list[str]:
     """Explain why a plan that misses the goals is shown."""
-    return [f"{candidate.what} comes nearest of all that fit", *_source(candidate)]
+    return [f"{candidate.what} is the nearest of all that fit", *_source(candidate)]
 
 
 def behind(other: Candidate, best: Candidate) -> list[str]:
@@ -335,10 +353,10 @@ def _source(candidate: Candidate) -> list[str]:
         lines.append(UNMEASURED)
     if candidate.idle_gpus:
         used = candidate.layout.processes_per_node
-        lines.append(f"{used} of the {place.gpus} GPUs of {place.name} are used, and all of them paid for")
+        lines.append(f"{used} of the {place.gpus} GPUs of {place.name} are used, but all are paid")
     if place.ram_bytes is None and not place.name:
-        lines.append(f"host memory: {format_bytes(candidate.memory.host_bytes)} a node are needed")
+        lines.append(f"host memory: {format_bytes(candidate.memory.host_bytes)} per node are needed")
     elif place.ram_bytes is None:
         needs = format_bytes(candidate.memory.host_bytes)
-        lines.append(f"host memory: {needs} a node are needed; the table does not tell what {place.name} has")
+        lines.append(f"host memory: {needs} per node are needed; that of {place.name} is unknown")
     return [*lines, *place.notes]

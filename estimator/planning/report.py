@@ -1,4 +1,4 @@
-"""A Plan as plain text: what is asked for, how it is laid out, what it should need, and why."""
+"""A Plan as plain text: request, layout, prediction and reasons."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ BAR = 24  # width of the longest memory bar
 
 
 def render(plan: Plan, width: int = 100, *, everything: bool = False) -> str:
-    """The whole plan as text of at most ``width`` columns, without colour codes.
+    """Format the complete plan in at most ``width`` columns, without color codes.
 
-    ``everything``: with hints for values that the plan leaves to the user.
+    ``everything``: with hints for values that the plan does not set.
     """
     what = plan.method if plan.task == "sft" else f"{plan.method} {plan.task}"
     lines = [f"Plan: {plan.model}, {what} with {plan.engine} ({plan.parameters / 1e9:.2f} B parameters)"]
@@ -48,7 +48,7 @@ def _where(plan: Plan) -> str:
             "allocation": "the nodes of this job",
             "kubernetes": "Kubernetes",
             "batch": "AWS Batch",
-            "catalogue": "any machine of the catalogue" if request.instance_type else "machines of your own",
+            "catalogue": "the catalogue" if request.instance_type else "your own hardware",
         }
         place = names[plan.target]
     if request.instance_type:
@@ -70,9 +70,7 @@ def _request(plan: Plan) -> str:
 
 
 def _steps(plan: Plan, prepare: Request, evaluate: Request) -> str:
-    """Format the requests of the steps before and after training; images are encoded on one of the run's
-    nodes.
-    """
+    """Format the requests of the other steps; images are encoded on one of the training nodes."""
     texts, steps = [], [("prepare", prepare), ("evaluate", evaluate)]
     if TASKS[plan.task].images:
         steps.insert(1, ("encode", plan.request))
@@ -160,7 +158,9 @@ def _speed(plan: Plan) -> str:
         text += f", {format_duration(prediction.hours * 3600)} at most"
         text += _start_up(prediction) + _evaluations(prediction)
         lost = prediction.interruptions.lost_hours if prediction.interruptions is not None else None
-        text += f", {format_duration(lost * 3600)} of it lost to interruptions" if lost is not None else ""
+        text += (
+            f", {format_duration(lost * 3600)} of which are lost to interruptions" if lost is not None else ""
+        )
     elif prediction.start_up is not None:
         text += f", after {format_duration(prediction.start_up.hours * 3600)} to start"
     if prediction.mfu is not None:
@@ -176,20 +176,20 @@ def _start_up(prediction: Prediction) -> str:
     each = ", ".join(
         f"{name} {format_duration(minutes * 60)}" for name, minutes in parts.items() if minutes >= 0.5
     )
-    return f" (of it {format_duration(start.hours * 3600)} to start: {each})"
+    return f" ({format_duration(start.hours * 3600)} of which to start: {each})"
 
 
 def _evaluations(prediction: Prediction) -> str:
     hours = prediction.evaluation_hours
-    return f" (of it {format_duration(hours * 3600)} for evaluations while it trains)" if hours else ""
+    return f" ({format_duration(hours * 3600)} of which for evaluations)" if hours else ""
 
 
 def _price(plan: Plan) -> str:
     prediction = plan.prediction
     if prediction.usd_per_hour is None:
-        here = {"local": "none on this machine", "allocation": "unknown: the job's nodes are at hand"}
-        return here.get(plan.target, "unknown: no sourced price")
-    text = f"{format_usd(prediction.usd_per_hour)} an hour"
+        here = {"local": "none on this machine", "allocation": "unknown: nodes of this job"}
+        return here.get(plan.target, "unknown: no price in the table")
+    text = f"{format_usd(prediction.usd_per_hour)} per hour"
     if prediction.usd is not None:
         text += f", {format_usd(prediction.usd)} at most"
     if prediction.price_source:
@@ -201,7 +201,7 @@ def _rates(hints: tuple[LearningRate, ...]) -> tuple[str, ...]:
     if not hints:
         return ()
     lines = [f"learning rate {hint.value:.2g} by the {hint.rule} rule ({hint.source})" for hint in hints]
-    return (*lines, f"both from {hints[0].run}; a place to start a search from")
+    return (*lines, f"both from {hints[0].run}; a starting point for a search")
 
 
 def _row(label: str, text: str, width: int) -> list[str]:

@@ -17,7 +17,7 @@ def usd_per_million_tokens(plan: Plan) -> float | None:
 
 
 def row_of(rank: int, plan: Plan) -> dict[str, Any]:
-    """One plan as a flat row with sizes in bytes, prices in USD; None is not known."""
+    """Convert a plan to a flat row with sizes in bytes and prices in USD; None: unknown."""
     request, layout, prediction = plan.request, plan.layout, plan.prediction
     return {
         "rank": rank,

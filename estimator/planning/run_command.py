@@ -1,4 +1,4 @@
-"""The command that runs a plan for a cluster, as ``finetune run`` takes its options."""
+"""``finetune run`` command of a plan."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from estimator.changes import option_of
 from estimator.hardware import VARIABLE
 from estimator.hardware.cluster.taints import opening
 from estimator.job import DEFAULT_BATCH
 from estimator.models import PROJECTIONS
 from estimator.models.diffusion import side_of
+from estimator.option_names import option_words
 from estimator.planning.obstacles import taints_of
 from estimator.vocabulary import ENGINES, IMAGE_TASK, METHODS, TASKS
 
@@ -37,8 +37,8 @@ def run_command(
 ) -> str:
     """Return the shell command that launches this plan, or a comment line if no engine supports it.
 
-    ``model`` as the user has named it; ``cluster``: None for one that has such nodes, open to the run's pods;
-    ``namespace`` and ``hardware_file`` where the user has given them.
+    ``model``: as named by the user; ``cluster``: for tolerations of its taints, None if none are needed;
+    ``namespace`` and ``hardware_file``: if set by the user.
     """
     if plan.planned_only is not None:
         return f"No command runs this plan: {plan.planned_only}."
@@ -53,28 +53,20 @@ def run_command(
     else:
         words += ["--gpus", str(plan.request.gpus_per_node)]
         words += () if plan.target == "local" else _machine(plan)
-    words += [word for name, value in _settings(plan, job) for word in _option(name, value)]
+    words += [word for name, value in _settings(plan, job) for word in option_words(name, value)]
     variables = {NAMESPACE_VARIABLE: namespace, VARIABLE: hardware_file and str(hardware_file)}
     given = [f"{name}={shlex.quote(value)} " for name, value in variables.items() if value]
     return "".join(given) + shlex.join(words)
 
 
 def _machine(plan: Plan) -> tuple[str, str]:
-    """By its type, or where nodes have no label of one, by its GPU."""
+    """Return the option for the instance type, or for the GPU if nodes have no label of their type."""
     kind, gpu = plan.request.instance_type, plan.request.gpu_type or ""
     return ("--instance-type", kind) if kind and " " not in kind else ("--gpu", gpu)
 
 
-def _option(setting: str, value: object) -> tuple[str, ...]:
-    """Words that give a setting on the command line of ``finetune run``."""
-    name = option_of(setting)
-    if isinstance(value, bool):
-        return (name if value else f"--no-{name[2:]}",)
-    return name, ",".join(value) if isinstance(value, tuple) else str(value)
-
-
 def _settings(plan: Plan, job: Job) -> Iterator[tuple[str, object]]:
-    """Settings of the job that differ from their defaults, with their values."""
+    """Yield the settings of the job that differ from their defaults."""
     if TASKS[job.task].images:
         yield "images.resolution", side_of(job.seq_len)
     else:

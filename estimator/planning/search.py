@@ -1,4 +1,4 @@
-"""Finds the best layout of a job for a number of processes: spread, micro batch, checkpointing."""
+"""Search for the best layout of a job on a number of processes: spread, micro batch, checkpointing."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ if TYPE_CHECKING:
     from estimator.calibration import Calibration
     from estimator.throughput import MeasuredBandwidth
 
-MOST_WEIGHED = 8  # layouts of one number of GPUs, to say by how much none fits
-# Figures nearer to each other than this cannot be told apart: four fifths of published speeds lie from 22 %
-# below the predicted one to 28 % above it (data/efficiency.csv, range), of which a part is common to all
-# plans of a job, as its model and its engine are.
+MOST_WEIGHED = 8  # layouts per number of GPUs that are compared to report the smallest shortage
+# Relative differences below this are ties: four fifths of published speeds are from 22 % below the predicted
+# one to 28 % above it (data/efficiency.csv, range), and part of the error is common to all plans of a job, as
+# are model and engine.
 INDISTINCT = 0.2
-# From a run that fails for lack of memory to the request for the next plan: the steps up to the peak, a
-# person's or the flow's reaction. A choice.
+# From an out-of-memory failure to the next request: the steps up to the peak, and the reaction of a person or
+# of the flow. A choice.
 REPLAN_HOURS = 0.1
-# Of a step's time, what a forward pass takes at most: with frozen weights the backward pass has as many
-# products (throughput/flops.py)
+# Largest share of the forward pass in a step: with frozen weights, the backward pass has as many products
+# (throughput/flops.py)
 FORWARD_SHARE = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evidence:
-    """Measurements that replace general figures."""
+    """Measurements that replace general values."""
 
     calibration: Calibration | None = None  # finished runs, for memory
     bandwidth: MeasuredBandwidth | None = None  # of collectives, for speed
@@ -49,24 +49,24 @@ class Evidence:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """One layout that fits on one kind of machine."""
+    """One layout that fits on one instance type."""
 
     layout: Layout
     memory: MemoryEstimate
     gpu: Gpu | None
     place: Place | None
     speed: throughput.Speed
-    start_up: StartUp | None = None  # None: the machines are available
-    interruptions: Interruptions | None = None  # None: no spot machines, or no one knows how often
+    start_up: StartUp | None = None  # None: the nodes are available
+    interruptions: Interruptions | None = None  # None: no spot nodes, or the rate is unknown
     checkpoint_bytes: int | None = None  # of one node
-    evaluated_tokens: int = 0  # held-out ones, while it trains
-    unmeasured: bool = False  # no measured run of such a GPU supports the speed and the memory
+    evaluated_tokens: int = 0  # held-out tokens of evaluations during training
+    unmeasured: bool = False  # no measured run on a similar GPU
 
     @property
     def usd_per_hour(self) -> float | None:
-        """USD an hour of all nodes; None where the machine has no price.
+        """USD per hour of all nodes; None without a price.
 
-        Of nodes of a cluster, which other jobs share, that of the GPUs used.
+        For shared cluster nodes, the price of the GPUs used.
         """
         if self.place is None or self.place.usd_per_hour is None:
             return None
@@ -75,28 +75,26 @@ class Candidate:
 
     @property
     def idle_gpus(self) -> int:
-        """GPUs of the machines that are paid for and not used."""
+        """GPUs that are paid but not used."""
         if self.place is None or self.place.shared or not self.place.name:
             return 0
         return (self.place.gpus - self.layout.processes_per_node) * self.layout.nodes
 
     @property
     def gpu_seconds_per_token(self) -> float | None:
-        """Seconds of one GPU for one token of training; None where the speed is unknown."""
+        """GPU-seconds per training token; None if the speed is unknown."""
         speed = self.speed.tokens_per_second
         return None if speed is None else self.layout.world_size / speed
 
     @property
     def usd_per_token(self) -> float | None:
-        """USD for one token of training; None where price or speed is unknown."""
+        """USD per training token; None if price or speed is unknown."""
         if self.usd_per_hour is None or self.speed.tokens_per_second is None:
             return None
         return self.usd_per_hour / 3600 / self.speed.tokens_per_second
 
     def hours(self, tokens: int | None) -> float | None:
-        """Hours for that many tokens, with start-up, evaluations and lost work; None where they or the speed
-        are unknown.
-        """
+        """Return hours for this many tokens, with start-up, evaluations and lost work; None if unknown."""
         trained = self.training_hours(tokens)
         if trained is None:
             return None
@@ -105,9 +103,7 @@ class Candidate:
         return trained + (self.start_up.hours if self.start_up is not None else 0.0)
 
     def training_hours(self, tokens: int | None) -> float | None:
-        """Hours of training and its evaluations for that many tokens; None where they or the speed are
-        unknown.
-        """
+        """Return hours of training and evaluations for this many tokens; None if unknown."""
         speed = self.speed.tokens_per_second
         if tokens is None or speed is None:
             return None
@@ -115,35 +111,35 @@ class Candidate:
 
     @property
     def evaluation_hours(self) -> float | None:
-        """Hours of the evaluations while it trains, at most; None where the speed is unknown."""
+        """Maximum hours of evaluations during training; None if the speed is unknown."""
         speed = self.speed.tokens_per_second
         return None if speed is None else self.evaluated_tokens * FORWARD_SHARE / speed / 3600
 
     @property
     def _failed_hours(self) -> float:
-        """Expected hours of starts that run out of memory: each costs its start-up and a new plan."""
+        """Expected hours lost to out-of-memory failures: each costs a start-up and a new plan."""
         risk = min(self.memory.out_of_memory_risk or 0.0, 0.99)
         start = self.start_up.hours if self.start_up is not None else 0.0
         return risk / (1 - risk) * (start + REPLAN_HOURS)
 
     def expected_hours(self, tokens: int | None) -> float | None:
-        """Hours for that many tokens with starts that run out of memory; None where unknown."""
+        """Return hours for this many tokens, with out-of-memory failures; None if unknown."""
         hours = self.hours(tokens)
         return None if hours is None else hours + self._failed_hours
 
     def expected_usd(self, tokens: int | None) -> float | None:
-        """USD for that many tokens with starts that run out of memory; None where unknown."""
+        """Return USD for this many tokens, with out-of-memory failures; None if unknown."""
         usd, hourly = self.usd(tokens), self.usd_per_hour
         return None if usd is None or hourly is None else usd + hourly * self._failed_hours
 
     def usd(self, tokens: int | None) -> float | None:
-        """USD for that many tokens; None where tokens, speed or price are unknown."""
+        """Return USD for this many tokens; None if tokens, speed or price are unknown."""
         hours, hourly = self.hours(tokens), self.usd_per_hour
         return None if hours is None or hourly is None else hours * hourly
 
     @property
     def what(self) -> str:
-        """The GPUs and the machines, in words."""
+        """Description of GPUs and nodes."""
         if self.gpu is None or self.place is None:
             return f"{self.layout.world_size} process(es)"
         return shape(self.place, self.layout.nodes, self.layout.processes_per_node)
@@ -151,7 +147,7 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Miss:
-    """One kind of machine on which even the leanest layout does not fit, in bytes."""
+    """Shortage, in bytes, of hardware on which even the leanest layout does not fit."""
 
     what: str
     needs: int
@@ -160,12 +156,12 @@ class Miss:
 
     @property
     def over(self) -> float:
-        """By how much of what there is the need is too large."""
+        """Excess as a fraction of the available memory."""
         return self.needs / self.has - 1
 
     @property
     def reason(self) -> str:
-        """The miss in words: what is needed, what there is, by how much it is over."""
+        """Description: needed, available and excess memory."""
         kind = "" if self.where == "memory" else f" of {self.where}"
         return (
             f"needs {format_bytes(self.needs)}{kind}, has {format_bytes(self.has)}: {percent(self.over)} over"
@@ -176,10 +172,10 @@ class Miss:
 
 
 class Search:
-    """Finds the best layout of one job in one precision for a given number of processes.
+    """Search for the best layout of one job in one precision on a given number of processes.
 
-    Memory depends on the layout only (and on the GPU where runs on it were measured), so each layout is
-    worked out once for all machines.
+    Memory depends on the layout only (and on the GPU if runs on it were measured), so each layout is computed
+    once for all instance types.
     """
 
     def __init__(
@@ -208,10 +204,9 @@ class Search:
     def best(
         self, nodes: int, processes: int, capacity: int, gpu: Gpu | None, place: Place | None = None
     ) -> Candidate | None:
-        """The simplest layout that fits and is as good as the fastest; None where none fits.
+        """Return the simplest layout that fits and is within :data:`INDISTINCT` of the fastest, or None.
 
-        As good as the fastest is what is less than :data:`INDISTINCT` slower. Layouts that are tight are
-        weighed only where no other fits.
+        Tight layouts are considered only if no other fits.
         """
         layouts = self.fitting(nodes, processes, capacity, gpu)
         if not layouts:
@@ -222,14 +217,14 @@ class Search:
         rates = [speed.tokens_per_second or 0.0 for speed in speeds]
         fastest = max(rates)
         good = [i for i, rate in enumerate(rates) if rate * (1 + INDISTINCT) >= fastest]
-        # Ladders come without checkpointing first and with the least sharding first: ties go to those
+        # Ladders are sorted without checkpointing first and with the least sharding first, which decides ties
         chosen = min(
             good,
             key=lambda i: (complexity(layouts[i]), -rates[i]),
         )
         layout = layouts[chosen]
         estimate = self.estimate(layout, gpu).with_capacity(capacity)
-        # Machines of the user's own are available
+        # Hardware of the user is available
         before = start_up(place, nodes, self.job.model) if place is not None and place.name else None
         checkpoint = memory.checkpoint_bytes(self.setup(layout)) // nodes
         return Candidate(
@@ -260,19 +255,19 @@ class Search:
             else None,
             cloud=place.cloud,
             network_gbps=place.network_gbps,
-            # A machine comes in place of the one that is gone, whatever there was before
+            # A new node replaces the lost one
             restart_hours=start_up(replace(place, there=0), layout.nodes, self.job.model).hours,
         )
 
     def reaches(self, nodes: int, processes: int) -> bool:
-        """Whether any spread over so many processes makes up the global batch."""
+        """Return whether any spread over this many processes divides the global batch."""
         return bool(self.ladders.of(nodes, processes))
 
     def leanest(self, what: str, nodes: int, processes: int, capacity: int, gpu: Gpu | None) -> Miss:
-        """The layout that needs the least memory, as a miss; ``what`` names the machines."""
+        """Return the shortage of the layout that needs the least memory; ``what``: name of the hardware."""
         key = (nodes, processes, self._measured_on(gpu))
         if key not in self._needs:
-            # Of many products those with the smallest states, and then the smallest activations
+            # Compare the products with the smallest states, then the smallest activations
             lean = sorted(
                 self.ladders.of(nodes, processes),
                 key=lambda ladder: (
@@ -288,7 +283,7 @@ class Search:
         return Miss(what=what, needs=self._needs[key], has=capacity)
 
     def estimate(self, layout: Layout, gpu: Gpu | None = None) -> MemoryEstimate:
-        """The memory of one process in a layout, as earlier runs on that GPU correct it, if any."""
+        """Return the memory of one process in a layout, corrected by earlier runs on that GPU, if any."""
         key = (layout, self._measured_on(gpu))
         if key not in self._estimates:
             estimate = memory.estimate(self.setup(layout))
@@ -299,15 +294,15 @@ class Search:
         return self._estimates[key]
 
     def setup(self, layout: Layout) -> Setup:
-        """The training step of a layout."""
+        """Return the training step of a layout."""
         if layout not in self._setups:
             self._setups[layout] = setup_of(self.job, layout)
         return self._setups[layout]
 
     def whole_states(self, gpu: Gpu | None) -> int:
-        """Bytes of the states of one copy of the model, which all GPUs together can't go below.
+        """Return the bytes of one copy of the model states, a lower limit for all GPUs together.
 
-        0 where earlier runs correct the formulas or states leave the GPU: then it is no limit.
+        0 (no limit) if earlier runs correct the formulas or states are offloaded.
         """
         if self._is_measured(gpu) or self.job.offload != "none":
             return 0
@@ -316,12 +311,12 @@ class Search:
         return self._whole
 
     def _on_one_gpu(self) -> Setup:
-        """The training step of the whole model in one process."""
+        """Return the training step of the complete model in one process."""
         whole = Spread(sharding=unshared(self.job))
         return setup_of(self.job, self.ladders.layout(1, 1, whole, False, 1, 1))
 
     def _is_measured(self, gpu: Gpu | None) -> bool:
-        """Whether earlier runs on that GPU correct the formulas for memory."""
+        """Return whether earlier runs on that GPU correct the memory formulas."""
         calibration, name = self.evidence.calibration, gpu.name if gpu else None
         if calibration is None:
             return False
@@ -330,7 +325,7 @@ class Search:
         return self._measured[name]
 
     def _measured_on(self, gpu: Gpu | None) -> str | None:
-        """The GPU's name where it changes the memory: where runs on it correct the formulas."""
+        """Return the GPU's name if runs on it correct the memory formulas, otherwise None."""
         return gpu.name if gpu is not None and self._is_measured(gpu) else None
 
     def fitting(self, nodes: int, processes: int, capacity: int, gpu: Gpu | None) -> list[Layout]:
@@ -341,7 +336,7 @@ class Search:
             ladders = self.ladders.of(nodes, processes) if possible else []
             failed: set[Spread] = set()
             layouts: list[Layout] = []
-            # With checkpointing first: what fails with it can only fail without
+            # With checkpointing first: spreads that do not fit with it do not fit without
             for checkpointing in (True, False):
                 same = [ladder for ladder in ladders if ladder.checkpointing == checkpointing]
                 layouts = [*self._climb(same, capacity, gpu, failed), *layouts]
@@ -351,13 +346,13 @@ class Search:
     def _climb(
         self, ladders: list[Ladder], capacity: int, gpu: Gpu | None, failed: set[Spread]
     ) -> list[Layout]:
-        """The layouts of these ladders that fit, without trying those that can't or needn't."""
+        """Return the layouts of these ladders that fit, skipping those that cannot or are not needed."""
         layouts: list[Layout] = []
         fitted: list[Spread] = []
         for ladder in ladders:
             way = ladder.spread
             if way in failed or (way.virtual_stages > 1 and replace(way, virtual_stages=1) in failed):
-                failed.add(way)  # more stages in flight keep more activations
+                failed.add(way)  # more stages in flight save more activations
                 continue
             if any(other.makes_needless(way, ladder.nodes) for other in fitted):
                 continue
@@ -371,9 +366,9 @@ class Search:
         return layouts
 
     def _fitting_of(self, ladder: Ladder, capacity: int, gpu: Gpu | None) -> Sequence[Layout]:
-        """The largest micro batch that fits, and where that is tight all down to the largest that is not.
+        """Return the largest micro batch that fits; if it is tight, all down to the largest that is not.
 
-        Of a pipeline all, as the fewest idle stages may win.
+        For a pipeline all that fit, as fewer idle stages may be faster.
         """
         if self._least(ladder, gpu) > capacity or not self._fits(self.ladders.rung(ladder), capacity, gpu):
             return ()
@@ -384,8 +379,8 @@ class Search:
         return [self.ladders.rung(ladder, step) for step in range(first, largest + 1)]
 
     def _largest(self, ladder: Ladder, holds: Callable[[Layout], bool]) -> int:
-        """The largest rung for which a property holds that larger batches lose; 0 where none has it."""
-        low, high = 0, len(self.ladders.sizes(ladder))  # memory never falls when the batch grows
+        """Return the number of rungs, from the smallest, for which a monotonic property holds (bisection)."""
+        low, high = 0, len(self.ladders.sizes(ladder))  # memory never decreases with the batch size
         while high - low > 1:
             middle = (low + high) // 2
             if holds(self.ladders.rung(ladder, middle)):
@@ -395,7 +390,7 @@ class Search:
         return low
 
     def is_tight(self, layout: Layout, capacity: int, gpu: Gpu | None) -> bool:
-        """Whether a layout that fits has a risk that a first choice does not take."""
+        """Return whether a layout that fits has a risk of running out of memory above the limit."""
         return verdict_of(self._risk(layout, capacity, gpu)) != "fits"
 
     def _fits(self, layout: Layout, capacity: int, gpu: Gpu | None) -> bool:
@@ -405,7 +400,7 @@ class Search:
         return out_of_memory_risk(*self._needs_of(layout, gpu), capacity)
 
     def _needs_of(self, layout: Layout, gpu: Gpu | None) -> tuple[int, tuple[int, int]]:
-        """Bytes that one process of a layout needs, and the ends of their range."""
+        """Return the bytes that one process of a layout needs, and the ends of their range."""
         if self._is_measured(gpu):
             estimate = self.estimate(layout, gpu)
             return estimate.needs_bytes, estimate.needs_range
@@ -415,9 +410,9 @@ class Search:
         return self._needed[layout]
 
     def _least(self, ladder: Ladder, gpu: Gpu | None) -> int:
-        """The states alone: what no setting of the same spread can go below."""
+        """Return the bytes of the states, a lower limit for all layouts of the same spread."""
         if self._is_measured(gpu):
-            return 0  # runs may have shown less than the formulas say
+            return 0  # measured runs may be below the formulas
         way, world = ladder.spread, ladder.nodes * ladder.processes
         if way.sharding in ("fsdp", "none"):  # all states, in equal parts
             return self.whole_states(gpu) * way.replicate // world
@@ -430,7 +425,7 @@ class Search:
     def speed(
         self, layout: Layout, gpu: Gpu | None, place: Place | None, *, task: Task | None = None
     ) -> throughput.Speed:
-        """The speed of a layout; without a place, with an unknown network. ``task``: not the job's."""
+        """Return the speed of a layout. Without a place, the network is unknown. ``task``: not the job's."""
         network = place.network_gbps if place else None
         rdma = place is not None and place.rdma
         key = (layout, gpu.name if gpu else None, task, *((network, rdma) if layout.nodes > 1 else ()))
@@ -449,7 +444,7 @@ class Search:
 def complexity(layout: Layout) -> tuple[int, bool]:
     """Return the complexity of a layout, smaller is simpler, and whether it offloads.
 
-    One copy of the model; copies; shared states; the model's layers, tensors or sequences divided.
+    In order: one copy of the model; replicas; sharded states; split layers, tensors or sequences.
     """
     divided = (
         layout.tensor_parallel * layout.context_parallel * layout.pipeline_parallel * layout.expert_parallel
@@ -460,7 +455,7 @@ def complexity(layout: Layout) -> tuple[int, bool]:
 
 
 def precision_of(job: Job, device: Device, gpu: Gpu | None) -> LaunchedPrecision:
-    """The precision of the layout: the user's, or what the device and the engine do well."""
+    """Return the precision: the user's, otherwise the default for device and engine."""
     if job.precision == "fp32":
         return "fp32"
     if job.precision == "auto" and (device == "cpu" or (gpu is not None and not gpu.bf16)):
@@ -471,22 +466,22 @@ def precision_of(job: Job, device: Device, gpu: Gpu | None) -> LaunchedPrecision
 
 
 def divides(job: Job, nodes: int, per_node: int) -> bool:
-    """Whether ``nodes`` of ``per_node`` processes can make up the job's global batch."""
+    """Return whether the job's global batch is divisible over these processes."""
     return bool(spreads(job, nodes, per_node))
 
 
 def indivisible(job: Job, world: int, what: str) -> UserError:
-    """The error for processes that can't make up the global batch, with the nearest batch that can."""
+    """Return the error for an indivisible global batch, with the nearest possible one."""
     step = world * (job.micro_batch_size or 1)
     micro = f" with micro batch {job.micro_batch_size}" if job.micro_batch_size else ""
     return UserError(
-        f"A batch of {job.global_batch_size} can't be divided over {what}{micro}.",
-        f"Nearest workable batch: {nearest_multiple(job.global_batch_size, step)} (any multiple of {step}).",
+        f"A batch of {job.global_batch_size} is not divisible over {what}{micro}.",
+        f"Nearest possible batch: {nearest_multiple(job.global_batch_size, step)} (any multiple of {step}).",
     )
 
 
 def shape(place: Place, nodes: int, per_node: int) -> str:
-    """GPUs and machines in words: "16x H100 SXM (2 p5.48xlarge)"."""
+    """Describe GPUs and nodes: "16x H100 SXM (2 p5.48xlarge)"."""
     if not place.name:
         return f"{nodes * per_node}x {place.gpu.name}" + (f" ({nodes} nodes)" if nodes > 1 else "")
     name = place.name if nodes == 1 else f"{nodes} {place.name}"
@@ -494,10 +489,10 @@ def shape(place: Place, nodes: int, per_node: int) -> str:
 
 
 def title(job: Job) -> str:
-    """A job in a few words: model, method, engine, length."""
+    """Describe a job in brief: model, method, engine, length."""
     return f"{job.model.name} ({job.method}, {job.engine}, {job.model.describe_length(job.seq_len)})"
 
 
 def percent(value: float) -> str:
-    """A fraction as per cent, with a decimal below 10 %."""
+    """Format a fraction as percent, with one decimal below 10 %."""
     return f"{value * 100:.1f} %" if abs(value) < 0.1 else f"{value * 100:.0f} %"

@@ -1,4 +1,4 @@
-"""GPUs and memory of an inference server: weights, KV cache of the requests it answers at once, runtime."""
+"""GPUs and memory of an inference server: weights, KV cache of concurrent requests, runtime."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from estimator.memory.generation import (
 from estimator.memory.host import CPU_RUNTIME_BYTES, CUDA_CONTEXT_BYTES, NCCL_BYTES
 from estimator.models import ModelSpec
 
-DEFAULT_CONTEXT = 8192  # tokens of a request with its answer, where neither the model nor the user says less
-# Share of a GPU's memory that vLLM takes: gpu_memory_utilization (vLLM 0.32, config/cache.py)
+DEFAULT_CONTEXT = 8192  # default maximum tokens of a request with its answer
+# Share of a GPU's memory used by vLLM: gpu_memory_utilization (vLLM 0.32, config/cache.py)
 VLLM_SHARE = 0.92
 
 
@@ -33,7 +33,7 @@ class Serving:
     device: Device
     gpus: int
     context: int  # tokens of a request with its answer
-    requests: int  # answered at once, each with a whole context
+    requests: int  # concurrent requests, each with a full context
     memory: dict[str, int]  # bytes of one GPU, or of the CPU process, by category
     capacity_bytes: int
 
@@ -42,7 +42,7 @@ class Serving:
         return sum(self.memory.values())
 
     def text(self) -> str:
-        """The layout and its memory in one line."""
+        """Describe layout and memory in one line."""
         where = "CPU" if self.device == "cpu" else f"{self.gpus} GPU(s)"
         parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in self.memory.items() if size)
         return (
@@ -52,14 +52,14 @@ class Serving:
 
 
 def context_of(model: ModelSpec, context: int | None) -> int:
-    """Tokens of a request with its answer: the user's, or the model's longest up to a default.
+    """Return the maximum tokens of a request with its answer: the user's, or the model's up to a default.
 
-    Raises UserError for more than the model takes.
+    Raises UserError if the model supports fewer.
     """
     longest = model.max_seq_len
     if context is not None and longest is not None and context > longest:
         raise UserError(
-            f"--context {context:,}: {model.name} takes {longest:,} tokens.", f"Use --context {longest}."
+            f"--context {context:,}: {model.name} supports {longest:,} tokens.", f"Use --context {longest}."
         )
     return context or min(longest or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
 
@@ -67,7 +67,7 @@ def context_of(model: ModelSpec, context: int | None) -> int:
 def serving_memory(
     model: ModelSpec, *, device: Device, gpus: int, context: int, requests: int
 ) -> dict[str, int]:
-    """Bytes of one GPU of a tensor-parallel server, or of a process on CPUs, by category."""
+    """Return the bytes of one GPU of a tensor-parallel server, or of a process on CPUs, by category."""
     size = WEIGHT_BYTES[device]
     live = live_bytes(model, Batch(sequences=1, prompt_tokens=context - 1, new_tokens=1), bytes_each=size)
     runtime = CPU_RUNTIME_BYTES
@@ -91,17 +91,17 @@ def plan_serving(
     context: int | None,
     requests: int,
 ) -> Serving:
-    """Choose the fewest GPUs that hold the model and the KV cache of ``requests`` whole contexts.
+    """Choose the fewest GPUs that hold the model and the KV cache of ``requests`` full contexts.
 
     Parameters
     ----------
     free_bytes:
-        Memory of each GPU of the node that the server may use; for CPUs one value.
+        Available memory of each GPU of the node; one value for CPUs.
 
     Raises
     ------
     UserError
-        They do not fit, with what would.
+        They do not fit; the advice has options that would.
     """
     tokens = context_of(model, context)
     counts = [count for count in range(1, len(free_bytes) + 1) if heads_divide(model, count)]

@@ -1,7 +1,7 @@
-"""Start-up: minutes from the request of machines to the first step, which are paid for and take time.
+"""Start-up: minutes from the request of nodes to the first step.
 
-Three parts, from ``data/start_up.csv``: a machine that is not there yet comes up, the image is pulled, and
-each node writes the weights, 2 bytes a parameter, at the slower of its network and its disk.
+Three parts, from ``data/start_up.csv``: a new node boots, the image is pulled, and each node writes the
+weights, 2 bytes per parameter, at the slower rate of network and disk.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Rates:
 
 
 def start_up(place: Place, nodes: int, model: ModelSpec) -> StartUp:
-    """The minutes before the first step on so many such machines; those that are there need not come up.
+    """Return the minutes before the first step; present nodes need no boot.
 
-    All nodes start at the same time, so their number does not matter. Where the network's rate is not known,
-    the disk decides.
+    All nodes start concurrently, so their number does not matter. If the network bandwidth is unknown, the
+    disk rate is used.
     """
     rates = rates_of(place.cloud)
     speed = rates.disk_bytes_per_second
@@ -47,7 +47,7 @@ def start_up(place: Place, nodes: int, model: ModelSpec) -> StartUp:
 
 @lru_cache(maxsize=8)
 def rates_of(cloud: str | None) -> Rates:
-    """The table's rates for a cloud; its row for all others (``*``) where it has none of its own."""
+    """Return the rates of a cloud from the table, otherwise its default row (``*``)."""
     with TABLE.open(newline="", encoding="utf-8") as file:
         rows = {(row["what"], row["cloud"]): float(row["value"]) for row in csv.DictReader(file)}
 

@@ -7,20 +7,21 @@ from dataclasses import replace
 from estimator import memory
 from estimator.job import Job, Target
 from estimator.memory.evaluation import inference_gpus, inference_host_bytes
+from estimator.models import weight_formats
 from estimator.plan import GIB, MIB, Layout, Request
 from estimator.planning.engines import setup_of
 from estimator.planning.search import Candidate
 
 SHARED_MEMORY_PER_GPU = 8 * GIB
-# On a node next to its ranks: Metaflow's task with its sidecars, torchrun's agent, the profiler: 0.3 GiB in
-# containers that train tiny-llama. While a checkpoint or model is sent to S3, Metaflow's workers: up to 64
-# (METAFLOW_S3_WORKER_COUNT) of 27 MiB each. Without it, a container of Batch was killed in each attempt.
+# Processes next to the ranks: Metaflow's task with its sidecars, torchrun's agent, the profiler: 0.3 GiB
+# measured in containers that train tiny-llama. During an upload to S3, Metaflow's workers: up to 64
+# (METAFLOW_S3_WORKER_COUNT) of 27 MiB each. Without this, Batch killed a container in each attempt.
 BESIDE_RANKS = 2 * GIB
 # A rank's own threads: Python, autograd's backward pass, NCCL's proxy, the reader of the next batch
 # (torch/csrc/autograd/engine.cpp; NCCL's src/proxy.cc; launchers/dataset/batches.py)
 CPU_OF_A_GPU = 4
-CPU_BESIDE_RANKS = 2  # the task with its sidecars and the profiler; what sends checkpoints
-PREPARE_CPU = 4  # cores that hash and send files, and tokenise
+CPU_BESIDE_RANKS = 2  # the task with its sidecars and the profiler; checkpoint uploads
+PREPARE_CPU = 4  # cores that hash and upload files, and tokenize
 PREPARE_MEMORY = 16 * GIB  # files are streamed; the dataset's rows and tokens are in memory
 # The dataset as it is fetched, its rows and its tokens, five times a large set of instructions: OpenHermes
 # 2.5 is 1.9 GB of JSON (huggingface.co/datasets/teknium/OpenHermes-2.5)
@@ -28,7 +29,7 @@ DATA_BYTES = 10 * GIB
 
 
 def for_training(job: Job, target: Target, candidate: Candidate) -> Request:
-    """The whole request: for one node of the plan unless said otherwise."""
+    """Return the request of the training step, per node unless a field says otherwise."""
     layout, place = candidate.layout, candidate.place
     processes = layout.processes_per_node
     on_gpus = layout.device == "cuda"
@@ -62,31 +63,31 @@ def for_training(job: Job, target: Target, candidate: Candidate) -> Request:
 
 
 def disk_of(job: Job, target: Target, layout: Layout) -> int:
-    """Disk in bytes that training takes of one node."""
-    keeps = target.kind not in ("kubernetes", "batch")  # there a node's disk goes with its pod or container
+    """Return the disk space of training on one node, in bytes."""
+    keeps = target.kind not in ("kubernetes", "batch")  # where disk space is freed with the pod or container
     return memory.disk_bytes(setup_of(job, layout), keeps_checkpoints=keeps)
 
 
 def for_preparation(job: Job, training: Request) -> Request:
-    """A machine without GPUs, and the disk of the weights' files and the data."""
+    """Return the request of the preparation: no GPUs, and disk space for weights and data."""
     return replace(
         training,
         nodes=1,
         gpus_per_node=0,
-        gpu_type=None,  # its queue is not that of the GPUs
+        gpu_type=None,  # another queue than that of the GPUs
         cpu=min(training.cpu, PREPARE_CPU),
         memory_mib=min(training.memory_mib, PREPARE_MEMORY // MIB),
         shared_memory_mib=0,
-        disk_mib=-(-(_files(job) + DATA_BYTES) // MIB),
+        disk_mib=-(-(_files(job) + _published(job) + DATA_BYTES) // MIB),
         instance_type=None,
-        spot=False,  # nor are its nodes those of the GPUs
+        spot=False,  # other nodes than those with GPUs
     )
 
 
 def for_evaluation(job: Job, candidate: Candidate, training: Request) -> Request:
-    """One node with the fewest of the plan's GPUs that hold the model, and its part of that machine.
+    """Return the request of the evaluation: one node with the fewest GPUs that hold the model.
 
-    On CPUs what one node trains with. The disk holds base, result and data.
+    On CPUs, the resources of one training node. Disk space is for base, result and data.
     """
     disk = -(-((1 if job.adapter_only and job.adapters else 2) * _files(job) + DATA_BYTES) // MIB)
     place, capacity = candidate.place, candidate.memory.capacity_bytes
@@ -107,14 +108,19 @@ def for_evaluation(job: Job, candidate: Candidate, training: Request) -> Request
 
 
 def _files(job: Job) -> int:
-    """Bytes of the model's files: 2 for each parameter."""
+    """Return the bytes of the model's files: 2 per parameter."""
     return 2 * job.model.stored_parameters
 
 
-def _cpu(candidate: Candidate, gpus: int) -> int:
-    """The cores that so many GPUs of a machine need, no more than go with them.
+def _published(job: Job) -> int:
+    """Bytes of published files that lie beside the converted ones while they are dequantized."""
+    return weight_formats.file_bytes(job.model) if weight_formats.format_of(job.model) is not None else 0
 
-    Where the optimizer steps on the host, all that go with them.
+
+def _cpu(candidate: Candidate, gpus: int) -> int:
+    """Return the cores for this many GPUs of a node, at most their share.
+
+    With an optimizer on the host, their full share.
     """
     place = candidate.place
     needs = CPU_OF_A_GPU * gpus + CPU_BESIDE_RANKS
@@ -125,9 +131,9 @@ def _cpu(candidate: Candidate, gpus: int) -> int:
 
 
 def _memory(candidate: Candidate, gpus: int, needs: int) -> int:
-    """The memory that so many GPUs of a machine need, a quarter above the estimate, with shared memory.
+    """Return the memory for this many GPUs of a node: the estimate plus a quarter, with shared memory.
 
-    No more than goes with them, unless the estimate itself is above that.
+    At most their share of the node, unless the estimate itself is larger.
     """
     place = candidate.place
     asked = int(needs * 1.25) + BESIDE_RANKS + SHARED_MEMORY_PER_GPU * gpus

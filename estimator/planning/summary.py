@@ -6,13 +6,13 @@ import shlex
 import textwrap
 from collections.abc import Sequence
 
-from estimator.changes import FINETUNE, Spelling, command_with
 from estimator.errors import CannotFit, UserError
 from estimator.formatting import MIB, format_bytes, format_duration, format_usd
 from estimator.models.diffusion import side_of
 from estimator.plan import Plan, Request
 from estimator.planning.report import LABEL, describe_layout, describe_speed
 from estimator.planning.rows import usd_per_million_tokens
+from estimator.suggestions import apply_suggestion
 from estimator.vocabulary import TASKS
 
 WIDTH = 80
@@ -56,10 +56,10 @@ def render_summary(plan: Plan, alternatives: Sequence[Plan] = ()) -> str:
     return "\n".join(lines)
 
 
-def render_cannot_fit(error: CannotFit, argv_hint: str, *, spelling: Spelling = FINETUNE) -> str:
+def render_cannot_fit(error: CannotFit, command: str) -> str:
     """Format what does not fit, the available hardware, a plan that would fit, and commands that would work.
 
-    ``argv_hint``: the command that was given; each suggestion is that command with its changes.
+    ``command``: the command line of the user; each suggestion is that command with its changes.
     """
     lines = textwrap.wrap(error.problem, WIDTH)
     if error.here:
@@ -68,11 +68,11 @@ def render_cannot_fit(error: CannotFit, argv_hint: str, *, spelling: Spelling = 
         lines += ["", "It would run as:", render_summary(error.example_plan)]
     if error.suggestions:
         try:
-            command = shlex.split(argv_hint)
+            words = shlex.split(command)
         except ValueError as unreadable:
-            raise UserError(f"The command {argv_hint!r} can't be read: {unreadable}.") from None
+            raise UserError(f"The command {command!r} can't be read: {unreadable}.") from None
         lines += ["", "Alternatives that fit:"]
-        offered = (shlex.join(command_with(command, changes, spelling)) for changes in error.suggestions)
+        offered = (shlex.join(apply_suggestion(words, suggestion)) for suggestion in error.suggestions)
         lines += [f"  {line}" for line in dict.fromkeys(offered)]
     return "\n".join(lines)
 
@@ -102,12 +102,12 @@ def _price(plan: Plan) -> str:
     if prediction.usd_per_hour is None:
         here = {"local": "none: this machine", "allocation": "unknown: the nodes of this job"}
         return here.get(plan.target, "unknown: no price for these machines")
-    text = f"{format_usd(prediction.usd_per_hour)} an hour"
+    text = f"{format_usd(prediction.usd_per_hour)} per hour"
     per_million = usd_per_million_tokens(plan)
     if per_million is not None:
         text += f", {format_usd(per_million)} per million tokens"
     if prediction.usd is not None:
-        text = f"{format_usd(prediction.usd)} at most: {text}"
+        text = f"at most {format_usd(prediction.usd)}: {text}"
     return f"{text}{'' if not prediction.price_source else f' ({prediction.price_source})'}"
 
 
@@ -117,7 +117,7 @@ def _time(plan: Plan) -> str:
     if prediction.tokens_per_second is None:
         return text
     if prediction.hours is not None:
-        text = f"{format_duration(prediction.hours * 3600)} at most: {text}"
+        text = f"at most {format_duration(prediction.hours * 3600)}: {text}"
     if prediction.start_up is not None:
         text += f", {format_duration(prediction.start_up.hours * 3600)} to start"
     return text
@@ -142,7 +142,7 @@ def _alternative(plan: Plan) -> str:
     if prediction.tokens_per_second is not None:
         facts.append(f"{prediction.tokens_per_second:,.0f} tokens/s")
     if prediction.usd_per_hour is not None:
-        facts.append(f"{format_usd(prediction.usd_per_hour)} an hour")
+        facts.append(f"{format_usd(prediction.usd_per_hour)} per hour")
     per_million = usd_per_million_tokens(plan)
     if per_million is not None:
         facts.append(f"{format_usd(per_million)} per million tokens")

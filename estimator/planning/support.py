@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from estimator.errors import Change, UserError
+from estimator.errors import UserError
 from estimator.hardware import Gpu
 from estimator.job import Job
 from estimator.models import DiffusionSpec, ModelSpec, untried
@@ -104,8 +104,8 @@ def refuse_gpu(job: Job, gpu: Gpu) -> None:
     reason = unsupported_gpu(job, gpu)
     if reason is not None:
         raise UserError(
-            (Change("fp8"), f": {reason}."),
-            ("Leave ", Change("fp8"), " out, or ask for another GPU, as H100."),
+            f"--fp8: {reason}.",
+            "Leave --fp8 out, or ask for another GPU, as H100.",
         )
 
 
@@ -412,13 +412,6 @@ def _loop_model(engine: str, model: ModelSpec) -> str | None:
         return f"{engine} trains the prediction of the next token, and {model.name} is an encoder"
     if family_of(model.family).code_elsewhere:
         return f"transformers has no code of {model.family} models, of which {model.name} is one"
-    if model.sees_images:
-        return f"{engine} trains models of text alone here, and {model.name} sees images too"
-    if model.quantised_weights:
-        return (
-            f"{engine} trains weights of 16 or 32 bits, and {model.name} is published in "
-            f"{model.quantised_weights}"
-        )
     if model.family == "mpt" and model.position_embeddings:
         return f"transformers' mpt has no learned positions, and {model.name} has {model.position_embeddings}"
     return _partial_rotation(model)

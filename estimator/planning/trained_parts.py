@@ -1,14 +1,14 @@
-"""In which models the loop can train LLaMA-Adapters, and modules that are whole beside LoRA's adapters."""
+"""Models for which the loop can train LLaMA-Adapters, and full modules next to LoRA adapters."""
 
 from __future__ import annotations
 
 from estimator.models import ModelSpec
 from estimator.vocabulary import METHODS
 
-# PEFT 0.18, tuners/adaption_prompt/config.py (and GPT-2); those that launchers/engines/loop/adapter_v2.py's
-# attention over prompts was tried on.
+# PEFT 0.18, tuners/adaption_prompt/config.py (and GPT-2), tested with the prompt attention of
+# launchers/engines/loop/adapter_v2.py.
 PROMPT_FAMILIES = {"adapter-v1": ("llama", "mistral"), "adapter-v2": ("llama", "mistral", "qwen2", "qwen3")}
-# Those whose embeddings, heads and norms launchers/engines/loop/whole_modules.py was tried on.
+# Families tested with launchers/engines/loop/whole_modules.py (embeddings, heads and norms).
 WHOLE_FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3")
 
 
@@ -16,7 +16,7 @@ def llama_adapter(model: ModelSpec, method: str) -> str | None:
     """Return the reason why a model cannot have LLaMA-Adapter's prompts or v2's scales; None if it can."""
     families = PROMPT_FAMILIES[method]
     if model.family not in families:
-        return f"{method} is made for {', '.join(families)} models here, and {model.name} is {model.family}"
+        return f"{method} supports {', '.join(families)} models here, and {model.name} is {model.family}"
     if method == "adapter-v1" and model.q_dim != model.hidden:
         return (
             f"adapter-v1: PEFT 0.18's prompts need heads * head_dim = hidden, and {model.name} has "
@@ -32,7 +32,7 @@ def whole_modules(model: ModelSpec) -> str | None:
     if model.family in WHOLE_FAMILIES:
         return None
     families = ", ".join(WHOLE_FAMILIES)
-    return f"lora.modules_to_save is for {families} models here, and {model.name} is {model.family}"
+    return f"lora.modules_to_save supports {families} models here, and {model.name} is {model.family}"
 
 
 def new_tokens(model: ModelSpec, method: str) -> str | None:
@@ -41,4 +41,4 @@ def new_tokens(model: ModelSpec, method: str) -> str | None:
         return f"new_tokens: {method} trains neither embeddings nor head"
     if model.family in WHOLE_FAMILIES:
         return None
-    return f"new_tokens are for {', '.join(WHOLE_FAMILIES)} models here, and {model.name} is {model.family}"
+    return f"new_tokens supports {', '.join(WHOLE_FAMILIES)} models here, and {model.name} is {model.family}"

@@ -1,4 +1,4 @@
-"""Description of a training as far as engine support depends on it."""
+"""Properties of a training that engine support depends on."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ class Training:
     precision: str = "auto"
     fp8: str = "none"
     compile: bool = False
-    liger: bool = False  # Liger-Kernel's kernels in place of the model's own
+    liger: bool = False  # use Liger-Kernel's kernels
     optimizer: str = "adamw"
     optimizer_in_backward: bool = False
-    part_recomputed: bool = False  # whether checkpointing is of parts of blocks, or of some blocks
+    part_recomputed: bool = False  # selective checkpointing, or of some blocks only
     packing: bool = False
     lora_targets: tuple[str, ...] = PROJECTIONS
     rslora: bool = False
     lora_experts: bool = False  # adapters on experts too
     quantization: str = "nf4-double"  # of qlora's base
     processes: int = 1
-    trained_modules: tuple[str, ...] = ()  # whole, beside LoRA's adapters
-    new_tokens: int = 0  # that embedding and head get rows for
-    zero: bool = False  # whether ZeRO's stage or offload is asked for
-    fsdp: bool = False  # whether FSDP2's sharding, replicas or offload are asked for
+    trained_modules: tuple[str, ...] = ()  # trained in full, next to LoRA adapters
+    new_tokens: int = 0  # added rows of embedding and head
+    zero: bool = False  # whether ZeRO's stage or offload is set
+    fsdp: bool = False  # whether FSDP2's sharding, replicas or offload are set

@@ -1,4 +1,4 @@
-"""Plans to try on the machines of a plan, before the whole run: the best layouts by prediction."""
+"""Plans for a trial on the hardware of a plan before the run: the best layouts by prediction."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ TRIED = 3  # plans of one trial
 
 
 def trial_plans(plan: Plan, job: Job, *, count: int = TRIED) -> tuple[Plan, ...]:
-    """The plan and the next best layouts of its job on the same machines, fastest first by prediction.
+    """Return the plan and the next best layouts of its job on the same hardware, by predicted speed.
 
-    Of each spread of the job the largest micro batch that fits, and the next smaller one. Where no speed is
-    known, in the order in which the planner weighs them. The same on every node: it depends on plan and job
-    alone. ``job`` holds the user's own values; those are kept.
+    Per spread, the largest micro batch that fits and the next smaller one. If the speed is unknown, in the
+    order of the planner. The result is the same on every node, as it depends on plan and job only. ``job``
+    has the values set by the user, which are kept.
     """
     layout, capacity = plan.layout, plan.prediction.memory.capacity_bytes
     if capacity is None:
@@ -45,7 +45,7 @@ def _smaller(layout: Layout) -> Layout | None:
 
 
 def _plan_of(plan: Plan, job: Job, search: Search, layout: Layout, gpu: hardware.Gpu | None) -> Plan:
-    """The plan with another layout on the same machines, and what that should need and do."""
+    """Return the plan with another layout on the same hardware, and its prediction."""
     estimate = search.estimate(layout, gpu).with_capacity(plan.prediction.memory.capacity_bytes)
     speed = search.speed(layout, gpu, None)
     prediction = replace(

@@ -1,11 +1,11 @@
-"""Models that the loop's engines train with variable-length attention instead of a dense document mask."""
+"""Models that the loop engines train with variable-length attention instead of a dense document mask."""
 
 from __future__ import annotations
 
 from estimator.models import ModelSpec
 from estimator.vocabulary import TASKS
 
-# Families whose code hands the lengths to the attention function and has no attention of its own;
+# Families whose code passes the lengths to the attention function and has no custom attention;
 # tests/launchers/engines/loop/test_varlen.py compares each of them with the mask
 FAMILIES = (
     "llama",
@@ -29,10 +29,10 @@ LARGEST_HEAD_DIM = 256  # of FlashAttention-2
 
 
 def unsupported(model: ModelSpec, task: str) -> str | None:
-    """Reason a job keeps padding and the dense mask, as one clause; None where the kernel applies."""
+    """Return the reason why a job keeps padding and the dense mask, or None if the kernel applies."""
     spec = TASKS[task]
     if not (spec.next_token or spec.preferences) or task == "reward":
-        return f"task {task} needs each row apart"
+        return f"task {task} needs separate rows"
     if model.attention_sinks:
         return f"{model.family}'s attention sinks are not in the kernel"
     if model.family not in FAMILIES:

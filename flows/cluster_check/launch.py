@@ -5,13 +5,11 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 import os
 import sys
 import tempfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -39,7 +37,7 @@ from decorators._metaflow import Backend
 from decorators.backends import cluster_name, pod_template
 from decorators.backends.options import Options as Placement
 from decorators.node_request import LAUNCH_VARIABLE, Asked
-from estimator import hardware
+from estimator import hardware, untrusted
 from estimator.errors import UserError
 from estimator.hardware.cluster.taints import Toleration
 from estimator.plan import Request
@@ -74,11 +72,17 @@ class Launch:
 
     def pack(self) -> str:
         """Pack into one word without spaces, for an environment variable (see :meth:`unpack`)."""
-        return base64.b64encode(zlib.compress(json.dumps(asdict(self)).encode(), 9)).decode()
+        return untrusted.pack(json.dumps(asdict(self)))
 
     @classmethod
     def unpack(cls, text: str) -> Launch:
-        return cls(**json.loads(zlib.decompress(base64.b64decode(text))))
+        try:
+            return cls(**untrusted.parse_json(untrusted.unpack(text)))
+        except (ValueError, TypeError) as error:
+            raise UserError(
+                f"{LAUNCH_VARIABLE} can't be read: {error}.",
+                "Start it again with `run`, or deploy the flow anew.",
+            ) from None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

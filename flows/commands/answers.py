@@ -14,11 +14,11 @@ from decorators import finished_models
 from decorators.card import blocks
 from estimator.cli.output import note
 from estimator.errors import UserError
+from estimator.formatting import printable
 from launchers.base.imports import imported_quietly
 from launchers.inference import memory, side_by_side
 from launchers.inference.conversation import Sampling
 from launchers.inference.side_by_side import BASE, LETTERS, Comparison
-from launchers.inference.terminal import escaped
 from launchers.scoring.functions import load_function, score_by
 
 
@@ -67,7 +67,7 @@ def terminal_table(comparison: Comparison) -> Table:
     for name in ("prompt", *comparison.columns):
         table.add_column(name, overflow="fold", ratio=1)
     for row in _cells(comparison):
-        table.add_row(*(Text(escaped(cell)) for cell in row))
+        table.add_row(*(Text(printable(cell)) for cell in row))
     return table
 
 

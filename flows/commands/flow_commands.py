@@ -176,7 +176,8 @@ def _completions(name: str) -> set[str]:
     from decorators._metaflow import run_parameters
 
     parameters, switches = run_parameters(flow_class(name))
-    from flows.commands.run_options import OF_METAFLOW, all_options
+    from flows.commands.run_options import OF_METAFLOW
+    from launchers.settings.options import all_options
 
     own = {*parameters, *switches, *OF_METAFLOW, *BEFORE_COMMAND}
     return own | all_options() if name == DEFAULT else own

@@ -6,8 +6,9 @@ import json
 
 from estimator.cli.common import COMMON
 from estimator.cli.help import EXAMPLES, GROUPS, Line, page
-from flows.commands.run_options import OF_METAFLOW, setting_options
+from flows.commands.run_options import OF_METAFLOW
 from launchers.settings import default_of, help_of
+from launchers.settings.options import setting_options
 
 SHOWN = (
     *("model", "dataset", "task", "seq_len"),

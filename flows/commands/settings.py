@@ -8,10 +8,10 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from estimator.changes import meant_by, option_of
 from estimator.cli import output
 from estimator.errors import UserError
 from estimator.names import did_you_mean
+from estimator.option_names import option_name, setting_for_alias
 from launchers.settings import default_of, dotted_names, help_of, type_of
 
 WIDTH = 80
@@ -37,7 +37,7 @@ def _search(word: str) -> list[str]:
     names = dotted_names()
     found = [name for name in names if sought in name.replace(".", "_") or sought in name]
     found += [name for name in names if name not in found and word.lower() in help_of(name).lower()]
-    other = meant_by(word)
+    other = setting_for_alias(word)
     if other is not None and other in names:
         found = [other, *(name for name in found if name != other)]
     if not found:
@@ -49,7 +49,7 @@ def _search(word: str) -> list[str]:
 def _record(name: str) -> dict[str, object]:
     return {
         "name": name,
-        "option": option_of(name),
+        "option": option_name(name),
         "type": type_of(name),
         "default": default_of(name),
         "meaning": help_of(name),
@@ -59,6 +59,6 @@ def _record(name: str) -> dict[str, object]:
 def _lines(name: str) -> list[str]:
     default = default_of(name)
     shown = "none" if default is None else default if isinstance(default, str) else json.dumps(default)
-    head = f"{name} ({option_of(name)}): {type_of(name)} [default: {shown or 'empty'}]"
+    head = f"{name} ({option_name(name)}): {type_of(name)} [default: {shown or 'empty'}]"
     meaning = textwrap.indent(textwrap.fill(help_of(name), WIDTH - 4), "    ")
     return [*textwrap.wrap(head, WIDTH, subsequent_indent="    "), meaning]

@@ -14,6 +14,7 @@ from flows.doctor.line import Line
 from launchers import engines
 from launchers.base.imports import collector_paused
 from launchers.run import checks
+from launchers.run.job import unsupported
 from launchers.settings import build
 
 _MODEL = "tiny-llama"
@@ -23,7 +24,7 @@ def engine(name: str) -> list[Line]:
     """One line; what is optional in its extra is said on the extra's line."""
     checks.check_installed(name)
     needs, tasks = engines.needs(name), ENGINES[name].tasks
-    reason = engines.get(name).unsupported(build({"engine": name, "task": tasks[0]}), models.find(_MODEL))
+    reason = unsupported(name, build({"engine": name, "task": tasks[0]}), models.find(_MODEL))
     if reason is not None:
         return [Line(check=name, state="no", found=reason)]
     try:

@@ -6,14 +6,11 @@ looked up there, and under which keys of the datastore it has put local files of
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import hashlib
 import json
 import os
 import shutil
-import tempfile
-import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -21,7 +18,8 @@ from typing import Any
 
 from decorators.gpu_profile import STAGED_VARIABLE
 from decorators.storage import MetaflowStorage, datastore
-from estimator import models, remote
+from estimator import models, remote, untrusted
+from estimator.errors import UserError
 from estimator.formatting import format_bytes
 from estimator.models import ModelRef, ModelSource
 from estimator.plan import Plan
@@ -37,7 +35,7 @@ from launchers.results.model_card import Facts, cache_folder, cache_name, slug
 from launchers.run import preparation
 from launchers.run_config import RunConfig
 from launchers.settings import Settings
-from launchers.store.bundles import fetch_files, get_bundle, has_bundle, put_bundle, sha256_of
+from launchers.store.bundles import fetch_files, get_bundle, has_bundle, put_bundle, put_files, sha256_of
 
 # What the launching process leaves for the tasks
 
@@ -45,7 +43,7 @@ from launchers.store.bundles import fetch_files, get_bundle, has_bundle, put_bun
 def carry(model: ModelRef, datasets: dict[str, str] | None = None) -> None:
     """Leave the model, and the keys of datasets by what the user calls them, for every task of this run."""
     values = {"model": model.to_dict(), "datasets": datasets or {}}
-    os.environ[STAGED_VARIABLE] = base64.b64encode(zlib.compress(json.dumps(values).encode(), 9)).decode()
+    os.environ[STAGED_VARIABLE] = untrusted.pack(json.dumps(values))
 
 
 def carried_model(name: str) -> ModelRef:
@@ -61,7 +59,12 @@ def carried_model(name: str) -> ModelRef:
 
 def _carried() -> dict[str, Any]:
     text = os.environ.get(STAGED_VARIABLE)
-    values: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(text))) if text else {}
+    try:
+        values: dict[str, Any] = untrusted.parse_json(untrusted.unpack(text)) if text else {}
+    except ValueError as error:
+        raise UserError(
+            f"{STAGED_VARIABLE} can't be read: {error}.", "Launch the run again, or deploy the flow anew."
+        ) from None
     return values
 
 
@@ -108,12 +111,7 @@ def stage_files(store: MetaflowStorage, files: Mapping[str, Path]) -> str:
     contents = [(name, sha256_of(path)) for name, path in sorted(files.items())]
     key = f"staged/{hashlib.sha256(repr(contents).encode()).hexdigest()[:32]}"
     if not has_bundle(store, key):
-        with tempfile.TemporaryDirectory() as temporary:
-            for name, path in files.items():
-                link = Path(temporary) / name
-                link.parent.mkdir(parents=True, exist_ok=True)
-                link.symlink_to(path.resolve())
-            put_bundle(store, key, Path(temporary))
+        put_files(store, key, files)
     return key
 
 

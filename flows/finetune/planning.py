@@ -15,8 +15,7 @@ from decorators._metaflow import Backend, command, compiles_only, main, resumed_
 from decorators.backends import cluster_name, destination
 from estimator import hardware, logs
 from estimator.calibration import Calibration
-from estimator.changes import option_of
-from estimator.errors import MISTAKE, Change, UserError, spelled_as
+from estimator.errors import MISTAKE, UserError
 from estimator.hardware import local_machine
 from estimator.job import Job, Target
 from estimator.plan import Plan
@@ -26,9 +25,10 @@ from estimator.planning.places import WAITS
 from estimator.planning.planner import CannotFit
 from estimator.planning.report import render
 from estimator.planning.summary import MORE, render_cannot_fit, render_summary
-from flows.commands import run_help, run_options
+from flows.commands import run_help
 from flows.commands.flow_commands import command_line, split_words
 from flows.commands.run_logs import recorded_launch
+from flows.commands.run_options import OF_METAFLOW
 from flows.finetune import artifacts, harness, rejection_plan, scorers
 from launchers import settings
 from launchers.base import workdir
@@ -36,8 +36,8 @@ from launchers.harness import tasks
 from launchers.results import hub_push
 from launchers.run import checks, preparation
 from launchers.settings import Settings
+from launchers.settings.options import translate
 from launchers.settings.sections import Resources
-from launchers.settings.spelling import default_of
 
 if TYPE_CHECKING:
     from flows.cluster_check.gate import Checked
@@ -92,26 +92,6 @@ LISTS = ("tracker", "eval_harness")  # flags that take several words, with comma
 SWITCHES = ("from_catalogue", "spot", "adapter_only")
 
 
-class FlowOptions:
-    """Options as advice names them. A setting without a parameter is set to its default, not left out."""
-
-    def name(self, option: str) -> str:
-        return option_of(option)
-
-    def words(self, change: Change) -> tuple[str, ...]:
-        name, value = option_of(change.option), change.value
-        if value is None and change.option not in (*FLAGS.values(), "with"):
-            value = default_of(change.option)
-        if value is None or (value is False and change.option in FLAGS.values()):
-            return ()
-        if isinstance(value, bool):
-            return (name if value else f"--no-{name[2:]}",)
-        return (name, ",".join(map(str, value)) if isinstance(value, tuple) else str(value))
-
-
-FLOW = FlowOptions()
-
-
 def run_flow(flow: type[Any]) -> None:
     """Run a flow's command line; an option that has another name here is answered with that name."""
     try:
@@ -138,7 +118,7 @@ def _translated(flow: type[Any], words: Sequence[str]) -> list[str]:
     return [
         *before,
         "run",
-        *run_options.translate(rest[1:], parameters, {*switches, *run_options.OF_METAFLOW}),
+        *translate(rest[1:], parameters, {*switches, *OF_METAFLOW}),
     ]
 
 
@@ -169,48 +149,47 @@ def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
     ``--no-calibration`` leaves out what finished runs have measured, ``--ignore-checklist`` goes on where the
     cluster's newest checklist has failed. ``--plan-only`` prints the plan and ends the program here.
     """
-    with spelled_as(FLOW):
-        settings = settings_from(params.get("settings") or {}, params)
-        machine = local_machine.here() if backend == "local" else None
-        rejection = rejection_plan.check(settings) if "score" in params else None
-        try:
-            run = preparation.plan_run(
-                rejection.trained if rejection else settings,
-                Target(kind=backend, machine=machine),
-                calibrated=not params.get("no_calibration"),
-                choose=functools.partial(
-                    _choose_plan,
-                    backend=backend,
-                    settings=settings,
-                    ignored=bool(params.get("ignore_checklist")),
-                ),
-            )
-        except CannotFit as error:
-            raise UserError(render_cannot_fit(error, _command(params), spelling=FLOW)) from None
-        if rejection:
-            run = replace(run, plan=rejection.planned(run))
-        if run.plan.prediction.price_source and run.plan.request.instance_type:
-            sys.stderr.write(f"{hardware.old_prices([run.plan.request.instance_type])}\n".lstrip())
-        shown = render(run.plan) if params.get("verbose") else render_summary(run.plan)
-        if rejection:
-            shown += f"\n\n{rejection.text(run.plan)}"
-        if params.get("plan_only"):
-            sys.stdout.write(shown + ("\n" if params.get("verbose") else f"\n\n{MORE}\n"))
-            raise SystemExit(0)
-        sys.stderr.write(shown + "\n\n")  # not to standard output: deployments print JSON there
-        hub_push.check(run.settings, must_reach=backend == "local")
-        if backend == "local":
-            chosen = run.settings
-            checks.check_installed(chosen.engine, chosen.method, liger=chosen.liger)
-            tasks.check_installed(chosen)
-            checks.check_disks(run.plan, [_work_disk()])
-            checks.check_output(chosen)
-            artifacts.carry(run.model)
-        else:
-            model, staged = artifacts.stage(run.settings, run.model)
-            scorer = scorers.stage_scorer(settings.rejection.score if rejection else settings.rl.reward)
-            artifacts.carry(model, staged | scorer | harness.stage_tasks(run.settings))
-        return run.plan
+    settings = settings_from(params.get("settings") or {}, params)
+    machine = local_machine.here() if backend == "local" else None
+    rejection = rejection_plan.check(settings) if "score" in params else None
+    try:
+        run = preparation.plan_run(
+            rejection.trained if rejection else settings,
+            Target(kind=backend, machine=machine),
+            calibrated=not params.get("no_calibration"),
+            choose=functools.partial(
+                _choose_plan,
+                backend=backend,
+                settings=settings,
+                ignored=bool(params.get("ignore_checklist")),
+            ),
+        )
+    except CannotFit as error:
+        raise UserError(render_cannot_fit(error, _command(params))) from None
+    if rejection:
+        run = replace(run, plan=rejection.planned(run))
+    if run.plan.prediction.price_source and run.plan.request.instance_type:
+        sys.stderr.write(f"{hardware.old_prices([run.plan.request.instance_type])}\n".lstrip())
+    shown = render(run.plan) if params.get("verbose") else render_summary(run.plan)
+    if rejection:
+        shown += f"\n\n{rejection.text(run.plan)}"
+    if params.get("plan_only"):
+        sys.stdout.write(shown + ("\n" if params.get("verbose") else f"\n\n{MORE}\n"))
+        raise SystemExit(0)
+    sys.stderr.write(shown + "\n\n")  # not to standard output: deployments print JSON there
+    hub_push.check(run.settings, must_reach=backend == "local")
+    if backend == "local":
+        chosen = run.settings
+        checks.check_installed(chosen.engine, chosen.method, liger=chosen.liger)
+        tasks.check_installed(chosen)
+        checks.check_disks(run.plan, [_work_disk()])
+        checks.check_output(chosen)
+        artifacts.carry(run.model)
+    else:
+        model, staged = artifacts.stage(run.settings, run.model)
+        scorer = scorers.stage_scorer(settings.rejection.score if rejection else settings.rl.reward)
+        artifacts.carry(model, staged | scorer | harness.stage_tasks(run.settings))
+    return run.plan
 
 
 def _command(params: Mapping[str, Any]) -> str:
@@ -301,8 +280,8 @@ def _on_spot(goals: Goals, backend: Backend, resources: Resources) -> Goals:
     """Return the goals for spot machines. UserError if the backend cannot have them."""
     if backend == "batch" and (resources.nodes or 1) > 1:
         raise UserError(
-            (Change("resources.nodes", resources.nodes), ": AWS Batch starts no such job on spot machines."),
-            ("Leave ", Change("resources.spot"), " out, or ask for one node."),
+            f"--nodes {resources.nodes}: AWS Batch starts no such job on spot machines.",
+            "Leave --spot out, or ask for one node.",
         )
     # Where no process waits for the step that could submit it again, a disruption costs a retry
     waits = command() != "deploy"

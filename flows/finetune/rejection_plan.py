@@ -12,7 +12,7 @@ from pathlib import Path
 
 from decorators.backends.overrides import request_for
 from estimator import models
-from estimator.errors import Change, UserError
+from estimator.errors import UserError
 from estimator.formatting import format_bytes, format_duration, format_usd
 from estimator.models import ModelSpec
 from estimator.plan import Generation, Plan, Stage
@@ -53,8 +53,8 @@ class PlannedRejection:
         self._check_generator(run)
         if drawing.nodes and drawing.nodes > 1 and plan.target == "local" and plan.request.gpus_per_node:
             raise UserError(
-                (Change("rejection.nodes", drawing.nodes), ": here one process sees all GPUs."),
-                ("Leave ", Change("rejection.nodes"), " out, or run on a cluster."),
+                f"--rejection-nodes {drawing.nodes}: here one process sees all GPUs.",
+                "Leave --rejection-nodes out, or run on a cluster.",
             )
         return replace(plan, generation=generation.plan_generation(plan, run.model.spec, drawing))
 
@@ -64,12 +64,10 @@ class PlannedRejection:
         if not run.settings.merges(run.plan.method):
             raise UserError(
                 (
-                    Change("rejection.generator", "vllm"),
-                    " draws from whole models, and what ",
-                    Change("method", run.plan.method),
-                    " trains stays an adapter.",
+                    f"--rejection-generator vllm samples from whole models, and --method {run.plan.method} "
+                    "trains an adapter."
                 ),
-                ("Leave ", Change("rejection.generator"), " out."),
+                "Leave --rejection-generator out.",
             )
         if run.plan.target == "local":
             check_vllm(self.settings.rejection.generator_python)
@@ -144,11 +142,8 @@ def check(settings: Settings) -> PlannedRejection:
         )
     if settings.task != "sft":
         raise UserError(
-            (
-                Change("task", settings.task),
-                ": this flow trains on the answers that it keeps, with task sft.",
-            ),
-            ("Leave ", Change("task"), " out, or use `finetune run`."),
+            f"--task {settings.task}: this flow trains on the answers that it keeps, with task sft.",
+            "Leave --task out, or use `finetune run`.",
         )
     scorer = scorer_of(score)
     if scorer.function is not None:
@@ -173,7 +168,7 @@ def check(settings: Settings) -> PlannedRejection:
         raise UserError(
             f"global_batch_size {settings.batch_size} is more than the {kept - held_out:,} answers "
             f"that can be kept to train on, of {prompts:,} prompts.",
-            ("Give ", Change("global_batch_size", max(1, kept - held_out)), " or less, or more prompts."),
+            f"Give --global-batch-size {max(1, kept - held_out)} or less, or more prompts.",
         )
     trained = settings.model_copy(update={"max_steps": settings.steps_of(kept - held_out)})
     return PlannedRejection(

@@ -1,8 +1,4 @@
-"""The steps of a fine-tuning run, but for the way through them: finetune_flow.py and finetune_linear_flow.py.
-
-Metaflow lets a flow inherit steps and parameters. Each step here does its work and goes on to the next; where
-the two flows differ, they have a step of their own.
-"""
+"""The work of each step of a fine-tuning run; the flow files in flows/ declare the steps."""
 
 from __future__ import annotations
 
@@ -12,23 +8,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from metaflow import Config, FlowSpec, Parameter, config_expr, current, retry, step
+from metaflow import current
 
-from decorators._metaflow import shell_path, user_errors
+from decorators._metaflow import in_container, shell_path, user_errors
 from decorators.backends import disruptions
-from decorators.gpu_profile import current_plan, current_profile, gpu_profile
+from decorators.gpu_profile import current_plan, current_profile
 from decorators.storage import datastore
-from estimator.cli.common import COMMON
-from estimator.errors import spelled_as
 from estimator.vocabulary import TASKS
-from flows.commands.flow_commands import command_line, config_file, console_script
-from flows.commands.run_help import CHECKS
+from flows.commands.flow_commands import command_line, console_script
 from flows.commands.run_logs import recorded_task
 from flows.finetune import artifacts, harness, planning, scorers
 from flows.finetune.node import encode_on_node, join_timeout_s, train_on_node
+from flows.finetune.parameters import FinetuneParameters
 from launchers import engines, run_config
 from launchers.base.workdir import work_folder
-from launchers.cluster.endpoint import NodeAddress, Secret
+from launchers.cluster.endpoint import NodeAddress, Secret, choose_ports
 from launchers.dataset import mixture
 from launchers.dataset.preferences import Sample
 from launchers.dataset.stored import StoredRows
@@ -40,52 +34,15 @@ from launchers.results import hub_push
 from launchers.results.handover import PAGE
 from launchers.results.model_card import closing_facts, hub_page
 from launchers.run import preparation, stages
-from launchers.settings import choices_of, help_of, parse_yaml
 from launchers.store.bundles import get_bundle, has_bundle, put_bundle
 
 T = TypeVar("T")
 
 
-def knob(name: str, kind: type = str) -> Any:
-    """A flag of the flow; its default is the settings file's value, its help the setting's own."""
-    where = planning.FLAGS[name]
-    choices = f" One of {', '.join(choices_of(where))}." if choices_of(where) else ""
-    return Parameter(
-        name.replace("_", "-"),
-        type=kind,
-        default=config_expr(f"settings.{where}"),
-        help=help_of(where) + choices,
-    )
-
-
-def text_knob(name: str) -> Any:
-    """A flag whose setting is not plain text: empty means as in the settings file."""
-    where = planning.FLAGS[name]
-    return Parameter(name.replace("_", "-"), type=str, default="", help=help_of(where))
-
-
-def switch(name: str) -> Any:
-    """A flag without a value; where it isn't given, the settings file's value holds."""
-    help_text = help_of(planning.FLAGS[name])
-    return Parameter(name.replace("_", "-"), is_flag=True, default=False, help=help_text)
-
-
-def check_switch(name: str) -> Any:
-    """A flag of the flow that is no setting."""
-    return Parameter(name, is_flag=True, default=False, help=CHECKS[name])
-
-
-def read_settings(text: str) -> dict[str, Any]:
-    """Parse the settings file and fill in the defaults; show a mistake in it as Metaflow shows errors."""
-    with user_errors():
-        return parse_yaml(text, config_file(sys.argv[1:], "settings").parent)
-
-
 @contextmanager
 def task_folder(step_name: str) -> Iterator[Path]:
-    """An empty work folder for this attempt; a UserError in it names options as the flow takes them."""
+    """Create an empty work folder for this attempt."""
     with (
-        spelled_as(planning.FLOW),
         work_folder(current.run_id, step_name, current.task_id) as work,
         recorded_task(work),
     ):
@@ -107,66 +64,11 @@ def next_steps(train: str, model_path: str, task: str) -> list[str]:
     ]
 
 
-class FinetuneSteps(FlowSpec):
-    """Steps that every fine-tuning flow has."""
+class FinetuneRun(FinetuneParameters):
+    """Parameters and work of a fine-tuning run; each flow declares its steps and their order."""
 
-    settings = Config(
-        "settings",
-        default_value="",
-        parser=read_settings,
-        help="A YAML file of settings (launchers/settings/settings.schema.json says which there are).",
-    )
-    model = knob("model")
-    task = knob("task")
-    method = knob("method")
-    engine = knob("engine")
-    dataset = knob("dataset")
-    seq_len = knob("seq_len", int)
-    resolution = knob("resolution", int)
-    packing = knob("packing", bool)
-    epochs = knob("epochs", int)
-    max_steps = knob("max_steps", int)
-    tokens = text_knob("tokens")
-    global_batch_size = knob("global_batch_size", int)
-    micro_batch_size = knob("micro_batch_size", int)
-    lr = text_knob("lr")
-    precision = knob("precision")
-    activation_checkpointing = text_knob("activation_checkpointing")
-    seed = knob("seed", int)
-    trial = knob("trial", int)
-    checkpoint_every = knob("checkpoint_every", int)
-    eval_every = knob("eval_every", int)
-    profile_steps = text_knob("profile_steps")
-    tracker = text_knob("tracker")
-    output_dir = knob("output_dir")
-    eval_harness = text_knob("eval_harness")
-    adapter_only = switch("adapter_only")
-    push = knob("push")
-    nodes = knob("nodes", int)
-    gpus = knob("gpus", int)
-    gpu = knob("gpu")
-    instance_type = knob("instance_type")
-    cloud = knob("cloud")
-    from_catalogue = switch("from_catalogue")
-    capacity = knob("capacity")
-    spot = switch("spot")
-    device = knob("device")
-    queue = knob("queue")
-    zone = knob("zone")
-    pending_timeout = knob("pending_timeout", float)
-    max_disruptions = knob("max_disruptions", int)
-    fabric = knob("fabric")
-    overrides = Parameter("set", default="", multiple=True, help=CHECKS["set"])
-    no_calibration = check_switch("no-calibration")
-    no_preflight = check_switch("no-preflight")
-    ignore_checklist = check_switch("ignore-checklist")
-    plan_only = Parameter("plan-only", is_flag=True, default=False, help=COMMON["plan_only"].text)
-    verbose = Parameter("verbose", is_flag=True, default=False, help=COMMON["verbose"].text)
-
-    @gpu_profile(plan=planning.plan_from_parameters, request="none")
-    @step
-    def start(self) -> None:
-        """Settle the settings and the plan; fetch and check the data."""
+    def _start(self) -> None:
+        """Resolve the settings against the plan; fetch and check the data."""
         with task_folder("start") as work:
             settings = planning.settings_from(self.settings, planning.flags_of(self))
             self.base_model = artifacts.carried_model(settings.model)
@@ -185,55 +87,6 @@ class FinetuneSteps(FlowSpec):
             print(f"reading {', '.join(mixture.names(self.used_settings))}", flush=True)
             rows = preparation.read_data(self.used_settings, work, fetch=artifacts.fetch_dataset)
             self.rows_key = artifacts.keep_rows(datastore(), rows, work / "rows")
-        self.next(self.prepare)
-
-    @gpu_profile(plan=planning.plan_from_parameters)
-    @retry(times=2, minutes_between_retries=0)
-    @step
-    def train(self) -> None:
-        """Train on one node."""
-        self._train(node=0, nodes=1, main_host="127.0.0.1", ports=(), secret=Secret(""))
-        self.next(self.evaluate)
-
-    @gpu_profile(plan=planning.plan_from_parameters, request="evaluate")
-    @step
-    def evaluate(self) -> None:
-        """Held-out loss before and after, a few answers of the finished model, and tasks' metrics.
-
-        A flow with branches has a step of their own for the tasks.
-        """
-        self._evaluate()
-        if self.used_settings.harness.tasks:
-            self._run_tasks()
-        self.next(self.export)
-
-    @step
-    def export(self) -> None:
-        """Put the model where the user can take it, with a page that says what it is, and onto the Hub.
-
-        A flow with branches has a step of its own for the Hub.
-        """
-        self._export()
-        if self.used_settings.export.push:
-            self._push()
-        self.next(self.end)
-
-    @step
-    def end(self) -> None:
-        """Print example answers, predicted and measured values, where the model is, and the next steps."""
-        lines = stages.closing_lines(
-            self.facts,
-            self.evaluation,
-            Path(self.model_path),
-            url=getattr(self, "model_url", None),
-            errors=self.stage_errors,
-        )
-        train = "train_nodes" if self.plan.layout.nodes > 1 else "train"
-        lines += next_steps(train, self.model_path, self.used_settings.task)
-        if self.stage_errors:
-            words = ["resume", self.failed_step, "--origin-run-id", current.run_id]
-            lines.append(f"Try again:      {command_line(sys.argv[0], words, console_script(shell_path()))}")
-        print("\n".join(lines))
 
     def _prepare(self, kept: Sequence[Sample] | None = None) -> None:
         """Fetch the weights once for the cluster; tokenise the data once for all ranks.
@@ -275,6 +128,35 @@ class FinetuneSteps(FlowSpec):
         get_bundle(datastore(), self.rows_key, work / "rows")
         return preparation.stored_data(work / "rows")
 
+    def _train_alone(self) -> None:
+        """Train on one node."""
+        self._train(node=0, nodes=1, main_host="127.0.0.1", ports=(), secret=Secret(""))
+
+    def _choose_endpoint(self) -> None:
+        """Choose the ports and the secret by which the nodes will find and trust each other."""
+        self.ports = choose_ports(local=not in_container())
+        self.secret = Secret.make()
+
+    def _train_node(self) -> None:
+        """Train as one node of several: this task is one of the step's parallel tasks."""
+        where = current.parallel
+        self._train(
+            node=where.node_index,
+            nodes=where.num_nodes,
+            main_host=where.main_ip,
+            ports=self.ports,
+            secret=self.secret,
+        )
+
+    def _gather(self, inputs: Any) -> None:
+        """Merge the results of the nodes; node 0 holds the model and the metrics."""
+        nodes = sorted(inputs, key=lambda task: task.node)
+        self.merge_artifacts(inputs, exclude=["node", "outcome", "measured", "plan"])
+        self.outcome = nodes[0].outcome
+        self.plan = self.outcome.plan
+        self.measured = nodes[0].measured
+        self.measured_nodes = [task.measured for task in nodes]
+
     def _evaluate(self) -> None:
         """Measure base and finished model on what was held out."""
         self.metrics = [metrics.to_dict() for metrics in self.outcome.metrics]
@@ -303,12 +185,7 @@ class FinetuneSteps(FlowSpec):
 
         Errors go into the artifact ``stage_errors``, the step of the first one into ``failed_step``.
         """
-
-        def spelled() -> T:
-            with spelled_as(planning.FLOW):
-                return work()
-
-        result = stages.attempt(stage, spelled)
+        result = stages.attempt(stage, work)
         if result.error is not None:
             if not self.stage_errors:
                 self.failed_step = current.step_name
@@ -400,3 +277,19 @@ class FinetuneSteps(FlowSpec):
             )
         self.measured = self.outcome.measured
         self.plan = self.outcome.plan
+
+    def _report(self) -> None:
+        """Print example answers, predicted and measured values, where the model is, and the next steps."""
+        lines = stages.closing_lines(
+            self.facts,
+            self.evaluation,
+            Path(self.model_path),
+            url=getattr(self, "model_url", None),
+            errors=self.stage_errors,
+        )
+        train = "train_nodes" if self.plan.layout.nodes > 1 else "train"
+        lines += next_steps(train, self.model_path, self.used_settings.task)
+        if self.stage_errors:
+            words = ["resume", self.failed_step, "--origin-run-id", current.run_id]
+            lines.append(f"Try again:      {command_line(sys.argv[0], words, console_script(shell_path()))}")
+        print("\n".join(lines))

@@ -8,9 +8,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from estimator.errors import UserError, spelled_as
+from estimator.errors import UserError
 from launchers.cluster.processes import PARENT, die_with_parent
-from launchers.settings.spelling import SET
 
 PROBLEM = "problem.json"  # the user error that ended the process, {"problem", "advice"}, next to the request
 
@@ -24,8 +23,7 @@ def serve(work: Callable[[Path], None]) -> None:
         die_with_parent(int(os.environ[PARENT]))
     request = Path(sys.argv[1])
     try:
-        with spelled_as(SET):
-            work(request)
+        work(request)
     except UserError as error:
         error_values = {"problem": error.problem, "advice": error.advice}
         request.with_name(PROBLEM).write_text(json.dumps(error_values))

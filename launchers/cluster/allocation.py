@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import re
 import shutil
@@ -20,7 +21,8 @@ FIRST_PORT = 29_400
 PORTS = 8  # candidate ports of the control channel; jobs on the same host use different ones
 _SLOTS = 64  # groups of ports, assigned to jobs by job number
 SCONTROL_S = 5.0  # time limit; scontrol expands lists locally
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
+_RANGE = re.compile(r"(\d{1,20})(?:-(\d{1,20}))?", re.ASCII)
+_MAX_HOSTS = 100_000  # of one range; the largest clusters have fewer nodes
 _HOST = re.compile(r"[\w.-]+", re.ASCII)
 
 
@@ -99,7 +101,7 @@ def _hosts_of_scontrol(nodelist: str) -> list[str]:
             timeout=SCONTROL_S,
             check=True,
         )
-    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
+    except (OSError, subprocess.SubprocessError, ValueError):  # ValueError: no UTF-8, or a null byte
         return []
     hosts = process.stdout.splitlines()
     return hosts if all(_HOST.fullmatch(host) for host in hosts) else []
@@ -108,11 +110,13 @@ def _hosts_of_scontrol(nodelist: str) -> list[str]:
 def _hosts_of_ranges(nodelist: str) -> list[str]:
     """Expand a host list without scontrol; python-hostlist could do it, but is under the GPL."""
     hosts: list[str] = []
-    for word in re.findall(r"(?:[^,\[]|\[[^\]]*\]|\[)+", nodelist):
+    for word in re.findall(r"(?:[^,\[]|\[[^\[\]]*\]|\[)+", nodelist):
         pieces = re.split(r"\[([^\[\]]*)\]", word)  # text, ranges, text, ranges, ..., text
         if any(bracket in text for text in pieces[::2] for bracket in "[]"):
             raise _no_hosts(nodelist, word)
         choices = [_numbers(piece, nodelist) if index % 2 else [piece] for index, piece in enumerate(pieces)]
+        if math.prod(map(len, choices)) > _MAX_HOSTS:
+            raise _no_hosts(nodelist, word)
         hosts += ["".join(parts) for parts in itertools.product(*choices)]
     return hosts
 
@@ -122,7 +126,7 @@ def _numbers(ranges: str, nodelist: str) -> list[str]:
     numbers: list[str] = []
     for part in ranges.split(","):
         match = _RANGE.fullmatch(part)
-        if match is None or int(match[2] or match[1]) < int(match[1]):
+        if match is None or not 0 <= int(match[2] or match[1]) - int(match[1]) < _MAX_HOSTS:
             raise _no_hosts(nodelist, part)
         first, last = match[1], match[2] or match[1]
         numbers += [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
@@ -131,7 +135,7 @@ def _numbers(ranges: str, nodelist: str) -> list[str]:
 
 def _no_hosts(nodelist: str, part: str) -> UserError:
     return UserError(
-        f"The scheduler's list of nodes {nodelist!r} is invalid: {part!r} is not a range.",
+        f"The scheduler's list of nodes {nodelist[:200]!r} is invalid: {part[:100]!r} is not a range.",
         "Check SLURM_STEP_NODELIST; scontrol show hostnames must be able to parse it.",
     )
 

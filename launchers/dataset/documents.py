@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from estimator.errors import UserError, spelled_as
+from estimator.errors import UserError
 from estimator.vocabulary import TASKS
 from launchers.cluster.processes import PARENT, die_with_parent, started, tail
 from launchers.dataset import prompts, render, texts
@@ -35,7 +35,6 @@ from launchers.dataset.progress import Progress
 from launchers.dataset.rows import Conversation
 from launchers.dataset.stored import Selected, StoredRows, decode, encode
 from launchers.settings import Settings
-from launchers.settings.spelling import SET
 
 CHUNK_ROWS = 512
 CHUNK_BYTES = 1 << 20  # of stored rows
@@ -444,8 +443,7 @@ def main(path: Path) -> None:
         rows = [replaced[place] if place in replaced else base[place] for place in chunk_places.tolist()]
         target = request.chunk_file(number)
         try:
-            with spelled_as(SET):
-                chunk = chunk_of(rows, tokenizer, request.settings, request.seq_len)
+            chunk = chunk_of(rows, tokenizer, request.settings, request.seq_len)
         except UserError as error:
             message = json.dumps({"problem": error.problem, "advice": error.advice})
             target.with_suffix(".part").write_text(message)

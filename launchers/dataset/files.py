@@ -14,11 +14,13 @@ import json
 import os
 import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 from estimator.errors import UserError
+from estimator.untrusted import MAX_DEPTH, DeepError, check_depth, parse_json, plain_name, read_text
 from launchers.dataset.readable import NOT_UTF_8, check_readable
 
 FORMS = (
@@ -27,7 +29,8 @@ FORMS = (
 )
 SUFFIXES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")  # of files of rows
 _SAVED = "state.json"  # file of a folder with one split; a folder with several has dataset_dict.json
-_BATCH = 1024  # rows decoded at a time
+_PARQUET_BATCH = 16  # rows decoded at a time: a few bytes of a file may stand for a large value of each
+_MAX_COMPRESSION = 100  # text is compressed to a twentieth at most, by what writes Parquet in practice
 _CHUNK = 1 << 20  # characters of a JSON list read at a time
 _BLANK = re.compile(r"[ \t\r\n]*")
 _CUT = 16  # an error this near to the end of the buffer may be caused by a value that continues after it
@@ -111,14 +114,15 @@ class _Lines(Rows):
 
 def _decoded(line: bytes, number: int) -> Any:
     try:
-        return json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip(), cls=_Decoder)
+        value = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip(), cls=_Decoder)
+        return check_depth(value) if line.count(b"[") + line.count(b"{") > MAX_DEPTH else value
     except json.JSONDecodeError as error:
         return BadRow(f"not JSON ({error.msg} at column {error.colno})")
     except UnicodeDecodeError as error:
         return BadRow(f"{NOT_UTF_8} (byte {error.start + 1})")
     except _Unusable as error:
         return BadRow(str(error))
-    except RecursionError:
+    except (RecursionError, DeepError):
         return BadRow("JSON that is nested too deeply")
 
 
@@ -128,11 +132,11 @@ class _Unusable(ValueError):  # noqa: N818 - as BadRow
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Build a JSON object, refusing duplicate keys, of which Python would silently use the last."""
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        names = [name for name, _ in pairs]
-        duplicate = next(name for name in names if names.count(name) > 1)
-        raise _Unusable(f"the key `{duplicate}` is there twice")
+    values: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in values:
+            raise _Unusable(f"the key `{name}` is there twice")
+        values[name] = value
     return values
 
 
@@ -163,7 +167,7 @@ class _Json(Rows):
                 yield self._number, BadRow(f"{NOT_UTF_8} ({error.reason})")
             except _Unusable as error:
                 yield self._number, BadRow(str(error))
-            except RecursionError:
+            except (RecursionError, DeepError):
                 yield self._number, BadRow("JSON that is nested too deeply")
 
     def share(self) -> float:
@@ -233,7 +237,10 @@ class _Cursor:
                 raise
             if isinstance(value, int | float) and end > len(self._text) - _CUT and self._read_more():
                 continue  # the number may continue
+            begin = self._at
             self._go_to(end)
+            if self._text.count("[", begin, end) + self._text.count("{", begin, end) > MAX_DEPTH:
+                check_depth(value)
             return value
 
     def line_of(self, place: int) -> int:
@@ -286,7 +293,7 @@ class _Csv(Rows):
 
     def _columns(self, names: list[str]) -> list[str]:
         columns = [name.strip() for name in names]
-        twice = sorted({name for name in columns if columns.count(name) > 1})
+        twice = sorted(name for name, times in Counter(columns).items() if times > 1)
         if twice:
             raise UserError(f"Dataset {self.path} has two columns `{twice[0]}`.", "Rename one of them.")
         return columns
@@ -326,17 +333,47 @@ class _Parquet(Rows):
                 columns = (
                     None if self._columns is None else [name for name in self._columns if name in present]
                 )
-                for batch in file.iter_batches(batch_size=_BATCH, columns=columns or None):
-                    for row in batch.to_pylist():
+                self._check_compression(file.metadata)
+                for batch in file.iter_batches(batch_size=_PARQUET_BATCH, columns=columns or None):
+                    for row in _converted(batch):
                         number += 1
                         self._share = number / total
                         yield number, row
-        except (OSError, pyarrow.ArrowException) as error:
+        except (OSError, ValueError, pyarrow.ArrowException) as error:
             reason = str(error).strip().partition("\n")[0]
             raise UserError(f"Dataset {self.path} can't be read as Parquet: {reason}") from None
 
+    def _check_compression(self, metadata: Any) -> None:
+        """Raise UserError if a few bytes of the file would expand to a large value in each row."""
+        for group in map(metadata.row_group, range(metadata.num_row_groups)):
+            for column in map(group.column, range(group.num_columns)):
+                expanded, stored = column.total_uncompressed_size, column.total_compressed_size
+                if expanded > max(2**20, _MAX_COMPRESSION * stored):
+                    raise UserError(
+                        f"Dataset {self.path}: {column.path_in_schema} has {expanded:,} bytes, compressed to "
+                        f"{stored:,}: more than {_MAX_COMPRESSION} times, as decompression bombs have.",
+                        "If the rows are meant to be so alike, write the file without compression.",
+                    )
+
     def share(self) -> float:
         return self._share
+
+
+def _converted(batch: Any) -> list[Any]:
+    """Convert a batch to rows; one that Python has no values for becomes a BadRow."""
+    unusable = (
+        ValueError,
+        OverflowError,
+        RecursionError,
+    )  # text that is not UTF-8, dates after the year 9999
+    try:
+        rows: list[Any] = batch.to_pylist()
+    except unusable as error:
+        if batch.num_rows == 1:
+            reason = NOT_UTF_8 if isinstance(error, UnicodeDecodeError) else str(error)
+            return [BadRow(reason)]
+        return [row for number in range(batch.num_rows) for row in _converted(batch.slice(number, 1))]
+    return rows
 
 
 class _Saved(Rows):
@@ -345,6 +382,7 @@ class _Saved(Rows):
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         try:
             import datasets
+            from pyarrow import ArrowException
         except ImportError:
             raise UserError(
                 f"Dataset {self.path}: save_to_disk's folders need the `datasets` package, which is not "
@@ -352,14 +390,16 @@ class _Saved(Rows):
                 "pip install 'metaflow-finetune[train]'",
             ) from None
         try:
+            for file in parse_json(read_text(self.path / _SAVED))["_data_files"]:
+                plain_name(file["filename"])
             saved = datasets.load_from_disk(str(self.path))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            self._total, self._done = len(saved), 0
+            for row in saved:
+                self._done += 1
+                yield self._done, row
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, ArrowException) as error:
             reason = str(error).strip().partition("\n")[0]
             raise UserError(f"Dataset {self.path} can't be read: {reason}") from None
-        self._total, self._done = len(saved), 0
-        for row in saved:
-            self._done += 1
-            yield self._done, row
 
     def share(self) -> float:
         return self._done / max(1, self._total)

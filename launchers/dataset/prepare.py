@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from estimator.errors import Change, UserError
+from estimator.errors import UserError
 from estimator.vocabulary import TASKS
 from launchers.dataset import prepared, prompts, render, texts
 from launchers.dataset.asking import Asking
@@ -88,12 +88,12 @@ def check_batch(rows: int, what: str, settings: Settings) -> None:
             f"A step of global_batch_size {settings.batch_size} answers, rl.group_size "
             f"{settings.rl.group_size} to each prompt, takes {settings.rows_per_step} prompts, but there are "
             f"only {rows:,}.",
-            ("Use ", Change("global_batch_size", rows * settings.rl.group_size), " or less, or more data."),
+            f"Use --global-batch-size {rows * settings.rl.group_size} or less, or more data.",
         )
     if rows < settings.rows_per_step:
         raise UserError(
             f"global_batch_size {settings.batch_size} is more than the {rows:,} {what}.",
-            ("Use ", Change("global_batch_size", rows), " or less, or more data."),
+            f"Use --global-batch-size {rows} or less, or more data.",
         )
 
 
@@ -122,7 +122,7 @@ def prepare(
             raise UserError(
                 f"Nothing is left to train on: none of {len(train):,} rows has a token that counts in the "
                 f"loss within {seq_len:,} tokens.",
-                ("Raise ", Change("seq_len"), ", or use ", Change("train_on_prompt", True), "."),
+                "Raise --seq-len, or use --train-on-prompt.",
             )
         packing = _pack(documents, seq_len, settings.seed) if settings.packing else documents.unpacked()
         order = _order(_Lengths.of(documents, packing), settings)

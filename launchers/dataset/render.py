@@ -13,13 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from estimator.errors import UserError
-from launchers.base.imports import collector_paused
+from launchers.base.tokenizer import tokenizer_in
+from launchers.dataset.cpu_limit import cpu_limit
 from launchers.dataset.rows import Conversation
 from launchers.dataset.turns import Message
 from launchers.settings import Settings
 
 _BATCH = 1024  # conversations tokenized at a time
 _PROMPT_CHARS = 200  # maximum length of a text that the model continues
+TEMPLATE_LIMIT_S = 10.0  # processor time for rendering one chat, which usually takes less than a millisecond
 _REFERENCE_CHARS = 2000  # maximum length of that text's real continuation, shown for comparison
 
 # For base models, whose tokenizers have no chat template; with the section names of Stanford Alpaca
@@ -37,15 +39,15 @@ def load_tokenizer(model_dir: Path, settings: Settings) -> Any:
 
     Nothing is downloaded.
     """
-    with collector_paused():
-        from transformers import AutoTokenizer
-
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(model_dir), local_files_only=True)
+        tokenizer = tokenizer_in(model_dir)
         tokenizer("a")  # some broken files fail only here
         if tokenizer.eos_token is None and not (model_dir / "tokenizer_config.json").is_file():
             raise ValueError("tokenizer_config.json, which names the special tokens, is missing")
-    except Exception as error:  # noqa: BLE001 - tokenizers may raise anything for broken files
+    except BaseException as error:
+        if not isinstance(error, Exception) and not _is_panic(error):
+            raise
+        # tokenizers may raise anything for broken files
         raise UserError(
             f"The tokenizer in {model_dir} can't be loaded: {one_line(error)}",
             "Use the tokenizer's files that were published with the weights.",
@@ -59,6 +61,11 @@ def load_tokenizer(model_dir: Path, settings: Settings) -> Any:
         template = INSTRUCTION_TEMPLATE.replace("{{ bos_token }}", bos).replace("{{ eos_token }}", eos)
         tokenizer.chat_template = template
     return tokenizer
+
+
+def _is_panic(error: BaseException) -> bool:
+    """Whether this is a panic of the tokenizers package, written in Rust: its class is not an Exception."""
+    return type(error).__name__ == "PanicException"
 
 
 def pad_id_of(tokenizer: Any) -> int:
@@ -167,7 +174,15 @@ def _ids(tokenizer: Any, texts: list[str], *, special: bool) -> list[list[int]]:
     if not texts:
         return []
     # verbose=False: no warning about rows longer than the model's limit, which are truncated later
-    encoded = tokenizer(texts, add_special_tokens=special, return_attention_mask=False, verbose=False)
+    try:
+        encoded = tokenizer(texts, add_special_tokens=special, return_attention_mask=False, verbose=False)
+    except BaseException as error:
+        if not _is_panic(error):
+            raise
+        raise UserError(
+            f"The tokenizer fails on a text of the dataset: {one_line(error)}",
+            "Use the tokenizer's files that were published with the weights.",
+        ) from None
     ids: list[list[int]] = encoded["input_ids"]
     return ids
 
@@ -240,12 +255,13 @@ def _apply(
     tokenizer: Any, messages: list[dict[str, Any]], conversation: Conversation, prompt: bool = False
 ) -> str:
     try:
-        text: str = tokenizer.apply_chat_template(
-            messages,
-            tools=json.loads(conversation.tools) if conversation.tools else None,
-            tokenize=False,
-            add_generation_prompt=prompt,
-        )
+        with cpu_limit(TEMPLATE_LIMIT_S):
+            text: str = tokenizer.apply_chat_template(
+                messages,
+                tools=json.loads(conversation.tools) if conversation.tools else None,
+                tokenize=False,
+                add_generation_prompt=prompt,
+            )
     except Exception as error:  # noqa: BLE001 - a template is a program, which can fail in any way
         raise UserError(
             f"{_name(conversation)}: the chat template refuses it: {one_line(error).removesuffix('.')}.",
@@ -315,5 +331,5 @@ def _name(conversation: Conversation) -> str:
     return f"Dataset, line {conversation.line}" if conversation.line else "Dataset"
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:300]

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from estimator.errors import UserError
+from estimator.formatting import printable
 from estimator.names import close_matches
 from launchers.dataset.files import FORMS, BadRow, Rows, open_rows
 from launchers.dataset.progress import Progress
@@ -115,7 +116,7 @@ def read_rows(rows: Rows, parse_row: Callable[[Fields, int], Parsed], forms: str
     if not total:
         raise UserError(f"Dataset {path} is empty.", f"Use {forms}.")
     if unused:
-        print(_unused(path, unused), file=sys.stderr, flush=True)
+        print(printable(_unused(path, unused)), file=sys.stderr, flush=True)
 
 
 def parse(row: Any, line: int = 0) -> Conversation:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from estimator import remote
 from estimator.errors import UserError
+from estimator.untrusted import files_inside, parse_json, plain_name, read_text
 from launchers.dataset import drawn_shapes, files, python_docs, support_tickets
 from launchers.dataset.progress import Progress
 
@@ -99,6 +100,7 @@ def local(dataset: str) -> Path:
             f"Use {files.FORMS}; s3://bucket/key, a Hugging Face id (org/name), or {DEFAULT}.",
         )
     if path.is_dir():
+        files_inside(path)
         return _in_folder(path, split)
     if split is not None:
         raise UserError(f"Dataset {path} is a file: it has no split {split}.", f"Use {path}")
@@ -141,8 +143,8 @@ def holds_images(folder: Path) -> bool:
 
 def _splits(folder: Path) -> list[str]:
     try:
-        names = json.loads((folder / _SPLITS).read_text())["splits"]
-        return [str(name) for name in names]
+        names = parse_json(read_text(folder / _SPLITS))["splits"]
+        return [plain_name(name) for name in names]
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(f"Dataset {folder}: {_SPLITS} can't be read.", "Save the dataset again.") from None
 

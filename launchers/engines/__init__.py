@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from estimator.models import PROJECTIONS
-from estimator.planning.training import Training
 
 if TYPE_CHECKING:
-    from estimator.models import ModelSpec
     from launchers.gang.job import TrainJob
     from launchers.settings import Settings
 
@@ -33,8 +31,11 @@ class Needs:
 class Engine(Protocol):
     """Turns a TrainJob into training. Only :meth:`train` may import the engine itself."""
 
-    def unsupported(self, settings: Settings, spec: ModelSpec) -> str | None:
-        """Return the reason why this engine cannot run it (one clause), or None."""
+    def unsupported_settings(self, settings: Settings) -> str | None:
+        """Return the reason why this engine rejects these settings for any model, as one clause, or None.
+
+        What depends on the model is in estimator/planning/support.py.
+        """
 
     def train(self, job: TrainJob) -> None:
         """Run in every process of the gang, under torchrun's environment (RANK, WORLD_SIZE...).
@@ -72,30 +73,3 @@ def generic_targets(settings: Settings) -> tuple[str, ...]:
     """Return the layers that get adapters, by Llama's names, of which ``all-linear`` is all seven."""
     targets = settings.lora.targets
     return PROJECTIONS if targets == "all-linear" else targets
-
-
-def training_of(settings: Settings, spec: ModelSpec) -> Training:
-    """Return the settings on which engine support depends; method ``auto`` counts as ``full``."""
-    resources = settings.resources
-    return Training(
-        method="full" if settings.method == "auto" else settings.method,
-        task=settings.task,
-        seq_len=settings.sequence_length(spec),
-        precision=settings.precision,
-        fp8=settings.fp8,
-        optimizer=settings.optimizer.name,
-        optimizer_in_backward=settings.optimizer.in_backward,
-        compile=settings.compile,
-        liger=settings.liger,
-        part_recomputed=settings.recompute != type(settings.recompute)(),
-        packing=settings.packing,
-        lora_targets=generic_targets(settings),
-        rslora=settings.lora.rslora,
-        lora_experts=settings.lora.experts,
-        quantization=settings.lora.quantization,
-        trained_modules=settings.trained_modules,
-        new_tokens=len(settings.new_tokens),
-        processes=(resources.nodes or 1) * (resources.gpus or 1),
-        zero=settings.zero.stage != "auto" or settings.zero.offload != "none",
-        fsdp=settings.fsdp != type(settings.fsdp)(),
-    )

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from estimator.errors import UserError
-from estimator.formatting import format_clock
+from estimator.formatting import format_clock, printable
 from estimator.vocabulary import IMAGE_TASK, METHODS, TASKS
 from launchers.base.imports import collector_paused
+from launchers.base.tokenizer import tokenizer_in
 from launchers.cluster.processes import PARENT, die_with_parent, started, tail
 from launchers.dataset.measured import MAX_BATCH_TOKENS, MAX_ROWS
 from launchers.evaluation.held_out import DRAWN_TOKENS, CalibrationBin, Score, scorer_of
@@ -396,11 +397,9 @@ def _question(prompt: dict[str, Any]) -> str:
 
 def _answers(model: Any, tokenizer_dir: Path, prompts: list[str], max_new_tokens: int) -> list[str]:
     """Generate greedy continuations of the prompts, in batches by length."""
-    from transformers import AutoTokenizer
-
     if not prompts:
         return []
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_dir)
+    tokenizer = tokenizer_in(tokenizer_dir)
     pad = next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
     max_prompt = max(1, getattr(model.config, "max_position_embeddings", 2**31) - max_new_tokens)
     encoded = [tokenizer(prompt, add_special_tokens=False).input_ids[-max_prompt:] for prompt in prompts]
@@ -438,7 +437,7 @@ def _generate(model: Any, prompts: list[list[int]], max_new_tokens: int, pad: in
 
 
 def _one_line(text: str, limit: int = 160) -> str:
-    flat = " ".join(text.split())
+    flat = printable(" ".join(text.split()))
     return flat if len(flat) <= limit else f"{flat[: limit - 4]} ..."
 
 

@@ -20,6 +20,7 @@ from typing import Any, Literal
 from estimator.errors import UserError
 from launchers.base.imports import collector_paused
 from launchers.base.request_process import PROBLEM, serve
+from launchers.base.tokenizer import tokenizer_in
 from launchers.cluster.processes import relevant_tail, started
 from launchers.evaluation.evaluate import load_model, precision_on
 from launchers.harness import tasks
@@ -220,7 +221,6 @@ def _score(request: HarnessRequest, name: str, loaded: list[Any]) -> tuple[list[
         import torch
         from lm_eval.models.huggingface import HFLM
         from lm_eval.tasks import TaskManager
-        from transformers import AutoTokenizer
 
     settings, harness = request.settings, request.settings.harness
     precision = precision_on(request.device)
@@ -229,7 +229,7 @@ def _score(request: HarnessRequest, name: str, loaded: list[Any]) -> tuple[list[
             request.models[name], request.models["base"], request.device, precision, settings
         ),
         # both models use the finished model's tokenizer, as in launchers.evaluation.evaluate
-        tokenizer=AutoTokenizer.from_pretrained(request.models["finetuned"]),
+        tokenizer=tokenizer_in(request.models["finetuned"]),
         backend="causal",
         batch_size=harness.batch_size,
         max_batch_size=_MAX_BATCH_SIZE,

@@ -13,8 +13,9 @@ from typing import Any
 
 import yaml
 
-from estimator.errors import Change, UserError
+from estimator.errors import UserError
 from estimator.names import did_you_mean
+from estimator.untrusted import MAX_YAML_BYTES, parse_yaml, read_text, yaml_loader
 from launchers.settings import Settings
 
 PACKAGE = "lm_eval"
@@ -22,7 +23,7 @@ _EXAMPLES = "https://github.com/EleutherAI/lm-evaluation-harness, docs/new_task_
 SUFFIXES = (".yaml", ".yml")
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(yaml_loader()):  # type: ignore[misc]
     """Loader for the harness's YAML, which keeps ``!function module.name`` as a :class:`_Function`."""
 
 
@@ -50,7 +51,7 @@ def check(settings: Settings) -> None:
         return
     if settings.task == "reward":
         raise UserError(
-            ("harness.tasks: a model of ", Change("task", "reward"), " generates no answers."),
+            "harness.tasks: a model of --task reward generates no answers.",
             "Remove harness.tasks.",
         )
     for task in tasks:
@@ -112,7 +113,10 @@ def files_of(file: Path) -> list[Path]:
         values.get("custom_dataset"), _Function
     ):
         raise _invalid(file, "it has no `dataset_path`, such as json")
-    needed += _data(file, values)
+    try:
+        needed += _data(file, values)
+    except (OSError, ValueError, NotImplementedError) as error:  # e.g. a name that is too long, a bad pattern
+        raise _invalid(file, f"its data files can't be looked for ({error!s:.200})") from None
     for function in _functions(values):
         module = file.parent / f"{function.rpartition('.')[0].replace('.', '/')}.py"
         if module.is_file():  # else it is a module that is installed
@@ -177,7 +181,7 @@ def _functions(value: Any) -> Iterator[_Function]:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        values = yaml.load(file.read_text(), Loader=_Loader)  # noqa: S506 - a SafeLoader
+        values = parse_yaml(read_text(file, MAX_YAML_BYTES), _Loader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise _invalid(file, " ".join(str(error).split())) from None
     if not isinstance(values, dict):

@@ -6,12 +6,12 @@ Counted as by torchmetrics' CLIPScore, after Hessel et al. 2021 (arXiv:2104.0871
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from estimator.errors import Change, UserError
+from estimator.errors import UserError
+from estimator.untrusted import files_inside, read_json_object
 from launchers.base.imports import collector_paused
 
 SETTING = "images.clip_model"
@@ -21,16 +21,17 @@ def check(model: str) -> None:
     """Raise UserError unless ``model`` is a folder with a CLIP model or could be a Hugging Face id."""
     folder = Path(model).expanduser()
     if folder.is_dir():
+        files_inside(folder)
         config = folder / "config.json"
-        kind = json.loads(config.read_text()).get("model_type") if config.is_file() else None
+        kind = read_json_object(config).get("model_type") if config.is_file() else None
         if kind != "clip":
             raise UserError(
-                (Change(SETTING, model), ": the folder has no config.json of a CLIP model."),
+                f"--images-clip-model {model}: the folder has no config.json of a CLIP model.",
                 "Use a folder saved by transformers' CLIPModel and CLIPProcessor, or a Hugging Face id.",
             )
     elif model.count("/") != 1 or model.startswith((".", "/", "~")):
         raise UserError(
-            (Change(SETTING, model), ": no such folder."),
+            f"--images-clip-model {model}: no such folder.",
             "Use an existing folder, or a Hugging Face id such as openai/clip-vit-large-patch14.",
         )
 
@@ -42,8 +43,8 @@ def score(model: str, images: Sequence[Any], captions: Sequence[str], device: st
         from transformers import CLIPModel, CLIPProcessor
 
     source = str(Path(model).expanduser()) if Path(model).expanduser().is_dir() else model
-    clip: Any = CLIPModel.from_pretrained(source).to(device).eval()
-    processor = CLIPProcessor.from_pretrained(source)
+    clip: Any = CLIPModel.from_pretrained(source, trust_remote_code=False).to(device).eval()
+    processor = CLIPProcessor.from_pretrained(source, trust_remote_code=False)
     inputs = processor(
         text=list(captions), images=list(images), return_tensors="pt", padding=True, truncation=True
     )

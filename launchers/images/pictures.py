@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from estimator.errors import UserError
 from launchers.dataset.files import BadRow, Rows, open_rows
 from launchers.dataset.picture import Picture
 from launchers.dataset.rows import read_rows
@@ -53,17 +54,34 @@ def read(path: Path, *, min_side: int) -> Iterator[Picture]:
 def named_files(path: Path) -> dict[str, Path]:
     """Return the image files that the rows of a file refer to, by their names there; empty for tars.
 
-    Unreadable rows have none; :func:`read` reports their errors.
+    Unreadable rows and missing files have none; :func:`read` reports their errors. Raises UserError for a
+    name that leads out of the folder.
     """
     rows, folder = _rows(path)
     files: dict[str, Path] = {}
-    for _, row in rows:
+    for number, row in rows:
         fields = row if isinstance(row, dict) else {}
         for value in (fields.get(key) for key in _FILES):
             name = value.get("path") if isinstance(value, dict) and not value.get("bytes") else value
-            if isinstance(name, str) and (folder / name).is_file():
-                files[Path(name).as_posix()] = inside(folder, name)
+            if not isinstance(name, str):
+                continue
+            try:
+                file = inside(folder, name)
+            except BadRow as reason:
+                raise UserError(
+                    f"Dataset {path}, {rows.unit} {number}: {name}: {reason}.",
+                    "Name files in the folder of the dataset, by paths relative to it.",
+                ) from None
+            if _is_file(file):
+                files[Path(name).as_posix()] = file
     return files
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # e.g. the name is too long
+        return False
 
 
 def _rows(path: Path) -> tuple[Rows, Path]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from estimator.errors import Change, UserError
+from estimator.errors import UserError
 from launchers.dataset.picture import Picture
 from launchers.dataset.prepared import PreparedInfo
 from launchers.dataset.progress import Progress
@@ -102,7 +102,7 @@ def _steps(numbers: NDArray[np.int64], settings: Settings) -> int:
         raise UserError(
             f"global_batch_size {settings.batch_size}: no aspect ratio has a full batch among "
             f"{len(numbers):,} images in {epochs} epoch(s); the largest bucket has {largest:,}.",
-            ("Use ", Change("global_batch_size", max(1, largest)), " or less, or more data."),
+            f"Use --global-batch-size {max(1, largest)} or less, or more data.",
         )
     return min(steps, settings.max_steps or steps)
 

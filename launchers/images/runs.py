@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
-from estimator.errors import Change, UserError
+from estimator.errors import UserError
 from estimator.models import DiffusionSpec, ModelSpec
 from estimator.models.diffusion import TINY, positions_of
 from estimator.planning.images import task_for
@@ -37,8 +37,8 @@ def apply_defaults(settings: Settings, spec: DiffusionSpec) -> Settings:
     side = settings.images.resolution or spec.resolution
     if settings.seq_len not in (None, positions_of(side)):
         raise UserError(
-            (Change("seq_len", settings.seq_len), f": {spec.name} generates images, which have no tokens."),
-            ("Use ", Change("images.resolution", side), ", or remove it."),
+            f"--seq-len {settings.seq_len}: {spec.name} generates images, which have no tokens.",
+            f"Use --resolution {side}, or remove it.",
         )
     images = settings.images.model_copy(update={"resolution": side})
     changes: dict[str, object] = {"task": task, "images": images}
@@ -67,13 +67,13 @@ def check(settings: Settings) -> None:
         )
     if settings.images.text_encoders and settings.method != "lora":
         raise UserError(
-            (Change("images.text_encoders", True), f": method {settings.method} trains only the UNet."),
-            ("Use ", Change("method", "lora"), ", or remove it."),
+            f"--images-text-encoders: method {settings.method} trains only the UNet.",
+            "Use --method lora, or remove it.",
         )
     if settings.images.clip_model is not None:
         clip_score.check(settings.images.clip_model)
     if settings.harness.tasks:
-        raise UserError((Change("harness.tasks"), ": supports only language models."), "Remove it.")
+        raise UserError("--eval-harness: supports only language models.", "Remove it.")
 
 
 def min_side(settings: Settings) -> int:

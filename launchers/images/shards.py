@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from estimator.untrusted import parse_json, resolve_inside
 from launchers.dataset.files import BadRow, Rows
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 CAPTIONS = ("text", "caption", "prompt")  # accepted names of a caption
+MAX_MEMBER_BYTES = 256 * 2**20  # of one file in a tar
+_READ = (*SUFFIXES, ".txt", ".json")
 MEMBER = "member"  # key of a row with the name of a tar's member
 
 
@@ -70,13 +72,10 @@ class Tars(Rows):
 
 def inside(folder: Path, name: str) -> Path:
     """Resolve an image's path; raises BadRow if it is, or leads, outside of the folder."""
-    path = Path(name)
-    if path.is_absolute() or ".." in path.parts:
-        raise BadRow("a path that leads outside of the dataset's folder")
-    resolved = (folder / path).resolve()
-    if not resolved.is_relative_to(folder.resolve()):
-        raise BadRow("a link that leads outside of the dataset's folder")
-    return resolved
+    try:
+        return resolve_inside(folder, name)
+    except ValueError as reason:
+        raise BadRow(str(reason)) from None
 
 
 def _rows(tar: Path) -> Iterator[Any]:
@@ -93,10 +92,15 @@ def _rows(tar: Path) -> Iterator[Any]:
                     sample = {}
                 last = key
                 file = archive.extractfile(member) if member.isreg() else None
-                if file is None:
-                    yield BadRow(f"{tar.name}/{member.name}: a link or a device, not a file")
+                if file is None or member.issparse():
+                    yield BadRow(f"{tar.name}/{member.name}: a link, a device or a sparse file")
+                elif member.size > MAX_MEMBER_BYTES:
+                    yield BadRow(
+                        f"{tar.name}/{member.name}: {member.size:,} bytes, and at most "
+                        f"{MAX_MEMBER_BYTES:,} are read"
+                    )
                 else:
-                    sample[end] = file.read()
+                    sample[end] = file.read() if end in _READ else b""
         if sample:
             yield _row(tar, last, sample)
     except (OSError, tarfile.TarError) as error:
@@ -120,10 +124,10 @@ def _row(tar: Path, key: str, sample: dict[str, bytes]) -> Any:
         if ".txt" in sample:
             return row | {"text": _text(sample[".txt"])}
         if ".json" in sample:
-            values = json.loads(sample[".json"])
+            values = parse_json(sample[".json"])
             captions = {name: values.get(name) for name in CAPTIONS} if isinstance(values, dict) else {}
             return row | captions
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         return BadRow(f"{where}: its caption can't be read ({error})")
     return BadRow(f"{where}: no caption (.txt or .json)")
 

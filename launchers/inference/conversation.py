@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from estimator.errors import UserError
-from launchers.base.imports import collector_paused, imported_quietly
+from launchers.base.imports import imported_quietly
+from launchers.base.tokenizer import tokenizer_in
 from launchers.engines.new_tokens import with_new_tokens
 from launchers.evaluation.evaluate import load_model, precision_on
 from launchers.inference.finished import FinishedModel, fetch_cached
@@ -86,7 +87,7 @@ def load_finetuned(finished: FinishedModel, device: str, work: Path) -> LoadedMo
             base = with_new_tokens(base, finished.settings, work / "base")
     with _quietly():
         model = load_model(finished.folder, base, device, precision_on(device), finished.settings)
-    return LoadedModel(name=finished.name, model=model, tokenizer=_tokenizer(finished.folder))
+    return LoadedModel(name=finished.name, model=model, tokenizer=tokenizer_in(finished.folder))
 
 
 def load_base(loaded: LoadedModel, finished: FinishedModel, device: str) -> LoadedModel:
@@ -113,13 +114,6 @@ def _quietly() -> Iterator[None]:
             yield
         finally:
             logging.enable_progress_bar()
-
-
-def _tokenizer(folder: Path) -> Any:
-    with collector_paused():
-        from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(folder)
 
 
 @dataclass(kw_only=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +11,9 @@ from pydantic import ValidationError
 from estimator import models
 from estimator.errors import UserError
 from estimator.models import DiffusionSpec, ModelSource, ModelSpec, hf_files
+from estimator.untrusted import files_inside, parse_yaml, read_json_object, read_text
 from launchers import engines
+from launchers.models import own_code
 from launchers.models.hf_layout import ADAPTER_V2_CONFIG
 from launchers.results.handover import PAGE
 from launchers.results.model_card import cache_folder, cache_name
@@ -78,12 +79,20 @@ def from_folder(folder: Path) -> FinishedModel:
             f"There is no model in {folder}.",
             f"Give a folder with config.json or {ADAPTER_CONFIG}, or one that finetune run has written.",
         )
+    files_inside(found)
+    own_code.check_model(found)
     settings = _read_settings(found.parent / SETTINGS)
     base = settings.model if settings is not None else _base_of(found)
     name = found.name if settings is None else finetuned_name(settings.model)
     plan = found.parent / "plan.json"
-    gpu = json.loads(plan.read_text())["request"]["gpu_type"] if plan.is_file() else None
+    gpu = _gpu_of(plan) if plan.is_file() else None
     return FinishedModel(name=name, folder=found, base=base, settings=settings, gpu=gpu)
+
+
+def _gpu_of(plan: Path) -> str | None:
+    request = read_json_object(plan, "Move it away to use the model without it.").get("request")
+    gpu = request.get("gpu_type") if isinstance(request, dict) else None
+    return gpu if isinstance(gpu, str) else None
 
 
 def finetuned_name(base: str) -> str:
@@ -111,9 +120,10 @@ def _holds_model(folder: Path) -> bool:
 def _check_generates(folder: Path) -> None:
     """Raise UserError for a reward model or an adapter of one: it has no next token."""
     reads = [folder / name for name in ("config.json", ADAPTER_CONFIG) if (folder / name).is_file()]
-    for values in (json.loads(path.read_text()) for path in reads):
-        heads = (*(values.get("architectures") or ()), values.get("task_type") or "")
-        if any(head.endswith("ForSequenceClassification") or head == "SEQ_CLS" for head in heads):
+    for values in (read_json_object(path) for path in reads):
+        architectures = values.get("architectures")
+        heads = [*(architectures if isinstance(architectures, list) else ()), values.get("task_type")]
+        if any(str(head).endswith("ForSequenceClassification") or head == "SEQ_CLS" for head in heads):
             raise UserError(
                 f"{folder} is a reward model: it scores texts and generates none.",
                 f"Its page says how it is used: {folder / PAGE}",
@@ -123,8 +133,8 @@ def _check_generates(folder: Path) -> None:
 def _base_of(folder: Path) -> str | None:
     for name in (ADAPTER_CONFIG, ADAPTER_V2_CONFIG):
         if (folder / name).is_file():
-            base: str | None = json.loads((folder / name).read_text()).get("base_model_name_or_path")
-            return base
+            base = read_json_object(folder / name).get("base_model_name_or_path")
+            return base if isinstance(base, str) else None
     return None
 
 
@@ -133,7 +143,7 @@ def _read_settings(path: Path) -> RunConfig | None:
     if not path.is_file():
         return None
     try:
-        return RunConfig.model_validate(yaml.safe_load(path.read_text()))
-    except (ValidationError, yaml.YAMLError) as error:
+        return RunConfig.model_validate(parse_yaml(read_text(path)))
+    except (OSError, UnicodeDecodeError, ValidationError, yaml.YAMLError) as error:
         why = str(error).splitlines()[0]
         raise UserError(f"{path} can't be read: {why}", "Move it away to use the model without it.") from None

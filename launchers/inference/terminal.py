@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-import unicodedata
 from collections.abc import Callable, Sequence
 
 from estimator.errors import UserError
+from estimator.formatting import printable
 from launchers.inference.conversation import Conversation, Reply
 
 COMMANDS = {
@@ -15,21 +15,7 @@ COMMANDS = {
     "/help": "list these commands",
     "/quit": "end (or Ctrl-D); Ctrl-C stops an answer",
 }
-_HARMLESS = "\n\t\u200c\u200d"  # the joiners of Persian, Hindi and emoji are formatting characters too
 _PROMPT = "you> "
-
-
-def escaped(text: str) -> str:
-    """Replace control and formatting characters by ``\\x1b``-like text, so that no terminal acts on them.
-
-    Covers C0, DEL, C1 and Unicode's invisible formatting characters (bidirectional overrides).
-    """
-    return "".join(
-        character
-        if character in _HARMLESS or unicodedata.category(character) not in ("Cc", "Cf")
-        else character.encode("unicode_escape").decode()
-        for character in text
-    )
 
 
 def talk(conversations: Sequence[Conversation], read: Callable[[str], str] = input) -> None:
@@ -106,7 +92,7 @@ def _answer(message: str, conversations: Sequence[Conversation]) -> None:
 
 
 def _stream(conversation: Conversation, message: str) -> Reply:
-    show = escaped if sys.stdout.isatty() else str
+    show = printable if sys.stdout.isatty() else str
 
     def write(piece: str) -> None:
         sys.stdout.write(show(piece))

@@ -16,7 +16,7 @@ def configuration(folder: Path) -> Any:
     with collector_paused():
         from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(folder)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     if getattr(config.get_text_config(), "attn_logit_softcapping", None):
         # Gemma 2: torch's attention has no soft cap, and transformers 5.4 silently ignores it there
         config._attn_implementation = "eager"
@@ -27,14 +27,15 @@ def load(folder: Path, **options: Any) -> Any:
     """Load the model with its weights; ``options`` are passed to from_pretrained."""
     config = configuration(folder)
     with collector_paused():
-        return _class_of(config).from_pretrained(folder, config=config, **options)  # imports its code
+        kind = _class_of(config)  # imports transformers' module of that family
+        return kind.from_pretrained(folder, config=config, trust_remote_code=False, **options)
 
 
 def build(folder: Path, **options: Any) -> Any:
     """Build the model without its weights; ``options`` are passed to from_config."""
     config = configuration(folder)
     with collector_paused():
-        return _class_of(config).from_config(config, **options)
+        return _class_of(config).from_config(config, trust_remote_code=False, **options)
 
 
 def gives_rewards(config: Any) -> bool:

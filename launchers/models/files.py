@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import fnmatch
-import json
 import re
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from estimator.errors import Change, UserError
+from estimator.errors import UserError
+from estimator.untrusted import parse_json, plain_name, read_json_object
+from launchers.models import own_code
 
 # Configuration, tokenizer, safetensors; no other formats of the same weights, no folders
 PATTERNS = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
 NOT_PATTERNS = ("*/*", "consolidated*", "adapter_*")
 # PyTorch files, for models without safetensors; no variants in another type
 PICKLED_PATTERNS = ("pytorch_model.bin", "pytorch_model-*-of-*.bin")
-_INDEX = "model.safetensors.index.json"
+INDEX = "model.safetensors.index.json"
 PICKLED_INDEX = "pytorch_model.bin.index.json"
 _PART = re.compile(r"-\d+-of-\d+\.")
 _TRAINABLE = ("F64", "F32", "F16", "BF16")  # safetensors types
+# Token embeddings of Llama's kind, GPT-NeoX, GPT-J and MPT, Falcon, Nemotron-H
+_EMBEDDINGS = (
+    "embed_tokens.weight",
+    "embed_in.weight",
+    "wte.weight",
+    "word_embeddings.weight",
+    ".embeddings.weight",
+)
 _MAX_HEADER_BYTES = 100_000_000  # limit of safetensors
 _LFS_POINTER = b"version https://git-lfs"
 
@@ -34,27 +43,31 @@ def check_complete(folder: Path) -> None:
     if not folder.is_dir():
         raise UserError(f"There is no model directory {folder}.")
     config = read_config(folder)
+    own_code.check_model(folder)
     tokenizers = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
     if not any(all((folder / name).is_file() for name in names) for names in tokenizers):
         raise UserError(f"{folder} has no tokenizer.", "tokenizer.json (or tokenizer.model) belongs there.")
     for name in ("tokenizer_config.json", "generation_config.json"):  # the export copies them
         if (folder / name).exists():
-            _read_object(folder / name)
+            read_json_object(folder / name)
     pickled = pickled_files(folder)
     if pickled:
         for path in pickled:
             _check_pickled(path)
         return
-    shapes = tensor_shapes(folder)
+    shapes = tensor_shapes(folder, quantized="quantization_config" in config)
     _check_index(folder, shapes)
     _check_embedding(folder, config, shapes)
 
 
-def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Return name -> shape of all tensors, from the headers of safetensors; UserError for broken files."""
+def tensor_shapes(folder: Path, *, quantized: bool = False) -> dict[str, tuple[int, ...]]:
+    """Return name -> shape of all tensors, from the headers of safetensors; UserError for broken files.
+
+    Weights of other types than 16, 32 and 64 bits are refused unless the model is ``quantized``.
+    """
     shapes: dict[str, tuple[int, ...]] = {}
     for path in weight_files(folder):
-        shapes |= read_header(path)
+        shapes |= read_header(path, quantized=quantized)
     return shapes
 
 
@@ -63,7 +76,7 @@ def pickled_files(folder: Path) -> list[Path]:
 
     Raises UserError if files listed in the index are missing.
     """
-    if (folder / _INDEX).exists() or any(is_model_file(path.name) for path in folder.glob("*.safetensors")):
+    if (folder / INDEX).exists() or any(is_model_file(path.name) for path in folder.glob("*.safetensors")):
         return []
     listed = sorted(set(_weight_map(folder, PICKLED_INDEX).values()))
     if listed:
@@ -75,35 +88,28 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Read config.json; raises UserError if it is missing or unreadable."""
     if not (folder / "config.json").exists():
         raise UserError(f"{folder} has no config.json.", "Use a folder in Hugging Face's layout.")
-    return _read_object(folder / "config.json")
+    return read_json_object(folder / "config.json")
 
 
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} can't be read: {error}", "Fetch it again.") from None
-    if not isinstance(values, dict):
-        raise UserError(f"{path} is not a JSON object.", "Fetch it again.")
-    return values
-
-
-def _weight_map(folder: Path, index: str = _INDEX) -> dict[str, str]:
+def _weight_map(folder: Path, index: str = INDEX) -> dict[str, str]:
     """Read tensor name -> file name from the index; empty without an index."""
     path = folder / index
     if not path.exists():
         return {}
+    weight_map = read_json_object(path).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise UserError(f"{path} has no weight_map.", "Fetch it again.")
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8"))["weight_map"])
-    except (OSError, ValueError, KeyError, TypeError):
-        raise UserError(f"{path} can't be read.", "Fetch it again.") from None
+        return {name: plain_name(file) for name, file in weight_map.items()}
+    except ValueError as reason:
+        raise UserError(f"{path}: {reason}.", "Fetch it again, or list files of that folder alone.") from None
 
 
 def weight_files(folder: Path) -> list[Path]:
     """List a folder's safetensors, by their index if it exists; UserError if some or all are missing."""
     listed = sorted(set(_weight_map(folder).values()))
     if listed:
-        return _present(folder, listed, _INDEX)
+        return _present(folder, listed, INDEX)
     files = sorted(path for path in folder.glob("*.safetensors") if is_model_file(path.name))
     if not files:
         other = sorted(
@@ -121,7 +127,7 @@ def weight_files(folder: Path) -> list[Path]:
     part = next((path.name for path in files if _PART.search(path.name)), None)
     if part:  # left by a download interrupted before the index
         raise UserError(
-            f"{folder} has {part}, one part of the weights, and no {_INDEX}.",
+            f"{folder} has {part}, one part of the weights, and no {INDEX}.",
             "Fetch it again: the index lists the parts of the model.",
         )
     return files
@@ -149,7 +155,7 @@ def _check_pickled(path: Path) -> None:
         raise UserError(f"{path} is not a PyTorch file.", "Delete it and fetch it again.")
 
 
-def read_header(path: Path) -> dict[str, tuple[int, ...]]:
+def read_header(path: Path, *, quantized: bool = False) -> dict[str, tuple[int, ...]]:
     """Read the shapes in a safetensors file; raises UserError unless its length matches the header.
 
     Format: 8 bytes of header length, a JSON header, the data
@@ -167,7 +173,7 @@ def read_header(path: Path) -> dict[str, tuple[int, ...]]:
             if size <= 8 or length > _MAX_HEADER_BYTES:
                 raise ValueError("no header")
             file.seek(8)
-            header = json.loads(file.read(length))
+            header = parse_json(file.read(length))
             header.pop("__metadata__", None)
             expected = 8 + length + max((int(t["data_offsets"][1]) for t in header.values()), default=0)
             shapes = {name: tuple(int(n) for n in tensor["shape"]) for name, tensor in header.items()}
@@ -176,11 +182,11 @@ def read_header(path: Path) -> dict[str, tuple[int, ...]]:
             raise UserError(f"{path} is not a safetensors file.", "Delete it and fetch it again.") from None
     if size < expected:
         raise _truncated(path, size, f"{expected:,}")
-    quantised = next((name for name, kind in kinds.items() if kind not in _TRAINABLE), None)
-    if quantised is not None:
+    untrained = next((name for name, kind in kinds.items() if kind not in _TRAINABLE), None)
+    if untrained is not None and not quantized:
         raise UserError(
-            f"{path}: {quantised} is of type {kinds[quantised]}, which is not trained.",
-            ("Start from the unquantised model; ", Change("method", "qlora"), " quantises it on loading."),
+            f"{path}: {untrained} is of type {kinds[untrained]}, which is not trained.",
+            "Start from the unquantised model; --method qlora quantises it on loading.",
         )
     if size > expected:
         raise UserError(
@@ -204,20 +210,20 @@ def _check_index(folder: Path, shapes: dict[str, tuple[int, ...]]) -> None:
     missing = [name for name in _weight_map(folder) if name not in shapes]
     if missing:
         raise UserError(
-            f"{folder}: {len(missing)} tensors of {_INDEX} are in none of the files, {missing[0]} first.",
+            f"{folder}: {len(missing)} tensors of {INDEX} are in none of the files, {missing[0]} first.",
             "Index and files are of different versions; fetch them again.",
         )
 
 
 def _check_embedding(folder: Path, config: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> None:
-    embedding = next((shape for name, shape in shapes.items() if name.endswith("embed_tokens.weight")), None)
+    text = config.get("text_config") or config
+    expected = (text.get("vocab_size"), text.get("hidden_size"))
+    embedding = next((shape for name, shape in shapes.items() if name.endswith(_EMBEDDINGS)), None)
     if embedding is None:
         raise UserError(
             f"{folder}: the weights have no token embedding (embed_tokens.weight).",
             "Use a complete model in Hugging Face's layout.",
         )
-    text = config.get("text_config") or config
-    expected = (text.get("vocab_size"), text.get("hidden_size"))
     if embedding != expected:
         raise UserError(
             f"{folder}: the weights' embedding is {list(embedding)}, config.json says vocab_size "

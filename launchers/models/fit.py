@@ -59,7 +59,7 @@ def _check(folder: Path, shapes: Mapping[str, tuple[int, ...]], rewards: bool) -
     try:
         config = causal.configuration(folder)
         with torch.device("meta"):
-            empty = kind.from_config(config)
+            empty = kind.from_config(config, trust_remote_code=False)
     except (ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
         reason = " ".join(str(error).split())
         raise UserError(

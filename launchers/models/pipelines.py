@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from estimator.errors import UserError
+from launchers.models import own_code
 from launchers.models.files import is_model_file, read_header
 
 INDEX = "model_index.json"
@@ -32,6 +33,7 @@ def is_pipeline(names: Iterable[str]) -> bool:
 
 def check_whole(folder: Path) -> None:
     """Raise UserError unless all networks have a configuration and intact weights, and no file is missing."""
+    own_code.check_pipeline(folder / INDEX)
     for name in NETWORKS:
         if not (folder / name / "config.json").is_file():
             raise UserError(f"{folder} has no {name}/config.json.", "Fetch or export the pipeline again.")

@@ -17,8 +17,9 @@ from estimator import remote
 from estimator.errors import UserError
 from estimator.formatting import format_bytes, format_duration
 from estimator.models import ModelSource
+from estimator.untrusted import files_inside
 from launchers.base.workdir import full_disk_explained
-from launchers.models import pickled, pipelines
+from launchers.models import conversion, pickled, pipelines, published
 from launchers.models.files import (
     NOT_PATTERNS,
     PATTERNS,
@@ -27,6 +28,7 @@ from launchers.models.files import (
     is_model_file,
     patterns_for,
     pickled_files,
+    read_config,
 )
 
 _log = logging.getLogger(__name__)
@@ -42,10 +44,10 @@ def fetch(model: ModelSource, folder: Path) -> Path:
 
     A local directory is used in place, and a model in the Hub's cache from there. Existing files are not
     fetched again, so an interrupted download continues with the file at which it stopped. A model that only
-    has ``pytorch_model*.bin`` is converted once, into ``folder`` or a folder next to it; a user's directory
-    and the Hub's cache are never written to. If several processes fetch into one folder, one works and the
-    others wait. Raises UserError if the model is unavailable, if the disk is too small (before any download),
-    or if files are broken.
+    has ``pytorch_model*.bin``, is quantized or is multimodal is converted once, into ``folder`` or a folder
+    next to it; a user's directory and the Hub's cache are never written to. If several processes fetch into
+    one folder, one works and the others wait. Raises UserError if the model is unavailable, if the disk is
+    too small (before any download), or if files are broken.
     """
     if model.kind == "made":
         _log.debug("Weights of %s are generated in %s", model.name, folder)
@@ -56,7 +58,7 @@ def fetch(model: ModelSource, folder: Path) -> Path:
         path = Path(model.location)
         _log.debug("Weights of %s are read from %s", model.name, path)
         check_whole(path)
-        if (path / pipelines.INDEX).is_file() or not pickled_files(path):
+        if not _needs_conversion(path):
             return path
         name = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]
         folder = folder.with_name(f"{folder.name}-{name}")  # another directory may have the same name
@@ -67,13 +69,13 @@ def fetch(model: ModelSource, folder: Path) -> Path:
         path = (_fetch_s3 if model.kind == "s3" else _fetch_hub)(model.location, folder)
         _log.info("Weights of %s are in %s", model.name, path)
         check_whole(path)
-        if (path / pipelines.INDEX).is_file() or not pickled_files(path):
-            return path
-        return _convert(path, folder)
+        return _convert(path, folder) if _needs_conversion(path) else path
 
 
 def check_whole(path: Path) -> None:
-    """Raise UserError unless the folder of a model or pipeline is complete."""
+    """Raise UserError unless the folder of a model or pipeline is complete, and has no links out of it."""
+    if path.is_dir():
+        files_inside(path)
     if (path / pipelines.INDEX).is_file():
         pipelines.check_whole(path)
     else:
@@ -87,13 +89,26 @@ def _patterns(names: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]
     return patterns_for(names), NOT_PATTERNS
 
 
+def _needs_conversion(path: Path) -> bool:
+    if (path / pipelines.INDEX).is_file():
+        return False
+    return bool(pickled_files(path)) or published.needs_conversion(read_config(path))
+
+
 def _convert(path: Path, folder: Path) -> Path:
-    """Convert a model's PyTorch files to safetensors in ``folder``; downloaded originals are deleted."""
-    if not pickled.is_converted_from(path, folder):
-        needed = sum(file.stat().st_size for file in pickled_files(path))
+    """Convert a model to trainable safetensors in ``folder``; downloaded originals are deleted."""
+    pickles = pickled_files(path)
+    write = pickled.write_safetensors if pickles else published.write_trainable
+    if not conversion.is_converted_from(path, folder):
+        if pickles:
+            needed = sum(file.stat().st_size for file in pickles)
+        else:
+            config = read_config(path)
+            needed = published.bf16_bytes(path)
+            print(f"converting {path}: {published.describe(config)}, once", flush=True)
         _check_space(folder, needed, f"{path} as safetensors")
         with full_disk_explained(folder, RETRY_ADVICE):
-            pickled.convert(path, folder)
+            conversion.convert(path, folder, write)
     if path == _pickled_folder(folder):
         shutil.rmtree(path, ignore_errors=True)
     return folder
@@ -230,9 +245,9 @@ def _fetch_s3(url: str, folder: Path) -> Path:
         sizes = {name: size for name, size in remote_sizes.items() if is_model_file(name, patterns, excluded)}
         if not sizes:
             raise UserError(f"{url}: there is no model.", "Check with: aws s3 ls")
+        if conversion.has_record_of(sizes, folder):
+            return folder
         if patterns == PATTERNS + PICKLED_PATTERNS:
-            if pickled.has_record_of(sizes, folder):
-                return folder
             folder = _pickled_folder(folder)
         missing = {name: size for name, size in sizes.items() if not _has_size(folder / name, size)}
         _check_space(folder, sum(missing.values()), url)

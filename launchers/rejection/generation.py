@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-from estimator.errors import Change, UserError
+from estimator.errors import UserError
 from launchers.base.imports import collector_paused
 from launchers.base.request_process import serve
 from launchers.dataset import prompts
@@ -106,11 +106,10 @@ def check_vllm(python: str | None) -> str:
         raise UserError(f"rejection.generator_python {shown}: no response within {FIND_S} s.") from None
     if done.returncode:
         raise UserError(
-            (Change("rejection.generator", "vllm"), f": there is no vLLM in {shown}."),
+            f"--rejection-generator vllm: there is no vLLM in {shown}.",
             (
-                "Install it (docs/rejection.md#vllm), or set the Python of an environment that has it: ",
-                Change("rejection.generator_python", "/srv/vllm/bin/python"),
-                ".",
+                "Install it (docs/rejection.md#vllm), or set the Python of an environment that has it: "
+                "--rejection-generator-python /srv/vllm/bin/python."
             ),
         )
     return path

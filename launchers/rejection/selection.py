@@ -8,7 +8,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from estimator.errors import Change, UserError
+from estimator.errors import UserError
 from launchers.dataset.prompts import Prompt
 from launchers.dataset.rows import Conversation
 from launchers.rejection.answers import Answers, Scores
@@ -165,13 +165,7 @@ def select(
             f"No answer is left to train on: of {len(prompts):,} prompts {len(prompts) - len(best):,} have "
             f"no answer with any text, and {len(best) - len(eligible):,} none with a score of "
             f"{min_score:g} or more{best_score}.",
-            (
-                "Lower ",
-                Change("rejection.min_score"),
-                ", or sample more answers: ",
-                Change("rejection.answers"),
-                ".",
-            ),
+            "Lower --rejection-min-score, or sample more answers: --answers.",
         )
     kept = [
         Kept(index=prompt.index, conversation=prompt.with_answer(answer.text), score=score)

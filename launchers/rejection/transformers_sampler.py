@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from estimator.errors import Change, UserError
+from estimator.errors import UserError
 from launchers.dataset import render
 from launchers.dataset.prompts import Prompt
 from launchers.evaluation.evaluate import load_model, precision_on
@@ -65,13 +65,7 @@ class TransformersSampler:
                 raise UserError(
                     f"{self._rejection.answers} answers of {self._rejection.max_new_tokens} tokens to one "
                     "prompt do not fit into the GPU's memory.",
-                    (
-                        "Lower ",
-                        Change("rejection.answers"),
-                        " or ",
-                        Change("rejection.max_new_tokens"),
-                        ".",
-                    ),
+                    "Lower --answers or --rejection-max-new-tokens.",
                 ) from None
         torch.cuda.empty_cache()
         return None

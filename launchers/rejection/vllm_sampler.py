@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from estimator.errors import Change, UserError
+from estimator.errors import UserError
 from estimator.memory.generation import kv_cache_bytes
 from estimator.models import ModelSpec, hf_files
 from launchers.dataset import render
 from launchers.dataset.prompts import Prompt
+from launchers.models import causal
 from launchers.rejection import answers as rows
 from launchers.rejection.answers import Answers, BatchLimit, Ends
 from launchers.settings import Settings
@@ -23,7 +24,7 @@ from launchers.settings import Settings
 # Set before the import of vLLM: reproducible sampling in this process, and no usage statistics
 _ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 CPU_BLOCK = 128  # tokens per block of the KV cache (vLLM 0.32, platforms/cpu.py)
-_WITHOUT = ("Remove ", Change("rejection.generator"), " to sample with transformers.")
+_WITHOUT = "Remove --rejection-generator to sample with transformers."
 
 
 class VllmSampler:
@@ -52,10 +53,8 @@ class VllmSampler:
         memory_bytes: int | None,
         longest: int,
     ) -> None:
-        from transformers import AutoConfig
-
         vllm = _import(device)
-        config = AutoConfig.from_pretrained(model_dir)
+        config = causal.configuration(model_dir)
         tokenizer = render.load_tokenizer(model_dir, settings)
         self._settings, self._tokenizer = settings, tokenizer
         self._max_prompt = rows.max_prompt_tokens(config, settings)

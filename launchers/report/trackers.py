@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
-from estimator.errors import Change, UserError
+from estimator.errors import UserError
 from launchers.settings import Settings
 
 _CREDENTIALS = re.compile(r"://[^/@\s]*@")  # user and password in a server's URL
@@ -29,7 +29,7 @@ def check_installed(names: Sequence[str]) -> None:
     for name in names:
         if importlib.util.find_spec(PACKAGES[name]) is None:
             raise UserError(
-                (Change("tracker", name), f": the package {PACKAGES[name]} is not installed."),
+                f"--tracker {name}: the package {PACKAGES[name]} is not installed.",
                 f"pip install {PACKAGES[name]}",
             )
 

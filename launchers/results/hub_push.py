@@ -16,9 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from estimator.errors import Change, UserError
+from estimator.errors import UserError
 from estimator.formatting import format_bytes
 from estimator.remote import hub_token
+from estimator.untrusted import files_inside
 from launchers import engines
 from launchers.results.handover import PAGE
 from launchers.settings import Settings
@@ -43,13 +44,13 @@ def check(settings: Settings, *, must_reach: bool) -> None:
         raise UserError("export.push: huggingface_hub is not installed.", "pip install -e '.[train]'")
     if not hub_token():
         raise UserError(
-            (Change("export.push", repo), ": no token is set in the environment."),
+            f"--push {repo}: no token is set in the environment.",
             f"Set HF_TOKEN to a token with write access from {_TOKENS} (on a cluster with @secrets).",
         )
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
         if must_reach:
             raise UserError(
-                (Change("export.push", repo), ": HF_HUB_OFFLINE is set on this machine."),
+                f"--push {repo}: HF_HUB_OFFLINE is set on this machine.",
                 "Unset it, or remove export.push: the model's folder can be uploaded later.",
             )
         return
@@ -74,7 +75,7 @@ def _check_rights(account: dict[str, Any], repo: str) -> None:
     if owner != account.get("name") and owner not in organisations:
         raise UserError(
             f"export.push: the token belongs to {account.get('name')}, who is not a member of {owner}.",
-            ("Use ", Change("export.push", f"{account.get('name')}/{name}"), ", or another token."),
+            f"Use --push {account.get('name')}/{name}, or another token.",
         )
     token = account.get("auth", {}).get("accessToken", {})
     scoped = token.get("fineGrained", {}).get("scoped") if token.get("role") == "fineGrained" else None
@@ -106,9 +107,10 @@ def push(folder: Path, page: str, settings: Settings) -> str:
 
     repo = str(settings.export.push)
     result = engines.result_of(folder)
-    files = {path.relative_to(result).as_posix(): path for path in _files(result) if path.name != PAGE}
-    if result.name != "adapter":
-        files |= {path.relative_to(folder).as_posix(): path for path in _files(folder / "adapter")}
+    files = {path.relative_to(result).as_posix(): path for path in files_inside(result) if path.name != PAGE}
+    adapter = folder / "adapter"
+    if result.name != "adapter" and adapter.is_dir():
+        files |= {path.relative_to(folder).as_posix(): path for path in files_inside(adapter)}
     size = sum(path.stat().st_size for path in files.values())
     additions = [CommitOperationAdd(path_in_repo=PAGE, path_or_fileobj=page.encode())]
     additions += [CommitOperationAdd(path_in_repo=name, path_or_fileobj=path) for name, path in files.items()]
@@ -138,10 +140,6 @@ def license_of(hub_id: str | None) -> str | None:
         card = _api().model_info(hub_id).card_data
         return None if card is None else card.get("license")
     return None
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def _api() -> Any:

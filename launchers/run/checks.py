@@ -1,7 +1,6 @@
 """Checks before a GPU is requested: conflicting options, missing packages, small disks.
 
-Each function raises a two-line UserError that names options in the user's notation
-(:func:`estimator.errors.spelled_as`).
+Each function raises a two-line UserError.
 """
 
 from __future__ import annotations
@@ -12,33 +11,26 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from estimator import models
-from estimator.changes import Text
-from estimator.errors import Change, UserError
+from estimator.errors import UserError
 from estimator.formatting import format_bytes
 from estimator.models import ModelSpec
+from estimator.option_names import option_name
 from estimator.plan import MIB, Plan
-from estimator.planning.support import engine_order
-from estimator.vocabulary import ENGINES, LAUNCHED_ENGINES, METHODS, TASKS, LaunchedEngine
+from estimator.vocabulary import ENGINES, LAUNCHED_ENGINES, METHODS, TASKS
 from launchers import engines
 from launchers.report import trackers
+from launchers.run.job import first_supported_engine, unsupported
 from launchers.scoring.check import check_function
 from launchers.scoring.functions import scorer_of
 from launchers.scoring.reward_model import check_reward_model
 from launchers.settings import Settings
 
 
-def first_supported_engine(settings: Settings, spec: ModelSpec) -> LaunchedEngine:
-    """Return the first engine that supports these settings for the model; the first of all if none does."""
-    order = engine_order(settings.task)
-    supported = (name for name in order if engines.get(name).unsupported(settings, spec) is None)
-    return next(supported, order[0])
-
-
 def check_supported(
     settings: Settings,
     spec: ModelSpec,
     *,
-    otherwise: Text = "See the table of what runs where in docs/methods.md.",
+    otherwise: str = "See the table of what runs where in docs/methods.md.",
 ) -> None:
     """Raise UserError for anything the engine does not support.
 
@@ -47,48 +39,42 @@ def check_supported(
     trackers.check_installed(settings.tracker)
     if settings.unused:
         name = settings.unused[0]
-        raise UserError((Change(name), f" does not apply to task {settings.task}."), "Remove it.")
+        raise UserError(f"{option_name(name)} does not apply to task {settings.task}.", "Remove it.")
     if settings.unused_by_method:
         name = settings.unused_by_method[0]
         raise UserError(
-            (Change(name), " does not apply to ", Change("method", settings.method), "."),
+            f"{option_name(name)} does not apply to --method {settings.method}.",
             "Remove it, or choose the method it belongs to.",
         )
     _check_adapter_only(settings)
     engine = first_supported_engine(settings, spec) if settings.engine == "auto" else settings.engine
-    reason = engines.get(engine).unsupported(settings, spec)
+    reason = unsupported(engine, settings, spec)
     if reason is not None:
-        reasons = {name: engines.get(name).unsupported(settings, spec) for name in LAUNCHED_ENGINES}
+        reasons = {name: unsupported(name, settings, spec) for name in LAUNCHED_ENGINES}
         supported = next((name for name, other_reason in reasons.items() if other_reason is None), None)
-        combination = [
-            Change("model", settings.model),
-            Change("method", settings.method),
-            Change("engine", engine),
-        ]
-        problem = (combination[0], " ", combination[1], " ", combination[2], f": {reason}.")
+        problem = f"--model {settings.model} --method {settings.method} --engine {engine}: {reason}."
         if supported is not None:
-            raise UserError(problem, ("Use ", Change("engine", supported), "."))
+            raise UserError(problem, f"Use --engine {supported}.")
         other, other_reason = next(
             (name, other_reason) for name, other_reason in reasons.items() if name != engine
         )
         also = f"{other} does not support it either: {other_reason}. " if other_reason != reason else ""
-        raise UserError(problem, (also, *((otherwise,) if isinstance(otherwise, str) else otherwise)))
+        raise UserError(problem, f"{also}{otherwise}")
 
 
 def _check_adapter_only(settings: Settings) -> None:
     """Raise UserError if adapter_only is set but the method exports no separate adapter."""
     if not settings.export.adapter_only:
         return
-    option = Change("export.adapter_only", value=True)
     if settings.method != "auto" and not METHODS[settings.method].adapters:
         raise UserError(
-            (option, ": ", Change("method", "full"), " trains no adapter."),
-            ("Use ", Change("method", "lora"), ", or remove it."),
+            "--adapter-only: --method full trains no adapter.",
+            "Use --method lora, or remove it.",
         )
     if settings.method == "qlora" and settings.lora.quantization == "int8":
         raise UserError(
-            (option, ": no other library can load an adapter on the 8-bit base it is trained with here."),
-            ("Use ", Change("lora.quantization", "nf4-double"), ", or remove it."),
+            "--adapter-only: no other library can load an adapter on the 8-bit base it is trained with here.",
+            "Use --quantization nf4-double, or remove it.",
         )
 
 
@@ -101,20 +87,17 @@ def check_reward(settings: Settings, seq_len: int) -> None:
         raise UserError(
             "Task grpo has no reward for its answers.",
             (
-                "Set a Python function (",
-                Change("rl.reward", "path.py:function"),
-                ", called with prompt and answer), or a reward model (",
-                Change("rl.reward", "FOLDER"),
-                ", as exported by task reward).",
+                "Set a Python function (--rl-reward path.py:function, called with prompt and answer), or a "
+                "reward model (--rl-reward FOLDER, as exported by task reward)."
             ),
         )
     if settings.rl.answer_tokens(seq_len) >= seq_len:
         raise UserError(
             (
-                Change("rl.max_completion_length", settings.rl.max_completion_length),
-                f" leaves no tokens of seq_len {seq_len} for the prompt.",
+                f"--rl-max-completion-length {settings.rl.max_completion_length} leaves no tokens of seq_len "
+                f"{seq_len} for the prompt."
             ),
-            ("Use ", Change("rl.max_completion_length", max(1, seq_len // 2)), ", or a longer seq_len."),
+            f"Use --rl-max-completion-length {max(1, seq_len // 2)}, or a longer seq_len.",
         )
     if scorer_of(reward).function is not None:
         check_function(reward)
@@ -128,7 +111,7 @@ def check_layout(settings: Settings, plan: Plan, spec: ModelSpec) -> None:
     """Check engine support again with the plan's nodes and GPUs, because some limits depend on them."""
     numbers = {"nodes": plan.layout.nodes, "gpus": plan.layout.processes_per_node}
     resources = settings.resources.model_copy(update=numbers)
-    fewer = ("Use fewer GPUs: ", Change("resources.gpus", 1), ".")
+    fewer = "Use fewer GPUs: --gpus 1."
     check_supported(settings.model_copy(update={"resources": resources}), spec, otherwise=fewer)
     last = plan.layout.world_size - 1
     if settings.profile.window is not None and max(settings.profile.ranks) > last:
@@ -138,16 +121,6 @@ def check_layout(settings: Settings, plan: Plan, spec: ModelSpec) -> None:
         )
 
 
-def installed_engines() -> tuple[LaunchedEngine, ...]:
-    """The engines whose packages are here; all where none has them, as none is to be preferred then."""
-    found = tuple(
-        name
-        for name in LAUNCHED_ENGINES
-        if all(importlib.util.find_spec(package) is not None for package in engines.needs(name).packages)
-    )
-    return found or LAUNCHED_ENGINES
-
-
 def check_installed(engine: str, method: str = "full", *, liger: bool = False) -> None:
     """Raise UserError if packages required by an engine, or by a method on that engine, are not installed.
 
@@ -155,7 +128,7 @@ def check_installed(engine: str, method: str = "full", *, liger: bool = False) -
     """
     if liger and importlib.util.find_spec("liger_kernel") is None:
         raise UserError(
-            (Change("liger", True), ": the package liger-kernel is not installed."),
+            "--liger: the package liger-kernel is not installed.",
             "pip install liger-kernel",
         )
     needed = engines.needs(engine).packages
@@ -189,8 +162,8 @@ def check_output(settings: Settings) -> None:
     if not (existing.is_dir() and os.access(existing, os.W_OK)):
         why = "is not writable" if existing.is_dir() else "is a file"
         raise UserError(
-            (Change("output_dir", settings.output_dir), f": {existing} {why}."),
-            ("Choose another folder: ", Change("output_dir", "FOLDER")),
+            f"--output-dir {settings.output_dir}: {existing} {why}.",
+            "Choose another folder: --output-dir FOLDER",
         )
 
 
@@ -209,6 +182,6 @@ def check_evaluations(settings: Settings, total_steps: int) -> None:
     every = settings.evaluation.every_steps
     if every is not None and every > total_steps:
         raise UserError(
-            (Change("evaluation.every_steps", every), f": the run has only {total_steps:,} steps."),
-            ("Use ", Change("evaluation.every_steps", max(1, total_steps // 5)), ", for example."),
+            f"--eval-every {every}: the run has only {total_steps:,} steps.",
+            f"Use --eval-every {max(1, total_steps // 5)}, for example.",
         )

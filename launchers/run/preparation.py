@@ -1,8 +1,7 @@
 """Steps of one run, shared by all launchers: settings -> model -> plan -> data -> evaluation.
 
 The flow and ``python -m launchers`` call the same functions. They pass in what differs: the destination of
-the run (``Target``), the function that chooses among plans, the function that fetches data, and the notation
-of options in messages (:func:`estimator.errors.spelled_as`).
+the run (``Target``), the function that chooses among plans, and the function that fetches data.
 """
 
 from __future__ import annotations
@@ -16,19 +15,17 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from estimator import calibration, models
 from estimator.calibration import Calibration
-from estimator.errors import Change, UserError
+from estimator.errors import UserError
 from estimator.job import Job, Target
 from estimator.models import DiffusionSpec, ModelRef, ModelSource, ModelSpec, untried
 from estimator.plan import Plan
 from estimator.planning import planner
-from estimator.vocabulary import ENGINES, LAUNCHED_ENGINES, TASKS, LaunchedEngine, RequestedEngine
+from estimator.vocabulary import TASKS
 from launchers import run_config
 from launchers.dataset import mixture, preferences, prompts, rows, sources, stored, texts
-from launchers.dataset.measured import MAX_ROWS
 from launchers.dataset.preferences import Sample
 from launchers.dataset.prepared import Prepared, PreparedInfo
 from launchers.dataset.stored import StoredRows
@@ -40,8 +37,8 @@ from launchers.models.files import tensor_shapes
 from launchers.models.fit import check_fits
 from launchers.report.metrics import tokens_of_steps
 from launchers.run import checks
+from launchers.run.job import build_job
 from launchers.run_config import RunConfig
-from launchers.scoring.functions import scorer_of
 from launchers.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -186,106 +183,6 @@ def count_steps(settings: Settings, spec: ModelSpec, rows: int | None) -> int | 
     return settings.steps_of(rows)
 
 
-def _with_sharding_options(
-    settings: Settings, names: tuple[LaunchedEngine, ...]
-) -> tuple[LaunchedEngine, ...]:
-    """Return the engines that have the sharding options which these settings use; all if none has them."""
-    used = [name for name in ("zero", "fsdp") if getattr(settings, name) != type(getattr(settings, name))()]
-    return tuple(name for name in names if {*used} <= {ENGINES[name].sharding_options}) or names
-
-
-def build_job(settings: Settings, spec: ModelSpec, steps: int | None, *, installed: bool = False) -> Job:
-    """Build the planner's Job from the settings.
-
-    ``installed``: consider only installed engines for engine ``auto``.
-    """
-    checkpointing = settings.activation_checkpointing
-    stage = settings.zero.stage
-    seq_len = settings.sequence_length(spec)
-    engine: RequestedEngine = settings.engine
-    if engine == "auto" and settings.engine_options:  # raw options belong to one engine
-        engine = checks.first_supported_engine(settings, spec)
-    return Job(
-        model=_trained_spec(spec, settings),
-        method=settings.method,
-        engine=engine,
-        engines=_with_sharding_options(
-            settings, checks.installed_engines() if installed else LAUNCHED_ENGINES
-        ),
-        task=settings.task,
-        seq_len=seq_len,
-        global_batch_size=settings.batch_size,
-        batch_multiple=settings.batch_multiple if settings.global_batch_size is None else None,
-        micro_batch_size=settings.micro_batch_size,
-        optimizer=settings.optimizer.name,
-        optimizer_in_backward=settings.optimizer.in_backward,
-        precision=settings.precision,
-        fp8=settings.fp8,
-        average=settings.images.ema_decay is not None,
-        activation_checkpointing=None if checkpointing == "auto" else checkpointing,
-        recompute=settings.recompute.what,
-        recompute_every=settings.recompute.every,
-        lora_rank=settings.lora.rank,
-        lora_targets=spec.all_linear if settings.lora.all_linear else tuple(settings.lora.targets),
-        rslora=settings.lora.rslora,
-        lora_experts=settings.lora.experts,
-        quantization=settings.lora.quantization,
-        trained_modules=settings.trained_modules,
-        new_tokens=len(settings.new_tokens),
-        adapter_prompt_length=settings.adapter.prompt_length,
-        adapter_start_layer=settings.adapter.start_layer,
-        packing=settings.packing,
-        longest_first=settings.longest_first,
-        expandable_segments=settings.expandable_segments,
-        compile=settings.compile,
-        liger=settings.liger,
-        zero_stage=None if stage == "auto" else stage,
-        fsdp_sharding=None if settings.fsdp.sharding == "auto" else settings.fsdp.sharding,
-        replicas=None if settings.fsdp.replicas == "auto" else settings.fsdp.replicas,
-        offload="cpu" if "cpu" in (settings.zero.offload, settings.fsdp.offload) else "none",
-        steps=steps,
-        evaluated_sequences=_evaluated_sequences(settings, steps),
-        adapter_only=settings.export.adapter_only,
-        **_generation_fields(settings, seq_len),
-    )
-
-
-def _trained_spec(spec: ModelSpec, settings: Settings) -> ModelSpec:
-    """Return the model with the trained text encoders or new tokens that the settings add."""
-    if isinstance(spec, DiffusionSpec):
-        return spec.with_trained_texts() if settings.images.text_encoders else spec
-    return spec.with_tokens(len(settings.new_tokens))
-
-
-def _evaluated_sequences(settings: Settings, steps: int | None) -> int:
-    """Upper bound on held-out sequences that are evaluated during training.
-
-    0 if unknown in advance: evaluation by minutes, or a run of unknown length.
-    """
-    every = settings.evaluation.every_steps
-    if every is None or steps is None:
-        return 0
-    return -(-steps // every) * MAX_ROWS * (2 if settings.trains_on_pairs else 1)
-
-
-def _generation_fields(settings: Settings, seq_len: int) -> dict[str, Any]:
-    """Return the fields of Job for sampling and comparing answers in a step; empty for other tasks."""
-    if not TASKS[settings.task].draws_answers:
-        return {}
-    return {
-        "answer_len": settings.rl.answer_tokens(seq_len),
-        "compares": None if settings.rl.beta == "auto" else settings.rl.beta > 0,
-        "reward_parameters": _reward_parameters(settings.rl.reward),
-    }
-
-
-def _reward_parameters(reward: str | None) -> int:
-    """Count the parameters of the reward model; 0 if a function scores."""
-    if reward is None or scorer_of(reward).function is not None:
-        return 0
-    return models.resolve(reward, online=True).spec.parameters
-
-
 def apply_resources(settings: Settings, target: Target) -> Target:
     """Overlay ``target`` with the nodes and GPUs that the settings request."""
     resources = settings.resources
@@ -355,7 +252,7 @@ def read_samples(settings: Settings, path: Path) -> Iterator[Sample]:
     if texts.is_text_file(path):
         raise UserError(
             f"Dataset {path} is plain text, which task {settings.task} does not support.",
-            ("Use ", Change("task", "pretrain"), ", or a JSONL dataset."),
+            "Use --task pretrain, or a JSONL dataset.",
         )
     if TASKS[settings.task].judged:
         return preferences.read_judged(path)

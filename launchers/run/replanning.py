@@ -16,7 +16,7 @@ from estimator.errors import UserError
 from estimator.models import ModelSpec
 from estimator.plan import Plan
 from estimator.planning.next_plan import NextPlan, after_out_of_memory
-from launchers.run import preparation
+from launchers.run.job import build_job
 from launchers.settings import Settings
 from launchers.store.bundles import Storage
 
@@ -109,7 +109,7 @@ def out_of_memory(
 ) -> str:
     """Choose and store the plan that follows one that ran out of memory; return a message for the log."""
     try:
-        job = preparation.build_job(settings, spec, steps=None)
+        job = build_job(settings, spec, steps=None)
         following = after_out_of_memory(failed, job, attempt=attempt, other_machines=other_machines)
     except UserError as error:
         return f"out of memory, and no other plan was found: {error.problem}"

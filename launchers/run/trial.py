@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from estimator.errors import Change, UserError
+from estimator.errors import UserError
 from estimator.formatting import format_bytes
 from estimator.plan import Counted, Plan
 from estimator.planning.trials import trial_plans
@@ -26,7 +26,7 @@ from launchers.gang.node import run_node
 from launchers.report.metrics import median, tokens_of_steps
 from launchers.report.peak import MemoryPeak, largest_process
 from launchers.report.state import RankMeasured, RunState
-from launchers.run import preparation
+from launchers.run.job import build_job
 from launchers.settings.sections import ProfileWindow
 from launchers.store.bundles import Storage
 
@@ -117,7 +117,7 @@ def run_trials(
     GangFailed
         If every plan ran out of memory: a retry then uses one that needs less.
     """
-    planned = preparation.build_job(job.settings, job.model.spec, steps=None)
+    planned = build_job(job.settings, job.model.spec, steps=None)
     plans = trial_plans(job.plan, planned)
     tokens, results, error = tokens_of_steps(Prepared(job.data_dir)), list[TrialResult](), None
     steps = min(WARM_UP + job.settings.trial, job.total_steps)
@@ -173,7 +173,7 @@ def _await_decision(store: Storage, prefix: str) -> Decision:
         time.sleep(1)
     raise UserError(
         f"The first node has not chosen one of the tried plans within {DECISION_S:.0f} s.",
-        ("See its log, or run without ", Change("trial"), "."),
+        "See its log, or run without --trial.",
     )
 
 

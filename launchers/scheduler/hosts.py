@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from estimator import models
-from estimator.errors import UserError, spelled_as
+from estimator.errors import UserError
 from estimator.job import Machine, Target
 from estimator.models import ModelRef
 from estimator.plan import Plan
@@ -31,7 +31,6 @@ from launchers.run_config import RunConfig
 from launchers.scoring.functions import scorer_of
 from launchers.scoring.reward_model import check_reward_model
 from launchers.settings import Settings
-from launchers.settings.spelling import SET
 
 # Settings that may change when a run is resumed; those of the data are part of its fingerprint
 _FREE = {"resources", "evaluation", "tracker", "output_dir", "keep_checkpoints", "checkpoint_every"}
@@ -98,25 +97,24 @@ class Host:
 def plan_for_hosts(settings: Settings, hosts: Sequence[Host], *, calibrated: bool = True) -> PlannedRun:
     """Plan for these nodes, which all get the same share of the work.
 
-    Raises UserError (or its subclass CannotFit) with options in the notation of ``python -m launchers``.
+    Raises UserError (or its subclass CannotFit).
     """
-    with spelled_as(SET):
-        nodes = settings.resources.nodes
-        if nodes is not None and nodes != len(hosts):
-            raise UserError(
-                f"The settings request {nodes} node(s) (resources.nodes), this job has {len(hosts)}.",
-                "Leave resources.nodes empty, or request that number from the scheduler.",
-            )
-        machine = smallest([host.machine for host in hosts])
-        target = Target(kind="allocation", machine=machine, nodes=len(hosts))
-        planned = preparation.plan_run(settings, target, calibrated=calibrated)
-        chosen = planned.settings
-        checks.check_installed(chosen.engine, chosen.method, liger=chosen.liger)
-        tasks.check_installed(chosen)
-        hub_push.check(chosen, must_reach=True)
-        disks = [(f"The work folder of {host.name}", host.machine.disk_free_bytes) for host in hosts]
-        checks.check_disks(planned.plan, disks)
-        return planned
+    nodes = settings.resources.nodes
+    if nodes is not None and nodes != len(hosts):
+        raise UserError(
+            f"The settings request {nodes} node(s) (resources.nodes), this job has {len(hosts)}.",
+            "Leave resources.nodes empty, or request that number from the scheduler.",
+        )
+    machine = smallest([host.machine for host in hosts])
+    target = Target(kind="allocation", machine=machine, nodes=len(hosts))
+    planned = preparation.plan_run(settings, target, calibrated=calibrated)
+    chosen = planned.settings
+    checks.check_installed(chosen.engine, chosen.method, liger=chosen.liger)
+    tasks.check_installed(chosen)
+    hub_push.check(chosen, must_reach=True)
+    disks = [(f"The work folder of {host.name}", host.machine.disk_free_bytes) for host in hosts]
+    checks.check_disks(planned.plan, disks)
+    return planned
 
 
 def smallest(machines: Sequence[Machine]) -> Machine:
@@ -137,23 +135,22 @@ def prepare_start(
 ) -> Start:
     """Plan, fetch the weights and tokenize the data into the shared ``folder``, for all nodes.
 
-    Raises UserError with options in the notation of ``python -m launchers``.
+    Raises UserError.
     """
     planned = plan_for_hosts(settings, hosts, calibrated=calibrated)
     model, settings = planned.model, planned.settings
     print(render(planned.plan), flush=True)
-    with spelled_as(SET):
-        with tempfile.TemporaryDirectory(prefix="harness-", dir=folder) as trial_dir:
-            try_tasks(settings, Path(trial_dir))
-        rows, held_out = preparation.read_data(settings, folder)
-        weights_dir = (cache or folder / "weights") / slug(model.location or model.name)
-        model_dir = preparation.fetch_weights(model, weights_dir)
-        attempt = _next_attempt(folder)
-        data_dir = folder / f"data-{attempt}"
-        shutil.rmtree(data_dir, ignore_errors=True)
-        model_dir = as_trained(model_dir, settings, folder)
-        info = preparation.tokenise(rows, held_out, settings, model_dir, data_dir)
-        reward = _fetch_reward(settings, folder, cache=cache)
+    with tempfile.TemporaryDirectory(prefix="harness-", dir=folder) as trial_dir:
+        try_tasks(settings, Path(trial_dir))
+    rows, held_out = preparation.read_data(settings, folder)
+    weights_dir = (cache or folder / "weights") / slug(model.location or model.name)
+    model_dir = preparation.fetch_weights(model, weights_dir)
+    attempt = _next_attempt(folder)
+    data_dir = folder / f"data-{attempt}"
+    shutil.rmtree(data_dir, ignore_errors=True)
+    model_dir = as_trained(model_dir, settings, folder)
+    info = preparation.tokenise(rows, held_out, settings, model_dir, data_dir)
+    reward = _fetch_reward(settings, folder, cache=cache)
     return Start(
         secret=secrets.token_hex(32),
         attempt=attempt,

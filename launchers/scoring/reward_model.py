@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from estimator.errors import Change, UserError
+from estimator.errors import UserError
+from estimator.option_names import option_name
 from launchers.dataset.rows import Conversation
 from launchers.settings import Settings
 
@@ -83,7 +84,7 @@ def check_reward_model(folder: Path, setting: str, shown: str) -> None:
     except (OSError, ValueError):
         raise UserError(
             f"{setting} {shown}: neither a function nor a model folder with a config.json.",
-            ("Use ", Change(setting, "file.py:function"), ", or a model exported by task reward."),
+            f"Use {option_name(setting)} file.py:function, or a model exported by task reward.",
         ) from None
     labels = config.get("num_labels", len(config.get("id2label") or ()) or 2)
     architectures = config.get("architectures") or ()

@@ -16,14 +16,16 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
-from estimator.changes import meant_by
 from estimator.errors import UserError
 from estimator.formatting import format_list
 from estimator.job import DEFAULT_BATCH, nearest_multiple
 from estimator.models import DiffusionSpec, ModelSpec
 from estimator.models.diffusion import positions_of
 from estimator.names import did_you_mean
+from estimator.option_names import setting_for_alias
 from estimator.setup import default_seq_len
+from estimator.untrusted import parse_yaml as parse_yaml_text
+from estimator.untrusted import yaml_loader
 from estimator.vocabulary import (
     AUTOMATIC_METHODS,
     LAUNCHED_METHODS,
@@ -330,11 +332,11 @@ class Settings(Section):
         return self
 
 
-class _PlainLoader(yaml.SafeLoader):
+class _PlainLoader(yaml_loader()):  # type: ignore[misc]
     """YAML loader that keeps 20:23 as text, which YAML 1.1 reads as a base-60 number."""
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
-        tag = super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
+        tag = super().resolve(kind, value, implicit)
         number = tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
         if number and isinstance(value, str) and ":" in value and implicit != (False, False):
             return "tag:yaml.org,2002:str"
@@ -347,6 +349,8 @@ class _UniqueKeyLoader(_PlainLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         line_of_key: dict[str, int] = {}
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue  # refused by SafeLoader
             line = key.start_mark.line + 1
             if key.value in line_of_key:
                 raise UserError(
@@ -355,7 +359,8 @@ class _UniqueKeyLoader(_PlainLoader):
                     "Remove one of them.",
                 )
             line_of_key[str(key.value)] = line
-        return super().construct_mapping(node, deep)
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
 
 
 # Settings that may name a file or folder which the run reads
@@ -378,7 +383,7 @@ def parse_yaml(text: str, folder: Path = Path()) -> dict[str, Any]:
     is replaced by its path from the working folder; any other stays relative to the working folder.
     """
     try:
-        values = _UniqueKeyLoader(text).get_single_data() or {}
+        values = parse_yaml_text(text, _UniqueKeyLoader) or {}
     except yaml.YAMLError as error:
         raise UserError("The settings file is not YAML: " + " ".join(str(error).split())) from None
     if not isinstance(values, dict):
@@ -584,7 +589,7 @@ def _explain(error: ValidationError) -> tuple[str, str]:
         name = ".".join(part for part in setting_parts if part not in ("bool", "float", "int", "str"))
         if item["type"] == "extra_forbidden":
             name = ".".join(path)
-            suggestion = meant_by(name)
+            suggestion = setting_for_alias(name)
             wrong[f"unknown setting `{name}`"] = []
             advice = f"Did you mean {suggestion}?" if suggestion else did_you_mean(name, dotted_names())
         elif item["type"] == "missing":  # an item of a list, as no setting is required

@@ -16,6 +16,7 @@ import yaml
 
 from estimator.errors import UserError
 from estimator.models.architectures import MLP_PROJECTIONS, PROJECTIONS
+from estimator.untrusted import MAX_YAML_BYTES, parse_yaml, read_text
 from launchers import settings
 
 Tool = Literal["axolotl", "LLaMA-Factory", "TRL", "torchtune"]
@@ -394,7 +395,7 @@ def recognize(config: Mapping[str, Any]) -> Tool:
 def read(path: Path) -> dict[str, Any]:
     """Read a YAML file of keys. Raises UserError."""
     try:
-        config = yaml.safe_load(path.expanduser().read_text(encoding="utf-8"))
+        config = parse_yaml(read_text(path.expanduser(), MAX_YAML_BYTES))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(
             f"{path} can't be read: {' '.join(str(error).split())}.", "Give a YAML file."

@@ -7,12 +7,12 @@ left to the plan.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from estimator.errors import Change, UserError
+from estimator.errors import UserError
+from estimator.untrusted import parse_json, read_text
 
 _DIRECT = {
     "train_batch_size": "global_batch_size",
@@ -24,30 +24,30 @@ _DIRECT = {
 def settings_of(path: str) -> dict[str, Any]:
     """Return the file as nested settings; raises UserError for unreadable files and unsupported options."""
     values = _without_auto(_read(Path(path).expanduser()))
-    if values.get("fp16", {}).pop("enabled", False):
+    if _section(path, values, "fp16").pop("enabled", False):
         raise UserError(f"{path}: fp16 is enabled; only bf16 and fp32 are supported.", "Remove the section.")
     if "gradient_accumulation_steps" in values:
         raise UserError(
             f"{path}: gradient_accumulation_steps follows from the batch, the micro batch and the GPUs.",
-            ("Remove it, and set ", Change("global_batch_size"), "."),
+            "Remove it, and set --global-batch-size.",
         )
     settings: dict[str, Any] = {"engine": "deepspeed"}
     for name, setting in _DIRECT.items():
         if name in values:
             settings[setting] = values.pop(name) or None
-    bf16 = values.get("bf16", {}).pop("enabled", None)
+    bf16 = _section(path, values, "bf16").pop("enabled", None)
     if bf16 is False:
         settings["precision"] = "fp32"
-    zero = values.get("zero_optimization", {})
+    zero = _section(path, values, "zero_optimization")
     stage = zero.pop("stage", None)
     if stage is not None:
         settings["zero"] = {"stage": stage}
-    offload = zero.get("offload_optimizer", {}).pop("device", None)
+    offload = _section(path, zero, "offload_optimizer").pop("device", None)
     if offload not in (None, "none", "cpu"):
         raise UserError(f"{path}: offload_optimizer to {offload} is not supported.", "Use cpu or none.")
     if offload == "cpu":
         settings.setdefault("zero", {})["offload"] = "cpu"
-    if zero.get("offload_param", {}).pop("device", "none") != "none":
+    if _section(path, zero, "offload_param").pop("device", "none") != "none":
         raise UserError(f"{path}: offload_param is not supported.", "Remove it, or use engine fsdp2.")
     rest = {name: value for name, value in values.items() if value != {}}
     if rest.get("zero_optimization"):
@@ -56,16 +56,22 @@ def settings_of(path: str) -> dict[str, Any]:
     return settings | ({"engine_options": rest} if rest else {})
 
 
+def _section(path: str, values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    section = values.get(name, {})
+    if not isinstance(section, dict):
+        raise UserError(f"{path}: {name} is {section!r:.100}, and must be an object.")
+    return section
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = parse_json(read_text(path))
     except OSError as error:
         raise UserError(
             f"Cannot read {path}: {error.strerror}.",
             (
-                "For a run on a cluster, set ",
-                Change("zero.config"),
-                " in the settings file, which is read where the run is launched.",
+                "For a run on a cluster, set --zero-config in the settings file, which is read where the run "
+                "is launched."
             ),
         ) from None
     except ValueError as error:

@@ -16,13 +16,14 @@ import re
 import shutil
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 from estimator.errors import UserError
 from estimator.formatting import format_bytes
+from estimator.untrusted import DeepError, files_inside, parse_json
 from launchers.base.workdir import is_disk_full
 
 _log = logging.getLogger(__name__)
@@ -180,7 +181,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, data: bytes) -> Manifest:
-        return cls(files=tuple(BundleFile(**file) for file in json.loads(data)["files"]))
+        return cls(files=tuple(BundleFile(**file) for file in parse_json(data)["files"]))
 
 
 def _stays_inside(name: str) -> bool:
@@ -217,24 +218,26 @@ def put_bundle(
 ) -> Manifest:
     """Store all files of ``folder`` under ``key``; files that an earlier try has stored are not sent again.
 
-    Only files whose name ``include`` accepts are stored.
-    Raises UserError if the store is full, after deleting the files that this call stored; ChangedError if a
-    file changed meanwhile, and leaves the bundle that was there before.
+    Only files whose name ``include`` accepts are stored. Raises UserError for a link that leads out of the
+    folder, and if the store is full, after deleting the files that this call stored; ChangedError if a file
+    changed meanwhile.
     """
-    paths = [
-        path
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and include(path.relative_to(folder).as_posix())
-    ]
-    before = [_state(path) for path in paths]
-    manifest = Manifest(
-        files=tuple(
-            BundleFile(
-                name=path.relative_to(folder).as_posix(), size=path.stat().st_size, sha256=sha256_of(path)
+    files = {path.relative_to(folder).as_posix(): path for path in files_inside(folder)}
+    return put_files(storage, key, {name: path for name, path in files.items() if include(name)})
+
+
+def put_files(storage: Storage, key: str, files: Mapping[str, Path]) -> Manifest:
+    """Store files under these names as a bundle; see :func:`put_bundle`."""
+    before = {name: _state(path) for name, path in files.items()}
+    try:
+        manifest = Manifest(
+            files=tuple(
+                BundleFile(name=name, size=path.stat().st_size, sha256=sha256_of(path))
+                for name, path in sorted(files.items())
             )
-            for path in paths
         )
-    )
+    except ValueError as reason:
+        raise UserError(f"{storage.describe(key)} can't be stored: {reason}.", "Rename the file.") from None
     sent: list[str] = []
     try:
         for file in manifest.files:
@@ -244,10 +247,10 @@ def put_bundle(
             else:
                 _log.debug("Upload %s (%d bytes)", file_key, file.size)
                 sent.append(file_key)
-                storage.put_file(file_key, folder / file.name)
-        for file, seen in zip(manifest.files, before, strict=True):
-            if _state(folder / file.name) != seen:
-                raise ChangedError(f"{folder / file.name} was changed while it was stored")
+                storage.put_file(file_key, files[file.name])
+        changed = next((path for name, path in files.items() if _state(path) != before[name]), None)
+        if changed is not None:
+            raise ChangedError(f"{changed} was changed while it was stored")
         storage.put_bytes(f"{key}/{MANIFEST}", manifest.to_json())
     except OSError as error:
         if not is_disk_full(error):
@@ -255,7 +258,7 @@ def put_bundle(
         storage.delete(sent)
         raise UserError(
             f"No space left for {storage.describe(key)}: "
-            f"the {len(manifest.files)} files of {folder} take {format_bytes(manifest.total_bytes)}.",
+            f"{len(manifest.files)} files take {format_bytes(manifest.total_bytes)}.",
             "Free some space there, or move the datastore.",
         ) from error
     _log.info(
@@ -280,7 +283,7 @@ def _manifest(storage: Storage, key: str) -> Manifest:
     data = storage.get_bytes(f"{key}/{MANIFEST}")
     try:
         return Manifest.from_json(data)
-    except (LookupError, TypeError, RecursionError, UnicodeDecodeError, json.JSONDecodeError):
+    except (LookupError, TypeError, DeepError, UnicodeDecodeError, json.JSONDecodeError):
         raise _damaged(storage, key, MANIFEST, "it is not a list of files") from None
     except ValueError as error:
         raise _damaged(storage, key, MANIFEST, str(error)) from None

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.documents import planned
 from benchmarks.examples import FILES, FOLDER, README
-from flows.commands.flow_commands import flow_commands
+from flows.commands import flow_commands
 from launchers import __main__ as scheduler
 from launchers import settings
 

@@ -52,5 +52,5 @@ def test_since_is_a_time_back_from_now_or_a_date(since: str, begin: datetime) ->
 
 @pytest.mark.parametrize("since", ["yesterday", "30", "-1d", "2026-13-01", f"{10**9}w"])
 def test_any_other_since_is_refused_with_both_forms(since: str) -> None:
-    with pytest.raises(UserError, match="neither a time back from now nor a date"):
+    with pytest.raises(UserError, match="neither a duration nor a date"):
         begin_of(since, NOW)

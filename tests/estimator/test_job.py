@@ -18,7 +18,7 @@ MACHINE = Machine(cpu_cores=2, ram_bytes=8 * 2**30, disk_free_bytes=2**30)
         ({"seq_len": 4096}, "--seq-len 4096 is longer than the 2048 tokens that tiny-llama"),
         ({"global_batch_size": 8, "micro_batch_size": 3}, "8 can't be divided by --micro-batch-size 3"),
         ({"method": "prefix"}, "method = 'prefix'"),
-        ({"tensor_parallel": 2}, "torchtune as it is run here has no such thing"),
+        ({"tensor_parallel": 2}, "is not supported by torchtune"),
         ({"engine": "megatron", "tensor_parallel": 3}, "tensor_parallel = 3 does not divide the 8 attention"),
         ({"engine": "torchtitan", "expert_parallel": 2}, "expert_parallel = 2 does not divide the 0 exp"),
         ({"precision": "bf16-mixed"}, "torchtune keeps no fp32 master weights"),
@@ -44,7 +44,7 @@ def test_a_job_names_the_value_that_can_not_be(change: dict[str, Any], words: st
         ({"device": "tpu"}, "device = 'tpu'"),
         ({"nodes": 0}, "nodes = 0"),
         ({"gpus": 0}, "gpus = 0"),
-        ({"machine": None}, "needs to know the machine"),
+        ({"machine": None}, "needs a description of the machine"),
     ],
 )
 def test_a_target_names_the_value_that_can_not_be(change: dict[str, Any], words: str) -> None:

@@ -22,7 +22,7 @@ ON_AN_A100 = ("--with", "kubernetes", "--from-catalogue", "--gpu", "A100-80GB", 
 def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPython]:
     """A Python that has imported Metaflow and what plans a run, but nothing that trains."""
     home = tmp_path_factory.mktemp("warm")
-    with WarmPython("flows.finetune.nodes", environment=environment(home), folder=home) as started:
+    with WarmPython("flows.finetune.steps", environment=environment(home), folder=home) as started:
         yield started
 
 

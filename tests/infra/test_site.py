@@ -41,7 +41,7 @@ def test_no_page_asks_another_host_for_anything_to_be_shown(site: Path) -> None:
 
 
 def test_links_that_leave_the_documents_lead_to_the_repository(site: Path) -> None:
-    page = (site / "estimator" / "index.html").read_text()
+    page = (site / "accuracy" / "index.html").read_text()
     assert re.search(r'href="https://github.com/[^"]+/blob/main/benchmarks/results/estimators.md"', page)
     assert 'href="../../' not in page.replace('href="../assets', "")
 
@@ -87,17 +87,36 @@ def test_the_tutorial_s_commands_do_what_it_says(tmp_path: Path) -> None:
 def test_the_notebook_s_cells_run_from_the_first_to_the_last(tmp_path: Path) -> None:
     cells = json.loads((ROOT / "examples" / "plan_run_read.ipynb").read_text())["cells"]
     code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
-    (tmp_path / "cells.py").write_text(code)
-    done = subprocess.run(
+    done = run_python(tmp_path, code)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for words in ("Plan: llama-8b, lora", "successful FinetuneFlow/", "held-out loss: "):
+        assert words in done.stdout
+    assert '{"area":"delivery","product":"laptop","urgent":true}' in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+def test_the_python_page_s_snippets_run_one_after_the_other(tmp_path: Path) -> None:
+    """All but the last, which deploys: it stops where it needs a cluster."""
+    page = (ROOT / "docs" / "python.md").read_text()
+    *snippets, deploy = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    (tmp_path / "my.yaml").write_text("model: tiny-llama\n")
+    done = run_python(tmp_path, "\n".join(snippets))
+    assert done.returncode == 0, done.stdout + done.stderr
+    for words in ("Plan: llama-8b, lora", "successful FinetuneFlow/", "held-out loss: ", "lora torchtune 4"):
+        assert words in done.stdout
+    assert "There is no kubeconfig at" in run_python(tmp_path, deploy).stderr
+
+
+def run_python(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
+    (folder / "cells.py").write_text(code)
+    return subprocess.run(
         [sys.executable, "cells.py"],
-        cwd=tmp_path,
-        env=environment(tmp_path),
+        cwd=folder,
+        env=environment(folder) | {"KUBECONFIG": str(folder / "none")},
         capture_output=True,
         text=True,
         timeout=600,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    for words in ("Plan: llama-8b, lora", "successful FinetuneFlow/", "held-out loss: "):
-        assert words in done.stdout
-    assert '{"area":"delivery","product":"laptop","urgent":true}' in done.stdout

@@ -16,7 +16,7 @@ from decorators.backends import tables
 from decorators.backends.interface import ClusterFacts
 from decorators.backends.options import Options
 from decorators.backends.tables import PodFabric
-from estimator.errors import Change, UserError
+from estimator.errors import UserError
 from estimator.plan import Request
 
 MULTUS = "k8s.v1.cni.cncf.io/networks"
@@ -73,7 +73,7 @@ def fabric_of(request: Request, options: Options, facts: ClusterFacts) -> UsedFa
         )
         raise UserError(
             f"resources.fabric {options.fabric}: the nodes offer no {wanted} (what they offer: {has}).",
-            ("Have its device plugin installed, or take ", Change("resources.fabric", "auto"), "."),
+            "Have its device plugin installed, or take --fabric auto.",
         )
     return None
 

@@ -18,7 +18,7 @@ from estimator.hardware.cluster.tables import Room, SpotLabel
 from estimator.hardware.cluster.taints import Toleration
 from estimator.plan import MIB, Request
 
-FENCED = "fenced off by the taint"
+FENCED = "untolerated taint"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

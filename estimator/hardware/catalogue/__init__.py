@@ -1,4 +1,4 @@
-"""The hardware that plans are made for: GPUs, machines, and how both are found by name."""
+"""GPUs and instance types, and their lookup by name."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from estimator.errors import UserError
 from estimator.names import did_you_mean
 from estimator.plan import GIB, MIB
 
-# Drivers, clouds and labels give one card sizes that differ by up to 7 % (L4: 22,888 MiB, 24 GB)
+# Drivers, clouds and labels report sizes of a card that differ by up to 7 % (L4: 22,888 MiB, 24 GB)
 SIZE_TOLERANCE = 0.1
-VENDORS = frozenset({"nvidia", "geforce", "tesla", "quadro", "amd", "instinct"})  # no GPU's own words
+VENDORS = frozenset(
+    {"nvidia", "geforce", "tesla", "quadro", "amd", "instinct"}
+)  # words in names of many GPUs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gpu:
-    """One accelerator. Rates are dense, without structured sparsity; raises UserError for a memory of 0."""
+    """One GPU model. Rates are dense, without structured sparsity. Raises UserError for a memory of 0."""
 
     name: str
     vendor: str
-    vram_bytes: int  # as drivers or clouds report it; where none does, the label's GB taken as 10^9 bytes
+    vram_bytes: int  # as reported by drivers or clouds, otherwise the marketed GB as 10^9 bytes
     vram_reported: bool
     bandwidth_gbps: float | None  # memory, GB/s
     interconnect: str
     interconnect_gbps: float | None  # GB/s, both directions together
-    peak_tflops: tuple[tuple[str, float], ...]  # dense, by dtype; a dtype without a figure is left out
+    peak_tflops: tuple[tuple[str, float], ...]  # dense, by dtype; unknown ones are omitted
     architecture: str | None
     compute_capability: str | None
-    dtypes: tuple[str, ...]  # that its matrix units take
+    dtypes: tuple[str, ...]  # supported by its matrix units
     form_factor: str
     aliases: tuple[str, ...]
     source: str
     notes: str
-    label_gb: float | None = (
-        None  # the size that the card is sold as; None where only the reported one is known
-    )
-    driver_bytes: int = 0  # of them, what the driver keeps from CUDA; 0 where no log says it
-    # The best matrix product that was measured, in the dtype that it trains in: bf16, else fp32
+    label_gb: float | None = None  # marketed size; None if only the reported size is known
+    driver_bytes: int = 0  # part that the driver reserves; 0 if unknown
+    # Best measured matrix product, in its training dtype: bf16, otherwise fp32
     measured_tflops: float | None = None
 
     def __post_init__(self) -> None:
@@ -46,7 +46,7 @@ class Gpu:
             raise UserError(f"GPU {self.name}: a memory of {self.vram_bytes} bytes is not possible.")
 
     def peak_flops(self, dtype: str) -> float | None:
-        """Dense FLOP/s in that dtype ("bf16", "fp32"...), None where it is not sourced."""
+        """Return dense FLOP/s in a dtype ("bf16", "fp32"...), or None if unknown."""
         value = dict(self.peak_tflops).get(dtype)
         return None if value is None else value * 1e12
 
@@ -57,7 +57,7 @@ class Gpu:
 
     @property
     def bf16(self) -> bool:
-        """Whether its matrix units take bf16."""
+        """Whether its matrix units support bf16."""
         return "bf16" in self.dtypes
 
     @property
@@ -66,25 +66,24 @@ class Gpu:
         return self.vram_bytes / GIB
 
     def is_at_least(self, size: float) -> bool:
-        """Whether people call it a card of ``size`` GB or more.
+        """Return whether the card has ``size`` GB or more, by the larger of marketed GB and reported GiB.
 
-        By the label or by the GiB that are reported, whichever is more: an L4 is a 24 GB card, though the
-        cloud reports 22.35 GiB.
+        An L4 is a 24 GB card, although the cloud reports 22.35 GiB.
         """
         return max(self.label_gb or 0.0, self.vram_gib) >= size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Instance:
-    """One machine type: of a cloud, or of the user's own."""
+    """One instance type: of a cloud, or defined by the user."""
 
     cloud: str  # lower case: "aws", "gcp"...
     name: str
     gpu: str
-    gpu_count: int  # 0: only a share of one GPU, which training can't use
+    gpu_count: int  # 0: only a share of one GPU, which training cannot use
     vcpu: int | None
     ram_bytes: int | None
-    network_gbps: float | None  # gigabits a second, of the fabric that GPUs talk over
+    network_gbps: float | None  # Gbit/s of the network between GPUs
     fabric: str
     usd_per_hour: float | None  # on demand
     spot_usd_per_hour: float | None
@@ -95,7 +94,7 @@ class Instance:
     notes: str
 
     def price_age_days(self, today: date) -> int | None:
-        """Days since the price was read; None where nothing is priced or the day is not known."""
+        """Return the days since the price was read; None without a price or date."""
         if self.usd_per_hour is None and self.spot_usd_per_hour is None:
             return None
         day = day_of(self.price_date)
@@ -104,14 +103,14 @@ class Instance:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Catalogue:
-    """GPUs and the machines that have them.
+    """GPUs and the instance types with them.
 
-    Raises UserError where a name stands for two things or a machine has a GPU that is not listed.
+    Raises UserError for a duplicate name, and for an instance type with an unknown GPU.
     """
 
     gpus: tuple[Gpu, ...]
     instances: tuple[Instance, ...]
-    warnings: tuple[str, ...] = ()  # what could not be used, one line each
+    warnings: tuple[str, ...] = ()  # one line each
     _gpu_index: dict[str, Gpu] = field(init=False, repr=False, compare=False)
     _instance_index: dict[str, Instance] = field(init=False, repr=False, compare=False)
 
@@ -122,33 +121,33 @@ class Catalogue:
                 other = gpus.setdefault(normal(key), item)
                 if other is not item:
                     raise UserError(
-                        f"The GPU name {key!r} stands for two GPUs: {other.name} and {item.name}.",
-                        "Take it out of one row's name or aliases.",
+                        f"The GPU name {key!r} refers to two GPUs: {other.name} and {item.name}.",
+                        "Remove it from the name or the aliases of one row.",
                     )
         machines: dict[str, Instance] = {}
         for machine in self.instances:
             if normal(machine.gpu) not in gpus:
-                raise UserError(f"{machine.name} has a GPU that no table lists: {machine.gpu}.")
+                raise UserError(f"{machine.name} has an unknown GPU: {machine.gpu}.")
             if machines.setdefault(machine.name.lower(), machine) is not machine:
                 raise UserError(f"There are two machine types of the name {machine.name!r}.")
         object.__setattr__(self, "_gpu_index", gpus)
         object.__setattr__(self, "_instance_index", machines)
 
     def find_gpu(self, name: str) -> Gpu | None:
-        """The GPU that a user, a driver or a node's label calls ``name``, or None."""
+        """Return the GPU that a user, a driver or a node label calls ``name``, or None."""
         return self._gpu_index.get(normal(name))
 
     def gpus_called(self, name: str) -> tuple[Gpu, ...]:
-        """All GPUs that a name stands for, that of this very name first: "A100" both sizes and both forms.
+        """Return all GPUs that match a name, an exact match first; "A100": both sizes and form factors.
 
-        A table name, or a product name of a driver or cloud, stands for its GPU alone; fewer words stand for
-        every GPU that has them. Raises UserError with the nearest names where there is none.
+        A name in the table, or a product name of a driver or cloud, matches its GPU only; fewer words match
+        every GPU with these words. Raises UserError with similar names if none matches.
         """
         exact, words = self.find_gpu(name), _words(name)
         if exact is not None:
             if normal(exact.name) == normal(name):
                 return (exact,)
-            if not words & VENDORS:  # else it is a driver's name, of this GPU alone
+            if not words & VENDORS:  # otherwise a name of a driver, for this GPU only
                 aliases = [_words(alias) for alias in exact.aliases if normal(alias) == normal(name)]
                 words = next((alias for alias in aliases if not alias & VENDORS), words)  # of "a10080gb"
         else:
@@ -169,9 +168,9 @@ class Catalogue:
         return None
 
     def gpu(self, name: str) -> Gpu:
-        """The one GPU of that name: a table name, an alias, a product name, or words that one GPU alone has.
+        """Return the GPU of a name: in the table, an alias, a product name, or words that match one GPU only.
 
-        Raises UserError with the GPUs that an ambiguous name stands for, else with the nearest names.
+        Raises UserError with the matching GPUs of an ambiguous name, or names similar to an unknown one.
         """
         gpu = self.find_gpu(name)
         if gpu is not None:
@@ -179,7 +178,7 @@ class Catalogue:
         called = self.gpus_called(name)
         if len(called) > 1:
             raise UserError(
-                f"{name!r} stands for {len(called)} GPUs.",
+                f"{name!r} matches {len(called)} GPUs.",
                 f"Name one of them: {', '.join(gpu.name for gpu in called)}.",
             )
         return called[0]
@@ -193,11 +192,11 @@ class Catalogue:
         )
 
     def find_instance(self, name: str | None) -> Instance | None:
-        """The machine type of that name, in any case of letters; None where there is none."""
+        """Return the instance type of this name (case-insensitive), or None."""
         return self._instance_index.get((name or "").strip().lower())
 
     def instance(self, name: str) -> Instance:
-        """The machine type of that name; raises UserError with the nearest names."""
+        """Return the instance type of this name. Raises UserError with similar names for an unknown one."""
         instance = self.find_instance(name)
         if instance is None:
             raise UserError(
@@ -207,11 +206,11 @@ class Catalogue:
         return instance
 
     def clouds(self) -> tuple[str, ...]:
-        """The clouds that have a machine, in the table's order."""
+        """Return the clouds with an instance type, in table order."""
         return tuple(dict.fromkeys(item.cloud for item in self.instances))
 
     def cloud(self, name: str) -> str:
-        """Return the cloud's name as the table spells it; raises UserError that lists the known ones."""
+        """Return the name of a cloud as in the table. Raises UserError that lists the known ones."""
         if name.strip().lower() not in self.clouds():
             raise UserError(
                 f"There is no cloud {name!r} in the instance table.", f"It has {', '.join(self.clouds())}."
@@ -219,11 +218,11 @@ class Catalogue:
         return name.strip().lower()
 
     def architectures(self) -> tuple[str, ...]:
-        """The architectures of the GPUs, in the table's order."""
+        """Return the architectures of the GPUs, in table order."""
         return tuple(dict.fromkeys(item.architecture for item in self.gpus if item.architecture))
 
     def architecture(self, name: str) -> tuple[str, ...]:
-        """The architectures whose names begin with ``name`` ("ada": Ada Lovelace); else UserError."""
+        """Return the architectures that begin with ``name`` ("ada": Ada Lovelace), or raise UserError."""
         matches = tuple(item for item in self.architectures() if normal(name) and fits(item, name))
         if not matches:
             raise UserError(
@@ -234,27 +233,27 @@ class Catalogue:
 
 
 def fits(architecture: str, name: str) -> bool:
-    """Whether an architecture's name begins with ``name``, case and punctuation aside."""
+    """Return whether an architecture's name begins with ``name``, ignoring case and punctuation."""
     return normal(architecture).startswith(normal(name))
 
 
 def normal(name: str) -> str:
-    """A product's name as a key: letters and digits only, lower case, without the vendor."""
+    """Normalize a product name: letters and digits only, lower case, without the vendor."""
     return re.sub(r"[^a-z0-9]", "", name.lower()).removeprefix("nvidia")
 
 
 def _words(name: str) -> frozenset[str]:
-    """A name's words and figures, lower case; "RTX4090" is two."""
+    """Split a name into words and numbers in lower case; "RTX4090" has two."""
     return frozenset(re.findall(r"[a-z0-9]+", re.sub(r"(?<=rtx)(?=\d)", " ", name.lower())))
 
 
 def _words_of(gpu: Gpu) -> frozenset[str]:
-    """The words that people call a GPU by: its table name's, and its size."""
+    """Return the words of a GPU's name in the table, and its size."""
     return _words(gpu.name) if gpu.label_gb is None else _words(f"{gpu.name} {gpu.label_gb:g}GB")
 
 
 def day_of(text: str | None) -> date | None:
-    """The day that a price's date begins with; None where it gives a year only, or is None."""
+    """Parse the day at the beginning of a price's date; None for a year only, or None."""
     if text is None or not re.match(r"\d{4}-\d{2}-\d{2}", text):
         return None
     try:

@@ -1,4 +1,4 @@
-"""The columns of the hardware tables: what each may hold, and what a value that cannot be looks like."""
+"""Columns of the hardware tables: valid values, and hints for invalid ones."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from datetime import date, timedelta
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Column:
-    """One column of a hardware table: any text. ``rule`` and ``hint`` are used by kinds that take less."""
+    """One column of a hardware table that accepts any text; subclasses use ``rule`` and ``hint``."""
 
-    rule: str = ""  # what it takes, in words
-    hint: str = ""  # what to do, where nothing more exact is known
+    rule: str = ""  # description of valid values
+    hint: str = ""  # default advice for invalid values
 
     def fault(self, text: str) -> tuple[str, str] | None:  # noqa: ARG002 - any text is fine
         """Return the problem of a cell and its fix; None if the cell is valid."""
@@ -23,9 +23,9 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Number(Column):
-    """A figure from ``low`` to ``high`` in ``unit``; ``also`` matches other texts that are fine.
+    """A number from ``low`` to ``high`` in ``unit``; ``also`` matches other valid texts.
 
-    The limits lie some way beyond what exists, so that a figure in a wrong unit falls outside.
+    The limits are beyond existing values, so that a number in a wrong unit is out of range.
     """
 
     unit: str
@@ -34,10 +34,10 @@ class Number(Column):
     if_low: str = ""
     if_high: str = ""
     whole: bool = False
-    also: str = ""  # a pattern of other texts that are fine
+    also: str = ""  # pattern of other valid texts
 
     def fault(self, text: str) -> tuple[str, str] | None:
-        """See :meth:`Column.fault`. Out of range, the hint names the unit that was probably meant."""
+        """See :meth:`Column.fault`. For a number out of range, the hint names the probable unit."""
         if self.also and re.fullmatch(self.also, text):
             return None
         kind = "whole number" if self.whole else "number"
@@ -46,7 +46,7 @@ class Number(Column):
         except ValueError:
             value = math.nan
         if not math.isfinite(value) or "_" in text or (self.whole and value != int(value)):
-            return f"is not a {kind}", f"Write the {self.unit} as a bare {kind}, such as {self.low:g}."
+            return f"is not a {kind}", f"Write the {self.unit} as a {kind} only, such as {self.low:g}."
         if self.low <= value <= self.high:
             return None
         hint = self.if_high if value > self.high else self.if_low if value > 0 or self.low == 0 else ""
@@ -55,13 +55,13 @@ class Number(Column):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Words(Column):
-    """Words of the set ``known``, separated by spaces; ``single``: one word, which may have spaces."""
+    """Words of the set ``known``, separated by spaces; ``single``: one value, which may contain spaces."""
 
     known: frozenset[str]
     single: bool = False
 
     def fault(self, text: str) -> tuple[str, str] | None:
-        """See :meth:`Column.fault`; names the first word that is not of the set."""
+        """See :meth:`Column.fault`; names the first unknown word."""
         words = [text] if self.single else text.split()
         odd = [word for word in words if word.lower() not in self.known]
         if not odd:
@@ -71,7 +71,7 @@ class Words(Column):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pattern(Column):
-    """A text that matches the regular expression ``pattern`` as a whole."""
+    """A text that fully matches the regular expression ``pattern``."""
 
     pattern: str
 
@@ -93,8 +93,8 @@ class Day(Column):
             day = date.fromisoformat((text[:10] + "-01-01")[:10] if text[4:5] == "-" else f"{text[:4]}-01-01")
         except ValueError:
             return "is not a date", advice
-        if day > date.today() + timedelta(days=1):  # somewhere it is tomorrow already
-            return "is in the future", "A price is dated by the day on which it was read."
+        if day > date.today() + timedelta(days=1):  # allow for time zones
+            return "is in the future", "Write the day on which the price was read."
         return None
 
 
@@ -102,7 +102,7 @@ TEXT = Column()
 
 
 def rate() -> Number:
-    """A column of dense TFLOPS."""
+    """Build a column of dense TFLOPS."""
     return Number(
         unit="TFLOPS",
         low=1,
@@ -113,13 +113,13 @@ def rate() -> Number:
 
 
 def usd() -> Number:
-    """A column of USD an hour, for a whole machine."""
+    """Build a column of USD per hour, for a complete instance."""
     return Number(
-        unit="USD an hour",
+        unit="USD per hour",
         low=0,
         high=1000,
-        if_low="A price can't be below 0; leave it blank where there is none.",
-        if_high="It looks like the price of a month or in cents: give USD an hour, for the whole machine.",
+        if_low="A price cannot be negative; leave the cell blank if there is none.",
+        if_high="It may be per month or in cents: give USD per hour, for the complete instance.",
     )
 
 
@@ -233,5 +233,5 @@ UNIT = re.compile(rf"_(?:{'|'.join(UNITS)})(?=_|$)", re.IGNORECASE)
 
 
 def stem(name: str) -> str:
-    """A column's name without its unit, lower case. Two columns with one stem differ in the unit only."""
+    """Return the name of a column without its unit, in lower case."""
     return UNIT.sub("", name).lower()

@@ -1,4 +1,4 @@
-"""Reading a hardware table of the user's own, with every mistake named by its cell."""
+"""Reader of the user's hardware tables, with errors that name the cell."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from estimator.hardware.catalogue import normal
 from estimator.hardware.catalogue.columns import GPU, INSTANCE, Column, stem
 from estimator.names import did_you_mean
 
-Cells = dict[str, str]  # one row by column; blank cells are left out
+Cells = dict[str, str]  # one row by column; blank cells are omitted
 Kind = Literal["gpu", "instance"]
 KIND_COLUMN = "kind"
-# A card's reported memory next to its label's: 0.93 (L4) to 1.07 (the label's GB as GiB), with some room.
+# Reported / marketed memory of a card: 0.93 (L4) to 1.07 (marketed GB as GiB), with a margin.
 REPORTED_TO_LABEL = (0.85, 1.15)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HardwareRow:
-    """One line of a hardware table of the user's own; blank cells are left out of ``cells``."""
+    """One line of a hardware table of the user; blank cells are omitted from ``cells``."""
 
     file: Path
     line: int
@@ -32,17 +32,17 @@ class HardwareRow:
     cells: Cells
 
     def bad(self, column: str, rule: str, advice: str = "") -> UserError:
-        """A UserError that names file, line, column and value, and the ``rule`` that the value breaks."""
+        """Return a UserError that names file, line, column and value, and the violated ``rule``."""
         value = self.cells.get(column)
         quoted = "" if value is None else f" {value!r}"
         return UserError(f"{self.file}, line {self.line}, column {column}:{quoted} {rule}.", advice)
 
 
 def read_rows(file: Path) -> list[HardwareRow]:
-    """The rows of a hardware table, each cell checked by its column's rule.
+    """Read the rows of a hardware table, and check each cell.
 
-    Raises UserError, naming file, line and column, for a file that cannot be read, an unknown column, a cell
-    that breaks its rule, and two rows of one name.
+    Raises UserError, naming file, line and column, for an unreadable file, an unknown column, an invalid cell
+    and a duplicate name.
     """
     try:
         with file.open(newline="", encoding="utf-8-sig") as opened:
@@ -65,7 +65,7 @@ def read_rows(file: Path) -> list[HardwareRow]:
 
 
 def _kinds(file: Path, header: list[str]) -> tuple[Kind, ...]:
-    """Return the kinds of rows that a file may have by its header; each column belongs to one of them."""
+    """Return the kinds of rows that the header of a file allows; each column belongs to one of them."""
     where = f"{file}, line 1"
     if not any(header):
         raise UserError(f"{where}: there are no column names.", "The first line names the columns.")
@@ -83,7 +83,7 @@ def _kinds(file: Path, header: list[str]) -> tuple[Kind, ...]:
         if name not in allowed:
             raise _unknown_column(where, name, allowed - {KIND_COLUMN})
         if header.count(name) > 1:
-            raise UserError(f"{where}, column {name}: it is there twice.", "Leave one of them out.")
+            raise UserError(f"{where}, column {name}: duplicate column.", "Remove one of them.")
     return kinds
 
 
@@ -96,7 +96,7 @@ def _unknown_column(where: str, name: str, allowed: set[str]) -> UserError:
             f"Convert the values and call the column {same[0]}.",
         )
     return UserError(
-        f"{where}, column {name or '(blank)'}: there is no such column.",
+        f"{where}, column {name or '(blank)'}: unknown column.",
         did_you_mean(name, sorted(allowed)) or f"The columns are {', '.join(sorted(allowed))}.",
     )
 
@@ -109,7 +109,7 @@ def _row(file: Path, line: int, header: list[str], kinds: tuple[Kind, ...], valu
     if len(values) > len(header):
         raise UserError(
             f"{file}, line {line}: it has {len(values)} values for {len(header)} columns.",
-            'Put a value that has a comma into quotes ("...").',
+            'Put values with a comma into quotes ("...").',
         )
     cells = {name: value for name, value in zip(header, values, strict=False) if value}
     kind = kinds[0]
@@ -132,17 +132,17 @@ def _row(file: Path, line: int, header: list[str], kinds: tuple[Kind, ...], valu
             raise row.bad(name, *fault)
     key = "gpu" if kind == "gpu" else "instance_type"
     if key not in cells:
-        raise row.bad(key, "is missing", "It says which row this is.")
+        raise row.bad(key, "is missing", "It identifies the row.")
     names = [cells["gpu"]] if kind == "gpu" else []
     for name in (*names, *aliases_of(cells)):
         if not normal(name):
-            raise row.bad("gpu" if name in names else "aliases", f"has {name!r}, which is no name", "")
+            raise row.bad("gpu" if name in names else "aliases", f"has {name!r}, which is not a name", "")
     check_sizes(row)
     return row
 
 
 def check_sizes(row: HardwareRow) -> None:
-    """Raise UserError where a GPU's reported memory is too far from its label's (``REPORTED_TO_LABEL``)."""
+    """Raise UserError if reported and marketed memory of a GPU differ too much (``REPORTED_TO_LABEL``)."""
     reported, label = number(row.cells, "vram_reported_MiB"), number(row.cells, "vram_GB")
     if reported is None or label is None:
         return
@@ -151,7 +151,7 @@ def check_sizes(row: HardwareRow) -> None:
         raise row.bad(
             "vram_reported_MiB",
             f"is {format_bytes(reported * MIB)}, which contradicts vram_GB = {label:g}",
-            "Both are of one GPU. Where the table has the other one, give both.",
+            "Both belong to the same GPU. If the table has the other one, give both.",
         )
 
 
@@ -164,15 +164,15 @@ def _check_unique(rows: list[HardwareRow]) -> None:
             (row.kind, normal(name) if row.kind == "gpu" else name.lower()), row.line
         )
         if first != row.line:
-            raise row.bad(column, f"stands in line {first} already", "Leave one of them out.")
+            raise row.bad(column, f"duplicates line {first}", "Remove one of them.")
 
 
 def number(cells: Cells, column: str) -> float | None:
-    """The figure in a cell; of "16 or 32" the first. None where the cell is blank."""
+    """Return the number in a cell, of "16 or 32" the first; None if the cell is blank."""
     text = cells.get(column)
     return None if text is None else float(text.split(" or ")[0])
 
 
 def aliases_of(cells: Cells) -> list[str]:
-    """A GPU's other names, from the cell ``aliases``: separated by semicolons."""
+    """Return the aliases of a GPU, from the cell ``aliases``, separated by semicolons."""
     return [name.strip() for name in cells.get("aliases", "").split(";") if name.strip()]

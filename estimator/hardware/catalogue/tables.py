@@ -1,4 +1,4 @@
-"""The shipped hardware tables, and other files laid over them row by row."""
+"""The shipped hardware tables, and files that override their rows."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from estimator.plan import GIB, MIB
 
 PRICES = {"on_demand_usd_h", "spot_usd_h"}
 SIZES = {"vram_GB", "vram_reported_MiB"}
-PRICED = ("price_date", "price_source")  # that a new price makes untrue
+PRICED = ("price_date", "price_source")  # replaced with a new price
 
 
 @dataclass(kw_only=True, slots=True)
 class Tables:
-    """The GPU and the machine table while files are laid over them: rows by normalised name, in order."""
+    """GPU and instance tables while they are merged: rows by normalized name, in order."""
 
     gpus: dict[str, Cells]
     instances: dict[str, Cells]
 
     def gpu_key(self, name: str) -> str | None:
-        """The key of the GPU that has this name or alias; None where no row has it."""
+        """Return the key of the GPU with this name or alias, or None."""
         spelling = normal(name)
         if spelling in self.gpus:
             return spelling
@@ -42,7 +42,7 @@ class Tables:
 
 
 def shipped(folder: Path) -> Tables:
-    """Read this package's own tables. Tests check what they hold, so that starting need not."""
+    """Read the shipped tables without checks, as tests check them."""
 
     def table(name: str) -> list[Cells]:
         with (folder / name).open(newline="", encoding="utf-8") as file:
@@ -55,7 +55,7 @@ def shipped(folder: Path) -> Tables:
 
 
 def overlay(tables: Tables, file: Path) -> None:
-    """Lay a user's file over the tables; UserError names file, line, column, value and the broken rule."""
+    """Merge a user's file into the tables. Raises UserError that names file, line, column, value and rule."""
     rows = read_rows(file)
     for row in rows:
         if row.kind == "gpu":
@@ -66,7 +66,7 @@ def overlay(tables: Tables, file: Path) -> None:
 
 
 def build(tables: Tables, warnings: tuple[str, ...] = ()) -> Catalogue:
-    """Turn the rows into GPUs and machines; UserError where two rows claim one name."""
+    """Convert the rows to GPUs and instance types. Raises UserError for duplicate names."""
     gpus = tuple(_gpu(cells) for cells in tables.gpus.values())
     names = {normal(name): item.name for item in gpus for name in (item.name, *item.aliases)}
     return Catalogue(
@@ -87,7 +87,7 @@ def _lay_gpu(tables: Tables, row: HardwareRow) -> None:
         cells.setdefault("source", f"{base.get('source', '')}; {row.file}")
         inherited = dict(base)
         if SIZES & row.cells.keys():
-            inherited.pop("vram_cuda_GiB", None)  # of the size that the table has
+            inherited.pop("vram_cuda_GiB", None)  # belongs to the size in the table
         cells = inherited | cells
         check_sizes(HardwareRow(file=row.file, line=row.line, kind="gpu", cells=cells))
     else:
@@ -131,7 +131,7 @@ def _lay_instance(tables: Tables, row: HardwareRow) -> None:
     if tables.gpu_key(cells["gpu"]) is None:
         spellings = _gpu_names(tables)
         near = did_you_mean(normal(cells["gpu"]), spellings, shown=spellings)
-        raise row.bad("gpu", "is a GPU that no table lists", near or "Add it with a row of its own.")
+        raise row.bad("gpu", "is an unknown GPU", near or "Add a row for it.")
     tables.instances[name.lower()] = cells
 
 
@@ -140,7 +140,7 @@ def _priced(cells: Cells) -> bool:
 
 
 def _gpu_names(tables: Tables) -> dict[str, str]:
-    """Map every normalized spelling of a GPU to its name in the table."""
+    """Map every normalized name and alias of a GPU to its name in the table."""
     return {
         normal(name): item["gpu"]
         for item in tables.gpus.values()
@@ -161,7 +161,7 @@ def _gpu(cells: Cells) -> Gpu:
         for dtype in ("bf16", "fp16", "fp8", "tf32", "fp32")
     }
     peaks = tuple((dtype, value) for dtype, value in rates.items() if value is not None)
-    # Units that have a rate in a dtype take it; fp32's is that of the ordinary cores
+    # Matrix units support the dtypes with a rate; the fp32 rate is that of the ordinary cores
     implied = " ".join(dtype for dtype, _ in peaks if dtype != "fp32")
     return Gpu(
         name=cells["gpu"],
@@ -197,7 +197,7 @@ def _instance(cells: Cells, gpu_names: Mapping[str, str]) -> Instance:
         gpu_count=0 if "/" in count else int(float(count)),
         vcpu=None if vcpu is None else int(vcpu),
         ram_bytes=None if ram is None else int(ram * GIB),
-        # Where a faster fabric's rate is not sourced, the Ethernet's says nothing about the GPUs' traffic
+        # If the rate of a faster fabric is unknown, that of the Ethernet does not apply to GPU traffic
         network_gbps=None if "rate not sourced" in fabric else number(cells, "network_Gbps"),
         fabric=fabric,
         usd_per_hour=number(cells, "on_demand_usd_h"),

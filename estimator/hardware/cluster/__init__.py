@@ -1,4 +1,4 @@
-"""A cluster as machines to plan with: what is there and free, what may come, what quotas allow."""
+"""Capacity of a cluster: present and free nodes, nodes that may be added, quotas."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from estimator import hardware
 from estimator.hardware.catalogue import Catalogue, Gpu, Instance
 from estimator.hardware.cluster.quotas import Quota
 
-MOST_NAMED = 4  # kinds of machines in a sentence
+MOST_NAMED = 4  # instance types in a message
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Free:
-    """Resources of a node that its running pods leave free."""
+    """Resources of a node that running pods do not request."""
 
     gpus: int
     cpu: float  # cores
@@ -22,38 +22,38 @@ class Free:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterNodes:
-    """Equal machines of one cluster: nodes that are there, with as much free, or that may come.
+    """Equal nodes of one cluster: present ones with equal free resources, or nodes that may be added.
 
-    What can be allocated is the least of the group, before the pods that run there now.
+    Allocatable resources are the minimum of the group, before requests of running pods.
     """
 
-    instance: Instance  # its GPU count is what can be allocated
-    gpu: Gpu  # with the memory that the node's label gives, where that is less than the table's
-    count: int  # of nodes that are there
+    instance: Instance  # with the allocatable GPU count
+    gpu: Gpu  # with the memory of the node label, if that is less than in the table
+    count: int  # of present nodes
     cpu: float  # cores
     memory_bytes: int
     ephemeral_bytes: int | None
     efa: int  # interfaces
     spot: bool | None  # None: no label says so
     zones: tuple[str, ...]
-    taints: tuple[str, ...]  # that a pod must tolerate, "key=value:effect"
+    taints: tuple[str, ...]  # "key=value:effect"
     names: tuple[str, ...]
-    free: Free | None = None  # of each; None: not told, taken as all of it
-    holders: tuple[str, ...] = ()  # pods that have GPUs of these nodes, "namespace/name"
-    fences: tuple[str, ...] = ()  # those of the taints that the run's pods don't tolerate
-    may_come: int | None = 0  # nodes that may be added; None: as many as are asked for
-    added_by: str = ""  # what would add them, in words
-    gpu_on_trust: bool = False  # no label names the GPU: as named by the user
-    guessed: bool = False  # nothing says that these are the machines which would be added
+    free: Free | None = None  # per node; None: unknown, assumed to be everything
+    holders: tuple[str, ...] = ()  # pods with GPUs of these nodes, "namespace/name"
+    fences: tuple[str, ...] = ()  # taints that the run's pods do not tolerate
+    may_come: int | None = 0  # nodes that may be added; None: unlimited
+    added_by: str = ""  # description of the autoscaler that would add them
+    gpu_on_trust: bool = False  # no label names the GPU: it was named by the user
+    guessed: bool = False  # assumed: the instance type of added nodes is unknown
 
     @property
     def could_be_spot(self) -> bool:
-        """Whether a label says that they are spot nodes, or nodes that may come could be."""
+        """Whether a label marks spot nodes, or added nodes could be spot nodes."""
         return bool(self.spot) or (self.spot is None and not self.count and self.may_come != 0)
 
     @property
     def free_gpus(self) -> int:
-        """GPUs of each node that a run could have now; each needs a core at least."""
+        """Free GPUs per node; each needs at least one free core."""
         if self.free is None:
             return self.instance.gpu_count
         return max(0, min(self.free.gpus, int(self.free.cpu)))
@@ -61,7 +61,7 @@ class ClusterNodes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Aside:
-    """Nodes that cannot be planned with, and why."""
+    """Nodes that cannot be used, and the reason."""
 
     reason: str
     names: tuple[str, ...]
@@ -69,24 +69,24 @@ class Aside:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cluster:
-    """GPUs that one cluster or queue has or could add, and the nodes that were skipped."""
+    """Present and possible GPU nodes of one cluster or queue, and the nodes that were skipped."""
 
-    context: str  # of the kubeconfig; "in-cluster" in a pod; of AWS Batch the queue
+    context: str  # of the kubeconfig; "in-cluster" in a pod; the queue of AWS Batch
     nodes: tuple[ClusterNodes, ...]
     aside: tuple[Aside, ...] = ()
-    without_gpu: int = 0  # nodes that have none and no label of one
+    without_gpu: int = 0  # nodes without GPUs and labels of GPUs
     quotas: tuple[Quota, ...] = ()
-    untold: tuple[str, ...] = ()  # what it doesn't tell, in clauses
-    name: str = ""  # in words; empty: by its context
+    untold: tuple[str, ...] = ()  # unknown facts, one clause each
+    name: str = ""  # for messages; empty: use the context
 
     @property
     def where(self) -> str:
-        """The cluster in words."""
+        """Name of the cluster for messages."""
         return self.name or f"the cluster of context {self.context}"
 
     @property
     def in_words(self) -> str:
-        """Its GPUs: "4 of p5.48xlarge (8x H100 SXM)"; empty where it has none that can be used."""
+        """Summary of its GPUs: "4 of p5.48xlarge (8x H100 SXM)"; empty without usable ones."""
         counts: dict[str, int | None] = {}
         for nodes in self.nodes:
             gpus, what = f"{nodes.instance.gpu_count}x {nodes.gpu.name}", nodes.instance.name
@@ -101,11 +101,11 @@ class Cluster:
 
     @property
     def open(self) -> Cluster:
-        """Without what a taint keeps the run's pods from, which is left aside."""
+        """The cluster without nodes with untolerated taints, which are skipped."""
         fenced: dict[str, list[str]] = {}
         for nodes in self.nodes:
             if nodes.fences:
-                reason = f"fenced off by the taint {', '.join(nodes.fences)}"
+                reason = f"untolerated taint {', '.join(nodes.fences)}"
                 fenced.setdefault(reason, []).extend(nodes.names or (nodes.added_by,))
         return replace(
             self,
@@ -118,20 +118,20 @@ class Cluster:
 
     @property
     def with_any_disk(self) -> Cluster:
-        """The cluster without limits of its nodes' disks."""
+        """Return the cluster without disk limits."""
         return replace(self, nodes=tuple(replace(nodes, ephemeral_bytes=None) for nodes in self.nodes))
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Lines for the user about this cluster, shown before the plan."""
-        lines = [f"Left aside, {aside.reason}: {_few(aside.names)}" for aside in self.open.aside]
+        """Notes about the cluster, shown before the plan."""
+        lines = [f"Skipped, {aside.reason}: {_few(aside.names)}" for aside in self.open.aside]
         if self.untold:
-            lines.append(f"Of {self.where} is not known: {'; '.join(self.untold)}.")
+            lines.append(f"Unknown about {self.where}: {'; '.join(self.untold)}.")
         return tuple(lines)
 
     @property
     def has_gpus(self) -> bool:
-        """Whether there are GPUs, or surely may be: also such as cannot be planned with."""
+        """Whether it has GPU nodes or can certainly add some, usable or not."""
         return bool(self.aside) or any(not nodes.guessed for nodes in self.nodes)
 
     @property
@@ -139,13 +139,13 @@ class Cluster:
         return tuple(group.instance for group in self.nodes if not group.guessed)
 
     def catalogue(self, base: Catalogue | None = None) -> Catalogue:
-        """The tables' GPUs, with this cluster's own machines instead of the clouds'.
+        """Return the GPUs of the tables, with the instance types of this cluster only.
 
-        Where groups share a machine type, the one with most GPUs a node stands for it.
+        If groups share an instance type, the one with the most GPUs per node represents it.
         """
         tables = base or hardware.current()
         largest_first = sorted(self.nodes, key=lambda group: -group.gpu.vram_bytes)
-        sizes = {group.gpu.name: group.gpu for group in largest_first}  # of two sizes the smaller
+        sizes = {group.gpu.name: group.gpu for group in largest_first}  # the smaller of two sizes
         machines: dict[str, Instance] = {}
         for item in sorted(self.instances, key=lambda item: -item.gpu_count):
             machines.setdefault(item.name.lower(), item)

@@ -1,7 +1,7 @@
-"""The one client of a Kubernetes API server: plain JSON, a login like kubectl's, a limit on each call.
+"""Client of the Kubernetes API: plain JSON, authentication like kubectl, a time limit per call.
 
-The kubernetes library reads the kubeconfig (or the pod's own access), signs in and checks certificates; what
-is asked goes by its path, as JobSet, Kueue and Karpenter have no classes there.
+The kubernetes library reads the kubeconfig (or the service account of the pod), authenticates and checks
+certificates; requests use paths, as the library has no classes for JobSet, Kueue and Karpenter.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from urllib.parse import urlencode
 
 from estimator.errors import UserError
 from estimator.names import did_you_mean
+from estimator.untrusted import parse_json
 
 _log = logging.getLogger(__name__)
 
 Json = dict[str, Any]
 IN_CLUSTER = "in-cluster"
-CALL_S = 5.0  # one question to the API
+CALL_S = 5.0  # time limit of one request
 OVERALL_S = 20.0
-PAGE = 500  # objects in one answer, as kubectl asks for
+PAGE = 500  # objects per page, as in kubectl
 
 
 class ApiRefusedError(Exception):
-    """The server's answer with an error status; ``words`` are its own, empty where it has none."""
+    """Response with an error status; ``words``: message of the server, or empty."""
 
     def __init__(self, status: int, words: str) -> None:
         super().__init__(words or f"status {status}")
@@ -39,24 +40,24 @@ class ApiRefusedError(Exception):
 
 
 class UnreachableError(Exception):
-    """No answer, or none of a Kubernetes API."""
+    """No response, or not one of a Kubernetes API."""
 
 
 class UntrustedError(UnreachableError):
-    """No one vouches for the server's certificate."""
+    """The certificate of the server is not trusted."""
 
 
 class NoKubernetesError(UnreachableError):
-    """Something else answers at that address."""
+    """The server is not a Kubernetes API."""
 
     def __init__(self) -> None:
-        super().__init__("it doesn't answer as a Kubernetes API does")
+        super().__init__("the server is not a Kubernetes API")
 
 
 def api_error(
     error: ApiRefusedError | UnreachableError, server: str = "", *, permission: str = ""
 ) -> UserError:
-    """The error for a request that an API server did not answer or has refused.
+    """Return the error for a request that failed or was refused.
 
     ``server``: its context or address; ``permission``: the RBAC rule that allows the request.
     """
@@ -71,12 +72,12 @@ def api_error(
     if isinstance(error, UnreachableError):
         return UserError(
             f"{api} can't be reached: {error}.",
-            "Is the cluster up, and the VPN? `kubectl cluster-info` shows the same.",
+            "Check cluster and VPN, such as with `kubectl cluster-info`.",
         )
     if error.status == 401:
         return UserError(
             f"{api} does not accept this login: it is wrong or has expired (401).",
-            "Log in again; `kubectl auth can-i list pods` tells whether it works.",
+            "Log in again, and check with `kubectl auth can-i list pods`.",
         )
     if error.status == 403:
         return UserError(
@@ -87,7 +88,7 @@ def api_error(
 
 
 def failure_of(error: BaseException) -> ApiRefusedError | UnreachableError:
-    """Classify an exception of the kubernetes library, or of whatever it has caused."""
+    """Classify an exception raised by the kubernetes library."""
     from kubernetes.client import ApiException
 
     origin: BaseException | None = error
@@ -105,21 +106,19 @@ def failure_of(error: BaseException) -> ApiRefusedError | UnreachableError:
 
 @dataclass(kw_only=True, slots=True)
 class Clock:
-    """The time that asking a cluster may take, in seconds."""
+    """Time limit for all requests to a cluster, in seconds."""
 
     overall_s: float = OVERALL_S
     call_s: float = CALL_S
     started: float = field(default_factory=time.monotonic)
 
     def left(self) -> float:
-        """Seconds for the next question; 0 where the time is over."""
+        """Return the seconds left for the next request; 0 after the limit."""
         return max(0.0, min(self.call_s, self.started + self.overall_s - time.monotonic()))
 
 
 def found_at(get: Callable[..., Json], path: str) -> Json | None:
-    """Return the result of ``get`` for a path; None if the cluster has nothing there. Raises what ``get``
-    raises.
-    """
+    """Return the result of ``get`` for a path, or None for status 404. Raises what ``get`` raises."""
     try:
         return get(path)
     except ApiRefusedError as error:
@@ -129,7 +128,7 @@ def found_at(get: Callable[..., Json], path: str) -> Json | None:
 
 
 def list_all(get: Callable[..., Json], path: str, kind: str, **query: str) -> list[Json]:
-    """Read a list of objects page by page. Raises NoKubernetesError for another kind, else as ``get``."""
+    """Read a list of objects page by page. Raises NoKubernetesError for another kind, and as ``get`` does."""
     items: list[Json] = []
     page = {"limit": str(PAGE), **query}
     while True:
@@ -144,10 +143,10 @@ def list_all(get: Callable[..., Json], path: str, kind: str, **query: str) -> li
 
 
 class ClusterApi:
-    """The cluster of the current context, or the one that this pod runs in. Use it in a ``with``.
+    """Context manager: the API of a kubeconfig context, or of the cluster that this pod runs in.
 
-    Raises UserError where the kubernetes library or an access is missing; ``purpose`` is what needs it.
-    Requests raise ApiRefusedError and UnreachableError, the latter also once the clock's time is over.
+    Raises UserError if the kubernetes library or access is missing; ``purpose`` is for its message. Requests
+    raise ApiRefusedError and UnreachableError, the latter also after the time limit of the clock.
     """
 
     def __init__(
@@ -190,21 +189,21 @@ class ClusterApi:
         return self._ask("GET", path + (f"?{urlencode(query)}" if query else ""))
 
     def delete(self, path: str) -> Json:
-        """Delete an object, and what belongs to it in the background."""
+        """Delete an object, and its dependents in the background."""
         body = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
         return self._ask("DELETE", path, body)
 
     def patch(self, path: str, body: Json) -> Json:
-        """Lay values over an object's; None takes one away, a list of plain values or taints is replaced."""
+        """Merge values into an object; None removes one, lists of plain values or taints are replaced."""
         return self._ask("PATCH", path, body, "application/strategic-merge-patch+json")
 
     def apply(self, path: str, body: Json) -> Json:
-        """Create an object, or change it to these values (server-side apply)."""
+        """Create or update an object (server-side apply)."""
         query = urlencode({"fieldManager": "finetune", "force": "true"})
         return self._ask("PATCH", f"{path}?{query}", body, "application/apply-patch+yaml")
 
     def may(self, verb: str, resource: str, **attributes: str) -> bool:
-        """Whether this login may do that; what is left out of ``group``, ``namespace``, ``name`` is any."""
+        """Return whether this login has a permission; ``group``, ``namespace``, ``name`` default to any."""
         attributes = {"verb": verb, "resource": resource, **attributes}
         review = {
             "apiVersion": "authorization.k8s.io/v1",
@@ -225,7 +224,7 @@ class ClusterApi:
 
         timeout_s = self.clock.left()
         if timeout_s <= 0:
-            raise UnreachableError("the time for asking is over")
+            raise UnreachableError("the time limit for requests was reached")
         headers = {"Accept": "application/json", "Content-Type": kind}
         for login in self._configuration.auth_settings().values():
             if login.get("value"):
@@ -247,7 +246,7 @@ class ClusterApi:
             raise UnreachableError(plain(error)) from None
         _log.debug("Kubernetes %s %s: status %d", method, path, answer.status)
         try:
-            content = json.loads(answer.data)
+            content = parse_json(answer.data)
         except ValueError:
             content = {}
         if answer.status >= 400:
@@ -259,9 +258,9 @@ class ClusterApi:
 
 
 def access(context: str | None) -> tuple[str, Any]:
-    """(name, client configuration) of a kubeconfig's context, or of the cluster that this pod runs in.
+    """Return (name, client configuration) of a kubeconfig context, or of the cluster that this pod runs in.
 
-    Reads KUBECONFIG each time; the client library does so only when it is imported. Raises UserError.
+    Reads KUBECONFIG on each call; the client library does so only on import. Raises UserError.
     """
     from kubernetes import client, config
     from yaml import YAMLError
@@ -296,14 +295,12 @@ def access(context: str | None) -> tuple[str, Any]:
     if not name:
         raise UserError(
             f"The kubeconfig {_kubeconfig()} has no current context.",
-            f"Choose one: --context NAME ({', '.join(names[:5])})."
-            if names
-            else "It has no contexts at all.",
+            f"Choose one: --context NAME ({', '.join(names[:5])})." if names else "It has no contexts.",
         )
     if name not in names:
         raise UserError(
             f"There is no context {name!r} in the kubeconfig {_kubeconfig()}.",
-            did_you_mean(name, names) or f"It has {', '.join(names[:5]) or 'no contexts at all'}.",
+            did_you_mean(name, names) or f"It has {', '.join(names[:5]) or 'no contexts'}.",
         )
     return name, configuration
 
@@ -313,5 +310,5 @@ def _kubeconfig() -> str:
 
 
 def plain(error: object) -> str:
-    """An error's last clause, on one line: urllib3 and the client nest theirs."""
+    """Return the last clause of an error on one line, as urllib3 and the client nest messages."""
     return " ".join(str(error).rsplit(">: ", 1)[-1].split())

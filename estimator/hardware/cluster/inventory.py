@@ -1,7 +1,7 @@
-"""A Kubernetes cluster's capacity for a run: nodes with their free resources, possible new nodes, quotas.
+"""Capacity of a Kubernetes cluster for a run: nodes with free resources, possible new nodes, quotas.
 
-One reading for ``finetune plan --from-cluster``, ``finetune gpus --from-cluster`` and for runs, which are
-planned with it. The nodes must be told; what else isn't is said, and taken as if nothing stood in the way.
+Shared by ``finetune plan --from-cluster``, ``finetune gpus --from-cluster`` and runs. The nodes must be
+readable; other facts that are not are reported, and assumed not to limit the run.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from estimator.hardware.cluster.pools import (
 )
 from estimator.hardware.cluster.quotas import Quota, read_quotas
 
-PLANNING_S = 10.0  # for all questions before a plan
-# By which label a node says of which node group it is: GKE, EKS, eksctl, AKS
+PLANNING_S = 10.0  # for all requests before a plan
+# Labels with the node group of a node: GKE, EKS, eksctl, AKS
 GROUP_LABELS = (
     "cloud.google.com/gke-nodepool",
     "eks.amazonaws.com/nodegroup",
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 @dataclass(kw_only=True, slots=True)
 class _Reading:
-    """The questions to one cluster; what it doesn't answer is kept as a clause."""
+    """Requests to one cluster; facts that cannot be read are recorded, one clause each."""
 
     api: ClusterApi
     untold: list[str] = field(default_factory=list)
@@ -49,14 +49,14 @@ class _Reading:
         try:
             return ask()
         except (ApiRefusedError, UnreachableError, KeyError) as error:
-            self.untold.append(f"{what} (it is not told: {error})")
+            self.untold.append(f"{what} ({error})")
             return otherwise
 
     def usage(self, namespace: str) -> dict[str, pods.Usage] | None:
         """Return the usage of the nodes, of the namespace only if no more is visible; None if nothing is."""
         usage, complete = pods.allowed_usage(self.api.get, self.api.may, namespace)
         if not complete:
-            self.untold.append("what other namespaces use (this login may list pods of its own only)")
+            self.untold.append("usage by other namespaces (this login may list its own pods only)")
         return usage
 
 
@@ -66,7 +66,7 @@ class ClusterState:
 
     context: str
     nodes: tuple[Node, ...]
-    usage: Mapping[str, pods.Usage] | None = None  # by node; None: not told
+    usage: Mapping[str, pods.Usage] | None = None  # by node; None: unknown
     autoscalers: Autoscalers = field(default_factory=Autoscalers)
     quotas: tuple[Quota, ...] = ()
     untold: tuple[str, ...] = ()  # in clauses
@@ -79,18 +79,18 @@ def read_cluster(
     rules: PodRules | None = None,
     gpu: str | None = None,
 ) -> Cluster:
-    """Ask the cluster of that kubeconfig context (default: the current one; in a pod, its own cluster).
+    """Read the cluster of a kubeconfig context (default: the current one; in a pod, its own cluster).
 
-    ``gpu``: the GPU of nodes without a label of it, as the user names it.
+    ``gpu``: GPU of nodes without a label of it, named by the user.
 
-    Raises UserError where it cannot be reached, found or read, within seconds.
+    Raises UserError within seconds if the cluster cannot be found, reached or read.
     """
     rules = rules or PodRules()
     return offered(fetch(context, rules), catalogue or hardware.current(), rules, gpu=gpu)
 
 
 def fetch(context: str | None, rules: PodRules) -> ClusterState:
-    """All questions to the cluster, within PLANNING_S; UserError where its nodes cannot be had."""
+    """Send all requests to the cluster, within PLANNING_S. Raises UserError if its nodes cannot be read."""
     namespace = rules.namespace
     clock = Clock(overall_s=PLANNING_S)
     with ClusterApi(context, purpose="Planning for a cluster", clock=clock) as api:
@@ -98,9 +98,9 @@ def fetch(context: str | None, rules: PodRules) -> ClusterState:
         return ClusterState(
             context=api.context,
             nodes=tuple(fetch_nodes(api)),
-            usage=reading.optional("what is in use", lambda: reading.usage(namespace), None),
+            usage=reading.optional("usage of the nodes", lambda: reading.usage(namespace), None),
             autoscalers=reading.optional(
-                "what may add nodes", lambda: read_autoscalers(api.get, api.may), Autoscalers()
+                "autoscalers", lambda: read_autoscalers(api.get, api.may), Autoscalers()
             ),
             quotas=reading.optional("quotas", lambda: read_quotas(api.get, namespace, rules.in_quotas), ()),
             untold=tuple(dict.fromkeys(reading.untold)),
@@ -108,7 +108,7 @@ def fetch(context: str | None, rules: PodRules) -> ClusterState:
 
 
 def offered(state: ClusterState, catalogue: Catalogue, rules: PodRules, *, gpu: str | None = None) -> Cluster:
-    """Return what the cluster offers pods under these rules; ``gpu`` as for :func:`read_cluster`."""
+    """Return the capacity for pods under these rules; ``gpu``: see :func:`read_cluster`."""
     there = group(
         state.context,
         [node for node in state.nodes if rules.refuses(node.labels) is None],
@@ -131,12 +131,12 @@ def offered(state: ClusterState, catalogue: Catalogue, rules: PodRules, *, gpu: 
 
 
 def _least_of(gpus: Sequence[Gpu]) -> Gpu:
-    """The smallest GPU, and of these the one with the slowest links: a plan for it fits the others too."""
+    """Return the GPU with the least memory, then the slowest links: a plan for it fits the others too."""
     return min(gpus, key=lambda gpu: (gpu.usable_bytes, gpu.interconnect_gbps or 0.0))
 
 
 def _machines(catalogue: Catalogue, clouds: Iterable[str]) -> list[Instance]:
-    """The clouds' machines with whole NVIDIA GPUs whose size is known: a request for a share needs it."""
+    """Return instance types of the clouds with complete NVIDIA GPUs and known size."""
     return [
         item
         for item in catalogue.instances
@@ -148,7 +148,7 @@ def _machines(catalogue: Catalogue, clouds: Iterable[str]) -> list[Instance]:
 
 
 def _of_pool(pool: NodePool, machines: list[Instance], rules: PodRules) -> Iterator[ClusterNodes]:
-    """The machines that a NodePool may start for the run's pods."""
+    """Yield the instance types that a NodePool may start for the run's pods."""
     fences = rules.fence(pool.taints)[1]
     for item in machines:
         room = pool.room_for(item)
@@ -164,7 +164,7 @@ def _of_pool(pool: NodePool, machines: list[Instance], rules: PodRules) -> Itera
 
 
 def _new(item: Instance) -> ClusterNodes:
-    """A machine that isn't there yet, with what it will leave for pods."""
+    """Return a node that may be added, with the resources it will have for pods."""
     room = tables.room_on(item)
     return ClusterNodes(
         instance=item,
@@ -184,7 +184,7 @@ def _new(item: Instance) -> ClusterNodes:
 def _with_groups(
     there: Cluster, nodes: tuple[Node, ...], groups: tuple[NodeGroup, ...], machines: list[Instance]
 ) -> Cluster:
-    """With the nodes that node groups may add: more of those they have; else any of the cloud's, a guess."""
+    """Add the nodes that node groups may add: of their present type, otherwise (a guess) any of the cloud."""
     kinds = list(there.nodes)
     for node_group in groups:
         room = node_group.most - node_group.now
@@ -205,7 +205,7 @@ def _with_groups(
 
 
 def _members(node_group: NodeGroup, nodes: tuple[Node, ...]) -> set[str]:
-    """The nodes of a group, whose name holds the pool's: gke-CLUSTER-POOL-..., eks-POOL-..., aks-POOL-..."""
+    """Return the nodes of a group by name: gke-CLUSTER-POOL-..., eks-POOL-..., aks-POOL-..."""
     pools = {node.name: node.labels[key] for node in nodes for key in GROUP_LABELS if key in node.labels}
     named = [pool for pool in set(pools.values()) if f"-{pool}-" in f"-{node_group.name}-"]
     longest = max(named, key=len, default=None)

@@ -1,7 +1,7 @@
-"""The GPU nodes that a Kubernetes cluster has, as machines to plan with.
+"""GPU nodes of a Kubernetes cluster, from their labels and allocatable resources.
 
-Read from the nodes' labels and from what they can allocate. A label that no table knows is reported, never
-guessed. Labels: NVIDIA GPU feature discovery, Karpenter, GKE, and Kubernetes' own.
+Unknown label values are reported, never guessed. Labels: NVIDIA GPU feature discovery, Karpenter, GKE, and
+those of Kubernetes.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ GKE_PARTITION = "cloud.google.com/gke-gpu-partition-size"
 GKE_CLIENTS = "cloud.google.com/gke-max-shared-clients-per-gpu"
 MIG = "nvidia.com/mig-"
 OTHER_ACCELERATORS = ("amd.com/gpu", "aws.amazon.com/neuron", "google.com/tpu", "habana.ai/gaudi")
-ON_PREMISES = "cluster"  # the cloud of a node that names none
+ON_PREMISES = "cluster"  # cloud of nodes without a provider
 
 
-class _LeftAsideError(Exception):
+class _UnusableNodeError(Exception):
     """Reason why one node is skipped."""
 
 
@@ -39,10 +39,10 @@ def group(
     usage: Mapping[str, Usage] | None = None,
     named: Gpu | None = None,
 ) -> Cluster:
-    """Equal nodes together; those that cannot be used by reason.
+    """Group equal nodes, and group nodes that cannot be used by reason.
 
-    ``usage``: what runs on the nodes, by name; None: not told. ``named``: the GPU of nodes without a label of
-    it, as the user says.
+    ``usage``: requests of the pods on the nodes, by node name; None: unknown. ``named``: GPU of nodes without
+    a label of it, named by the user.
     """
     usable: dict[tuple[object, ...], list[ClusterNodes]] = {}
     aside: dict[str, list[str]] = {}
@@ -55,7 +55,7 @@ def group(
             one = _usable(node, catalogue, named)
             if usage is not None:
                 one = _beside(one, usage.get(node.name))
-        except _LeftAsideError as reason:
+        except _UnusableNodeError as reason:
             aside.setdefault(str(reason), []).append(node.name)
             continue
         one = replace(one, fences=rules.fence(one.taints)[1])
@@ -113,7 +113,7 @@ def _least(parts: list[Free | None]) -> Free | None:
 
 
 def _beside(one: ClusterNodes, used: Usage | None) -> ClusterNodes:
-    """One node with what runs there; a node that runs nothing yet will run the usual daemon pods."""
+    """Subtract usage from one node; an unused node will run the usual daemon pods."""
     daemons = tables.daemons()
     gpus, cpu, memory = (used.gpus, used.cpu, used.memory_bytes) if used else (0, 0.0, 0)
     return replace(
@@ -128,9 +128,9 @@ def _beside(one: ClusterNodes, used: Usage | None) -> ClusterNodes:
 
 
 def _usable(node: Node, catalogue: Catalogue, named: Gpu | None) -> ClusterNodes:
-    """One node as a group of itself; raises _LeftAsideError."""
+    """Return one node as a group. Raises _UnusableNodeError."""
     if node.unavailable:
-        raise _LeftAsideError(node.unavailable)
+        raise _UnusableNodeError(node.unavailable)
     _whole_gpus(node)
     count = int(node.allocatable.get(GPUS, 0))
     found = _gpu(node, catalogue)
@@ -153,48 +153,50 @@ def _usable(node: Node, catalogue: Catalogue, named: Gpu | None) -> ClusterNodes
 
 
 def _whole_gpus(node: Node) -> None:
-    """Raises _LeftAsideError unless the node hands out whole NVIDIA GPUs."""
+    """Raise _UnusableNodeError unless the node allocates complete NVIDIA GPUs."""
     labels = node.labels
     product = labels.get(PRODUCT, "")
     if any(node.allocatable.get(name, 0) for name in OTHER_ACCELERATORS):
         accelerator = next(name for name in OTHER_ACCELERATORS if node.allocatable.get(name, 0))
-        raise _LeftAsideError(f"not an NVIDIA GPU: {accelerator}")
+        raise _UnusableNodeError(f"not an NVIDIA GPU: {accelerator}")
     replicas = labels.get(REPLICAS, "1")
     shared = product.endswith("-SHARED") or labels.get(SHARING, "none") not in ("none", "")
     if shared or (replicas.isdigit() and int(replicas) > 1):
         named = labels.get(SHARING, "none")
         how = named if named != "none" else "time-slicing"
-        raise _LeftAsideError(f"GPUs are shared ({how}, {REPLICAS}={replicas}): not whole ones")
+        raise _UnusableNodeError(f"GPUs are shared ({how}, {REPLICAS}={replicas})")
     if labels.get(GKE_CLIENTS, "1") not in ("", "0", "1"):
-        raise _LeftAsideError(f"GPUs are shared ({GKE_CLIENTS}={labels[GKE_CLIENTS]}): not whole ones")
+        raise _UnusableNodeError(f"GPUs are shared ({GKE_CLIENTS}={labels[GKE_CLIENTS]})")
     if "-MIG-" in product or GKE_PARTITION in labels:
         what = product or f"{GKE_PARTITION}={labels[GKE_PARTITION]}"
-        raise _LeftAsideError(f"GPUs are cut into MIG slices ({what}): not whole ones")
+        raise _UnusableNodeError(f"GPUs are partitioned into MIG slices ({what})")
     if not node.allocatable.get(GPUS, 0):
         slices = sorted(name for name, value in node.allocatable.items() if name.startswith(MIG) and value)
         if slices:
-            raise _LeftAsideError(f"GPUs are cut into MIG slices ({slices[0]}): not whole ones")
-        raise _LeftAsideError(f"no {GPUS} can be allocated: is NVIDIA's device plugin running there?")
+            raise _UnusableNodeError(f"GPUs are partitioned into MIG slices ({slices[0]})")
+        raise _UnusableNodeError(f"no {GPUS} is allocatable: check NVIDIA's device plugin")
 
 
 def _names(node: Node) -> Iterator[tuple[str, str]]:
-    """(label, value) of what names the node's GPU, the most exact first."""
+    """Yield (label, value) of the labels that name the node's GPU, the most specific first."""
     for label in (PRODUCT, GKE, KARPENTER_NAME):
         if node.labels.get(label):
             yield label, node.labels[label]
 
 
 def _named(node: Node, gpu: Gpu | None) -> Gpu:
-    """The GPU that the user names for nodes without a label of it; raises _LeftAsideError for none."""
+    """Return the GPU that the user named for unlabeled nodes. Raises _UnusableNodeError for none."""
     if gpu is not None:
         return gpu
     kind = node.labels.get(INSTANCE_TYPE, "")
     also = f", and {INSTANCE_TYPE}={kind} is in no table" if kind else ""
-    raise _LeftAsideError(f"unknown GPU: no label names it ({PRODUCT} is missing){also}; --gpu NAME says it")
+    raise _UnusableNodeError(
+        f"unknown GPU: no label names it ({PRODUCT} is missing){also}; set it with --gpu NAME"
+    )
 
 
 def _gpu(node: Node, catalogue: Catalogue) -> Gpu | None:
-    """By the first label that names one; by the machine type only where no label does; None by neither."""
+    """Return the GPU of the first label that names one, otherwise of the instance type, otherwise None."""
     for label, value in _names(node):
         mib = node.labels.get(KARPENTER_MIB, "")
         if label == KARPENTER_NAME and mib.isdigit():
@@ -203,7 +205,7 @@ def _gpu(node: Node, catalogue: Catalogue) -> Gpu | None:
         else:
             gpu = catalogue.find_gpu(value)
         if gpu is None:
-            raise _LeftAsideError(f"unknown GPU: {label}={value} (add it: --hardware FILE)")
+            raise _UnusableNodeError(f"unknown GPU: {label}={value} (add it: --hardware FILE)")
         return gpu
     kind = node.labels.get(INSTANCE_TYPE, "")
     item = catalogue.find_instance(kind) if kind else None
@@ -211,7 +213,7 @@ def _gpu(node: Node, catalogue: Catalogue) -> Gpu | None:
 
 
 def _sized(node: Node, gpu: Gpu) -> Gpu:
-    """With the driver's size where that is less, or where the table has only the label's."""
+    """Return the GPU with the memory reported by the driver, if smaller or if the table has no such size."""
     mib = node.labels.get(PRODUCT_MIB, "")
     if not mib.isdigit() or int(mib) == 0:
         return gpu
@@ -222,12 +224,12 @@ def _sized(node: Node, gpu: Gpu) -> Gpu:
 
 
 def _instance(node: Node, gpu: Gpu, count: int, catalogue: Catalogue) -> Instance:
-    """The table's machine where the node's type is there and has that GPU, else one from the labels alone."""
+    """Return the instance type of the table with that GPU, otherwise one derived from the labels."""
     kind = node.labels.get(INSTANCE_TYPE, "")
     cloud = node.cloud or ON_PREMISES
     known = catalogue.find_instance(kind or f"{count}x {gpu.name}")
     if known is not None and cloud != known.cloud in CLOUDS.values():
-        known = None  # a name like a cloud's machine, but not that cloud: its price is of no use
+        known = None  # same name as an instance type of another cloud: its price does not apply
     vcpu, ram = _whole(node.capacity.get("cpu")), _whole(node.capacity.get("memory"))
     if known is not None and known.gpu == gpu.name:
         return replace(known, gpu_count=count, vcpu=known.vcpu or vcpu, ram_bytes=known.ram_bytes or ram)

@@ -1,4 +1,4 @@
-"""Asking a Kubernetes API server for its nodes. All that a cluster can refuse is one clear line here."""
+"""Nodes of a Kubernetes cluster, with one-line errors for failed requests."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ DISK = "ephemeral-storage"
 CLOUDS = {"aws": "aws", "gce": "gcp", "azure": "azure"}  # by the scheme of a node's providerID
 NODES = ("/api/v1/nodes", "NodeList")
 RULE = 'apiGroups: [""], resources: ["nodes"], verbs: ["list"], in a ClusterRole'
-# Taints that Kubernetes sets by itself for what is told by conditions already
+# Taints that Kubernetes sets for conditions, which are read directly
 LIFECYCLE = "node.kubernetes.io/"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
-    """One node as the API reports it. Resources in cores, bytes and counts, by name."""
+    """One node as reported by the API. Resources in cores, bytes and counts, by name."""
 
     name: str
     labels: Mapping[str, str]
@@ -48,13 +48,13 @@ class Node:
 
 
 def fetch(context: str | None = None) -> tuple[str, list[Node]]:
-    """The context's name and the cluster's nodes; UserError where they cannot be had, within seconds."""
+    """Return the context's name and the nodes. Raises UserError within seconds if they cannot be read."""
     with ClusterApi(context, purpose="--from-cluster") as api:
         return api.context, fetch_nodes(api)
 
 
 def fetch_nodes(api: ClusterApi) -> list[Node]:
-    """The cluster's nodes; UserError where they cannot be had."""
+    """Return the nodes of the cluster. Raises UserError if they cannot be read."""
     try:
         return read_nodes(api.get)
     except (ApiRefusedError, UnreachableError) as error:
@@ -62,12 +62,12 @@ def fetch_nodes(api: ClusterApi) -> list[Node]:
 
 
 def read_nodes(get: Callable[..., Json]) -> list[Node]:
-    """All nodes. Raises what ``get`` raises."""
+    """Read all nodes. Raises what ``get`` raises."""
     return [node_of(item) for item in list_all(get, *NODES)]
 
 
 def node_of(item: Any) -> Node:
-    """A node as the API server tells it."""
+    """Parse a node of the API."""
     metadata, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
     taints = [taint for taint in spec.get("taints") or [] if not taint["key"].startswith(LIFECYCLE)]
     return Node(
@@ -86,5 +86,5 @@ def node_of(item: Any) -> Node:
 
 
 def clouds_of(nodes: Iterable[Node]) -> frozenset[str]:
-    """The clouds that nodes belong to; empty if all are on premises."""
+    """Return the clouds of the nodes; empty if all are on premises."""
     return frozenset(node.cloud for node in nodes if node.cloud)

@@ -13,29 +13,29 @@ from estimator.hardware.cluster.quotas import QuotaPod
 from estimator.hardware.cluster.tables import Room
 from estimator.hardware.cluster.taints import Toleration, fence
 
-ASKED_NODES = 4  # nodes that one selector finds are of one kind, and one question each is enough
-_STAYING = ("DaemonSet", "Node")  # who owns them; the kubelet's own static pods belong to the node
+ASKED_NODES = 4  # sample of the nodes that one selector matches, which are alike; one request each
+_STAYING = ("DaemonSet", "Node")  # owners of pods that stay; static pods of the kubelet belong to the node
 _RUNNING = "status.phase!=Succeeded,status.phase!=Failed"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PodRules:
-    """By what nodes, NodePools and quotas take a run's pods or don't."""
+    """Properties of a run's pods that nodes, NodePools and quotas check."""
 
     namespace: str = "default"
     node_selector: tuple[tuple[str, str], ...] = ()
     tolerations: tuple[Toleration, ...] = ()
-    of_table: bool = True  # pods with GPUs get tolerations of the taints that mark GPU nodes, too
+    of_table: bool = True  # pods with GPUs also tolerate the taints that mark GPU nodes
     zone: str | None = None
     in_quotas: QuotaPod = field(default_factory=QuotaPod)
 
     @property
     def labels(self) -> dict[str, str]:
-        """Labels that a node must have, the zone's among them."""
+        """Labels that a node must have, including the zone."""
         return {**dict(self.node_selector), **({ZONE: self.zone} if self.zone else {})}
 
     def refuses(self, labels: Mapping[str, str]) -> str | None:
-        """Return what a node with these labels lacks; None: nothing."""
+        """Return the requirement that a node with these labels violates, or None."""
         missing = [(name, value) for name, value in self.labels.items() if labels.get(name) != value]
         for name, value in missing:
             return f"not in zone {value}" if name == ZONE else f"without the label {name}={value}"
@@ -44,7 +44,7 @@ class PodRules:
     def fence(
         self, taints: Iterable[str], *, gpus: bool = True
     ) -> tuple[tuple[Toleration, ...], tuple[str, ...]]:
-        """Return (tolerations that pods with or without GPUs are given, taints that keep them away)."""
+        """Return (tolerations of pods with or without GPUs, taints that they do not tolerate)."""
         return fence(taints, self.tolerations, of_table=self.of_table and gpus)
 
 
@@ -55,16 +55,16 @@ class Usage:
     gpus: int
     cpu: float
     memory_bytes: int
-    holders: tuple[str, ...]  # namespace/name of the pods that have GPUs
-    daemons: Room | None = None  # what daemon pods among them ask for; None: there are none
+    holders: tuple[str, ...]  # namespace/name of pods with GPUs
+    daemons: Room | None = None  # requests of the daemon pods among them; None: there are none
 
 
 def allowed_usage(
     get: Callable[..., Json], may: Callable[..., bool], namespace: str
 ) -> tuple[dict[str, Usage] | None, bool]:
-    """Return (what runs on the nodes, whether that is complete) as far as this login may list pods.
+    """Return (usage of the nodes, whether it is complete), as far as this login may list pods.
 
-    The namespace's pods alone if it may not list all; None if it may list none. Raises what ``get`` and
+    Only pods of the namespace if it may not list all; None if it may list none. Raises what ``get`` and
     ``may`` raise.
     """
     if may("list", "pods"):
@@ -75,7 +75,7 @@ def allowed_usage(
 def read_usage(
     get: Callable[..., Json], namespace: str | None = None, *, node: str | None = None
 ) -> dict[str, Usage]:
-    """Return what runs on the nodes, by node; of one namespace or on one node only if one is named.
+    """Return the usage of the nodes, by node; ``namespace`` and ``node`` restrict it.
 
     Raises what ``get`` raises.
     """
@@ -105,9 +105,9 @@ def _usage(pods: list[Mapping[str, Any]]) -> Usage:
 
 
 def most_of(get: Callable[..., Json], nodes: Iterable[str]) -> Room | None:
-    """The largest of the first few nodes' daemon pods; None where a node has none, as a new one.
+    """Return the largest daemon-pod requests of the first few nodes; None if a node has none, as a new one.
 
-    Raises what ``get`` raises: reading the pods of all namespaces is a right that few logins have.
+    Raises what ``get`` raises: few logins may read the pods of all namespaces.
     """
     names = tuple(nodes)[:ASKED_NODES]
     found = [usage for name in names for usage in read_usage(get, node=name).values()]
@@ -130,14 +130,12 @@ def _stays(pod: Mapping[str, Any]) -> bool:
 
 
 def _request_of(pod: Mapping[str, Any], resource: str) -> float:
-    """Return a pod's request as the scheduler counts it (Kubernetes: init and sidecar containers,
-    overhead).
-    """
+    """Return a pod's request as the scheduler counts it, with init containers, sidecars and overhead."""
     spec = pod["spec"]
     running = sum(_asked(container, resource) for container in spec.get("containers") or [])
     most = 0.0
     for container in spec.get("initContainers") or []:
-        if container.get("restartPolicy") == "Always":  # a sidecar: it stays beside all that come later
+        if container.get("restartPolicy") == "Always":  # a sidecar: runs together with all later containers
             running += _asked(container, resource)
         else:
             most = max(most, _asked(container, resource))

@@ -1,7 +1,7 @@
 """Sources of new nodes: Karpenter's NodePools and the cluster autoscaler's node groups.
 
-A NodePool says by rules which machines it starts, so it can be asked about each machine of the table. Of a
-node group only its name and its sizes are told; which machines it has is known from nodes that it has now.
+A NodePool has rules for instance types, so each type of the table can be checked. Of a node group only name
+and sizes can be read; its instance type is known from its present nodes.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from estimator.hardware.cluster.quantities import quantities
 from estimator.hardware.cluster.tables import labels_of
 from estimator.hardware.cluster.taints import Toleration, taint_text
 from estimator.plan import MIB, Request
+from estimator.untrusted import parse_yaml
 
 KARPENTER = "karpenter.sh"
 STATUS = {"namespace": "kube-system", "name": "cluster-autoscaler-status"}  # a ConfigMap
 CAPACITY_TYPE = "karpenter.sh/capacity-type"
-NODES = "nodes"  # as Karpenter names it among a pool's limits
-_COMMANDS = {  # a cloud: what shows its node groups
+NODES = "nodes"  # name in the limits of Karpenter
+_COMMANDS = {  # commands that show node groups, by cloud
     "aws": "eksctl get nodegroup --cluster NAME",
     "gcp": "gcloud container node-pools list --cluster NAME",
     "azure": "az aks nodepool list --resource-group GROUP --cluster-name NAME",
 }
-# Whose machines a NodePool starts, by the API group of its node class
+# Cloud of a NodePool, by the API group of its node class
 _CLOUD_OF_CLASS = {
     "karpenter.k8s.aws": "aws",
     "eks.amazonaws.com": "aws",
@@ -47,7 +48,7 @@ _OPERATORS: dict[str, _Test] = {
     "DoesNotExist": lambda value, values: False,  # noqa: ARG005
 }
 _COMPARISONS: dict[str, Callable[[int, int], bool]] = {"Gt": gt, "Lt": lt, "Gte": ge, "Lte": le}
-# How cluster autoscalers before 1.30 write a group's sizes, in a text for people
+# Sizes of a group in the status text of cluster autoscalers before 1.30
 _OLD_GROUP = re.compile(
     r"^\s*Name:\s*(\S+)\s*\n\s*Health:.*cloudProviderTarget=(\d+) \(minSize=\d+, maxSize=(\d+)\)",
     re.MULTILINE,
@@ -56,19 +57,19 @@ _OLD_GROUP = re.compile(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodePool:
-    """A NodePool of Karpenter's. Amounts in cores, bytes and pieces."""
+    """NodePool of Karpenter. Amounts in cores, bytes and counts."""
 
     name: str
-    cloud: str | None  # None: its node class is of none that is known
+    cloud: str | None  # None: unknown node class
     labels: tuple[tuple[str, str], ...]
     requirements: tuple[tuple[str, str, tuple[str, ...]], ...]  # (label, operator, values)
     taints: tuple[str, ...]
     limits: tuple[tuple[str, float], ...]
-    used: tuple[tuple[str, float], ...]  # of the limits, by the nodes that it has started
+    used: tuple[tuple[str, float], ...]  # part of the limits used by its nodes
 
     @property
     def spot(self) -> bool | None:
-        """Whether its machines are bought at spot prices; None where it may do either."""
+        """Whether it starts spot nodes; None if it may start both kinds."""
         allowed = [
             value
             for value in ("spot", "on-demand")
@@ -105,39 +106,39 @@ class NodePool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeGroup:
-    """A node group of the cluster autoscaler's."""
+    """Node group of the cluster autoscaler."""
 
     name: str
-    now: int  # nodes that it is to have
+    now: int  # target number of nodes
     most: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Autoscalers:
-    """All that may add nodes, as far as it is told."""
+    """NodePools and node groups of a cluster, as far as they can be read."""
 
     pools: tuple[NodePool, ...] = ()
     groups: tuple[NodeGroup, ...] = ()
     karpenter: bool = False
-    untold: str = ""  # why nothing is known of node groups, as a clause; empty: what there is, is known
+    untold: str = ""  # reason why node groups are unknown, as a clause; empty: they are known
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Growth:
-    """Whether such nodes may come; ``why`` is a clause for the table."""
+    """Whether nodes may be added; ``why``: reason, a clause for the table."""
 
     possible: bool
     why: str = ""
     command: str = ""
-    tolerations: tuple[Toleration, ...] = ()  # of what will taint them
-    fences: tuple[str, ...] = ()  # where they may not come: all taints of a pool that only taints keep out
+    tolerations: tuple[Toleration, ...] = ()  # of the taints of added nodes
+    fences: tuple[str, ...] = ()  # all taints of a pool that would fit except for its taints
     by_karpenter: bool = False
 
 
 def read_autoscalers(get: Callable[..., Json], may: Callable[..., bool]) -> Autoscalers:
-    """Ask the cluster. Raises what ``get`` and ``may`` raise, but for what is not there.
+    """Read NodePools and node groups. Raises what ``get`` and ``may`` raise, except for missing objects.
 
-    ``may``: whether this login has a right.
+    ``may``: function that returns whether this login has a permission.
     """
     karpenter = found_at(get, f"/apis/{KARPENTER}")
     pools: tuple[NodePool, ...] = ()
@@ -154,9 +155,9 @@ def could_grow(
     clouds: frozenset[str],
     rules: PodRules,
 ) -> Growth:
-    """Whether nodes could come that take a request.
+    """Return whether nodes that fit a request could be added.
 
-    ``clouds``: of the present nodes, for the command that shows their node groups.
+    ``clouds``: clouds of the present nodes, for the command that shows their node groups.
     """
     refusals = {pool.name: refusal(pool, request, rules) for pool in autoscalers.pools}
     for pool in autoscalers.pools:
@@ -186,7 +187,7 @@ def refusal(pool: NodePool, request: Request, rules: PodRules) -> str | None:
         return broken
     _, closed = rules.fence(pool.taints, gpus=bool(request.gpus_per_node))
     if closed:
-        return f"its nodes have the taint {closed[0]}, which the pods don't tolerate"
+        return f"its nodes have the taint {closed[0]}, which the pods do not tolerate"
     room = pool.room_for(instance) if instance is not None else None
     if room is not None and room < request.nodes:
         limits = ", ".join(f"{what} {amount:g}" for what, amount in pool.limits)
@@ -199,7 +200,7 @@ def refusal(pool: NodePool, request: Request, rules: PodRules) -> str | None:
 
 
 def pool_of(item: Mapping[str, Any]) -> NodePool:
-    """A NodePool as the API server tells it."""
+    """Parse a NodePool of the API."""
     spec = item.get("spec") or {}
     template = spec.get("template") or {}
     of_nodes = template.get("spec") or {}
@@ -224,9 +225,9 @@ def pool_of(item: Mapping[str, Any]) -> NodePool:
 
 
 def machine_labels(instance: Instance, gpu: str | None = None) -> dict[str, str]:
-    """The labels that Karpenter would give a machine, as far as they are known.
+    """Return the labels that Karpenter would give an instance type, as far as they are known.
 
-    Their names: karpenter.sh, "instance types" and "scheduling"; AKS, "node auto-provisioning: node pools".
+    Names: karpenter.sh, "instance types" and "scheduling"; AKS, "node auto-provisioning: node pools".
     """
     known = {
         INSTANCE_TYPE: instance.name,
@@ -268,7 +269,7 @@ def _passes(operator: str, value: str, values: tuple[str, ...]) -> bool:
         except (ValueError, IndexError):  # Kubernetes compares integers; anything else matches nothing
             return False
     test = _OPERATORS.get(operator)
-    return test is None or test(value, values)  # an operator that is newer than this table refuses nothing
+    return test is None or test(value, values)  # operators newer than this table are ignored
 
 
 def _by_groups(autoscalers: Autoscalers, clouds: frozenset[str]) -> Growth:
@@ -285,13 +286,13 @@ def _by_groups(autoscalers: Autoscalers, clouds: frozenset[str]) -> Growth:
         why = "all node groups of the cluster autoscaler have their largest size"
         return Growth(possible=False, why=why, command=command)
     if autoscalers.untold and clouds:
-        why = f"whether a node group may add them is not told: {autoscalers.untold}"
+        why = f"unknown whether a node group may add them: {autoscalers.untold}"
         return Growth(possible=True, why=why, command=command)
-    return Growth(possible=False, why="no autoscaler is seen here", command=command)
+    return Growth(possible=False, why="no autoscaler found", command=command)
 
 
 def _read_groups(get: Callable[..., Json], may: Callable[..., bool]) -> tuple[tuple[NodeGroup, ...], str]:
-    """The node groups, or why they are not known; neither where there is no autoscaler that tells."""
+    """Return (node groups, reason why they are unknown); both empty without an autoscaler status."""
     import yaml
 
     if not may("get", "configmaps", **STATUS):
@@ -299,20 +300,25 @@ def _read_groups(get: Callable[..., Json], may: Callable[..., bool]) -> tuple[tu
     found = found_at(get, "/api/v1/namespaces/{namespace}/configmaps/{name}".format(**STATUS))
     if found is None:
         return (), ""
-    text = str((found.get("data") or {}).get("status") or "")
+    data = found.get("data")
+    text = str(data.get("status") or "") if isinstance(data, dict) else ""
     unreadable = "{namespace}/{name} can't be read".format(**STATUS)
     try:
-        content = yaml.safe_load(text)
+        content = parse_yaml(text)
     except yaml.YAMLError:
         content = None
     told = content.get("nodeGroups") if isinstance(content, dict) else None
+    if told is not None and not (isinstance(told, list) and all(isinstance(each, dict) for each in told)):
+        return (), unreadable
     if told is None:
         old = tuple(_group(name, int(now), int(most)) for name, now, most in _OLD_GROUP.findall(text))
         return old, "" if old else unreadable
     groups = []
     for item in told:
-        health = item.get("health") or {}
-        now, most = health.get("cloudProviderTarget", 0), health.get("maxSize")  # a target of 0 is left out
+        health = item.get("health")
+        if not isinstance(health, dict):
+            return (), unreadable
+        now, most = health.get("cloudProviderTarget", 0), health.get("maxSize")  # a target of 0 is omitted
         if isinstance(now, int) and isinstance(most, int):
             groups.append(_group(str(item.get("name", "")), now, most))
     return tuple(groups), "" if groups or not told else unreadable

@@ -1,4 +1,4 @@
-"""The PriorityClasses of a cluster: which there are, and which a pod gets that names none."""
+"""PriorityClasses of a cluster, and the default one."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ def read_priority_classes(get: Callable[..., Json]) -> tuple[PriorityClass, ...]
 
 def usual_priority_class(get: Callable[..., Json]) -> str:
     """Return the default priority class; empty if the cluster has none."""
-    # Of several defaults Kubernetes takes the lowest (its admission plugin Priority)
+    # Kubernetes uses the lowest of several defaults (admission plugin Priority)
     return next((item.name for item in read_priority_classes(get) if item.is_default), "")

@@ -1,40 +1,53 @@
-"""Amounts as Kubernetes writes them: "500m", "96Gi", "1e3"."""
+"""Quantities of Kubernetes: "500m", "96Gi", "1e3"."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
 
+from estimator.errors import UserError
 from estimator.formatting import GIB
 
 _NUMBER = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:[eE]([+-]?\d+)|([KMGTPE]i|[numkMGTPE]))?")
+_MAX_LENGTH = 100  # characters of an amount
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}  # powers of ten
 _BINARY = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}  # powers of 1024
 
 
 def quantity(text: str | float) -> float:
-    """An amount in its base unit: bytes, cores, pieces.
+    """Parse a quantity in its base unit: bytes, cores, counts.
 
-    The format: https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/. Raises
-    ValueError for anything else.
+    Format: https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/. Raises UserError
+    for anything else.
     """
-    found = _NUMBER.fullmatch(str(text).strip())
-    if found is None:
-        raise ValueError(f"{text!r} is not an amount as Kubernetes writes it")
+    found = _NUMBER.fullmatch(str(text).strip()[: _MAX_LENGTH + 1])
+    if found is None or len(found[0]) > _MAX_LENGTH:
+        raise _invalid(text)
     number, exponent, unit = found.groups()
     if unit in _BINARY:
         return float(number) * 1024.0 ** _BINARY[unit]
-    # By Python's own reading of decimals, so that 100m is the same number as 0.1
-    return float(f"{number}e{_DECIMAL[unit] if unit else exponent or 0}")
+    # Parsed as a decimal literal, so that 100m equals 0.1
+    amount = float(f"{number}e{_DECIMAL[unit] if unit else exponent or 0}")
+    if math.isinf(amount):
+        raise _invalid(text)
+    return amount
+
+
+def _invalid(text: object) -> UserError:
+    return UserError(
+        f"The cluster reports {str(text)[:_MAX_LENGTH]!r}, which is not a Kubernetes quantity.",
+        "Write a quantity such as 500m, 16 or 96Gi in the object that has it (node, pod, quota or queue).",
+    )
 
 
 def format_amount(resource: str, amount: float) -> str:
-    """Format an amount of a resource as Kubernetes writes it: "24Gi" of memory and disk, "16" of others."""
+    """Format an amount as a Kubernetes quantity: "24Gi" for memory and disk, "16" for others."""
     in_bytes = resource.endswith(("memory", "ephemeral-storage"))
     return f"{amount / GIB:.0f}Gi" if in_bytes else f"{amount:g}"
 
 
 def quantities(table: Mapping[str, Any] | None) -> dict[str, float]:
-    """Convert a table of amounts by resource, such as a container's requests."""
+    """Convert quantities by resource, such as a container's requests."""
     return {name: quantity(value) for name, value in (table or {}).items()}

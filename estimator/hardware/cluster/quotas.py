@@ -1,4 +1,4 @@
-"""The ResourceQuotas of a namespace: what its pods may ask for together, and what they do now."""
+"""ResourceQuotas of a namespace: limits on the sum of its pods' requests, and current usage."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from estimator.hardware.cluster.priorities import usual_priority_class
 from estimator.hardware.cluster.quantities import format_amount, quantity
 
 PREFIX = "requests."
-# Kubernetes, "resource quotas": cpu is another name of requests.cpu; further resources have only the long one
+# Kubernetes, "resource quotas": cpu is an alias of requests.cpu; other resources have only the long name
 SHORT = ("cpu", "memory")
-# Kubernetes, "resource quotas": a quota with scopes counts pods and what they ask for, and no other objects
+# Kubernetes, "resource quotas": a quota with scopes counts pods and their requests, no other objects
 _OBJECTS = ("count/", "services")
 _PRIORITY_SCOPE = "PriorityClass"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuotaPod:
-    """A run's pod as the scopes of quotas see it. It asks for CPUs and memory, so BestEffort it never is."""
+    """Properties of a run's pod for the scopes of quotas. It requests CPU and memory: never BestEffort."""
 
-    has_deadline: bool = True  # as Metaflow gives it: Terminating
+    has_deadline: bool = True  # set by Metaflow: scope Terminating
     priority_class: str | None = None  # None: the cluster's default
     across_namespaces: bool = False  # affinities to pods of other namespaces
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Quota:
-    """One line of a ResourceQuota. Amounts in cores, bytes and pieces."""
+    """One entry of a ResourceQuota. Amounts in cores, bytes and counts."""
 
     name: str
-    what: str  # as the quota writes it: "requests.nvidia.com/gpu", "pods"
+    what: str  # key in the quota: "requests.nvidia.com/gpu", "pods"
     most: float
     used: float
 
     @property
     def resource(self) -> str:
-        """Counted resource of a pod's requests: "nvidia.com/gpu", "cpu"."""
+        """Resource of the pods' requests that is counted: "nvidia.com/gpu", "cpu"."""
         return self.what.removeprefix(PREFIX)
 
     @property
@@ -45,12 +45,12 @@ class Quota:
         return max(self.most - self.used, 0.0)
 
     def amount(self, value: float) -> str:
-        """Format an amount of it."""
+        """Format an amount of the resource."""
         return format_amount(self.what, value)
 
 
 def read_quotas(get: Callable[..., Json], namespace: str, pod: QuotaPod) -> tuple[Quota, ...]:
-    """All lines that count such a pod, of all quotas of a namespace. Raises what ``get`` raises."""
+    """Return all quota entries of a namespace that count such a pod. Raises what ``get`` raises."""
     quotas = get(f"/api/v1/namespaces/{namespace}/resourcequotas").get("items") or []
     if pod.priority_class is None and any(_PRIORITY_SCOPE in _scopes(quota) for quota in quotas):
         pod = replace(pod, priority_class=usual_priority_class(get))
@@ -72,7 +72,7 @@ def _lines(quota: Json) -> Iterator[Quota]:
 
 
 def _scopes(quota: Json) -> dict[str, list[Json]]:
-    """By the name of each scope, what is demanded of it; the short form only demands that it be there."""
+    """Return the selectors by scope; the short form only requires that the scope applies."""
     spec = quota.get("spec") or {}
     found: dict[str, list[Json]] = {name: [{"operator": "Exists"}] for name in spec.get("scopes") or []}
     for item in (spec.get("scopeSelector") or {}).get("matchExpressions") or []:
@@ -81,7 +81,7 @@ def _scopes(quota: Json) -> dict[str, list[Json]]:
 
 
 def _counts(quota: Json, pod: QuotaPod) -> bool:
-    """Whether the pod is within all scopes; a scope of other objects, such as volumes, has none of it."""
+    """Return whether the pod is within all scopes; scopes of other objects never include pods."""
     within = {
         "Terminating": pod.has_deadline,
         "NotTerminating": not pod.has_deadline,

@@ -1,4 +1,4 @@
-"""Facts about Kubernetes nodes as tables: labels of GPUs, their taints, what is left to pods."""
+"""Tables of facts about Kubernetes nodes: GPU labels, taints, reserved resources."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from estimator.hardware.catalogue import Instance
 from estimator.plan import GIB
 
 DATA = Path(__file__).parents[2] / "data"
-WHATEVER_SIZE = ""  # a reserve that doesn't grow with the machine
+WHATEVER_SIZE = ""  # a reservation independent of the size of the node
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuLabel:
-    """Node labels by which one way of running a cluster names a GPU type."""
+    """Node labels that name a GPU type in one kind of cluster."""
 
     scheme: str  # "gfd", "karpenter", "eks-auto", "gke"
-    gpu: str  # a name of the GPU table
+    gpu: str  # name in the GPU table
     labels: tuple[tuple[str, str], ...]
     source: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpotLabel:
-    """Label by which one provider marks spot nodes."""
+    """Label of spot nodes of one provider."""
 
     manager: str  # "Karpenter", "GKE", ...
     cloud: str
@@ -39,7 +39,7 @@ class SpotLabel:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Room:
-    """Resources of one machine that pods may use."""
+    """Resources of one node that pods can use."""
 
     cpu: float  # cores
     memory_bytes: int
@@ -59,7 +59,7 @@ def gpu_labels() -> tuple[GpuLabel, ...]:
 
 
 def labels_of(gpu: str, scheme: str) -> list[GpuLabel]:
-    """The rows of one GPU in one scheme; empty where the table does not tell."""
+    """Return the labels of one GPU in one scheme; empty if unknown."""
     return [row for row in gpu_labels() if row.gpu == gpu and row.scheme == scheme]
 
 
@@ -79,27 +79,25 @@ def spot_labels() -> tuple[SpotLabel, ...]:
 
 
 def is_spot(labels: Mapping[str, str]) -> bool | None:
-    """Whether these labels mark a spot node; None: no label says whether it is one."""
+    """Return whether these labels mark a spot node; None if unknown."""
     if spot_label_on(labels) is not None:
         return True
     return False if any(row.label in labels for row in spot_labels()) else None
 
 
 def spot_label_on(labels: Mapping[str, str]) -> SpotLabel | None:
-    """The row by which a node with these labels is a spot node; None where none says so."""
+    """Return the row that marks a node with these labels as spot, or None."""
     return next((row for row in spot_labels() if labels.get(row.label) == row.value), None)
 
 
 @lru_cache(maxsize=1)
 def gpu_taints() -> tuple[tuple[str, str], ...]:
-    """(key, value) as patterns, of taints that keep other work off nodes with GPUs."""
+    """Return (key, value) patterns of the taints that reserve GPU nodes."""
     return tuple((row["key"], row["value"]) for row in _rows("taints.csv"))
 
 
 def room_on(instance: Instance) -> Room | None:
-    """Return the resources that pods can use on such a machine if no node can be read; None if its size is
-    unknown.
-    """
+    """Return the estimated resources for pods on an instance type, or None if its size is unknown."""
     if instance.vcpu is None or instance.ram_bytes is None:
         return None
     memory = instance.ram_bytes / GIB - _reserved(
@@ -115,14 +113,14 @@ def room_on(instance: Instance) -> Room | None:
 
 
 def daemons() -> Room:
-    """Return the requests of the usual daemon pods of a node, if they cannot be read."""
+    """Return typical requests of the daemon pods of a node, for when they cannot be read."""
     return Room(
         cpu=_reserved("daemons", "cpu", 0), memory_bytes=int(_reserved("daemons", "memory_gib", 0) * GIB)
     )
 
 
 def _reserved(who: str, resource: str, size: float, applies: bool = True) -> float:
-    """The sum of a table's tiers up to ``size``, and of its fixed parts."""
+    """Sum up the tiers of a reservation up to ``size``, and its fixed parts."""
     if not applies:
         return 0.0
     rows = [row for row in _rows("reserves.csv") if (row["who"], row["resource"]) == (who, resource)]

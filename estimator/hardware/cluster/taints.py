@@ -1,4 +1,4 @@
-"""Taints of nodes, and the tolerations that open them."""
+"""Taints of nodes, and tolerations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BLOCKING = ("NoSchedule", "NoExecute")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Toleration:
-    """A taint of nodes that a pod may stand on."""
+    """Toleration of a pod."""
 
     key: str  # empty: any
     effect: str  # "NoSchedule" or "NoExecute"; empty: any
@@ -24,16 +24,16 @@ class Toleration:
 
     @classmethod
     def of(cls, item: Mapping[str, str]) -> Toleration:
-        """Read a toleration as a pod's specification writes it."""
+        """Parse a toleration of a pod specification."""
         value = None if item.get("operator") == "Exists" else item.get("value") or ""
         return cls(key=item.get("key") or "", effect=item.get("effect") or "", value=value)
 
     def covers(self, key: str, value: str, effect: str) -> bool:
-        """Whether a pod with this toleration may stand on a node with that taint."""
+        """Return whether this toleration matches a taint."""
         return self.key in ("", key) and self.effect in ("", effect) and self.value in (None, value)
 
     def to_dict(self) -> dict[str, str]:
-        """The toleration as a pod's specification has it."""
+        """Convert to the form of a pod specification."""
         toleration = {
             "key": self.key,
             "operator": "Exists" if self.value is None else "Equal",
@@ -43,7 +43,7 @@ class Toleration:
 
 
 def tolerated(taint: str) -> Toleration | None:
-    """The toleration of a taint that marks nodes with GPUs, by the table; None for any other fence."""
+    """Return the toleration of a taint that marks GPU nodes, by the table; None for any other taint."""
     key, value, effect = parts(taint)
     for key_pattern, value_pattern in tables.gpu_taints():
         if re.fullmatch(key_pattern, key) and re.fullmatch(value_pattern, value):
@@ -54,9 +54,9 @@ def tolerated(taint: str) -> Toleration | None:
 def fence(
     taints: Iterable[str], own: Iterable[Toleration] = (), *, of_table: bool = True
 ) -> tuple[tuple[Toleration, ...], tuple[str, ...]]:
-    """(what pods must be given to stand on nodes with these taints, the taints that still keep them away).
+    """Return (tolerations that pods need for these taints, taints that remain untolerated).
 
-    ``own``: tolerations that the pods have; ``of_table``: they get those of the table of GPU taints.
+    ``own``: tolerations of the pods; ``of_table``: add those of the table of GPU taints.
     """
     added: list[Toleration] = []
     closed: list[str] = []
@@ -73,7 +73,7 @@ def fence(
 
 
 def opening(taints: Iterable[str]) -> str:
-    """The option of a flow by which its pods tolerate these taints, as a shell takes it."""
+    """Return the flow option, quoted for a shell, with which its pods tolerate these taints."""
     tolerations = []
     for taint in taints:
         key, value, effect = parts(taint)
@@ -83,18 +83,18 @@ def opening(taints: Iterable[str]) -> str:
 
 
 def taint_text(taint: Mapping[str, Any]) -> str:
-    """A taint as the API server tells it, as key=value:effect."""
+    """Format a taint of the API as key=value:effect."""
     value = f"={taint['value']}" if taint.get("value") else ""
     return f"{taint['key']}{value}:{taint['effect']}"
 
 
 def is_of_table(toleration: Toleration) -> bool:
-    """Whether the table of taints would tolerate the same."""
+    """Return whether the table of GPU taints includes this toleration."""
     return tolerated(f"{toleration.key}={toleration.value or ''}:{toleration.effect}") is not None
 
 
 def parts(taint: str) -> tuple[str, str, str]:
-    """(key, value, effect) of key=value:effect; the value may be left out."""
+    """Split key=value:effect into (key, value, effect); the value is optional."""
     pair, _, effect = taint.rpartition(":")
     key, _, value = pair.partition("=")
     return key, value, effect

@@ -1,4 +1,4 @@
-"""Prices and machine facts from AWS: the Price List API and EC2, through boto3."""
+"""Prices and instance facts from AWS: Price List API and EC2, through boto3."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from estimator.hardware.catalogue import Catalogue
 from estimator.hardware.catalogue.csv_files import Cells
 from estimator.hardware.prices.cache import ProviderAnswer
 
-REGION = "us-east-1"  # where the user has set none
-# The Price List API has endpoints in few regions; this one answers for all (AWS Billing user guide)
+REGION = "us-east-1"  # default region
+# The Price List API has endpoints in few regions; this one serves all (AWS Billing user guide)
 PRICING_REGION = "us-east-1"
 CONNECT_S, READ_S, ATTEMPTS = 5, 15, 2
-BATCH = 40  # machine types in one filter: its value may have 1,024 characters (botocore's service model)
+BATCH = 40  # instance types per filter, whose value is limited to 1,024 characters (botocore's service model)
 ON_DEMAND = "AWS Price List API GetProducts"
 SPOT = "EC2 DescribeSpotPriceHistory (cheapest zone)"
 FACTS = "EC2 DescribeInstanceTypes"
@@ -26,7 +26,7 @@ FACTS = "EC2 DescribeInstanceTypes"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Machine:
-    """EC2's description of one machine type."""
+    """EC2's description of one instance type."""
 
     name: str
     vcpu: int
@@ -34,15 +34,15 @@ class _Machine:
     gpu: str | None
     gpu_count: int | None
     gpu_mib: int | None
-    network_gbps: float | None  # of all its cards together, without bursts
+    network_gbps: float | None  # sum over its network cards, without bursts
     efa: int
 
 
 def ask(catalogue: Catalogue, deadline: float, today: date) -> ProviderAnswer:
-    """On-demand and spot prices in the user's region, and what EC2 says of the machines.
+    """Request on-demand and spot prices in the user's region, and EC2's facts on instance types.
 
-    What one API refuses does not keep the others from answering. Ends soon after ``deadline`` (of
-    time.monotonic()); raises nothing that AWS answers.
+    The APIs are independent: one may fail. Ends soon after ``deadline`` (of time.monotonic()). Never raises
+    errors of AWS.
     """
     try:
         import boto3
@@ -73,7 +73,7 @@ def ask(catalogue: Catalogue, deadline: float, today: date) -> ProviderAnswer:
 
     def part(what: str, permission: str, call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         if time.monotonic() > deadline:
-            faults.setdefault("no time left", []).append(what)
+            faults.setdefault("time limit reached", []).append(what)
             return {}
         try:
             answer = call()
@@ -98,7 +98,7 @@ def ask(catalogue: Catalogue, deadline: float, today: date) -> ProviderAnswer:
 
 
 def on_demand(pricing: Any, names: list[str], region: str, deadline: float) -> dict[str, float]:
-    """USD an hour by machine type: Linux, shared tenancy, no licence, not a reservation's unused hours."""
+    """Return USD per hour by instance type: Linux, shared tenancy, no license, no unused reservations."""
     terms = {
         "regionCode": region,
         "operatingSystem": "Linux",
@@ -123,7 +123,7 @@ def on_demand(pricing: Any, names: list[str], region: str, deadline: float) -> d
 
 
 def _hourly(offer: Any) -> float | None:
-    """The on-demand price of one offer of the price list; None where it has none by the hour."""
+    """Return the hourly on-demand price of one offer of the price list, or None."""
     for term in offer.get("terms", {}).get("OnDemand", {}).values():
         for dimension in term["priceDimensions"].values():
             price = float(dimension["pricePerUnit"].get("USD", 0))
@@ -133,13 +133,13 @@ def _hourly(offer: Any) -> float | None:
 
 
 def spot(ec2: Any, names: list[str], deadline: float) -> dict[str, float]:
-    """The current spot price in USD an hour by machine type, of the zone where it is lowest."""
+    """Return the current spot price in USD per hour by instance type, in the cheapest zone."""
     prices: dict[str, float] = {}
     pages = ec2.get_paginator("describe_spot_price_history").paginate(
-        # A filter and not InstanceTypes, which fails as a whole for one type that the region hasn't
+        # A filter, as InstanceTypes fails if the region does not have one of them
         Filters=[{"Name": "instance-type", "Values": names}],
         ProductDescriptions=["Linux/UNIX", "Linux/UNIX (Amazon VPC)"],
-        StartTime=time.time(),  # only what holds now
+        StartTime=time.time(),  # current prices only
     )
     for page in _until(deadline, pages):
         for entry in page["SpotPriceHistory"]:
@@ -150,7 +150,7 @@ def spot(ec2: Any, names: list[str], deadline: float) -> dict[str, float]:
 
 
 def describe(ec2: Any, names: list[str], deadline: float) -> dict[str, _Machine]:
-    """EC2's facts by machine type; types that the region doesn't have are missing."""
+    """Return EC2's facts by instance type, without types that the region does not have."""
     pages = ec2.get_paginator("describe_instance_types").paginate(
         Filters=[{"Name": "instance-type", "Values": names}]
     )
@@ -194,7 +194,7 @@ def _cells(
     spots: dict[str, float],
     machines: dict[str, _Machine],
 ) -> Cells:
-    """Return what was found out about one machine type as a row of the instance table; empty if nothing."""
+    """Return the facts about one instance type as a row of the instance table; empty if there are none."""
     cells: Cells = {}
     sources = []
     if name in prices:
@@ -219,9 +219,9 @@ def _cells(
 
 
 def _contradiction(machine: _Machine, catalogue: Catalogue) -> str:
-    """Describe how EC2's GPUs differ from the catalogue's; the catalogue wins.
+    """Describe how EC2's GPUs differ from those of the catalogue, which takes precedence.
 
-    Sizes may differ by what the driver makes of them: EC2 has 22,888 MiB for an L4, its driver 23,034.
+    Memory sizes may differ slightly: for an L4, EC2 reports 22,888 MiB, the driver 23,034.
     """
     item = catalogue.find_instance(machine.name)
     if item is None or machine.gpu is None or machine.gpu_mib is None or item.gpu_count == 0:
@@ -234,10 +234,10 @@ def _contradiction(machine: _Machine, catalogue: Catalogue) -> str:
 
 
 def _fault(error: Exception, permission: str) -> str:
-    """A failed call in one clause."""
+    """Describe a failed call in one clause."""
     failure = failure_of(error)
     if failure.kind == "unreachable":
-        return "can't be reached"
+        return "unreachable"
     if failure.kind == "denied":
         return f"not allowed, needs {permission}"
     return failure.message if failure.kind == "other" else f"{failure.code}: {failure.message}"

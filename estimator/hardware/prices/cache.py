@@ -1,4 +1,4 @@
-"""Prices and machine facts that ``--refresh`` has learned, kept for this user over the shipped table."""
+"""Cache of prices and instance facts from ``--refresh``, which override the shipped table for this user."""
 
 from __future__ import annotations
 
@@ -35,34 +35,34 @@ FACTS = ("vcpu", "ram_GiB", "network_Gbps", "fabric")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProviderAnswer:
-    """Result of one price provider: a line for the user, and table cells by machine name."""
+    """Result of one price provider: a line for the user, and table cells by instance type."""
 
     line: str
     machines: dict[str, Cells] = field(default_factory=dict)
 
 
 def path() -> Path:
-    """The cache's file, there or not: metaflow-finetune/prices.csv in the user's cache folder."""
+    """Return the path of the cache: metaflow-finetune/prices.csv in the user's cache folder."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     folder = Path(base) if Path(base).is_absolute() else Path.home() / ".cache"
     return folder / "metaflow-finetune" / "prices.csv"
 
 
 def rows(file: Path) -> dict[str, Cells]:
-    """The cached cells by machine name; none where there is no file. UserError where it is damaged."""
+    """Read the cached cells by instance type; empty without a file. Raises UserError if it is damaged."""
     if not file.is_file():
         return {}
     return {row.cells["instance_type"]: row.cells for row in read_rows(file) if "instance_type" in row.cells}
 
 
 def write(file: Path, machines: dict[str, Cells]) -> None:
-    """Replace the cache in one step, so that readers see the old file or the new one. Raises OSError."""
+    """Replace the cache atomically. Raises OSError."""
     file.parent.mkdir(parents=True, exist_ok=True)
     write_table(file, COLUMNS, (machines[name] for name in sorted(machines)))
 
 
 def write_table(file: Path, columns: Sequence[str], lines: Iterable[Cells]) -> None:
-    """Replace a CSV file in one step; a cell that a row lacks is blank. Raises OSError."""
+    """Replace a CSV file atomically; missing cells are blank. Raises OSError."""
     handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=file.name, suffix=".part")
     try:
         with os.fdopen(handle, "w", newline="", encoding="utf-8") as out:
@@ -77,15 +77,15 @@ def write_table(file: Path, columns: Sequence[str], lines: Iterable[Cells]) -> N
 
 
 def overlay(tables: Tables, file: Path) -> tuple[str, ...]:
-    """Lay the cached prices and facts over the tables; returns a warning for each thing that cannot be used.
+    """Merge the cached prices and facts into the tables; returns warnings.
 
-    A price goes in where it is not older than the table's, a fact where the table has none. The cache is
-    no one's handwork, so a damaged one is no reason to fail.
+    A price is used if it is not older than that of the table, a fact if the table has none. A damaged cache
+    is a warning only, as it can be written again.
     """
     try:
         cached = rows(file)
     except UserError as error:
-        return (f"refreshed prices are not used: {error.problem} Delete the file, or --refresh again.",)
+        return (f"Refreshed prices are ignored: {error.problem} Delete the file, or use --refresh.",)
     for name, cells in cached.items():
         shipped = tables.instances.get(name.lower())
         if shipped is None or shipped["cloud"].lower() != cells["cloud"].lower():
@@ -95,7 +95,7 @@ def overlay(tables: Tables, file: Path) -> tuple[str, ...]:
 
 
 def merged(shipped: Cells, cached: Cells) -> Cells:
-    """A machine's row with what was learned of it: prices that are not older, facts that the row lacks."""
+    """Merge a cached row into a shipped one: prices that are not older, facts that are missing."""
     missing = {column: cached[column] for column in FACTS if column in cached and column not in shipped}
     if missing:
         missing["spec_source"] = "; ".join(
@@ -105,7 +105,7 @@ def merged(shipped: Cells, cached: Cells) -> Cells:
 
 
 def _prices(shipped: Cells, cached: Cells) -> Cells:
-    """The price cells that change. A date belongs to the on-demand price where there is one."""
+    """Return the changed price cells. The date belongs to the on-demand price if there is one."""
     if _day(cached.get("price_date", "")) < _day(shipped.get("price_date", "")):
         return {}
     if "on_demand_usd_h" in cached or "on_demand_usd_h" not in shipped:
@@ -125,5 +125,5 @@ def _prices(shipped: Cells, cached: Cells) -> Cells:
 
 
 def _day(text: str) -> str:
-    """Comparable; of a year alone its first day, of nothing the first of all."""
+    """Return a comparable date: for a year its first day, for none the minimum."""
     return text[:10] if text[4:5] == "-" else f"{text[:4]}-01-01" if text else ""

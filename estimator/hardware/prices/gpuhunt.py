@@ -1,6 +1,6 @@
-"""Prices from gpuhunt's published catalogues, where the user has installed it.
+"""Prices from gpuhunt's published catalogues, if it is installed.
 
-gpuhunt sets no time limits on its downloads, so it runs in a process that can be ended.
+gpuhunt has no time limits on downloads, so it runs in a child process that can be killed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from estimator.hardware.catalogue import Catalogue, Instance, day_of
 from estimator.hardware.catalogue.csv_files import Cells
 from estimator.hardware.prices.cache import ProviderAnswer
 
-CLOUDS = {"aws": "aws", "gcp": "gcp", "azure": "azure", "lambda": "lambdalabs"}  # ours: gpuhunt's
+CLOUDS = {"aws": "aws", "gcp": "gcp", "azure": "azure", "lambda": "lambdalabs"}  # name here: name in gpuhunt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,14 +36,14 @@ class Offer:
     usd_per_hour: float
     spot: bool
     gpu_count: int
-    version: str  # of the provider's catalogue; begins with the day on which it was made
+    version: str  # of the provider's catalogue; begins with its date
 
 
 def ask(catalogue: Catalogue, deadline: float, today: date) -> ProviderAnswer:
-    """Prices of the catalogue's machines from gpuhunt, each in the region that the table prices it in.
+    """Read prices of the catalogue's instance types from gpuhunt, in the region of the table's price.
 
-    Runs gpuhunt in a process that is ended at ``deadline`` (of time.monotonic()). Machines without a region
-    take the region of most of their cloud's prices.
+    Runs gpuhunt in a child process that is killed at ``deadline`` (of time.monotonic()). Instance types
+    without a region use the most frequent region of their cloud.
     """
     if importlib.util.find_spec("gpuhunt") is None:
         return ProviderAnswer(line="not asked: it is not installed (pip install gpuhunt)")
@@ -64,7 +64,7 @@ def ask(catalogue: Catalogue, deadline: float, today: date) -> ProviderAnswer:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return ProviderAnswer(line="no answer in time, nothing changed")
+        return ProviderAnswer(line="time limit reached, nothing changed")
     if process.returncode != 0:
         last = (process.stderr.strip() or "it said nothing").splitlines()[-1]
         return ProviderAnswer(line=f"nothing changed: {re.sub(r'^[A-Za-z_.]+: ', '', last)}")
@@ -77,12 +77,12 @@ def ask(catalogue: Catalogue, deadline: float, today: date) -> ProviderAnswer:
     clouds = Counter(cells["cloud"] for cells in machines.values())
     counts = ", ".join(f"{count} of {cloud}" for cloud, count in clouds.items())
     return ProviderAnswer(
-        line=f"prices of {counts}" if counts else "it has none of the table's machines", machines=machines
+        line=f"prices of {counts}" if counts else "no instance type of the table", machines=machines
     )
 
 
 def _region(item: Instance, catalogue: Catalogue) -> str | None:
-    """The region of the machine's price, else that of most prices of its cloud; None: any."""
+    """Return the region of the price, otherwise the most frequent region of its cloud; None: any."""
     if item.region is not None:
         return None if item.region == "all" else item.region
     regions = Counter(
@@ -120,7 +120,7 @@ def _cells(item: Instance, region: str | None, offers: list[Offer], today: date)
 
 
 def _main() -> None:
-    """The process: names by provider in, offers out, as JSON."""
+    """Run the child process: names by provider on standard input, offers on standard output, as JSON."""
     gpuhunt: Any = importlib.import_module("gpuhunt")
     names: dict[str, list[str]] = json.load(sys.stdin)
     catalog = gpuhunt.Catalog(auto_reload=False)

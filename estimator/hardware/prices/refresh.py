@@ -1,6 +1,6 @@
-"""``--refresh``: today's prices from AWS and from gpuhunt, kept for this user (price_cache.py).
+"""``--refresh``: current prices from AWS and gpuhunt, cached for this user (cache.py).
 
-Nothing here can fail a command: each provider ends in one line that says what happened.
+Failures never fail a command: each provider reports its result in one line.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from estimator.hardware.prices import aws, cache, gpuhunt
 from estimator.hardware.prices.cache import ProviderAnswer
 
 LIMIT_S = 90.0  # for all providers together
-GRACE_S = 10.0  # a provider's last call may take so much longer than its time
+GRACE_S = 10.0  # allowance for the last call of a provider after the limit
 
 Provider = Callable[[Catalogue, float, date], ProviderAnswer]
 PROVIDERS: tuple[tuple[str, Provider], ...] = (("gpuhunt", gpuhunt.ask), ("aws", aws.ask))
@@ -27,7 +27,7 @@ PROVIDERS: tuple[tuple[str, Provider], ...] = (("gpuhunt", gpuhunt.ask), ("aws",
 
 @dataclass(kw_only=True, slots=True)
 class _Question:
-    """One provider being asked, in a thread that is left behind when it takes too long."""
+    """Request to one provider, in a thread that is abandoned after the time limit."""
 
     name: str
     provider: Provider
@@ -41,17 +41,17 @@ class _Question:
     def _ask(self, catalogue: Catalogue, deadline: float, today: date) -> None:
         try:
             self.answer = self.provider(catalogue, deadline, today)
-        except Exception as error:  # noqa: BLE001 - one provider's failure never takes the others down
+        except Exception as error:  # noqa: BLE001 - providers are independent
             self.answer = ProviderAnswer(line=f"failed, nothing changed: {type(error).__name__}: {error}")
 
 
 def refresh(
     catalogue: Catalogue | None = None, *, limit_s: float = LIMIT_S, today: date | None = None
 ) -> tuple[str, ...]:
-    """Ask every provider for the catalogue's machines and keep what they say.
+    """Request prices from all providers and cache them for later catalogues.
 
-    Returns one line for each provider, and one where the result could not be kept. Raises nothing; takes
-    ``limit_s`` seconds at most. Later catalogues have the prices.
+    Returns one line per provider, and one if the cache cannot be written. Never raises; takes at most
+    ``limit_s`` seconds.
     """
     lines, learned = ask(catalogue or hardware.catalogue(), limit_s=limit_s, today=today)
     if learned:
@@ -62,7 +62,7 @@ def refresh(
 def ask(
     catalogue: Catalogue, *, limit_s: float = LIMIT_S, today: date | None = None
 ) -> tuple[list[str], dict[str, Cells]]:
-    """Ask every provider at once: a line for each, and what they say by machine name. Raises nothing."""
+    """Query all providers concurrently; returns one line per provider, and cells by instance type."""
     day = today or date.today()
     end = time.monotonic() + limit_s
     questions = [_Question(name=name, provider=provider) for name, provider in PROVIDERS]
@@ -74,7 +74,7 @@ def ask(
         answer = question.answer or ProviderAnswer(line=f"no answer within {limit_s:g} s, nothing changed")
         lines.append(f"{question.name}: {' '.join(answer.line.split())}")
         for name, cells in answer.machines.items():
-            learned[name] = learned.get(name, {}) | cells  # AWS itself is last and wins
+            learned[name] = learned.get(name, {}) | cells  # AWS is last and takes precedence
     return lines, learned
 
 
@@ -83,10 +83,10 @@ def _keep(learned: dict[str, Cells]) -> list[str]:
     try:
         machines = cache.rows(file)
     except UserError:
-        machines = {}  # damaged: nothing in it is used anyway
+        machines = {}  # damaged, and ignored by readers too
     try:
         cache.write(file, machines | learned)
     except OSError as error:
-        return [f"not kept: {file} can't be written: {error.strerror or error}"]
+        return [f"not saved: cannot write {file}: {error.strerror or error}"]
     hardware.forget()
     return []

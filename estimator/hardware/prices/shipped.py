@@ -1,9 +1,9 @@
-"""For maintainers: today's prices into the shipped table of machines, each with its day and source.
+"""Update the prices of the shipped instance table, each with date and source (for maintainers).
 
     AWS_REGION=us-east-1 python -m estimator.hardware.prices.shipped
 
-asks the providers of ``finetune gpus --refresh``, replaces older prices in ``data/instances.csv``, on demand
-and spot, and fills cells that the table leaves blank. A price of another region than the row's is left.
+queries the providers of ``finetune gpus --refresh``, replaces older on-demand and spot prices in
+``data/instances.csv``, and fills blank cells. Prices of another region than that of the row are ignored.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ TABLE = "instances.csv"
 
 
 def update(folder: Path = DATA, *, today: date | None = None) -> list[str]:
-    """Ask for prices and write them into the folder's table of machines; returns lines on what happened.
+    """Query prices and write them into the instance table of ``folder``; returns lines for the user.
 
-    What the user's own cache and tables say plays no part. Raises OSError where the table cannot be written.
+    Ignores the user's cache and tables. Raises OSError if the table cannot be written.
     """
     found = tables.shipped(folder)
     lines, learned = refresh.ask(tables.build(found), today=today)
@@ -46,7 +46,7 @@ def update(folder: Path = DATA, *, today: date | None = None) -> list[str]:
 
 
 def _write(file: Path, machines: Mapping[str, Cells]) -> None:
-    """The table with its own columns, in its own order."""
+    """Write the table with its columns in their order."""
     with file.open(newline="", encoding="utf-8") as opened:
         columns = next(csv.reader(opened))
     cache.write_table(file, columns, machines.values())

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from estimator.planning import support
 from launchers.base.imports import collector_paused
-from launchers.engines import Needs, training_of
+from launchers.engines import Needs
 from launchers.engines.loop.engine import LoopEngine
 from launchers.gang.job import TrainJob
 
 if TYPE_CHECKING:
-    from estimator.models import ModelSpec
     from launchers.settings import Settings
 
 
 class DeepSpeed(LoopEngine):
     """The Engine for DeepSpeed; see launchers.engines.Engine."""
 
-    def unsupported(self, settings: Settings, spec: ModelSpec) -> str | None:
+    def unsupported_settings(self, settings: Settings) -> str | None:
         if settings.zero.offload != "none" and settings.zero.stage == 0:
             return (
                 f"zero.offload={settings.zero.offload} with zero.stage=0: only the optimizer of stages"
                 " 1 to 3 can be offloaded"
             )
-        return support.unsupported("deepspeed", spec, training_of(settings, spec))
+        return None
 
     def train(self, job: TrainJob) -> None:
         with collector_paused():

@@ -74,7 +74,7 @@ def load(base: str | Path, folder: str | Path, **options: Any) -> Any:
 
     ``options`` are from_pretrained's. Raises RuntimeError where adapter and model don't belong together.
     """
-    model: Any = AutoModelForCausalLM.from_pretrained(base, **options)
+    model: Any = AutoModelForCausalLM.from_pretrained(base, trust_remote_code=False, **options)
     values = json.loads((Path(folder) / ADAPTER_V2_CONFIG).read_text())
     insert(model, AdapterV2(**{name: values[name] for name in AdapterV2.__slots__}))
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}

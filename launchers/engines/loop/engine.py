@@ -10,10 +10,14 @@ from estimator.vocabulary import TASKS
 from launchers.engines import _pipeline_layout
 from launchers.gang.job import TrainJob
 from launchers.models import hf_layout
+from launchers.settings import Settings
 
 
 class LoopEngine:
-    """``collect`` of launchers.engines.Engine, for what the loop leaves (export.py)."""
+    """Part of launchers.engines.Engine shared by the engines with the loop. export.py writes the output."""
+
+    def unsupported_settings(self, settings: Settings) -> str | None:  # noqa: ARG002
+        return None
 
     def collect(self, job: TrainJob, destination: Path) -> None:
         if TASKS[job.settings.task].images:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from estimator.errors import Change, UserError
+from estimator.errors import UserError
 from launchers.engines import _merge
 from launchers.engines._merge import Update
 from launchers.engines.loop import quantised, unet, unet_export
@@ -37,7 +37,7 @@ def check_mergeable(network: Any, job: TrainJob) -> None:
     if missing := [name for name in names if name not in held]:
         raise UserError(
             f"{job.settings.model}: its files have no {missing[0]}, which its adapter is to be merged into.",
-            ("Use ", Change("method", "full"), "."),
+            "Use --method full.",
         )
 
 

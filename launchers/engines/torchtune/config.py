@@ -17,7 +17,7 @@ from estimator.planning.support import MLP, unsupported_shards
 from estimator.vocabulary import METHODS, OPTIMIZERS
 from launchers.dataset.prepared import Prepared
 from launchers.engines import generic_targets
-from launchers.engines.torchtune.support import ATTENTION, unsupported
+from launchers.engines.torchtune.support import ATTENTION
 from launchers.gang.job import TrainJob
 from launchers.run_config import RunConfig
 
@@ -41,7 +41,7 @@ def recipe_config(job: TrainJob) -> dict[str, Any]:
     config_json = json.loads((job.model_dir / "config.json").read_text())
     spec = hf_config.to_spec(config_json, job.model.name)
     settings, layout, data = job.settings, job.plan.layout, Prepared(job.data_dir)
-    reason = unsupported(settings, spec) or _misfit(job, spec, data) or _incomplete(config_json, spec)
+    reason = _misfit(job, spec, data) or _incomplete(config_json, spec)
     if reason:
         raise UserError(f"torchtune can't run this: {reason}.", "Try --set engine=deepspeed.")
     in_backward = settings.optimizer.in_backward

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import yaml
 
-from estimator.models import ModelSpec
 from launchers.base.imports import collector_paused
 from launchers.engines import Needs
 from launchers.engines.torchtune import config as torchtune_config
@@ -29,8 +28,8 @@ _FINAL = "epoch_0"  # the recipes see one epoch, and name their output after it
 class Torchtune:
     """See :class:`launchers.engines.Engine`."""
 
-    def unsupported(self, settings: Settings, spec: ModelSpec) -> str | None:
-        return torchtune_support.unsupported(settings, spec)
+    def unsupported_settings(self, settings: Settings) -> str | None:
+        return torchtune_support.unsupported_settings(settings)
 
     def train(self, job: TrainJob) -> None:
         env = RankEnv.read()

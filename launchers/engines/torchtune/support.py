@@ -6,9 +6,6 @@ engines.
 
 from __future__ import annotations
 
-from estimator.models import ModelSpec
-from estimator.planning import support
-from launchers.engines import training_of
 from launchers.settings import Settings
 
 ATTENTION = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "o_proj": "output_proj"}
@@ -32,9 +29,9 @@ _PLANNED_KEYS = {
 }
 
 
-def unsupported(settings: Settings, spec: ModelSpec) -> str | None:
-    """Return the reason why torchtune 0.6.1 cannot run this, as one clause, or None."""
+def unsupported_settings(settings: Settings) -> str | None:
+    """Return the reason why torchtune 0.6.1 rejects these settings for any model, as one clause, or None."""
     for key in _PLANNED_KEYS.keys() & settings.engine_options.keys():
         instead = f"; set {_PLANNED_KEYS[key]} instead" if _PLANNED_KEYS[key] else ""
         return f"engine_options.{key} can't be set by hand, the run's own accounting depends on it{instead}"
-    return support.unsupported("torchtune", spec, training_of(settings, spec))
+    return None

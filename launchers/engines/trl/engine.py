@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from estimator.planning import support
 from estimator.vocabulary import TASKS
 from launchers.base.imports import collector_paused
-from launchers.engines import Needs, training_of
+from launchers.engines import Needs
 from launchers.engines.loop.engine import LoopEngine
 from launchers.gang.job import TrainJob
 
 if TYPE_CHECKING:
-    from estimator.models import ModelSpec
     from launchers.settings import Settings
 
 # What GRPOConfig gets from the plan and from other settings, which count on it
@@ -32,14 +30,14 @@ _PLANNED = frozenset(
 class Trl(LoopEngine):
     """The Engine for TRL; see launchers.engines.Engine."""
 
-    def unsupported(self, settings: Settings, spec: ModelSpec) -> str | None:
+    def unsupported_settings(self, settings: Settings) -> str | None:
         if TASKS[settings.task].draws_answers:
             for key in sorted(settings.engine_options):
                 if key in _PLANNED:
                     return f"engine_options.{key} can't be set by hand: it follows from other settings"
                 if key.startswith(("use_vllm", "vllm_")):
                     return f"engine_options.{key}: no vLLM server is started here; transformers draws answers"
-        return support.unsupported("trl", spec, training_of(settings, spec))
+        return None
 
     def train(self, job: TrainJob) -> None:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # everything is local by now

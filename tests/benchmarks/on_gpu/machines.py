@@ -13,6 +13,7 @@ from estimator import models
 from estimator.job import Job, Machine, Target
 from estimator.plan import Plan
 from launchers.run import preparation
+from launchers.run.job import build_job
 
 MIB = 2**20
 
@@ -32,7 +33,7 @@ def job_of(case: Case, scale: Scale) -> Job:
     """What the launchers make of the case's settings, with the table's model."""
     spec = models.find(case.model)
     settings = cases.settings_of(case, scale, Path(case.model), Path("rows.jsonl"))
-    return preparation.build_job(settings, spec, settings.max_steps)
+    return build_job(settings, spec, settings.max_steps)
 
 
 def plan_of(case: Case, scale: Scale, place: Machine) -> Plan:

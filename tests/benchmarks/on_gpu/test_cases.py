@@ -55,9 +55,9 @@ def test_where_nothing_fits_the_smallest_model_is_tried_all_the_same() -> None:
 
 def test_what_an_engine_can_not_do_is_told_in_its_own_words() -> None:
     every = cases.in_order(ON_CPU, ALONE, "smollm2-135m")
-    refused = [case for case in every if cases.unsupported(case, ON_CPU)]
+    refused = [case for case in every if cases.unsupported_case(case, ON_CPU)]
     assert {(case.method, case.engine) for case in refused} == {("qlora", "torchtune")}
-    assert "NF4 needs matrices" in str(cases.unsupported(refused[0], ON_CPU))
+    assert "NF4 needs matrices" in str(cases.unsupported_case(refused[0], ON_CPU))
 
 
 def test_settings_are_a_users_with_the_switches_of_the_case_and_nothing_that_is_not_measured() -> None:

@@ -23,7 +23,7 @@ from estimator.planning.engines import setup_of
 from tests.benchmarks.on_gpu.machines import H100S, H200, job_of, plan_of, ran
 
 ALONE = Machine(cpu_cores=2, ram_bytes=2**34, disk_free_bytes=2**40)
-CASES = [case for case in cases.in_order(ON_GPUS, H100S) if not cases.unsupported(case, ON_GPUS)]
+CASES = [case for case in cases.in_order(ON_GPUS, H100S) if not cases.unsupported_case(case, ON_GPUS)]
 
 
 def written(folder: Path, *measured: Measured) -> Path:

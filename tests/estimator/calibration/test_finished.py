@@ -42,7 +42,7 @@ def test_a_run_that_was_stored_twice_counts_once(tmp_path: Path) -> None:
         ('{"schema": 1}', "missing"),
         (finished().to_json().replace('"run":', '"other":'), "unknown fields: other"),
         (finished().to_json().replace(str(22 * GIB), "-5"), "measured_bytes = -5"),
-        (finished().to_json().replace(str(22 * GIB), str(500 * GIB)), "10 times apart"),
+        (finished().to_json().replace(str(22 * GIB), str(500 * GIB)), "factor of 10"),
     ],
 )
 def test_a_damaged_line_is_told_and_left_out(tmp_path: Path, line: str, complaint: str) -> None:
@@ -50,7 +50,7 @@ def test_a_damaged_line_is_told_and_left_out(tmp_path: Path, line: str, complain
     path.write_text(f"{finished('a').to_json()}\n{line}\n{finished('b').to_json()}\n")
     known, problems = calibration.load(path)
     assert len(problems) == 1
-    assert f"{path}, line 2, is left out: " in problems[0]
+    assert f"Skipped line 2 of {path}: " in problems[0]
     assert complaint in problems[0]
     correction = known.correction("torchtune", "lora", "H100 SXM")
     assert correction.runs == 2
@@ -58,7 +58,7 @@ def test_a_damaged_line_is_told_and_left_out(tmp_path: Path, line: str, complain
 
 def test_a_folder_in_the_stores_place_is_told_not_raised(tmp_path: Path) -> None:
     known, problems = calibration.load(tmp_path)
-    assert problems == (f"{tmp_path} can't be read: Is a directory.",)
+    assert problems == (f"Cannot read {tmp_path}: Is a directory.",)
     assert known.correction("torchtune", "lora", "H100 SXM") is None
 
 
@@ -78,5 +78,5 @@ def test_a_record_holds_one_line_that_other_programs_can_read() -> None:
 
 
 def test_a_pair_that_can_not_belong_together_is_refused() -> None:
-    with pytest.raises(UserError, match="10 times apart"):
+    with pytest.raises(UserError, match="factor of 10"):
         finished(measured_bytes=1)

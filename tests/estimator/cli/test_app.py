@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from estimator.cli import app as program
 from estimator.cli.app import COMMANDS, ELSEWHERE, app, load
-from estimator.errors import CannotFit, Change, UserError
+from estimator.errors import CannotFit, UserError
 from tests.decorators.flows.plans import make_plan
 
 HEAVY = ("torch", "metaflow", "transformers", "boto3", "kubernetes", "numpy", "altair", "psutil", "pynvml")
@@ -123,12 +123,17 @@ def test_a_users_mistake_is_two_lines_and_status_2(failing: list[BaseException])
 def test_what_can_not_fit_is_status_1_with_the_command_that_would_work(
     failing: list[BaseException],
 ) -> None:
-    eight = (Change("resources.gpus", 8),)
-    failing.append(CannotFit("llama-70b does not fit.", suggestions=(eight,), here="1x L4 of 22.4 GiB"))
+    failing.append(
+        CannotFit(
+            "llama-70b does not fit.", suggestions=({"resources.gpus": 8}, {"with": "batch"}), here="1x L4"
+        )
+    )
     done = run("models")
     assert done.exit_code == 1
     assert "llama-70b does not fit." in done.stderr
     assert "finetune models --gpus 8" in done.stderr
+    assert "finetune models --no-here" in done.stderr
+    assert "finetune models --no-here" in done.stderr
 
 
 def test_an_interrupt_is_silent(failing: list[BaseException]) -> None:

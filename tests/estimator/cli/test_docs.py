@@ -1,4 +1,4 @@
-"""docs/command-line.md shows what the commands print.
+"""docs/estimate.md shows what the commands print.
 
 ``python tests/estimator/cli/test_docs.py --write`` renews the outputs and the table of defaults.
 """
@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))  # as a script
 
 from estimator.vocabulary import ENGINES  # noqa: E402
 
-PAGE = ROOT / "docs" / "command-line.md"
+PAGE = ROOT / "docs" / "estimate.md"
 _EXAMPLE = re.compile(r"^```console\n\$ (finetune .*)\n((?:.*\n)*?)```$", re.MULTILINE)
 _DEFAULTS = re.compile(r"(<!-- generated: defaults -->\n).*?(<!-- end -->)", re.DOTALL)
 

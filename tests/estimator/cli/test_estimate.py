@@ -40,7 +40,7 @@ def test_the_text_says_what_the_json_says() -> None:
     words = ("--model", "llama-8b", "--method", "qlora", "--gpu", "L4", "--tokens", "10M")
     found, text = answer(*words), run(*words).output
     assert f"Needs {format_bytes(found['memory']['needs_bytes'])}" in text
-    assert f"Shows {format_bytes(found['memory']['shows_bytes'])}" in text
+    assert f"to show {format_bytes(found['memory']['shows_bytes'])}" in text
     for name in found["memory"]["categories"]:
         assert name in text
     assert "fits" in text
@@ -88,7 +88,7 @@ def test_a_table_of_ones_own_is_used(tmp_path: Path) -> None:
 WRONG: list[tuple[list[str], str]] = [
     (["--model", "lama-8b"], "There is no model 'lama-8b'"),
     (["--model", "no/such-model"], "neither in the model table nor in the local cache"),
-    (["--gpus", "8", "--tp", "3"], "can't be divided by --tp x --pp x --cp = 3"),
+    (["--gpus", "8", "--tp", "3"], "are not divisible by --tp x --pp x --cp = 3"),
     (["--gpus", "24", "--tp", "24"], "tensor parallel 24 does not divide the 32 attention heads"),
     (["--micro-batch-size", "0"], "micro_batch_size = 0 must be a whole number above 0"),
     (["--gpus", "0"], "--gpus 0 must be a whole number above 0"),
@@ -100,7 +100,7 @@ WRONG: list[tuple[list[str], str]] = [
     (["--method", "lorra"], "--method lorra is not known"),
     (["--optimizer", "adam"], "optimizer = 'adam' is not known"),
     (["--quantization", "nf4"], "quantization nf4 freezes the weights"),
-    (["--method", "qlora", "--quantization", "none"], "--quantization none asks for none"),
+    (["--method", "qlora", "--quantization", "none"], "--quantization none disables"),
     (["--method", "lora", "--lora-targets", "query"], "LoRA target 'query'"),
     (["--method", "lora", "--lora-targets", ","], "--lora-targets is empty"),
     (["--instance-type", "p5.48xlarges"], "There is no instance type 'p5.48xlarges'"),
@@ -175,7 +175,7 @@ def test_exact_mode_stands_beside_the_formulas(monkeypatch: pytest.MonkeyPatch) 
 def test_what_exact_mode_can_not_trace_is_said_before_torch_is_loaded() -> None:
     done = run("--model", "llama-8b", "--engine", "megatron", "--exact")
     assert done.exit_code == 2
-    assert "Exact mode can't trace this" in done.stderr
+    assert "Exact mode cannot trace this step" in done.stderr
 
 
 def test_the_layout_and_the_step_are_said_in_words() -> None:
@@ -183,7 +183,7 @@ def test_the_layout_and_the_step_are_said_in_words() -> None:
     text = " ".join(run(*words, "--dp-replicate", "2", "--seq-len", "262144").output.split())
     assert "32 process(es), 4 node(s) of 8x GPU, fsdp 4, replicas 2, tensor parallel 2" in text
     assert "context parallel 2, pipeline 2, schedule 1f1b" in text
-    assert "longer than the 131,072 tokens that llama-70b was made for" in text
+    assert "longer than the 131,072 tokens that llama-70b supports" in text
 
 
 def test_on_a_cpu_processes_are_counted_instead_of_gpus() -> None:

@@ -38,9 +38,9 @@ def test_a_moving_average_is_a_category_of_its_own() -> None:
     ("options", "said"),
     [
         (("--model", "sdxl", "--seq-len", "512"), "makes images, which have no tokens"),
-        (("--model", "llama-8b", "--resolution", "512"), "makes no images"),
+        (("--model", "llama-8b", "--resolution", "512"), "does not generate images"),
         (("--model", "sdxl", "--resolution", "1020"), "multiple of 8"),
-        (("--model", "sdxl", "--exact"), "knows language models"),
+        (("--model", "sdxl", "--exact"), "supports language models"),
     ],
 )
 def test_options_of_another_kind_of_model_are_refused(options: tuple[str, ...], said: str) -> None:

@@ -116,7 +116,7 @@ def test_the_table_shows_the_same_for_people() -> None:
     assert "g6.xlarge" not in run("--gpu", "l4", "--no-instances").stdout
     assert "22.4 GiB (22,888 MiB)" in run("--gpu", "a10g").stdout
     assert "22.4 GiB (label: 24 GB)" in run("--gpu", "a30").stdout
-    assert "No GPU goes with these options." in run("--min-vram", "5000").stdout
+    assert "No GPU matches these options." in run("--min-vram", "5000").stdout
 
 
 def test_what_is_not_known_is_a_question_mark_and_null() -> None:
@@ -131,9 +131,9 @@ def test_what_is_not_known_is_a_question_mark_and_null() -> None:
     [
         (("--min-vram", "0"), "--min-vram 0"),
         (("--min-vram", "nan"), "--min-vram nan"),
-        (("--max-price", "-1"), "--max-price -1: a price can't be below 0"),
+        (("--max-price", "-1"), "--max-price -1: a price cannot be negative"),
         (("--json", "--csv"), "--json and --csv"),
-        (("--context", "a"), "--context goes with --from-cluster"),
+        (("--context", "a"), "--context needs --from-cluster"),
     ],
 )
 def test_options_that_can_not_be_are_one_clear_line(words: tuple[str, ...], says: str) -> None:
@@ -213,7 +213,7 @@ def test_a_clusters_nodes_are_shown_instead_of_the_clouds_machines(monkeypatch: 
     (aside,) = record["cluster"]["left_aside"]
     assert aside["names"] == ["c"]
     text = run("--from-cluster").stdout
-    assert "Left aside, GPUs are shared" in text
+    assert "Skipped, GPUs are shared" in text
     assert "8x H100 SXM" in text
 
 

@@ -89,7 +89,7 @@ def test_a_directory_is_shown_like_a_model_of_the_table(
         ({"search": None, "family": "lama"}, "--family lama"),
         ({"search": None, "min_params": "big"}, "--min-params big"),
         ({"search": None, "max_params": "-1"}, "--max-params -1"),
-        ({"search": None, "min_params": "5T"}, "No model of the table is like that"),
+        ({"search": None, "min_params": "5T"}, "No model of the table matches"),
     ],
 )
 def test_what_finds_nothing_is_said_in_one_line(arguments: dict[str, Any], words: str) -> None:

@@ -63,7 +63,7 @@ def test_goals_reach_the_planner() -> None:
     [
         ("--model llama-9b", "Did you mean llama-8b"),
         ("--model llama-8b --deadline-hours 1", "--tokens"),
-        ("--model llama-8b --context here", "--context goes with --from-cluster"),
+        ("--model llama-8b --context here", "--context needs --from-cluster"),
         ("--model llama-8b --json --csv", "two formats"),
     ],
 )
@@ -166,10 +166,10 @@ def test_the_commands_of_the_document_work(
 
 def test_plans_that_can_not_be_launched_say_so_first_with_the_engine_that_can() -> None:
     first = " ".join(run("--model gpt-oss-20b --method lora").stdout.split())
-    assert first.startswith("This package can launch none of these plans: no engine of this package can")
+    assert first.startswith("None of these plans can be launched: no engine of this package can")
     parallel = " ".join(run("--model llama-8b --method lora --engine megatron").stdout.split())
     assert parallel.startswith(
-        "This package can launch none of these plans: engine megatron is planned only; this package can "
+        "None of these plans can be launched: engine megatron is planned only; this package can "
         "launch it with engine torchtune."
     )
     usual = json.loads(run("--model llama-8b --method lora --json").stdout)

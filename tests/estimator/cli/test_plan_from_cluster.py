@@ -13,8 +13,8 @@ from typing import Any
 from typer.testing import CliRunner
 
 from estimator.cli.app import app
-from flows.commands.run_options import translate
 from launchers import settings
+from launchers.settings.options import translate
 from tests.estimator.hardware.cluster.test_machines import (
     Api,
     bare_metal,
@@ -73,7 +73,7 @@ def test_a_gpu_that_no_label_names_is_taken_on_trust_and_said(tmp_path: Path) ->
     with serving_api(api) as url:
         done = run(tmp_path, url, *words)
     assert done.returncode == 2
-    assert "--gpu NAME says it: plain" in done.stderr
+    assert "set it with --gpu NAME: plain" in done.stderr
     text = " ".join(shown(tmp_path, api, *words, "--gpu", "H100 SXM").split())
     assert "no label of 8x H100 SXM names its GPU: H100 SXM is taken on trust" in text
     assert "--gpu 'H100 SXM'" in text
@@ -84,7 +84,7 @@ def test_a_machine_without_a_type_is_run_by_its_gpu_and_a_taint_by_its_toleratio
     fenced = bare_metal("a100", own, gpus="8")
     fenced["spec"]["taints"] = [{"key": "dedicated", "value": "research", "effect": "NoSchedule"}]
     text = shown(tmp_path, Api(nodes=[fenced]), "--model", "llama-8b", "--method", "lora")
-    assert "Left aside, fenced off by the taint dedicated=research:NoSchedule: a100" in text
+    assert "Skipped, untolerated taint dedicated=research:NoSchedule: a100" in text
     command = shlex.split(text.strip().splitlines()[-1].partition(": ")[2])
     assert command[command.index("--gpu") + 1] == "A100 SXM 80GB"
     name, _, tolerations = command[command.index("--with") + 1].partition("=")
@@ -153,4 +153,4 @@ def test_the_contexts_and_namespaces_options_go_with_the_cluster() -> None:
             timeout=120,
             check=False,
         )
-        assert f"{option} goes with --from-cluster." in done.stderr
+        assert f"{option} needs --from-cluster." in done.stderr

@@ -70,9 +70,9 @@ ANSWER = """print('{"problem": "Too wide.", "advice": "Ask for less."}')"""
 @pytest.mark.parametrize(
     ("code", "problem"),
     [
-        ("raise SystemExit('no memory left')", "Exact mode's trace failed: no memory left"),
-        (f"{ANSWER}; raise SystemExit('it is late')", "Exact mode's trace failed: it is late"),
-        ("", "Exact mode's trace failed: exit code 0"),
+        ("raise SystemExit('no memory left')", "The trace failed: no memory left"),
+        (f"{ANSWER}; raise SystemExit('it is late')", "The trace failed: it is late"),
+        ("", "The trace failed: exit code 0"),
         (ANSWER, "Too wide."),
     ],
 )
@@ -89,7 +89,7 @@ def test_a_process_that_dies_or_refuses_is_one_line(
 @pytest.mark.slow
 def test_a_models_own_mistake_comes_back_as_it_was_said() -> None:
     setup = replace(TRANSFORMERS, model=find("qwen-1.8b"))
-    with pytest.raises(UserError, match=r"transformers makes no qwen model of qwen-1\.8b's shape"):
+    with pytest.raises(UserError, match=r"transformers has no qwen model of the shape of qwen-1\.8b"):
         exact.estimate(setup)
 
 
@@ -101,8 +101,8 @@ def test_a_models_own_mistake_comes_back_as_it_was_said() -> None:
         (replace(TRANSFORMERS, compile=True), "compiled code"),
         (replace(TORCHTUNE, sharding="fsdp", shard=2, flat_parameters=True), "FSDP1"),
         (replace(TORCHTUNE, tensor=8), "4 key/value heads over 8"),
-        (replace(TORCHTUNE, model=QWEN2, tensor=2), "no tied embeddings"),
-        (replace(TORCHTUNE, method="lora", tensor=2), "no adapters"),
+        (replace(TORCHTUNE, model=QWEN2, tensor=2), "tied embeddings"),
+        (replace(TORCHTUNE, method="lora", tensor=2), "cover adapters"),
         (replace(TORCHTUNE, method="lora", quantization="int8"), "int8"),
         (replace(TRANSFORMERS, model=find("bert-base-cased")), "encoders"),
     ],
@@ -112,7 +112,7 @@ def test_what_cannot_be_traced_is_refused_with_the_reason_before_anything_starts
     setup: Setup, reason: str
 ) -> None:
     assert reason in (untraceable(setup) or "")
-    with pytest.raises(UserError, match="Exact mode can't trace this"):
+    with pytest.raises(UserError, match="Exact mode cannot trace this step"):
         exact.estimate(setup)
 
 

@@ -182,7 +182,7 @@ def test_prices_older_than_sixty_days_are_told_once_by_the_oldest() -> None:
     names = ["p5.48xlarge", "a2-highgpu-1g", "p5.48xlarge"]
     assert hardware.old_prices(names, date(2026, 9, 18)) == ""
     assert hardware.old_prices(names, date(2026, 9, 19)) == (
-        "Prices of 2026-07-20 are 61 days old: `finetune gpus --refresh` asks for today's."
+        "Prices of 2026-07-20 are 61 days old: `finetune gpus --refresh` updates them."
     )
     assert hardware.old_prices(["a2-highgpu-1g"], date(2026, 9, 19)) == ""
     assert hardware.old_prices(["", "rack-7", "p5e.48xlarge", "gpu_1x_a6000"], date(2030, 1, 1)) == ""

@@ -4,11 +4,29 @@ from __future__ import annotations
 
 from typing import Any
 
+from estimator.exact import hf_configuration
 from estimator.models import ModelSpec
+
+NEWER = (
+    "granite",
+    "olmo3",
+    "smollm3",
+    "ministral3",
+    "glm4",
+    "glm4_moe",
+    "exaone4",
+    "ernie4_5",
+    "ernie4_5_moe",
+    "hunyuan_v1_dense",
+    "seed_oss",
+    "minimax_m2",
+)
 
 
 def config_of(m: ModelSpec) -> dict[str, Any]:
     """A config.json of the model; fields that no parameter and no check depends on are left out."""
+    if m.family in NEWER:
+        return {"model_type": m.family} | hf_configuration.values(m, m.max_seq_len)
     special = {
         "mpt": _mpt,
         "gptj": _gptj,

@@ -102,6 +102,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "gemma2": {"model_type": "gemma2", "num_key_value_heads": 2, "head_dim": 32},
     "olmo2": {"model_type": "olmo2", "num_key_value_heads": 2, "tie_word_embeddings": False},
+    "olmo3": {"model_type": "olmo3", "num_key_value_heads": 2, "sliding_window": 32},
+    "hunyuan_v1_dense": {"model_type": "hunyuan_v1_dense", "num_key_value_heads": 2, "head_dim": 32},
+    "seed_oss with biases everywhere": {
+        "model_type": "seed_oss",
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "attention_out_bias": True,
+        "mlp_bias": True,
+    },
 }
 
 
@@ -142,7 +151,7 @@ def test_what_config_json_changes_of_a_family_is_counted(variant: str) -> None:
     model = built(config)
     assert hf_config.to_spec(config, variant).parameters == count(model)
     sliding = [kind for kind in getattr(model.config, "layer_types", None) or () if kind != "full_attention"]
-    if config["model_type"] in ("qwen2", "gemma2", "gpt_oss", "llama4_text"):
+    if config["model_type"] in ("qwen2", "gemma2", "gpt_oss", "llama4_text", "olmo3"):
         window = {"sliding_window": 32, "attention_chunk_size": 32}
         assert hf_config.to_spec(config | window, variant).sliding_layers == len(sliding)
 

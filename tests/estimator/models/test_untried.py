@@ -9,8 +9,8 @@ from estimator.job import Job, Target
 from estimator.models import FAMILIES, hf_config, untried
 from estimator.planning.planner import plan
 
-GRANITE = {
-    "model_type": "granite",
+HELIUM = {
+    "model_type": "helium",
     "hidden_size": 64,
     "intermediate_size": 96,
     "num_hidden_layers": 2,
@@ -32,21 +32,21 @@ def test_the_table_is_of_transformers_classes_and_holds_none_of_the_tried_famili
 
 def test_a_plan_of_an_untried_family_says_so_and_one_of_a_tried_family_does_not() -> None:
     lines = {}
-    for family in ("granite", "llama"):
-        spec = hf_config.to_spec(GRANITE | {"model_type": family}, "mine")
+    for family in ("helium", "llama"):
+        spec = hf_config.to_spec(HELIUM | {"model_type": family}, "mine")
         made = plan(
             Job(model=spec, engine="fsdp2", seq_len=64, global_batch_size=8), Target(kind="catalogue")
         )
         lines[family] = [line for line in made.why if "untried" in line]
         assert not any("planned only" in line for line in made.why)
-    assert len(lines["granite"]) == 1
+    assert len(lines["helium"]) == 1
     assert not lines["llama"]
 
 
 def test_the_experts_of_an_untried_family_are_counted() -> None:
-    dense = hf_config.to_spec(GRANITE | {"model_type": "olmoe"}, "mine")
+    dense = hf_config.to_spec(HELIUM | {"model_type": "olmoe"}, "mine")
     experts = {"num_experts": 8, "num_experts_per_tok": 2}
-    routed = hf_config.to_spec(GRANITE | {"model_type": "olmoe"} | experts, "mine")
+    routed = hf_config.to_spec(HELIUM | {"model_type": "olmoe"} | experts, "mine")
     assert (routed.experts, routed.experts_per_token) == (8, 2)
     assert routed.mlp_linear_parameters == 8 * dense.mlp_linear_parameters
 
@@ -54,9 +54,9 @@ def test_the_experts_of_an_untried_family_are_counted() -> None:
 @pytest.mark.parametrize("family", ["t5", "roberta", "mllama"])
 def test_what_is_no_text_decoder_of_transformers_is_refused(family: str) -> None:
     with pytest.raises(UserError, match="not supported"):
-        hf_config.to_spec(GRANITE | {"model_type": family}, "mine")
+        hf_config.to_spec(HELIUM | {"model_type": family}, "mine")
 
 
 def test_a_field_that_an_untried_family_calls_otherwise_is_named() -> None:
     with pytest.raises(UserError, match="no intermediate_size"):
-        hf_config.to_spec({k: v for k, v in GRANITE.items() if k != "intermediate_size"}, "mine")
+        hf_config.to_spec({k: v for k, v in HELIUM.items() if k != "intermediate_size"}, "mine")

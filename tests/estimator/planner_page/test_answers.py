@@ -105,7 +105,7 @@ def test_pasted_nodes_are_planned_with_as_a_cluster_that_is_asked(tmp_path: Path
     for mine, theirs in zip(found["plans"], asked, strict=True):
         for name in ("instance_type", "nodes", "gpus_per_node", "gpu_type"):
             assert mine[name] == theirs[name]
-    assert any("what is in use (paste the pods too)" in note for note in found["notes"])
+    assert any("usage of the nodes (paste the pods too)" in note for note in found["notes"])
     assert found["command"] == "finetune plan --model llama-70b --method lora --from-cluster"
 
 
@@ -140,10 +140,10 @@ def test_a_plan_says_which_pasted_pods_it_waits_for() -> None:
         ({"config": "{"}, "The pasted config.json is not JSON"),
         ({"config": "[]"}, "The pasted config.json is not a JSON object"),
         ({"model": "llama-8b", "cluster": "{}"}, "There are no nodes in the pasted text"),
-        ({"model": "llama-8b", "cluster": '{"items": [{"kind": "Node"}]}'}, "A pasted node is not whole"),
+        ({"model": "llama-8b", "cluster": '{"items": [{"kind": "Node"}]}'}, "A pasted node is incomplete"),
         (
             {"model": "llama-8b", "cluster": json.dumps({"items": [{"kind": "Node", **CPU_NODE}]})},
-            "No machine of the pasted cluster",
+            "No node of the pasted cluster",
         ),
     ],
 )

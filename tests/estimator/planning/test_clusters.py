@@ -42,7 +42,7 @@ def cluster_of(*nodes: ClusterNodes) -> Cluster:
 def test_a_plan_takes_no_more_nodes_than_there_are() -> None:
     made = plan(FULL, KUBERNETES, Goals(cluster=cluster_of(nodes_of("p4d.24xlarge", 8))))
     assert made.request.instance_type == "p4d.24xlarge"
-    with pytest.raises(CannotFit, match="fits on none of the machines asked for"):
+    with pytest.raises(CannotFit, match="does not fit on the requested hardware"):
         plan(FULL, KUBERNETES, Goals(cluster=cluster_of(nodes_of("p4d.24xlarge", 2))))
 
 

@@ -42,7 +42,7 @@ def test_another_engine_is_taken_only_where_it_is_clearly_faster_and_then_the_fa
 def test_the_reason_names_the_runner_up_and_by_how_much() -> None:
     assert "the runner-up, fsdp2, is 5.0 % slower" in reason("deepspeed", {"deepspeed": 100.0, "fsdp2": 95.0})
     tie = reason("deepspeed", {"deepspeed": 100.0, "fsdp2": 110.0, "torchtune": 50.0})
-    assert "fsdp2, is 10 % faster on these GPUs, which counts as equal, and deepspeed is the simpler" in tie
+    assert "fsdp2, is 10 % faster on these GPUs, a tie, and deepspeed is simpler" in tie
     assert "fsdp2 would not fit" in reason("torchtune", {"torchtune": 1.0, "fsdp2": None})
 
 
@@ -72,7 +72,7 @@ def test_full_training_keeps_fp32_master_weights_where_they_fit_and_says_so_wher
 def test_master_weights_are_given_up_before_measured_gpus_are() -> None:
     made = made_for("llama-70b", method="full")
     assert made.request.gpu_type == "A100 SXM 80GB"
-    assert "would take GPUs that were not measured or can rarely be had" in line_of(made)
+    assert "would use GPUs without measurements or with low availability" in line_of(made)
     rare = made_for(target=Target(kind="catalogue", gpu="B200"), method="full")
     assert rare.layout.precision == "bf16-mixed", "where nothing else is available"
 

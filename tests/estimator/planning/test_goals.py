@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from estimator import CannotFit, Job, Machine, Target, UserError, hardware
-from estimator.changes import FINETUNE, Change, suggestion_in_words
 from estimator.models import find
 from estimator.planning.goals import Goals
 from estimator.planning.planner import plan, plans
 from estimator.planning.search import INDISTINCT
+from estimator.suggestions import format_suggestion
 
 ANY = Target(kind="catalogue")
 LORA = Job(model=find("llama-8b"), method="lora", global_batch_size=64)
@@ -78,7 +78,7 @@ def test_goals_that_nothing_meets_name_the_nearest_and_its_option_works(
     with pytest.raises(CannotFit) as caught:
         plans(LORA, ANY, goals)
     assert words in caught.value.problem
-    name, value = suggestion_in_words(caught.value.suggestions[0], FINETUNE).split()
+    name, value = format_suggestion(caught.value.suggestions[0]).split()
     assert name == option
     assert caught.value.example_plan is not None
     looser = replace(goals, **{name.strip("-").replace("-", "_"): float(value)})
@@ -182,9 +182,9 @@ def test_a_long_context_that_does_not_fit_is_offered_lean_kernels_and_host_memor
     target = Target(kind="catalogue", gpu="H100 SXM", nodes=1, gpus=8)
     with pytest.raises(CannotFit) as caught:
         plans(job, target)
-    leaner = [change for change in caught.value.suggestions if Change("liger", value=True) in change]
+    leaner = [each for each in caught.value.suggestions if each.get("liger")]
     assert leaner
-    offload = Change("fsdp.offload", "cpu") in leaner[0]
+    offload = leaner[0].get("fsdp.offload") == "cpu"
     assert plans(replace(job, liger=True, offload="cpu" if offload else "none"), target).plans
 
 
@@ -193,7 +193,7 @@ def test_what_nothing_fits_is_offered_what_would() -> None:
     large = replace(LORA, model=find("codestral"))
     with pytest.raises(CannotFit) as caught:
         plans(large, target)
-    offered = [suggestion_in_words(suggestion, FINETUNE) for suggestion in caught.value.suggestions]
+    offered = [format_suggestion(suggestion) for suggestion in caught.value.suggestions]
     assert "--method qlora" in offered
     for option in ("--instance-type", "--gpus", "--gpu "):
         assert any(option in line for line in offered)
@@ -204,7 +204,7 @@ def test_where_no_single_change_helps_several_together_are_offered() -> None:
     job = replace(LORA, seq_len=16384, micro_batch_size=4, activation_checkpointing=False)
     with pytest.raises(CannotFit) as caught:
         plans(job, target)
-    offered = [suggestion_in_words(suggestion, FINETUNE) for suggestion in caught.value.suggestions]
+    offered = [format_suggestion(suggestion) for suggestion in caught.value.suggestions]
     first = "--activation-checkpointing --micro-batch-size 1"
     assert len([words for words in offered if words.startswith(first)]) == 1
 

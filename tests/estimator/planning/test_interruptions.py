@@ -67,7 +67,7 @@ def test_twenty_four_hours_on_eight_nodes_with_two_retries_hardly_ever_end_well(
     said = interruptions.against_budget(24, gang(8), 2)
     assert said is not None
     assert "24.0 h on 8 spot node(s)" in said
-    assert "9.6 interruptions of the 2 that a run takes: 0.4% of such runs end well" in said
+    assert "9.6 expected interruptions, 2 allowed; 0.4% of such runs finish" in said
     assert interruptions.against_budget(24, gang(8), 20) is None
 
 
@@ -88,7 +88,9 @@ def test_what_never_gets_to_a_checkpoint_has_no_end() -> None:
     hopeless = gang(64, per_node_hour=50.0, interval_seconds=3600.0 * 10)
     assert interruptions.wall_hours(24, hopeless) == math.inf
     assert interruptions.ends_well(math.inf, hopeless, 20) == 0
-    assert "never gets from one checkpoint" in (interruptions.against_budget(math.inf, hopeless, 20) or "")
+    assert "it never reaches the next checkpoint" in (
+        interruptions.against_budget(math.inf, hopeless, 20) or ""
+    )
 
 
 def planned(goals: Goals, **job: object) -> Plan:
@@ -110,7 +112,7 @@ def test_a_spot_plan_holds_lost_work_in_hours_and_price_and_says_how_often_to_st
     seconds_a_step = JOB.tokens_per_step / (prediction.tokens_per_second or 1)
     assert found.steps == pytest.approx(found.interval_seconds / seconds_a_step, abs=1)
     text = " ".join(render(known).split())
-    assert "it lost to interruptions" in text
+    assert "which are lost to interruptions" in text
     assert f"a checkpoint every {found.steps:,} steps" in text
     assert "(bytes over the disk's rate)" in text
     assert Plan.from_json(known.to_json()) == known
@@ -129,10 +131,11 @@ def test_a_gang_that_cant_end_well_on_spot_is_refused_with_the_arithmetic_in_two
     with pytest.raises(UserError) as caught:
         planned(goals)
     assert re.search(
-        r"On spot this run would hardly end on .*: [\d,.]+ h on \d+ spot node", caught.value.problem
+        r"On spot instances this run would hardly finish on .*: [\d,.]+ h on \d+ spot node",
+        caught.value.problem,
     )
     assert "of the 20 that a run takes" in caught.value.problem
-    assert caught.value.advice.startswith("Leave --spot out")
+    assert caught.value.advice.startswith("Remove --spot,")
     assert len(str(caught.value).splitlines()) == 2
 
 

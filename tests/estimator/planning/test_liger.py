@@ -27,12 +27,12 @@ EIGHT = Target(kind="catalogue", nodes=1, gpus=8, gpu="H100 SXM")
     ("fields", "words"),
     [
         ({"engine": "torchtune"}, "torchtune has its own"),
-        ({"engine": "trl", "task": "grpo", "method": "lora"}, "the next token"),
+        ({"engine": "trl", "task": "grpo", "method": "lora"}, "next-token prediction"),
         ({"task": "dpo", "method": "lora"}, "dpo needs logits"),
         ({"model": find("gemma-2-9b")}, "not for gemma2"),
         ({"model": find("mixtral-8x7b")}, "not for mixtral"),
         ({"method": "adapter-v1"}, "liger with method adapter-v1"),
-        ({"method": "lora", "trained_modules": ("lm_head",)}, "the head's weight"),
+        ({"method": "lora", "trained_modules": ("lm_head",)}, "the weight of the head"),
     ],
 )
 def test_who_can_not_have_the_kernels_is_told_why(fields: dict[str, Any], words: str) -> None:
@@ -49,7 +49,7 @@ def test_they_choose_an_engine_that_has_them_and_are_refused_on_a_cpu() -> None:
     assert made.planned_only is None
     small = replace(JOB, model=find("tiny-llama"), seq_len=128)
     machine = Machine(ram_bytes=32 * GIB, cpu_cores=8, disk_free_bytes=64 * GIB)
-    with pytest.raises(UserError, match="for GPUs, and this would run on CPUs"):
+    with pytest.raises(UserError, match="need a GPU, and this job runs on CPUs"):
         plan(small, Target(kind="local", machine=machine))
 
 

@@ -69,9 +69,7 @@ def test_only_the_machines_and_the_cloud_that_are_named_are_left() -> None:
     mixed = (nodes_of("p5.48xlarge", 1), nodes_of("p4d.24xlarge", 1))
     (place,) = places(*mixed, target=replace(KUBERNETES, instance_type="P4D.24xlarge"))
     assert place.name == "p4d.24xlarge"
-    with pytest.raises(
-        UserError, match="No machine of the cluster of context training goes with --cloud gcp"
-    ):
+    with pytest.raises(UserError, match="No node of the cluster of context training matches --cloud gcp"):
         places(*mixed, target=replace(KUBERNETES, cloud="gcp"))
 
 
@@ -116,12 +114,12 @@ def test_a_small_model_goes_to_the_cpus_of_a_cluster_without_gpus() -> None:
         Goals(cluster=cluster_of(aside=(Aside(reason="cordoned", names=("a",)),))),
         Goals(cluster=cluster_of(), instance_types=("p5.48xlarge",)),
     ):
-        with pytest.raises(UserError, match="No machine of the cluster") as caught:
+        with pytest.raises(UserError, match="No node of the cluster") as caught:
             plan(TINY, KUBERNETES, goals)
-        assert "or on CPUs: --device cpu" in caught.value.advice
+        assert "or use --device cpu" in caught.value.advice
     with pytest.raises(UserError) as caught:
         plan(LORA, KUBERNETES, Goals(cluster=cluster_of()))
-    assert "CPUs" not in caught.value.advice
+    assert "--device cpu" not in caught.value.advice
 
 
 def told(job: Job, cluster: Cluster) -> UserError:
@@ -135,7 +133,7 @@ def test_a_taint_in_the_way_is_named_with_the_toleration_that_opens_it() -> None
     fenced = replace(nodes_of("p5.48xlarge", 8), taints=taints, fences=taints[:1])
     cluster = cluster_of(fenced, nodes_of("g6e.xlarge", 1))
     error = told(FULL, cluster)
-    assert "fenced off by the taint team=vision:NoSchedule: 8x H100 SXM of node-0, node-1" in error.problem
+    assert "untolerated taint team=vision:NoSchedule: 8x H100 SXM of node-0, node-1" in error.problem
     assert '"key":"team"' in error.advice
     assert '"key":"nvidia.com/gpu"' in error.advice
     opened = plan(FULL, KUBERNETES, Goals(cluster=cluster))
@@ -155,7 +153,7 @@ def test_a_quota_in_the_way_is_named_with_its_figures() -> None:
 def test_a_guess_in_the_way_is_named_with_the_machine_to_name() -> None:
     guess = replace(nodes_of("p5.48xlarge", 0), may_come=8, guessed=True, added_by="the node group big")
     error = told(FULL, cluster_of(nodes_of("g6e.xlarge", 1), guess))
-    assert "the node group big may add machines, and it is not told which" in error.problem
+    assert "the node group big may add nodes of an unknown instance type" in error.problem
     assert "--instance-type p5.48xlarge" in error.advice
 
 

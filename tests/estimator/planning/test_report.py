@@ -3,7 +3,6 @@
 import pytest
 
 from estimator import CannotFit, Job, Machine, Target, plan, render, render_cannot_fit
-from estimator.changes import Change
 from estimator.models import find, resolve
 from estimator.plan import GIB
 from estimator.planning import images
@@ -49,13 +48,11 @@ def test_a_job_that_does_not_fit_shows_what_it_needs_and_the_commands_that_would
     assert text.startswith("llama-8b has 8.0 billion parameters")
     assert "Here        no GPU, 4 CPU cores" in text
     assert "$" in text
-    assert "  python flow.py run --model llama-8b --method lora --no-here" in text, (
-        "as finetune plan takes it"
-    )
+    assert "  python flow.py run --model llama-8b --method lora --with kubernetes" in text
 
 
 def test_a_suggested_value_replaces_the_one_that_was_given() -> None:
-    error = CannotFit("no", suggestions=((Change("method", "qlora"),),))
+    error = CannotFit("no", suggestions=({"method": "qlora"},))
     for given in ("--method lora", "--method=lora"):
         text = render_cannot_fit(error, f"python flow.py run {given} --nodes 1")
         assert "python flow.py run --nodes 1 --method qlora" in text

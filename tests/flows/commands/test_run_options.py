@@ -8,9 +8,10 @@ from decorators._metaflow import run_parameters
 from estimator.errors import UserError
 from flows.commands.flow_commands import flow_class
 from flows.commands.run_help import help_page
-from flows.commands.run_options import OF_METAFLOW, setting_options, translate
-from flows.finetune.planning import FLAGS, FLOW
+from flows.commands.run_options import OF_METAFLOW
+from flows.finetune.planning import FLAGS
 from launchers import settings
+from launchers.settings.options import setting_options, translate
 
 PARAMETERS, SWITCHES = run_parameters(flow_class("finetune"))
 
@@ -81,10 +82,6 @@ def test_the_help_fits_a_screen_and_help_all_has_every_option() -> None:
     shown = help_page("finetune run", everything=True)
     missing = [name for name in (*setting_options(), *OF_METAFLOW) if name not in shown]
     assert missing == []
-
-
-def test_advice_names_options_that_exist() -> None:
-    assert {FLOW.name(name) for name in settings.dotted_names()} == set(setting_options())
 
 
 def test_the_table_of_metaflows_options_is_complete() -> None:

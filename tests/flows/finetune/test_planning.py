@@ -12,9 +12,8 @@ import pytest
 
 from decorators.backends import destination
 from estimator import calibration
-from estimator.errors import Change, UserError
+from estimator.errors import UserError
 from estimator.hardware.cluster import Cluster
-from flows.commands.run_options import setting_options
 from flows.finetune import artifacts, planning
 from flows.finetune.planning import Backend
 from launchers import settings
@@ -56,14 +55,6 @@ def test_a_plan_of_a_local_file_knows_its_steps_and_reads_it_whole(dataset: Path
     dataset.write_text(dataset.read_text() + "{broken\n")
     with pytest.raises(UserError, match="line 61"):
         planning.plan_from_parameters({**PARAMETERS, "dataset": str(dataset)}, "local")
-
-
-def test_advice_names_every_setting_as_the_flow_takes_it() -> None:
-    options = setting_options()
-    for name in settings.dotted_names():
-        flag, value = planning.FLOW.words(Change(name, "x"))
-        assert (options[flag], value) == (name, "x")
-        assert planning.FLOW.name(name) == flag
 
 
 def test_a_disk_without_room_is_refused_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +103,7 @@ def test_finished_runs_correct_the_plan_unless_told_not_to(
     assert after.shows_bytes > before.shows_bytes
     assert after.uncorrected.categories == before.categories
     assert "calibrated on 1 run: x1.06" in after.shows_basis
-    assert "line 2, is left out" in capsys.readouterr().err
+    assert "Skipped line 2" in capsys.readouterr().err
     plain = planning.plan_from_parameters({**PARAMETERS, "no_calibration": True}, "local")
     assert plain.prediction.memory.shows_bytes == before.shows_bytes
 
@@ -157,9 +148,6 @@ def test_where_the_cluster_can_not_be_asked_one_line_says_so(
 def test_from_catalogue_is_a_flag_without_a_value_and_a_setting(
     cluster: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = planning.FLOW.words
-    assert words(Change("resources.from_catalogue", True)) == ("--from-catalogue",)
-    assert words(Change("resources.from_catalogue", False)) == ()
     in_file = {"resources": {"from_catalogue": True}}
     for given, meant in (({}, False), ({"from_catalogue": True}, True)):
         assert planning.settings_from({}, given).resources.from_catalogue is meant
@@ -209,7 +197,7 @@ def test_a_spot_run_goes_to_spot_nodes_alone_and_makes_checkpoints_as_often_as_i
 ) -> None:
     with pytest.raises(UserError) as caught:
         planning.plan_from_parameters({**ON_CLUSTER, "spot": True}, "kubernetes")
-    assert "goes with --spot" in caught.value.problem  # no label marks its nodes
+    assert "matches --spot" in caught.value.problem  # no label marks its nodes
     cluster[0] = Cluster(context="training", nodes=(replace(nodes_of("p5.48xlarge", 2), spot=True),))
     rate = {"set": ("resources.interruption_rate=0.05",)}
     made = planning.plan_from_parameters({**ON_CLUSTER, "spot": True, **rate}, "kubernetes")

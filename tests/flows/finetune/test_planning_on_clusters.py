@@ -78,7 +78,7 @@ def test_on_premises_only_what_is_open_is_planned_with_and_no_cloud_has_a_price(
     )
     with pytest.raises(UserError) as caught:
         run(method="lora")
-    assert "is fenced off by the taint dedicated=research:NoSchedule" in caught.value.problem
+    assert "have the untolerated taint dedicated=research:NoSchedule" in caught.value.problem
     assert "8x A100 SXM 80GB of fenced-a, fenced-b" in caught.value.problem
     opening = caught.value.advice.partition("--with ")[2]
     assert '{"key":"dedicated","operator":"Equal","effect":"NoSchedule","value":"research"}' in opening
@@ -88,8 +88,8 @@ def test_on_premises_only_what_is_open_is_planned_with_and_no_cloud_has_a_price(
     both = (RESEARCH, Toleration(key="nvidia.com/gpu", effect="NoSchedule"))
     plan = run("llama-8b", *both, method="lora")
     lines = capsys.readouterr().err
-    assert "Left aside, unschedulable (cordoned): cordoned" in lines
-    assert "Left aside, GPUs are cut into MIG slices" in lines
+    assert "Skipped, unschedulable (cordoned): cordoned" in lines
+    assert "Skipped, GPUs are partitioned into MIG slices" in lines
     assert (plan.request.gpu_type, plan.request.cloud) == ("A100 SXM 80GB", "cluster")
     assert plan.prediction.usd_per_hour is None
     assert "Price       unknown" in lines
@@ -107,7 +107,7 @@ def test_on_premises_only_what_is_open_is_planned_with_and_no_cloud_has_a_price(
     priced = run(method="lora", gpus=8)
     assert priced.prediction.usd_per_hour == 9.5
     told = capsys.readouterr().err
-    assert "fenced off by the taint dedicated=research:NoSchedule: fenced-a, fenced-b" in told
+    assert "untolerated taint dedicated=research:NoSchedule: fenced-a, fenced-b" in told
     hardware.forget()
 
 
@@ -120,7 +120,7 @@ def test_on_gke_its_own_machines_are_planned_with_and_no_other_clouds(shape: Sha
     assert (plan.request.instance_type, plan.request.cloud) == ("g2-standard-16", "gcp")
     assert shape.preflight(plan)[0].impossible == []
     assert shape.admitted(plan)[0].startswith("l4-")
-    with pytest.raises(UserError, match=r"fits on none of the machines asked\s+for") as caught:
+    with pytest.raises(UserError, match=r"does not fit on the requested\s+hardware") as caught:
         run("llama-70b", method="full")
     assert "It needs, for instance" not in caught.value.problem  # what it takes elsewhere is no help here
     assert "aws" not in caught.value.problem
@@ -141,8 +141,8 @@ def test_a_node_group_without_nodes_is_planned_with_once_the_user_says_what_it_h
     )
     with pytest.raises(UserError) as caught:
         run(method="full")
-    assert "the node group gke-c-big-2c3d-grp may add machines, and it is not told which" in str(caught.value)
-    assert "name them: --instance-type" in caught.value.advice
+    assert "the node group gke-c-big-2c3d-grp may add nodes of an unknown instance type" in str(caught.value)
+    assert "name it: --instance-type" in caught.value.advice
     plan = run(method="full", instance_type="a2-ultragpu-4g")
     assert plan.request.instance_type == "a2-ultragpu-4g"
     assert plan.request.nodes <= 2
@@ -188,7 +188,7 @@ def test_karpenters_pools_without_nodes_count_as_the_machines_that_they_allow(
         with pytest.raises(UserError, match="llama-70b"):
             run("llama-70b", method="full")  # beyond the limit
         made("team", (category, "In", ["p"]), taints=[{**FENCE, "value": "vision"}])
-        with pytest.raises(UserError, match="fenced off by the taint dedicated=vision:NoSchedule") as caught:
+        with pytest.raises(UserError, match="untolerated taint dedicated=vision:NoSchedule") as caught:
             run("llama-70b", method="full")
         assert '"value":"vision"' in caught.value.advice
         vision = Toleration(key="dedicated", effect="NoSchedule", value="vision")
@@ -209,7 +209,7 @@ def test_a_cluster_without_gpus_trains_a_small_model_on_its_cpus_and_says_so(
     assert shape.admitted(plan)[0] in ("a", "b")
     with pytest.raises(UserError) as caught:
         run(method="lora")
-    assert "it has no NVIDIA GPU that can be planned with" in caught.value.problem
+    assert "it has no usable NVIDIA GPU" in caught.value.problem
     assert caught.value.advice == "Plan with machines that it doesn't have: --from-catalogue."
     shape.add(own_a100("cordoned", unschedulable=True))
     with pytest.raises(UserError, match="--device cpu"):  # its GPUs may be back soon: the user decides

@@ -26,6 +26,7 @@ from launchers.engines.reward_head import as_trained
 from launchers.evaluation.evaluate import load_model
 from launchers.gang.job import TrainJob
 from launchers.models import causal
+from launchers.run.job import unsupported
 from launchers.run_config import RunConfig
 from launchers.settings import Settings
 from tests.launchers.engines import ranks
@@ -122,7 +123,7 @@ def make(folder: Path) -> None:
 def refusal(folder: Path, cell: Cell) -> str | None:
     """Why the engine does not train by the method, as one clause."""
     spec = hf_files.read_directory(folder / "model", "tiny-llama")
-    return engines.get(cell.engine).unsupported(_settings(cell, folder), spec)
+    return unsupported(cell.engine, _settings(cell, folder), spec)
 
 
 def prove(folder: Path, cell: Cell) -> Proof:

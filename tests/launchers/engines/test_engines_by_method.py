@@ -1,4 +1,4 @@
-"""Every engine by every method and task on tiny-llama: the cells of docs/methods.md and docs/tasks.md."""
+"""Every engine by every method and task on tiny-llama: the cells of docs/support.md."""
 
 from __future__ import annotations
 

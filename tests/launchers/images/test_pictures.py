@@ -172,7 +172,7 @@ def test_bad_members_of_tars_are_named(tmp_path: Path) -> None:
     assert "image 2: s.tar/1: no image" in said
     assert "image 3: s.tar/2.png: a broken image" in said
     assert "image 4: s.tar/3: its caption can't be read" in said
-    assert "image 5: s.tar/4.png: a link or a device" in said
+    assert "image 5: s.tar/4.png: a link, a device" in said
 
 
 def test_a_tar_that_is_cut_off_is_said(tmp_path: Path) -> None:

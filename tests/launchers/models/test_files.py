@@ -125,5 +125,5 @@ class TestCheckComplete:
 
     def test_a_broken_config_is_refused(self, folder: Path) -> None:
         (folder / "config.json").write_text("{")
-        with pytest.raises(UserError, match=r"config\.json can't be read"):
+        with pytest.raises(UserError, match=r"config\.json is not JSON"):
             check_complete(folder)

@@ -190,14 +190,14 @@ def test_a_run_refuses_a_folder_whose_config_has_a_layer_more(tmp_path: Path) ->
         preparation.fetch_weights(model, tmp_path / "cache")
 
 
-@pytest.mark.parametrize("family", ["granite", "llama"])
+@pytest.mark.parametrize("family", ["helium", "llama"])
 def test_of_an_untried_family_what_the_files_hold_is_told_beside_what_was_planned(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], family: str
 ) -> None:
     families.network(family).save_pretrained(tmp_path / "m")
     (tmp_path / "m" / "tokenizer.json").write_text("{}")
     preparation.fetch_weights(models.resolve(str(tmp_path / "m")), tmp_path / "cache")
-    assert ("counted 0.00 B" in capsys.readouterr().out) == (family == "granite")
+    assert ("counted 0.00 B" in capsys.readouterr().out) == (family == "helium")
 
 
 def test_a_reward_model_fits_as_one_and_as_nothing_else(tmp_path: Path) -> None:

@@ -128,8 +128,9 @@ def test_safetensors_are_taken_where_there_are_both(folder: Path, whole: Path, t
 def test_a_tied_head_is_written_once_under_the_embeddings_name(tmp_path: Path) -> None:
     embedding, norm = torch.randn(8, 4), torch.randn(4)
     tensors = {"model.embed_tokens.weight": embedding, "norm": norm, "lm_head.weight": embedding}
-    torch.save(tensors, tmp_path / "pytorch_model.bin")
-    kept = pickled._deduplicated(pickled.read(tmp_path / "pytorch_model.bin"))
+    file = tmp_path / "pytorch_model.bin"
+    torch.save(tensors, file)
+    kept = pickled._deduplicated(file, pickled.read(file))
     assert list(kept) == ["model.embed_tokens.weight", "norm"]
 
 

@@ -10,18 +10,18 @@ import pytest
 
 from estimator import Target, models
 from estimator.cli.plan import JobOptions, job_from
-from estimator.errors import UserError, spelled_as
+from estimator.errors import UserError
 from estimator.job import Job, Machine
 from estimator.models import find
 from estimator.plan import GIB
 from estimator.planning.support import planned_only, with_engine
 from estimator.setup import DEFAULT_SEQ_LEN, TINY_SEQ_LEN
 from estimator.vocabulary import LAUNCHED_ENGINES, LAUNCHED_METHODS, TASKS
-from launchers import engines, settings
+from launchers import settings
 from launchers.engines.deepspeed import engine as deepspeed
 from launchers.run import checks, preparation
+from launchers.run.job import build_job, unsupported
 from launchers.settings.sections import DEFAULT_ANSWERS, Evaluation
-from launchers.settings.spelling import SET
 from tests.lab.configs import config
 
 MACHINE = Machine(cpu_cores=4, ram_bytes=16 * GIB, disk_free_bytes=100 * GIB)
@@ -34,7 +34,7 @@ def test_what_is_automatic_is_decided_from_model_and_method() -> None:
     assert (lora.optimizer.lr, lora.seq_len, lora.checkpoint_every) == (2e-4, DEFAULT_SEQ_LEN, 20)
     for method in ("adapter-v1", "adapter-v2"):
         assert config({"method": method}, "llama-8b").optimizer.lr == 1e-3, "litgpt's; gates begin at 0"
-        job = preparation.build_job(settings.build({"method": method}), find("llama-8b"), None)
+        job = build_job(settings.build({"method": method}), find("llama-8b"), None)
         assert with_engine(job).engine == "deepspeed"
     given = {
         "method": "full",
@@ -82,9 +82,9 @@ def test_plan_and_run_agree_on_what_can_be_launched_of_every_model_task_and_engi
         of_options = job_from(options)
         names = LAUNCHED_ENGINES if engine == "auto" else (engine,)
         for name, spec in specs:
-            refused = all(engines.get(each).unsupported(chosen, spec) for each in names)
+            refused = all(unsupported(each, chosen, spec) for each in names)
             of_plan = dataclasses.replace(of_options, model=spec, lora_targets=tuple(spec.projections))
-            for job in (preparation.build_job(chosen, spec, None), of_plan):
+            for job in (build_job(chosen, spec, None), of_plan):
                 only = planned_only(with_engine(job))
                 assert (only is not None) == refused, (name, task, engine, only)
             able += not refused
@@ -93,13 +93,13 @@ def test_plan_and_run_agree_on_what_can_be_launched_of_every_model_task_and_engi
 
 def test_the_default_targets_are_what_a_model_has_whatever_its_family_calls_it() -> None:
     chosen = settings.build({"method": "lora", "seq_len": 512})
-    assert preparation.build_job(chosen, find("llama-8b"), None).lora_targets == models.PROJECTIONS
-    assert "gate_proj" not in preparation.build_job(chosen, find("phi-2"), None).lora_targets
-    latent = preparation.build_job(chosen, find("deepseek-v2-lite"), None).lora_targets
+    assert build_job(chosen, find("llama-8b"), None).lora_targets == models.PROJECTIONS
+    assert "gate_proj" not in build_job(chosen, find("phi-2"), None).lora_targets
+    latent = build_job(chosen, find("deepseek-v2-lite"), None).lora_targets
     assert set(models.LATENT_PROJECTIONS) & set(latent)
     named = settings.build({"method": "lora", "seq_len": 512, "lora": {"targets": ["gate_proj"]}})
     with pytest.raises(UserError, match="not a linear layer of phi-2"):
-        preparation.build_job(named, find("phi-2"), None)
+        build_job(named, find("phi-2"), None)
 
 
 def test_new_tokens_are_trained_with_the_embeddings_that_they_need() -> None:
@@ -107,14 +107,14 @@ def test_new_tokens_are_trained_with_the_embeddings_that_they_need() -> None:
         {"method": "lora", "new_tokens": ["<a>", "<b>"], "lora": {"modules_to_save": ["norms"]}}
     )
     spec = find("llama-8b")
-    job = preparation.build_job(wanted, spec, None)
+    job = build_job(wanted, spec, None)
     assert with_engine(job).engine == "deepspeed"
     assert (job.model.vocab, job.model.parameters) == (spec.vocab + 2, spec.parameters + 2 * 2 * spec.hidden)
     assert job.trained_modules == ("norms", "embed_tokens", "lm_head")
-    assert "new_tokens" in (engines.get("torchtune").unsupported(wanted, spec) or "")
+    assert "new_tokens" in (unsupported("torchtune", wanted, spec) or "")
     adapter = settings.build({"method": "adapter-v1", "new_tokens": ["<a>"]})
-    assert "trains neither" in (engines.get("fsdp2").unsupported(adapter, spec) or "")
-    assert "is gemma" in (engines.get("fsdp2").unsupported(wanted, find("gemma-7b")) or "")
+    assert "trains neither" in (unsupported("fsdp2", adapter, spec) or "")
+    assert "is gemma" in (unsupported("fsdp2", wanted, find("gemma-7b")) or "")
 
 
 def test_a_method_left_open_is_decided_with_the_plan_and_its_engine_and_learning_rate_with_it() -> None:
@@ -173,10 +173,10 @@ def _never(*_: object) -> object:
     raise AssertionError("a plan was made where none may be")
 
 
-def test_advice_is_spelled_as_the_front_door_that_was_used_takes_it() -> None:
-    with pytest.raises(UserError) as refused, spelled_as(SET):
+def test_advice_names_an_engine_that_supports_the_settings() -> None:
+    with pytest.raises(UserError) as refused:
         checks.check_supported(settings.build({"engine": "deepspeed", "compile": True}), find("llama-8b"))
-    assert refused.value.advice == "Use --set engine=torchtune."
+    assert refused.value.advice == "Use --engine torchtune."
 
 
 def test_an_engine_whose_packages_are_missing_is_refused_with_what_to_install(
@@ -225,9 +225,9 @@ def test_a_default_batch_becomes_what_processes_and_data_can_make_up(dataset: Pa
     given = {"dataset": str(dataset), "evaluation": {"fraction": 0}, "epochs": 2}
     run = preparation.plan_run(settings.build({**given, "resources": {"gpus": 5, "device": "cpu"}}), HERE)
     assert run.settings.global_batch_size == run.plan.layout.global_batch_size == 15
-    assert any("nearest to the default of 16" in line for line in run.plan.why)
+    assert any("nearest possible one to the default of 16" in line for line in run.plan.why)
     assert run.plan.prediction.tokens == 2 * 60 // 15 * 15 * TINY_SEQ_LEN, "in steps of that batch"
-    with pytest.raises(UserError, match="batch of 16 can't be divided"):
+    with pytest.raises(UserError, match="batch of 16 is not divisible"):
         preparation.plan_run(
             settings.build({**given, "global_batch_size": 16, "resources": {"gpus": 5, "device": "cpu"}}),
             HERE,
@@ -235,7 +235,7 @@ def test_a_default_batch_becomes_what_processes_and_data_can_make_up(dataset: Pa
 
 
 def test_gpus_that_are_asked_for_where_there_are_none_are_refused() -> None:
-    with pytest.raises(UserError, match="has no NVIDIA GPU that its driver reports") as refused:
+    with pytest.raises(UserError, match="has no NVIDIA GPU reported by a driver") as refused:
         preparation.plan_run(settings.build({"resources": {"gpus": 4}}), HERE)
     assert "Train in 4 process(es) on CPUs" in refused.value.advice
     run = preparation.plan_run(settings.build({"resources": {"gpus": 4, "device": "cpu"}}), HERE)
@@ -328,8 +328,8 @@ def test_the_built_in_dataset_is_plain_text_for_pretraining(tmp_path: Path) -> N
 @pytest.mark.parametrize("engine", [name for name in LAUNCHED_ENGINES if name != "trl"])
 def test_every_engine_that_learns_from_rows_learns_plain_text(engine: str) -> None:
     chosen = settings.build({"task": "pretrain", "engine": engine, "model": "llama-8b"})
-    assert engines.get(engine).unsupported(chosen, find("llama-8b")) is None
-    job = preparation.build_job(chosen, find("llama-8b"), None)
+    assert unsupported(engine, chosen, find("llama-8b")) is None
+    job = build_job(chosen, find("llama-8b"), None)
     assert (job.task, job.engine) == ("pretrain", engine)
 
 

@@ -15,16 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
 from estimator import hardware
 from estimator.errors import UserError
 from estimator.job import Machine
 from estimator.plan import GIB
 from launchers import settings
-from launchers.__main__ import app
 from launchers.scheduler.hosts import Host, Start, plan_for_hosts, prepare_start, smallest
 from launchers.scheduler.ownership import Ownership
+from launchers.settings.options import setting_options, translate
 
 SMALL = Machine(cpu_cores=4, ram_bytes=16 * GIB, disk_free_bytes=100 * GIB)
 H100 = ("NVIDIA H100 80GB HBM3", hardware.gpu("h100-sxm").vram_bytes)
@@ -58,7 +57,7 @@ def test_what_does_not_fit_is_one_line_and_what_would_do() -> None:
         plan_for_hosts(wanted, hosts(LARGE), calibrated=False)
     assert "\n" not in caught.value.problem
     assert "at hand" in caught.value.problem
-    assert "--set method=lora" in caught.value.advice
+    assert "--method lora" in caught.value.advice
 
 
 def test_a_number_of_nodes_that_the_job_does_not_have_is_refused() -> None:
@@ -74,11 +73,11 @@ def test_a_work_folder_without_room_is_named_with_its_host() -> None:
     assert "FINETUNE_WORK_DIR" in caught.value.advice
 
 
-def test_what_an_engine_cannot_do_is_said_in_settings() -> None:
+def test_an_engine_that_cannot_train_the_settings_is_refused_with_one_that_can() -> None:
     wanted = settings.build({"compile": True, "engine": "deepspeed"})
-    with pytest.raises(UserError, match="--set engine=deepspeed") as caught:
+    with pytest.raises(UserError, match="--engine deepspeed") as caught:
         plan_for_hosts(wanted, hosts(SMALL), calibrated=False)
-    assert caught.value.advice == "Use --set engine=torchtune."
+    assert caught.value.advice == "Use --engine torchtune."
 
 
 CODESTRAL = {
@@ -106,17 +105,18 @@ ONE_GPU = replace(LARGE, gpus=(("NVIDIA L4", hardware.gpu("l4").vram_bytes),))
 def test_every_option_that_is_advised_is_one_that_python_m_launchers_takes(
     values: dict[str, Any], machine: Machine
 ) -> None:
-    """Each advice is parsed as the command's own words, and with it the plan is made."""
+    """With the options of each suggestion, the same settings can be planned."""
     with pytest.raises(UserError) as caught:
         plan_for_hosts(settings.build(values), hosts(machine), calibrated=False)
-    assert not re.search(r"--(?!set\b)", caught.value.advice)
-    offered = re.findall(r"(?:(?:--set \S+[^\s,.]) ?)+", caught.value.advice)
+    option = r"--[a-z-]+(?: (?!-)[\w.-]*\w)? ?"
+    offered = re.findall(rf"((?:{option})+)((?:, without --[a-z-]+)*)", caught.value.advice)
     assert offered, caught.value.advice
     if find_spec("liger_kernel") is None:  # a plan with it ends with how to install it
-        offered = [words for words in offered if "liger=true" not in words]
-    for words in offered:
-        context = typer.main.get_command(app).make_context("launchers", shlex.split(words))
-        better = settings.build(values, context.params["overrides"])
+        offered = [each for each in offered if "--liger" not in each[0]]
+    for words, removed in offered:
+        overrides = translate(shlex.split(words), (), ())[1::2]
+        overrides += [f"{setting_options()[name]}=" for name in re.findall(r"--[a-z-]+", removed)]
+        better = settings.build(values, overrides)
         assert plan_for_hosts(better, hosts(machine), calibrated=False)
 
 
@@ -135,13 +135,13 @@ def test_each_start_is_another_attempt_of_the_same_run_and_other_settings_anothe
     assert Start.from_json(first.to_json()) == first
 
 
-def test_what_only_the_tokenised_data_shows_is_refused_in_the_launchers_words(
+def test_what_only_the_tokenised_data_shows_is_refused_with_the_largest_batch(
     dataset: Path, tmp_path: Path
 ) -> None:
     values = {"dataset": str(dataset), "packing": True, "seq_len": 128}
     with pytest.raises(UserError, match=r"16 is more than the \d+ sequences after packing") as refused:
         prepare_start(settings.build(values), hosts(SMALL), tmp_path, cache=None, calibrated=False)
-    assert re.fullmatch(r"Use --set global_batch_size=\d+ or less, or more data\.", refused.value.advice), (
+    assert re.fullmatch(r"Use --global-batch-size \d+ or less, or more data\.", refused.value.advice), (
         refused.value.advice
     )
 

@@ -88,8 +88,9 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., 
     [
         (("--set", "modle=x"), "unknown setting `modle`"),
         (("--set", "model=llama-70b"), "too many to train on CPUs"),
-        (("--engine", "deepspeed"), "Did you mean --set engine=...?"),
-        (("--batch-size=8",), "Did you mean --set global_batch_size=...?"),
+        (("--model", "llama-70b"), "too many to train on CPUs"),
+        (("--rank", "8"), "Did you mean --lora-rank"),
+        (("--batch-size=8",), "Did you mean --global-batch-size?"),
     ],
 )
 def test_a_mistake_has_a_status_of_its_own_and_two_lines(

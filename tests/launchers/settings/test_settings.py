@@ -10,8 +10,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from estimator.changes import OTHER_NAMES
 from estimator.errors import UserError
+from estimator.option_names import ALIASES
 from launchers import settings
 
 
@@ -176,8 +176,8 @@ def test_a_setting_by_another_name_is_answered_with_ours(old: str, name: str) ->
 
 
 def test_other_names_lead_to_settings_that_there_are() -> None:
-    assert set(OTHER_NAMES.values()) <= set(settings.dotted_names())
-    assert not OTHER_NAMES.keys() & set(settings.dotted_names())
+    assert set(ALIASES.values()) <= set(settings.dotted_names())
+    assert not ALIASES.keys() & set(settings.dotted_names())
 
 
 @pytest.mark.parametrize(

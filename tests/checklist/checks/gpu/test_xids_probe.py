@@ -128,14 +128,14 @@ int nvmlEventSetWait_v2(void *s, event_t *e, unsigned ms) {
 ASK = """
 import json, sys, time
 from pathlib import Path
-from checklist.probes import gpus, xids
-xids.kernel_log = lambda: None
+from checklist.checks.gpu import gpus_probe, xids_probe
+xids_probe.kernel_log = lambda: None
 class Worker: rank, local_rank, directory, kept = 0, 0, Path(sys.argv[1]), {}
-first = gpus.health(Worker, "before")
+first = gpus_probe.health(Worker, "before")
 deadline = time.monotonic() + 20
 while "xids" in Worker.kept and not Worker.kept["xids"].codes and time.monotonic() < deadline:
     time.sleep(0.05)
-print(json.dumps([first, gpus.health(Worker, "after")]))
+print(json.dumps([first, gpus_probe.health(Worker, "after")]))
 """
 
 

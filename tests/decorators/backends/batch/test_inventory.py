@@ -105,7 +105,7 @@ def test_run_with_batch_plans_with_the_queues_machines(
             )
 
     assert run("own", gpu="A10G").request.instance_type.startswith("g5.")
-    with pytest.raises(UserError, match="No machine of AWS Batch queue own goes with --gpu H100: it has"):
+    with pytest.raises(UserError, match="No node of AWS Batch queue own matches --gpu H100: it has"):
         run("own", gpu="H100")
     capsys.readouterr()
     assert run("own", gpu="H100", from_catalogue=True).request.instance_type.startswith("p5")

@@ -76,7 +76,7 @@ def test_only_one_label_makes_the_selector_so_that_all_found_nodes_have_it() -> 
         ("with 20.0 GiB of", {"resources": {"ephemeral-storage": "20Gi"}}),
         ("device plugin", {"resources": {"nvidia.com/gpu": "0"}}),
         (
-            "fenced off by the taint team=b:NoSchedule",
+            "untolerated taint team=b:NoSchedule",
             {"taints": [{"key": "team", "value": "b", "effect": "NoSchedule"}]},
         ),
     ],
@@ -163,7 +163,7 @@ def test_the_tables_tolerations_do_not_count_where_the_users_own_replace_them() 
     one = _request(nodes=1)
     assert fit([usual], one, PodRules(tolerations=own), LEAST).names == ("a",)
     replaced = fit([usual], one, PodRules(tolerations=own, of_table=False), LEAST)
-    assert replaced.lacks == (("fenced off by the taint nvidia.com/gpu=present:NoSchedule", 1),)
+    assert replaced.lacks == (("untolerated taint nvidia.com/gpu=present:NoSchedule", 1),)
 
 
 def test_a_step_without_gpus_fits_on_any_node_that_is_large_enough() -> None:

@@ -124,7 +124,7 @@ def test_no_call_outlasts_its_limit_and_none_begins_without_time(api: ClusterApi
         api.get(PATH)
     assert time.monotonic() - began < 2.5
     api.clock = Clock(overall_s=0)
-    with pytest.raises(UnreachableError, match="the time for asking is over"):
+    with pytest.raises(UnreachableError, match="the time limit for requests was reached"):
         api.get(PATH)
 
 

@@ -277,7 +277,7 @@ def test_a_node_without_gpu_labels_is_known_by_its_machine_type(api: Api) -> Non
     cluster = read_cluster()
     assert [group.gpu.name for group in cluster.nodes] == ["A10G"]
     assert reasons(cluster) == {
-        "unknown GPU: no label names it (nvidia.com/gpu.product is missing); --gpu NAME says it": ("odd",)
+        "unknown GPU: no label names it (nvidia.com/gpu.product is missing); set it with --gpu NAME": ("odd",)
     }
     named = read_cluster(gpu="H100-80GB").nodes
     assert {(group.gpu.name, group.gpu_on_trust) for group in named} == {
@@ -313,7 +313,7 @@ def test_nodes_that_take_no_pods_are_counted_apart(api: Api) -> None:
         ),
         ({}, {"nvidia.com/gpu": "0", "nvidia.com/mig-3g.40gb": "16"}, "MIG slices (nvidia.com/mig-3g.40gb)"),
         ({"cloud.google.com/gke-gpu-partition-size": "1g.5gb"}, {"nvidia.com/gpu": "56"}, "MIG slices"),
-        ({}, {"nvidia.com/gpu": "0"}, "no nvidia.com/gpu can be allocated: is NVIDIA's device plugin"),
+        ({}, {"nvidia.com/gpu": "0"}, "no nvidia.com/gpu is allocatable: check NVIDIA's device plugin"),
         ({}, {"nvidia.com/gpu": "0", "amd.com/gpu": "8"}, "not an NVIDIA GPU: amd.com/gpu"),
         ({"nvidia.com/gpu.product": "NVIDIA-H900"}, {}, "unknown GPU: nvidia.com/gpu.product=NVIDIA-H900"),
     ],

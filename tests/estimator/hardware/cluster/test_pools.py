@@ -176,7 +176,7 @@ def _grown(get: Any, *clouds: str, may: Any = _may) -> Growth:
 def test_without_an_autoscaler_nothing_grows(clouds: tuple[str, ...]) -> None:
     grown = _grown(_cluster(None), *clouds)
     assert not grown.possible
-    assert grown.why == "no autoscaler is seen here"
+    assert grown.why == "no autoscaler found"
 
 
 def test_node_pools_that_all_refuse_are_the_answer() -> None:
@@ -257,5 +257,8 @@ def test_a_status_that_this_login_may_not_read_is_not_asked_for() -> None:
     assert not _grown(get, may=may).possible
     grown = _grown(get, "gcp", may=may)
     assert grown.possible  # nobody is stopped by what is not known
-    assert "is not told: this login may not read kube-system/cluster-autoscaler-status" in grown.why
+    assert (
+        "a node group may add them: this login may not read kube-system/cluster-autoscaler-status"
+        in grown.why
+    )
     assert grown.command.startswith("gcloud container node-pools list")

@@ -12,11 +12,11 @@ import torch
 
 from estimator import models
 from estimator.errors import UserError
-from launchers import engines
 from launchers.dataset import batches as deepspeed_batches
 from launchers.engines.deepspeed import checkpoint as deepspeed_checkpoint
 from launchers.engines.deepspeed import config as deepspeed_config
 from launchers.engines.deepspeed import sharding
+from launchers.run.job import unsupported
 from launchers.settings import Settings
 from tests.launchers.engines.loop import runs
 
@@ -25,7 +25,7 @@ NO_FOLDER = Path("unused")
 
 def refusal(**settings: Any) -> str | None:
     chosen = Settings.model_validate({"engine": "deepspeed"} | settings)
-    return engines.get("deepspeed").unsupported(chosen, models.find(chosen.model))
+    return unsupported("deepspeed", chosen, models.find(chosen.model))
 
 
 def job(**options: Any) -> Any:

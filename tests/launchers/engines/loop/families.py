@@ -45,11 +45,7 @@ _HEADS: dict[str, Any] = _WIDTHS | {"head_dim": 16}
 _ALIKE_HEADS: dict[str, Any] = _WIDTHS | {"num_key_value_heads": 4}
 _ROUTED: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
 _LOCAL: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2}
-_LATENT: dict[str, Any] = {
-    "kv_lora_rank": 16,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 16,
+_SHARED: dict[str, Any] = {
     "n_routed_experts": 4,
     "n_shared_experts": 1,
     "num_experts_per_tok": 2,
@@ -57,6 +53,12 @@ _LATENT: dict[str, Any] = {
     "first_k_dense_replace": 1,
     "n_group": 1,
     "topk_group": 1,
+}
+_LATENT: dict[str, Any] = _SHARED | {
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
 }
 _WINDOW: dict[str, Any] = {"sliding_window": 16}
 _BOTH_KINDS: dict[str, Any] = _WINDOW | {"layer_types": ["sliding_attention", "full_attention"]}
@@ -95,6 +97,35 @@ FAMILIES: dict[str, dict[str, Any]] = {
     | _LOCAL
     | _BOTH_KINDS
     | {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}},
+    "granite": _WIDTHS,
+    "olmo3": _WIDTHS | _BOTH_KINDS | {"tie_word_embeddings": False},
+    "smollm3": _WIDTHS | {"no_rope_layers": [1, 0]},
+    "ministral3": _HEADS
+    | {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10_000.0,
+            "factor": 2.0,
+            "original_max_position_embeddings": 32,
+            "llama_4_scaling_beta": 0.1,
+        }
+    },
+    "glm4": _HEADS,
+    "glm4_moe": _HEADS | _SHARED | {"use_qk_norm": True},
+    "exaone4": _HEADS | _BOTH_KINDS,
+    "ernie4_5": _HEADS,
+    "ernie4_5_moe": _WIDTHS
+    | {
+        "moe_num_experts": 4,
+        "moe_k": 2,
+        "moe_num_shared_experts": 1,
+        "moe_intermediate_size": 48,
+        "moe_layer_start_index": 1,
+        "moe_layer_end_index": 1,
+    },
+    "hunyuan_v1_dense": _HEADS,
+    "seed_oss": _HEADS | {"attention_dropout": 0.0, "residual_dropout": 0.0},
+    "minimax_m2": _HEADS | _LOCAL,
     "gpt_neox": {name: value for name, value in _WIDTHS.items() if name != "num_key_value_heads"},
     "gptj": {
         "vocab_size": runs.VOCAB,
@@ -116,8 +147,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 UNTRIED: dict[str, dict[str, Any]] = {
-    "granite": _WIDTHS,
-    "olmo3": _WIDTHS | {"tie_word_embeddings": False},
+    "cohere": _WIDTHS,
+    "helium": _HEADS,
     "gpt2": {"vocab_size": runs.VOCAB, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128}
     | dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
 }

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from estimator.models import architectures
+from estimator.models import architectures, hf_config
 from launchers.engines.loop.families import blocks, expert_blocks
 from launchers.models import causal
 from tests.launchers.engines.loop import families
@@ -36,6 +36,18 @@ def logits(network: Any, tokens: torch.Tensor, **inputs: torch.Tensor) -> torch.
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)
+def test_the_shape_of_every_family_is_read_from_its_config_json(family: str) -> None:
+    network = families.network(family)
+    spec = hf_config.to_spec(network.config.to_dict(), "mine")
+    assert spec.parameters == sum(parameter.numel() for parameter in network.parameters())
+    assert spec.layers == network.config.num_hidden_layers
+    kinds = getattr(network.config, "layer_types", None)
+    assert kinds is None or spec.sliding_layers == sum(
+        kind in ("sliding_attention", "chunked_attention") for kind in kinds
+    )
+
+
+@pytest.mark.parametrize("family", families.FAMILIES)
 def test_packing_is_refused_where_documents_see_each_other_and_nowhere_else(family: str) -> None:
     """Two documents in one row, longer than windows and chunks, against each alone."""
     network = families.network(family)
@@ -55,7 +67,7 @@ def test_packing_is_refused_where_documents_see_each_other_and_nowhere_else(fami
 
 
 def test_a_family_that_nobody_has_looked_at_packs_nothing() -> None:
-    assert architectures.family_of("granite").sees_packed
+    assert architectures.family_of("helium").sees_packed
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)

@@ -14,13 +14,13 @@ import yaml
 from estimator import models
 from estimator.errors import UserError
 from launchers.engines.torchtune import config as torchtune_config
-from launchers.engines.torchtune.engine import Torchtune
+from launchers.run.job import unsupported
 from launchers.settings import Settings
 from tests.launchers.engines.torchtune import runs
 
 
 def reason(model: str = "llama-8b", **settings: Any) -> str | None:
-    return Torchtune().unsupported(Settings.model_validate(settings), models.find(model))
+    return unsupported("torchtune", Settings.model_validate(settings), models.find(model))
 
 
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
@@ -81,8 +81,8 @@ def test_rotary_scaling_that_the_builders_do_not_know_is_refused() -> None:
     spec = models.find("llama-8b")
     yarn = dataclasses.replace(spec, rope_scaling_type="yarn")
     other = dataclasses.replace(spec, rope_original_max_seq_len=4096)
-    assert "yarn" in str(Torchtune().unsupported(Settings(), yarn))
-    assert "4096" in str(Torchtune().unsupported(Settings(), other))
+    assert "yarn" in str(unsupported("torchtune", Settings(), yarn))
+    assert "4096" in str(unsupported("torchtune", Settings(), other))
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 
 from estimator import models
 from launchers.engines.torchtune import config as torchtune_config
-from launchers.engines.torchtune import support as torchtune_support
+from launchers.run.job import unsupported
 from launchers.settings import Settings
 from tests.lab.configs import config
 from tests.optional import require_torchtune
@@ -40,7 +40,7 @@ def count(model: Any, trained: bool | None = None) -> int:
 SUPPORTED = [
     name
     for name in models.names()
-    if torchtune_support.unsupported(Settings(seq_len=2048), models.find(name)) is None
+    if unsupported("torchtune", Settings(seq_len=2048), models.find(name)) is None
 ]
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from estimator import models
 from launchers.dataset.prepared import Prepared
-from launchers.engines.torchtune.engine import Torchtune
 from launchers.settings import Settings
 from tests.launchers.engines.loop import runs
 from tests.optional import require_torchtune
@@ -19,6 +18,7 @@ require_torchtune()
 from launchers.engines.loop.preference_losses import Answers, dpo_rewards, sigmoid_loss  # noqa: E402
 from launchers.engines.torchtune.pair_loss import PairLoss  # noqa: E402
 from launchers.engines.torchtune.parts import PadOnly, PreparedPairs  # noqa: E402
+from launchers.run.job import unsupported  # noqa: E402
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
@@ -68,7 +68,9 @@ def test_pairs_are_handed_over_in_training_order(tmp_path: Path) -> None:
     ],
 )
 def test_torchtune_learns_dpo_with_adapters(values: dict[str, object], word: str | None) -> None:
-    said = Torchtune().unsupported(Settings.model_validate({"task": "dpo"} | values), models.find("llama-8b"))
+    said = unsupported(
+        "torchtune", Settings.model_validate({"task": "dpo"} | values), models.find("llama-8b")
+    )
     assert (said is None) == (word is None)
     assert (word or "") in (said or "")
 

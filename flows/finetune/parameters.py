@@ -1,0 +1,119 @@
+"""Parameters of the fine-tuning flows: the settings file, and options for frequently changed settings."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from metaflow import Config, FlowSpec, Parameter, config_expr
+
+from decorators._metaflow import user_errors
+from estimator.cli.common import COMMON
+from flows.commands.flow_commands import config_file
+from flows.commands.run_help import CHECKS
+from flows.finetune import planning
+from launchers.settings import choices_of, help_of, parse_yaml
+
+
+def knob(name: str, kind: type = str) -> Any:
+    """A flag of the flow; its default is the settings file's value, its help the setting's own."""
+    where = planning.FLAGS[name]
+    choices = f" One of {', '.join(choices_of(where))}." if choices_of(where) else ""
+    return Parameter(
+        name.replace("_", "-"),
+        type=kind,
+        default=config_expr(f"settings.{where}"),
+        help=help_of(where) + choices,
+    )
+
+
+def text_knob(name: str) -> Any:
+    """A flag whose setting is not plain text: empty means as in the settings file."""
+    where = planning.FLAGS[name]
+    return Parameter(name.replace("_", "-"), type=str, default="", help=help_of(where))
+
+
+def switch(name: str) -> Any:
+    """A flag without a value; where it isn't given, the settings file's value holds."""
+    help_text = help_of(planning.FLAGS[name])
+    return Parameter(name.replace("_", "-"), is_flag=True, default=False, help=help_text)
+
+
+def check_switch(name: str) -> Any:
+    """A flag of the flow that is no setting."""
+    return Parameter(name, is_flag=True, default=False, help=CHECKS[name])
+
+
+def read_settings(text: str) -> dict[str, Any]:
+    """Parse the settings file and fill in the defaults; show a mistake in it as Metaflow shows errors."""
+    with user_errors():
+        return parse_yaml(text, config_file(sys.argv[1:], "settings").parent)
+
+
+class FinetuneParameters(FlowSpec):
+    """The settings file and the options of a fine-tuning flow."""
+
+    settings = Config(
+        "settings",
+        default_value="",
+        parser=read_settings,
+        help="A YAML file of settings (launchers/settings/settings.schema.json says which there are).",
+    )
+
+    # Model, data and task
+    model = knob("model")
+    task = knob("task")
+    dataset = knob("dataset")
+    seq_len = knob("seq_len", int)
+    resolution = knob("resolution", int)
+    packing = knob("packing", bool)
+    tokens = text_knob("tokens")
+
+    # Method and engine
+    method = knob("method")
+    engine = knob("engine")
+    precision = knob("precision")
+    activation_checkpointing = text_knob("activation_checkpointing")
+
+    # Training
+    epochs = knob("epochs", int)
+    max_steps = knob("max_steps", int)
+    global_batch_size = knob("global_batch_size", int)
+    micro_batch_size = knob("micro_batch_size", int)
+    lr = text_knob("lr")
+    seed = knob("seed", int)
+    trial = knob("trial", int)
+    checkpoint_every = knob("checkpoint_every", int)
+    eval_every = knob("eval_every", int)
+
+    # Where it runs
+    nodes = knob("nodes", int)
+    gpus = knob("gpus", int)
+    gpu = knob("gpu")
+    instance_type = knob("instance_type")
+    cloud = knob("cloud")
+    from_catalogue = switch("from_catalogue")
+    capacity = knob("capacity")
+    spot = switch("spot")
+    device = knob("device")
+    queue = knob("queue")
+    zone = knob("zone")
+    pending_timeout = knob("pending_timeout", float)
+    max_disruptions = knob("max_disruptions", int)
+    fabric = knob("fabric")
+
+    # Output and reports
+    output_dir = knob("output_dir")
+    adapter_only = switch("adapter_only")
+    push = knob("push")
+    eval_harness = text_knob("eval_harness")
+    tracker = text_knob("tracker")
+    profile_steps = text_knob("profile_steps")
+
+    # Planning and checks
+    overrides = Parameter("set", default="", multiple=True, help=CHECKS["set"])
+    no_calibration = check_switch("no-calibration")
+    no_preflight = check_switch("no-preflight")
+    ignore_checklist = check_switch("ignore-checklist")
+    plan_only = Parameter("plan-only", is_flag=True, default=False, help=COMMON["plan_only"].text)
+    verbose = Parameter("verbose", is_flag=True, default=False, help=COMMON["verbose"].text)

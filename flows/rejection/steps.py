@@ -1,0 +1,128 @@
+"""The work of the steps of a rejection sampling run; flows/rejection_flow.py declares the steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from metaflow import current
+
+from decorators.card.writer import write_blocks
+from decorators.storage import datastore
+from flows.finetune import artifacts, scorers
+from flows.finetune.steps import FinetuneRun, task_folder
+from flows.rejection import card, node
+from launchers import engines
+from launchers.dataset.prepare import held_out_rows
+from launchers.dataset.prompts import Prompt
+from launchers.engines.reward_head import as_trained
+from launchers.rejection.selection import Comparison, mean_of, overview, select
+from launchers.store.bundles import get_bundle
+
+CARD_ID = "rejection"
+
+
+class RejectionRun(FinetuneRun):
+    """Work of a rejection sampling run, in addition to that of a fine-tuning run."""
+
+    def _prepare_prompts(self) -> None:
+        """Fetch the weights, and those of a reward model; make prompts of the rows."""
+        with task_folder("prepare") as work:
+            self.model_reference = artifacts.fetch_weights_once(self.base_model, work)
+            self.reward_model = scorers.fetch_reward_model_once(
+                self.used_settings.rejection.score or "", "rejection.score", work
+            )
+            self.prompts = node.prepare_prompts(
+                self._rows(work)[0],
+                self.used_settings,
+                artifacts.fetch_tokenizer(self.model_reference, work / "model"),
+            )
+        self.drawing_nodes = node.drawing_nodes(self.plan)
+
+    def _generate(self) -> None:
+        """Draw answers to this task's share of the prompts."""
+        with task_folder("generate") as work:
+            base = as_trained(
+                artifacts.fetch_model(self.model_reference, work / "base"), self.used_settings, work
+            )
+            self.drawn = node.draw(
+                "drawn",
+                self.prompts,
+                plan=self.plan,
+                settings=self.used_settings,
+                base_dir=base,
+                model_dir=base,
+                model_name=self.model_reference,
+                work=work / "drawn",
+                node=self.input,
+                nodes=len(self.drawing_nodes),
+            )
+            own = range(self.input, self.drawn.shards.count, len(self.drawing_nodes))
+            answers = node.answers_in(work / "drawn" / "answers", own)
+        for name, value in self.drawn.facts():
+            print(f"{name}: {value}")
+        blocks = card.draw_answers(self.drawn.facts(), self.prompts, answers)
+        write_blocks(current.card[CARD_ID], blocks)
+
+    def _score_answers(self, inputs: Any) -> None:
+        """Merge the answers of the tasks of ``generate``, and score them."""
+        self.merge_artifacts(inputs, exclude=["drawn"])
+        self.drawn = node.gather([task.drawn for task in inputs])
+        with task_folder("score") as work:
+            self.scored = self._score("scores", self.prompts, self.drawn, work)
+            seen = overview(
+                self.prompts, self.drawn.shards.answers(work / "a"), self.scored.scores(work / "s")
+            )
+        print(f"scores of {seen.drawn.answers:,} answers: {seen.drawn.text()}")
+        scored_by = self.used_settings.rejection.score
+        write_blocks(current.card[CARD_ID], card.draw_scores(str(scored_by), seen))
+
+    def _select(self) -> None:
+        """Keep the best answers, and tokenize them as the training data."""
+        with task_folder("select") as work:
+            answers = self.drawn.shards.answers(work / "answers")
+            self.scores = self.scored.scores(work / "scores")
+            self.kept, self.selection = select(
+                self.prompts, answers, self.scores, self.used_settings.rejection
+            )
+        print(self.selection.text())
+        scored_by = self.used_settings.rejection.score
+        write_blocks(current.card[CARD_ID], card.draw_selection(str(scored_by), self.selection))
+        self._prepare([each.conversation for each in self.kept])
+
+    def _compare(self) -> None:
+        """Draw and score answers of the finished model to held-out prompts, as before training."""
+        held_out = {self.kept[row].index for row in held_out_rows(len(self.kept), self.used_settings)}
+        prompts = [prompt for prompt in self.prompts if prompt.index in held_out]
+        after = self._attempt("comparison", lambda: self._score_after(prompts)) if prompts else None
+        self.comparison = Comparison(prompts=len(prompts), before=mean_of(self.scores, held_out), after=after)
+        print(self.comparison.text())
+
+    def _score_after(self, prompts: list[Prompt]) -> float | None:
+        """Return the mean score of the finished model's answers to ``prompts``."""
+        with task_folder("compare") as work:
+            get_bundle(datastore(), self.outcome.finished_model, work / "finished")
+            base = artifacts.fetch_model(self.model_reference, work / "base")
+            drawn = node.draw(
+                "compared",
+                prompts,
+                plan=self.plan,
+                settings=self.used_settings,
+                base_dir=as_trained(base, self.used_settings, work),
+                model_dir=engines.result_of(work / "finished"),
+                model_name=self.outcome.finished_model,
+                work=work / "drawn",
+            )
+            scores = self._score("compared-scores", prompts, drawn, work / "scored").scores(work / "s")
+            return mean_of(scores, {prompt.index for prompt in prompts})
+
+    def _score(self, name: str, prompts: list[Prompt], drawn: node.Drawn, work: Path) -> node.Shards:
+        return node.score(
+            name,
+            prompts,
+            drawn,
+            plan=self.plan,
+            settings=self.used_settings,
+            reward_model=self.reward_model,
+            work=work / "scored",
+        )

@@ -1,0 +1,157 @@
+"""Dequantization of published weight formats on CPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from estimator.errors import UserError
+from launchers.base.imports import collector_paused
+
+if TYPE_CHECKING:
+    import torch
+
+Tensors = Mapping[str, "torch.Tensor"]
+
+# Suffixes of the tensors that make up one weight, by format; the first is replaced by the weight's own suffix
+_PARTS: dict[str, tuple[str, ...]] = {
+    "mxfp4": ("_blocks", "_scales"),
+    "fp8": (".weight", ".weight_scale_inv"),
+    "awq": (".qweight", ".qzeros", ".scales"),
+    "gptq": (".qweight", ".qzeros", ".scales", ".g_idx"),
+    "bitsandbytes": (".weight",),
+}
+_WEIGHT = {"mxfp4": "", "fp8": ".weight", "awq": ".weight", "gptq": ".weight", "bitsandbytes": ".weight"}
+_UNUSED = {"fp8": (".activation_scale", ".input_scale")}  # of static activations, which training has not
+
+
+def groups(method: str, names: Iterable[str]) -> Iterator[tuple[str, dict[str, str]]]:
+    """Iterate over the model's tensors: name, and suffix -> stored name of each of its parts.
+
+    A tensor that is not quantized has the single part "".
+    """
+    stored = sorted(names)
+    present = set(stored)
+    suffixes = _PARTS.get(method, ())
+    taken: set[str] = set()
+    for name in stored:
+        if method == "bitsandbytes":
+            parts = _bnb_parts(name, stored, present)
+        else:
+            base = name.removesuffix(suffixes[0]) if suffixes and name.endswith(suffixes[0]) else None
+            parts = {s: base + s for s in suffixes if base is not None and base + s in present}
+        if len(parts) > 1:
+            taken |= set(parts.values())
+            yield name.removesuffix(suffixes[0]) + _WEIGHT[method], parts
+    for name in stored:
+        if name not in taken and not name.endswith(_UNUSED.get(method, ("\0",))):
+            yield name, {"": name}
+
+
+def _bnb_parts(name: str, stored: Iterable[str], present: set[str]) -> dict[str, str]:
+    """The parts of a weight in 4 bits (``NAME.absmax`` ...) or 8 bits (``MODULE.SCB``)."""
+    if not name.endswith(".weight"):
+        return {}
+    if f"{name}.absmax" in present:
+        prefix = f"{name}."
+        return {"weight": name} | {
+            each.removeprefix(prefix): each for each in stored if each.startswith(prefix)
+        }
+    scales = name.removesuffix("weight") + "SCB"
+    return {"weight": name, "SCB": scales} if scales in present else {}
+
+
+def dequantize(method: str, options: Mapping[str, Any], parts: Tensors) -> torch.Tensor:
+    """Dequantize one weight from its parts; ``options`` are config.json's ``quantization_config``."""
+    if len(parts) == 1:
+        return next(iter(parts.values()))
+    return _METHODS[method](options, parts)
+
+
+def _mxfp4(_options: Mapping[str, Any], parts: Tensors) -> torch.Tensor:
+    with collector_paused():
+        from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    weights: torch.Tensor = convert_moe_packed_tensors(parts["_blocks"], parts["_scales"])
+    return weights
+
+
+def _fp8(options: Mapping[str, Any], parts: Tensors) -> torch.Tensor:
+    import torch
+
+    with collector_paused():
+        from transformers.integrations.finegrained_fp8 import _dequantize_fp8_weight
+
+    scales = parts[".weight_scale_inv"]
+    block = options.get("weight_block_size") if scales.ndim else None
+    weights: torch.Tensor = _dequantize_fp8_weight(parts[".weight"], scales, block, torch.float32)
+    return weights
+
+
+def _awq(options: Mapping[str, Any], parts: Tensors) -> torch.Tensor:
+    """AWQ's gemm layout: qweight [in, out / 8], eight columns interleaved in one int32."""
+    bits = int(options.get("bits", options.get("w_bit", 4)))
+    if bits != 4 or str(options.get("version", "gemm")).lower() != "gemm":
+        raise UserError(
+            f"AWQ weights with {bits} bits, version {options.get('version')!r}, are not read here."
+        )
+    order = [0, 4, 1, 5, 2, 6, 3, 7]
+    weights, zeros = (_unpacked(parts[name], 4, order) for name in (".qweight", ".qzeros"))
+    scales = parts[".scales"].float()
+    group = weights.shape[0] // scales.shape[0]
+    scaled = (weights - zeros.repeat_interleave(group, 0)) * scales.repeat_interleave(group, 0)
+    return scaled.T
+
+
+def _gptq(options: Mapping[str, Any], parts: Tensors) -> torch.Tensor:
+    """GPTQ: qweight [in / 8, out] with 4 bits; zero points are stored less one in the first format."""
+    bits = int(options.get("bits", 4))
+    if bits not in (2, 4, 8):
+        raise UserError(f"GPTQ weights with {bits} bits are not read here: only 2, 4 and 8 are.")
+    order = list(range(32 // bits))
+    weights = _unpacked(parts[".qweight"].T.contiguous(), bits, order).T
+    zeros = _unpacked(parts[".qzeros"], bits, order)
+    if options.get("checkpoint_format", "gptq") == "gptq":
+        zeros = zeros + 1
+    groups_of_rows = parts[".g_idx"].long()
+    scales = parts[".scales"].float()
+    dequantized: torch.Tensor = ((weights - zeros[groups_of_rows]) * scales[groups_of_rows]).T
+    return dequantized
+
+
+def _unpacked(packed: torch.Tensor, bits: int, order: list[int]) -> torch.Tensor:
+    """Unpack int32 [rows, columns] to float32 [rows, columns * 32 / bits]."""
+    import torch
+
+    shifts = torch.tensor(order, dtype=torch.int32) * bits
+    values: torch.Tensor = (packed[:, :, None] >> shifts) & (2**bits - 1)
+    return values.flatten(1).float()
+
+
+def _bitsandbytes(_options: Mapping[str, Any], parts: Tensors) -> torch.Tensor:
+    import torch
+
+    if "SCB" in parts:
+        return parts["weight"].float() * (parts["SCB"].float() / 127)[:, None]
+    try:
+        with collector_paused():
+            from bitsandbytes.functional import QuantState, dequantize_4bit
+    except ImportError:
+        raise UserError(
+            "These weights are in bitsandbytes' 4 bits, and bitsandbytes is not installed here.",
+            "pip install bitsandbytes",
+        ) from None
+    state = QuantState.from_dict(
+        {name: tensor for name, tensor in parts.items() if name != "weight"}, device=torch.device("cpu")
+    )
+    weights: torch.Tensor = dequantize_4bit(parts["weight"], state)
+    return weights
+
+
+_METHODS: dict[str, Callable[[Mapping[str, Any], Tensors], torch.Tensor]] = {
+    "mxfp4": _mxfp4,
+    "fp8": _fp8,
+    "awq": _awq,
+    "gptq": _gptq,
+    "bitsandbytes": _bitsandbytes,
+}

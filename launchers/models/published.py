@@ -1,0 +1,127 @@
+"""Conversion of published checkpoints to trainable ones: quantized weights to bf16, language part alone.
+
+Done once, on CPUs, one shard in memory at a time. Formats: MXFP4 (GPT-OSS), FP8 with block scales (DeepSeek
+V3), AWQ, GPTQ and bitsandbytes' 4 and 8 bits.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from estimator.errors import UserError
+from estimator.models import hf_config, weight_formats
+from launchers.base.imports import collector_paused
+from launchers.models import conversion, dequantize
+from launchers.models.files import read_config, tensor_shapes, weight_files
+
+if TYPE_CHECKING:
+    import torch
+
+SHARD_BYTES = 4 * 1024**3  # of one output file, so that one shard and one matrix are in memory
+_LANGUAGE = re.compile(r"^(?:model\.)?language_model\.(?:model\.)?")
+_LANGUAGE_HEAD = re.compile(r"^(?:model\.)?language_model\.lm_head\.")
+
+
+def needs_conversion(config: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint with this config.json is quantized, or has parts besides a language model."""
+    return bool(config.get("quantization_config")) or "text_config" in config
+
+
+def describe(config: Mapping[str, Any]) -> str:
+    """Describe the conversion, for a line of output."""
+    parts = []
+    if method := quantization_of(config):
+        parts.append(f"{weight_formats.FORMATS[method].title} weights to bf16")
+    if "text_config" in config:
+        parts.append("the language model of a multimodal checkpoint")
+    return " and ".join(parts)
+
+
+def quantization_of(config: Mapping[str, Any]) -> str:
+    """Return config.json's ``quant_method``; blank for weights in 16 or 32 bits."""
+    method = str((config.get("quantization_config") or {}).get("quant_method") or "")
+    return "bitsandbytes" if method.startswith("bitsandbytes") else method
+
+
+def bf16_bytes(source: Path) -> int:
+    """Estimate the bytes of the converted model from the sizes of the published files."""
+    published_bytes = sum(path.stat().st_size for path in weight_files(source))
+    method = quantization_of(read_config(source))
+    each = weight_formats.FORMATS[method].bytes_each if method else weight_formats.BF16_BYTES
+    return int(published_bytes * weight_formats.BF16_BYTES / each)
+
+
+def write_trainable(source: Path, folder: Path) -> None:
+    """Write config.json and weights of the checkpoint in ``source`` as bf16 safetensors into ``folder``."""
+    config = read_config(source)
+    trainable = dict(hf_config.language_part(config, str(source)))
+    trainable.pop("quantization_config", None)
+    trainable.pop("torch_dtype", None)
+    trainable |= {"dtype": "bfloat16", "architectures": [_class_name(trainable["model_type"], source)]}
+    if "text_config" in config:  # the outer and the inner configuration may differ in it
+        names = tensor_shapes(source, quantized=True)
+        trainable["tie_word_embeddings"] = not any(name.endswith("lm_head.weight") for name in names)
+    (folder / "config.json").write_text(json.dumps(trainable, indent=2) + "\n", encoding="utf-8")
+    conversion.write_shards(_shards(source, config), folder)
+
+
+def _class_name(model_type: str, source: Path) -> str:
+    """The class of transformers for next-token prediction; UserError if there is none."""
+    with collector_paused():
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASSES
+    try:
+        return str(CLASSES[model_type])
+    except KeyError:
+        raise UserError(
+            f"{source}: transformers has no language model of model_type {model_type!r}.",
+            "Update transformers, or choose another model.",
+        ) from None
+
+
+def _shards(source: Path, config: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
+    shard: dict[str, torch.Tensor] = {}
+    size, number = 0, 1
+    for name, tensor in _tensors(source, config):
+        if shard and size + tensor.nbytes > SHARD_BYTES:
+            yield f"model-{number:05d}.safetensors", shard
+            shard, size, number = {}, 0, number + 1
+        shard[name] = tensor
+        size += tensor.nbytes
+    yield f"model-{number:05d}.safetensors" if number > 1 else "model.safetensors", shard
+
+
+def _tensors(source: Path, config: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Iterate over the language model's tensors, dequantized."""
+    with collector_paused():
+        import torch
+        from safetensors import safe_open
+
+    method = quantization_of(config)
+    options = dict(config.get("quantization_config") or {})
+    multimodal = "text_config" in config
+    with ExitStack() as opened:
+        files = {path: opened.enter_context(safe_open(path, framework="pt")) for path in weight_files(source)}
+        where = {name: file for file in files.values() for name in file.keys()}  # noqa: SIM118 - no mapping
+        for name, parts in dequantize.groups(method, where):
+            own_name = _language_name(name) if multimodal else name
+            if own_name is None:
+                continue
+            tensors = {part: where[stored].get_tensor(stored) for part, stored in parts.items()}
+            tensor = dequantize.dequantize(method, options, tensors)
+            if tensor.is_floating_point():
+                tensor = tensor.to(torch.bfloat16)
+            yield own_name, tensor.contiguous()
+
+
+def _language_name(name: str) -> str | None:
+    """Translate a multimodal checkpoint's tensor name to that of its language model; None for other parts."""
+    if _LANGUAGE_HEAD.match(name):
+        return _LANGUAGE_HEAD.sub("lm_head.", name)
+    if _LANGUAGE.match(name):
+        return _LANGUAGE.sub("model.", name)
+    return name if name.startswith("lm_head.") else None

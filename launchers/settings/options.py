@@ -1,0 +1,78 @@
+"""Options of a run: one for each setting, by its name with dashes (``--lora-rank``)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, get_args
+
+from estimator.errors import UserError
+from estimator.names import check_options
+from estimator.option_names import option_name
+from launchers.settings import annotation_of, dotted_names
+
+NEGATION = "--no-"
+_TRUTHS = ("true", "false", "auto", "yes", "no", "on", "off")
+
+
+def setting_options() -> dict[str, str]:
+    """The setting of each option: ``{"--lora-rank": "lora.rank"}``."""
+    return {option_name(setting): setting for setting in dotted_names()}
+
+
+def all_options() -> set[str]:
+    """Options of all settings, with ``--no-NAME`` for switches."""
+    settings = setting_options()
+    return {*settings, *(f"{NEGATION}{name[2:]}" for name, setting in settings.items() if _is_bool(setting))}
+
+
+def translate(words: Sequence[str], parameters: Collection[str], others: Iterable[str]) -> list[str]:
+    """Replace options of settings by ``--set NAME=VALUE``, or by the flow's own parameter.
+
+    ``parameters``: options of the flow's own parameters that have a value. ``others``: all other options of
+    the command. Raises UserError for an option that does not exist, or has no value.
+    """
+    check_options(words, {*all_options(), *parameters, *others})
+    settings = setting_options()
+    translated: list[str] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        name, equals, value = word.partition("=")
+        negated = name.startswith(NEGATION) and name not in parameters
+        option = f"--{name.removeprefix(NEGATION)}" if negated else name
+        setting = settings.get(option)
+        if setting is None:
+            translated.append(word)
+            continue
+        if negated:
+            value = "false"
+        elif not equals and _is_bool(setting):
+            value = rest.pop(0) if rest and rest[0].lower() in _TRUTHS else "true"
+        elif not equals:
+            if not rest:
+                raise UserError(f"{name} has no value.", f"Write {name} VALUE.")
+            value = rest.pop(0)
+        translated += _words(option, setting, value, parameters)
+    return translated
+
+
+def _words(option: str, setting: str, value: str, parameters: Collection[str]) -> list[str]:
+    if option in parameters:
+        return [option, value]
+    return ["--set", f"{setting}={_scalar(setting, value)}"]
+
+
+def _scalar(setting: str, value: str) -> str:
+    """A value as ``--set`` reads it: texts quoted, commas between the items of a list."""
+    kind = annotation_of(setting)
+    if kind is str or set(get_args(kind)) == {str, type(None)}:
+        return json.dumps(value)
+    if "tuple" in str(kind) and "," in value and not value.startswith("["):
+        return f"[{value}]"
+    return value
+
+
+def _is_bool(setting: str) -> bool:
+    kind: Any = annotation_of(setting)
+    return kind is bool or bool in get_args(kind)

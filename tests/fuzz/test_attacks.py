@@ -1,0 +1,354 @@
+"""Inputs made to harm: each is refused, or read within its limits."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tarfile
+import zlib
+from base64 import b64encode
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from decorators.backends import pod_template
+from decorators.gpu_profile import unpack
+from estimator import untrusted
+from estimator.errors import UserError
+from estimator.models import hf_files
+from flows.finetune import artifacts
+from launchers import settings
+from launchers.dataset import files, render, rows, sources
+from launchers.images import pictures
+from launchers.inference import finished
+from launchers.models import files as model_files
+from launchers.models import tiny_llama, weights
+from launchers.store.bundles import LocalStorage, put_bundle
+from tests.fuzz.limits import MIB, held_to, reset_peak, resident_peak
+from tests.fuzz.readers import HEADER
+
+SECRET = "-----BEGIN OPENSSH PRIVATE KEY-----"
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    (tmp_path / "home").mkdir()
+    path = tmp_path / "home" / "id_rsa"
+    path.write_text(SECRET)
+    return path
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_llama.make(tmp_path_factory.mktemp("models") / "tiny")
+
+
+def linked(tiny: Path, folder: Path) -> Path:
+    """A model folder whose files are hard links, as exports make them."""
+    folder.mkdir(parents=True)
+    for path in tiny.iterdir():
+        os.link(path, folder / path.name)
+    return folder
+
+
+# Files outside of the folder
+
+
+@pytest.mark.parametrize("place", ["vocab.txt", "deep/down/notes.md", "folder"])
+def test_a_model_with_a_link_out_of_its_folder_is_refused(
+    tiny: Path, tmp_path: Path, secret: Path, place: str
+) -> None:
+    folder = linked(tiny, tmp_path / "model")
+    weights.check_whole(folder)
+    (folder / place).parent.mkdir(parents=True, exist_ok=True)
+    (folder / place).symlink_to(secret.parent if place == "folder" else secret)
+    for use in (weights.check_whole, finished.from_folder):
+        with pytest.raises(UserError, match=f"{place} is a link that leads outside"):
+            use(folder)
+    with pytest.raises(UserError, match="leads outside"):
+        put_bundle(LocalStorage(tmp_path / "store"), "b", folder)
+    assert not list((tmp_path / "store").rglob("*"))
+
+
+def test_a_snapshot_of_the_hub_cache_is_read_and_stored_through_its_links(tiny: Path, tmp_path: Path) -> None:
+    repository = tmp_path / "models--me--model"
+    blobs, snapshot = linked(tiny, repository / "blobs"), repository / "snapshots" / "0123"
+    snapshot.mkdir(parents=True)
+    (snapshot / "unet").mkdir()
+    for path in blobs.iterdir():
+        (snapshot / path.name).symlink_to(Path("../../blobs") / path.name)
+    (snapshot / "unet" / "config.json").symlink_to("../../../blobs/config.json")
+    weights.check_whole(snapshot)
+    stored = put_bundle(LocalStorage(tmp_path / "store"), "b", snapshot)
+    assert {file.name for file in stored.files} == {path.name for path in blobs.iterdir()} | {
+        "unet/config.json"
+    }
+
+
+@pytest.mark.parametrize(
+    "blob", ["../../blobs/../../home/id_rsa", "../../blobs/leads-on", "../other/config.json"]
+)
+def test_a_snapshot_may_link_to_its_own_blobs_alone(
+    tiny: Path, tmp_path: Path, secret: Path, blob: str
+) -> None:
+    repository = tmp_path / "models--me--model"
+    (repository / "blobs").mkdir(parents=True)
+    (repository / "blobs" / "leads-on").symlink_to(secret)
+    other = linked(tiny, repository / "snapshots" / "other")
+    snapshot = linked(other, repository / "snapshots" / "0123")
+    (snapshot / "vocab.txt").symlink_to(blob)
+    with pytest.raises(UserError, match="leads outside"):
+        weights.check_whole(snapshot)
+
+
+def test_links_in_a_loop_are_refused(tiny: Path, tmp_path: Path) -> None:
+    folder = linked(tiny, tmp_path / "model")
+    (folder / "a.txt").symlink_to("b.txt")
+    (folder / "b.txt").symlink_to("a.txt")
+    with pytest.raises(UserError, match="path that can't be read"):
+        weights.check_whole(folder)
+
+
+@pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/passwd", "a/b.safetensors", "..", ""])
+def test_an_index_may_name_files_of_its_folder_alone(tmp_path: Path, name: str) -> None:
+    (tmp_path / "outside.safetensors").write_bytes(b"")
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+    with pytest.raises(UserError, match="is not a plain file name"):
+        model_files.weight_files(folder)
+
+
+def test_a_dataset_with_a_link_out_of_its_folder_is_refused(tmp_path: Path, secret: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "train.jsonl").symlink_to(secret)
+    with pytest.raises(UserError, match=r"train\.jsonl is a link that leads outside"):
+        sources.local(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("file", "value"),
+    [
+        ("dataset_dict.json", {"splits": ["../home"]}),
+        ("state.json", {"_data_files": [{"filename": "../home/id_rsa"}]}),
+    ],
+)
+def test_a_saved_dataset_may_name_parts_of_its_folder_alone(
+    tmp_path: Path, secret: Path, file: str, value: Any
+) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / file).write_text(json.dumps(value))
+    with pytest.raises(UserError, match="can't be read"):
+        list(files.open_rows(sources.local(f"{folder}#train" if "splits" in value else str(folder))))
+
+
+def test_a_row_of_a_staged_dataset_may_name_images_of_its_folder_alone(
+    tmp_path: Path, secret: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "data" / "rows.jsonl"
+    data.parent.mkdir()
+    data.write_text(json.dumps({"file_name": "../home/id_rsa", "text": "key"}))
+    store: Any = LocalStorage(tmp_path / "store")
+    with pytest.raises(UserError, match=r"rows\.jsonl, line 1: \.\./home/id_rsa: a path that leads outside"):
+        artifacts._stage_dataset(store, data, "text-to-image")
+    assert not list((tmp_path / "store").rglob("*"))
+
+
+# Time
+
+
+def test_a_row_of_many_keys_and_a_repeated_one_takes_one_pass(tmp_path: Path) -> None:
+    pairs = ",".join(f'"k{number}":1' for number in range(100_000))
+    (tmp_path / "a.jsonl").write_text(f'{{{pairs},"k99999":1}}')
+    assert (tmp_path / "a.jsonl").stat().st_size > MIB
+    with held_to(MIB):
+        ((_, row),) = files.open_rows(tmp_path / "a.jsonl")
+    assert isinstance(row, files.BadRow)
+    assert "k99999` is there twice" in str(row)
+
+
+def test_a_header_of_many_columns_takes_one_pass(tmp_path: Path) -> None:
+    names = ",".join(f"c{number}" for number in range(20_000))
+    (tmp_path / "a.csv").write_text(f"{names},c1\n")
+    with held_to(MIB), pytest.raises(UserError, match="has two columns `c1`"):
+        list(files.open_rows(tmp_path / "a.csv"))
+
+
+def test_a_chat_template_that_never_ends_is_stopped(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers")
+    monkeypatch.setattr(render, "TEMPLATE_LIMIT_S", 0.2)
+    loops = "".join(f"{{% for i{depth} in range(99999) %}}" for depth in range(4)) + "{% endfor %}" * 4
+    tokenizer = render.load_tokenizer(tiny, settings.build({"chat_template": loops}))
+    chat = rows.Conversation(messages=(rows.Message(role="user", content="Hi"),))
+    with held_to(MIB), pytest.raises(UserError, match=r"not finished after 0\.2 s"):
+        render.written(chat.messages, tokenizer)
+
+
+# Memory
+
+
+def test_a_sparse_member_of_a_tar_is_not_read(tmp_path: Path) -> None:
+    tar = tmp_path / "a.tar"
+    hole = tarfile.TarInfo("GNUSparseFile.0/a.png")
+    hole.pax_headers = {
+        "GNU.sparse.major": "1",
+        "GNU.sparse.minor": "0",
+        "GNU.sparse.name": "a.png",
+        "GNU.sparse.realsize": str(3 * 1024 * MIB),
+    }
+    content = b"1\n0\n0\n".ljust(512, b"\0")
+    hole.size = len(content)
+    with tarfile.open(tar, "w", format=tarfile.PAX_FORMAT) as archive:
+        archive.addfile(hole, io.BytesIO(content))
+    with held_to(tar.stat().st_size), pytest.raises(UserError, match="sparse file"):
+        list(pictures.read(tar, min_side=1))
+
+
+def test_parquet_that_stands_for_gigabytes_is_refused(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    values = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 2000, pyarrow.int32()), ["a" * 4 * MIB])
+    file = tmp_path / "a.parquet"
+    parquet.write_table(pyarrow.table({"text": values}), file, compression="zstd", store_schema=False)
+    assert file.stat().st_size < 1000
+    with held_to(file.stat().st_size), pytest.raises(UserError, match="decompression bombs"):
+        list(files.open_rows(file))
+
+
+def test_parquet_is_read_in_batches_of_few_rows(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    value = b64encode(os.urandom(MIB // 2)).decode()
+    table = pyarrow.table({"text": pyarrow.array([value] * 200).dictionary_encode()})
+    parquet.write_table(table, tmp_path / "a.parquet", store_schema=False)
+    before = reset_peak()
+    assert sum(1 for _ in files.open_rows(tmp_path / "a.parquet")) == 200
+    assert resident_peak() - before < 100 * MIB
+
+
+def test_aliases_of_yaml_are_refused() -> None:
+    laughs = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
+        f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 9)
+    )
+    with held_to(len(laughs)), pytest.raises(UserError, match="line 2: aliases"):
+        settings.parse_yaml(laughs)
+    with pytest.raises(UserError, match="aliases"):
+        settings.parse_yaml("model: &a [*a]")
+
+
+def test_a_packed_plan_is_decompressed_to_a_limit() -> None:
+    word = b64encode(zlib.compress(bytes(40 * MIB))).decode()
+    with held_to(2 * MIB), pytest.raises(UserError, match="more than 16,777,216 bytes"):
+        unpack(word)
+
+
+@pytest.mark.parametrize("word", ["", "eJ", "not base64", b64encode(zlib.compress(b"{}")[:-4]).decode()])
+def test_a_damaged_plan_is_one_line(word: str) -> None:
+    with pytest.raises(UserError, match=r"^The plan in FINETUNE_PLAN can't be read: "):
+        unpack(word)
+
+
+@pytest.mark.parametrize("kind", ["expanded", "allocated"])
+def test_weights_that_declare_more_than_they_are_take_no_memory(tmp_path: Path, kind: str) -> None:
+    torch = pytest.importorskip("torch")
+    from launchers.models import pickled
+
+    path = tmp_path / "pytorch_model.bin"
+    if kind == "expanded":
+        torch.save({"w": torch.zeros(1).as_strided((2**40,), (0,))}, path)
+    else:  # a pickle that calls torch.Tensor(2**30), which weights_only allows
+        call = b"\x80\x02}q\x00X\x01\x00\x00\x00wctorch\nTensor\n\x8a\x05\x00\x00\x00\x40\x00\x85Rs."
+        replace_pickle(path, call)
+    with held_to(path.stat().st_size), pytest.raises(UserError, match="can't be read as a model's weights"):
+        pickled.read(path)
+
+
+def replace_pickle(path: Path, data: bytes) -> None:
+    import zipfile
+
+    import torch
+
+    torch.save({"w": torch.zeros(1)}, path)
+    with zipfile.ZipFile(path) as archive:
+        members = {info.filename: archive.read(info) for info in archive.infolist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, data if name.endswith("data.pkl") else content)
+
+
+# One clear error
+
+
+@pytest.mark.parametrize("depth", [200, 100_000])
+def test_deeply_nested_files_are_one_line(tmp_path: Path, depth: int) -> None:
+    nested = '{"a":' + "[" * depth + "]" * depth + "}"
+    (tmp_path / "config.json").write_text(nested)
+    for read in (hf_files.read_directory, model_files.read_config, weights.check_whole):
+        with held_to(len(nested)), pytest.raises(UserError, match="nested too deeply"):
+            read(tmp_path)
+    with (
+        held_to(len(nested)),
+        pytest.raises(UserError, match=r"line 1: it is nested too deeply|at most 131,072"),
+    ):
+        settings.parse_yaml(nested)
+
+
+def test_parquet_with_invalid_text_is_a_bad_row(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    text = pyarrow.array([b"fine", b"\xff\xfe"]).cast(pyarrow.string(), safe=False)
+    parquet.write_table(pyarrow.table({"text": text}), tmp_path / "a.parquet")
+    (_, first), (_, second) = files.open_rows(tmp_path / "a.parquet")
+    assert first == {"text": "fine"}
+    assert isinstance(second, files.BadRow)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800"])
+def test_text_that_no_api_server_takes_is_refused_in_pod_templates(name: str) -> None:
+    with pytest.raises(UserError, match="null byte or half a surrogate"):
+        pod_template.read({"spec": {"schedulerName": name}})
+
+
+def test_a_tokenizer_that_panics_is_one_line(tiny: Path, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    folder = linked(tiny, tmp_path / "model")
+    values = json.loads((folder / "tokenizer.json").read_text())
+    values["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {"Regex": "(a+)+$"}
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer.json").write_text(json.dumps(values))
+    tokenizer = render.load_tokenizer(folder, settings.Settings())
+    with pytest.raises(UserError, match="tokenizer fails on a text of the dataset"):
+        list(render.tokenise([rows.Conversation(text="a" * 40 + "c")], tokenizer))
+
+
+# The terminal
+
+
+def test_errors_show_control_characters_instead_of_sending_them() -> None:
+    error = UserError("Row \x1b]52;c;aGk=\x07 of \u202etxt.exe", "Remove \x9b2J.")
+    assert str(error) == "Row \\x1b]52;c;aGk=\\x07 of \\u202etxt.exe\nRemove \\x9b2J."
+
+
+def test_a_file_of_more_bytes_than_its_kind_has_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    with path.open("wb") as file:
+        file.truncate(2**40)
+    with held_to(MIB * 70), pytest.raises(UserError, match="has more than"):
+        untrusted.read_json_object(path)
+
+
+def test_a_header_of_safetensors_that_would_be_longer_than_the_file_is_not_read(tmp_path: Path) -> None:
+    header = json.dumps(HEADER).encode()
+    path = tmp_path / "model.safetensors"
+    path.write_bytes((2**60).to_bytes(8, "little") + header)
+    with held_to(path.stat().st_size), pytest.raises(UserError, match="is not a safetensors file"):
+        model_files.read_header(path)

@@ -1,0 +1,231 @@
+"""Checkpoints in the formats in which they are published, converted once to what is trained."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from estimator.errors import UserError
+from estimator.models import hf_config, locate
+from launchers.models import causal, published, tiny_llama, weights
+from launchers.models.fit import check_fits
+from tests.launchers.engines.loop import families
+
+Tensors = dict[str, torch.Tensor]
+TOKENS = torch.arange(3, 40)[None]
+GENERATOR = torch.Generator().manual_seed(7)
+
+
+def random_integers(high: int, *shape: int) -> torch.Tensor:
+    return torch.randint(0, high, shape, generator=GENERATOR)
+
+
+def mxfp4(tensors: Tensors, name: str) -> torch.Tensor:
+    """Two 4-bit floats in a byte, low half first; 32 values along the input share a power of two."""
+    experts, into, out = tensors.pop(name).shape
+    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+    codes = random_integers(16, experts, out, into // 32, 32)
+    scales = random_integers(6, experts, out, into // 32) + 122
+    tensors[f"{name}_blocks"] = (codes[..., ::2] | codes[..., 1::2] << 4).to(torch.uint8)
+    tensors[f"{name}_scales"] = scales.to(torch.uint8)
+    whole = values[codes] * 2.0 ** (scales[..., None] - 127)
+    return whole.reshape(experts, out, into).transpose(1, 2)
+
+
+def fp8(tensors: Tensors, name: str) -> torch.Tensor:
+    """One scale for each block of 32 x 32 values; the last blocks are smaller."""
+    weight = tensors.pop(name)
+    rows, columns = (-(-size // 32) for size in weight.shape)
+    scales = 0.5 + torch.rand(rows, columns, generator=GENERATOR)
+    codes = (weight / weight.abs().max()).to(torch.float8_e4m3fn)
+    tensors[name] = codes
+    tensors[f"{name}_scale_inv"] = scales
+    spread = scales.repeat_interleave(32, 0).repeat_interleave(32, 1)
+    return codes.float() * spread[: weight.shape[0], : weight.shape[1]]
+
+
+GROUP = 32
+
+
+def integers(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Codes [in, out], zero points and scales [in / 32, out], and the weight that they stand for."""
+    out, into = weight.shape
+    codes, zeros = random_integers(16, into, out), random_integers(15, into // GROUP, out) + 1
+    scales = (0.01 + 0.02 * torch.rand(into // GROUP, out, generator=GENERATOR)).half()
+    spread = [each.repeat_interleave(GROUP, 0) for each in (zeros, scales.float())]
+    return codes, zeros, scales, ((codes - spread[0]) * spread[1]).T
+
+
+def packed(codes: torch.Tensor, order: list[int]) -> torch.Tensor:
+    """Put eight neighbors of a row into one int32, ``order[i]`` in its i-th half byte."""
+    rows, columns = codes.shape
+    eights = codes.reshape(rows, columns // 8, 8).to(torch.int64)
+    word = sum(eights[:, :, place] << 4 * i for i, place in enumerate(order))
+    return torch.as_tensor(word).to(torch.uint32).view(torch.int32)
+
+
+def awq(tensors: Tensors, name: str) -> torch.Tensor:
+    codes, zeros, scales, whole = integers(tensors.pop(name))
+    order, module = [0, 2, 4, 6, 1, 3, 5, 7], name.removesuffix(".weight")
+    tensors |= {
+        f"{module}.qweight": packed(codes, order),
+        f"{module}.qzeros": packed(zeros, order),
+        f"{module}.scales": scales,
+    }
+    return whole
+
+
+def gptq(tensors: Tensors, name: str) -> torch.Tensor:
+    codes, zeros, scales, whole = integers(tensors.pop(name))
+    order, module = list(range(8)), name.removesuffix(".weight")
+    tensors |= {
+        f"{module}.qweight": packed(codes.T.contiguous(), order).T.contiguous(),
+        f"{module}.qzeros": packed(zeros - 1, order),
+        f"{module}.scales": scales,
+        f"{module}.g_idx": (torch.arange(codes.shape[0]) // GROUP).to(torch.int32),
+    }
+    return whole
+
+
+def nf4(tensors: Tensors, name: str) -> torch.Tensor:
+    functional = pytest.importorskip("bitsandbytes.functional")
+    weight = tensors.pop(name)
+    codes, state = functional.quantize_4bit(weight, quant_type="nf4", compress_statistics=True)
+    tensors[name] = codes
+    tensors |= {f"{name}.{key}": value for key, value in state.as_dict(packed=True).items()}
+    whole: torch.Tensor = functional.dequantize_4bit(codes, state)
+    return whole
+
+
+def int8(tensors: Tensors, name: str) -> torch.Tensor:
+    weight = tensors.pop(name)
+    scales = weight.abs().amax(1)
+    tensors[name] = (weight / scales[:, None] * 127).round().to(torch.int8)
+    tensors[name.removesuffix("weight") + "SCB"] = scales
+    return tensors[name].float() * scales[:, None] / 127
+
+
+FORMATS: dict[str, tuple[str, str, Callable[[Tensors, str], torch.Tensor], dict[str, Any]]] = {
+    "mxfp4": ("gpt_oss", "_proj", mxfp4, {"quant_method": "mxfp4"}),
+    "fp8": ("deepseek_v3", "_proj.weight", fp8, {"quant_method": "fp8", "weight_block_size": [32, 32]}),
+    "awq": ("llama", "_proj.weight", awq, {"quant_method": "awq", "bits": 4, "version": "gemm"}),
+    "gptq": ("llama", "_proj.weight", gptq, {"quant_method": "gptq", "bits": 4}),
+    "nf4": ("llama", "_proj.weight", nf4, {"quant_method": "bitsandbytes", "load_in_4bit": True}),
+    "int8": ("llama", "_proj.weight", int8, {"quant_method": "bitsandbytes", "load_in_8bit": True}),
+}
+
+
+def with_tokenizer(folder: Path) -> Path:
+    """Add tiny-llama's tokenizer."""
+    whole = tiny_llama.make(folder.parent / "tiny-llama")
+    for path in whole.glob("tokenizer*"):
+        shutil.copyfile(path, folder / path.name)
+    return folder
+
+
+def quantized(kind: str, folder: Path) -> tuple[Path, Any]:
+    """A tiny published checkpoint, in two files, and the model with the weights that it stands for."""
+    family, suffix, quantize, options = FORMATS[kind]
+    model = families.network(family, intermediate_size=96 if family != "llama" else 128)
+    model.save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    names = [n for n in tensors if n.endswith(suffix) and (family != "gpt_oss" or ".experts." in n)]
+    whole = {name: tensors[name].clone() for name in tensors}
+    for name in names:
+        whole[name] = quantize(tensors, name).contiguous()
+    save_file({n: t.to(torch.bfloat16) for n, t in whole.items()}, folder / "model.safetensors")
+    expected = causal.load(folder, dtype=torch.float32).eval()
+    (folder / "model.safetensors").unlink()
+    halves = sorted(tensors)[::2], sorted(tensors)[1::2]  # scales in another file than their weights
+    weight_map = {}
+    for number, part in enumerate(halves, start=1):
+        file = f"model-{number:05d}-of-00002.safetensors"
+        save_file({name: tensors[name].contiguous() for name in part}, folder / file)
+        weight_map |= dict.fromkeys(part, file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    config = json.loads((folder / "config.json").read_text()) | {"quantization_config": options}
+    (folder / "config.json").write_text(json.dumps(config))
+    return with_tokenizer(folder), expected
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = model(input_ids=TOKENS).logits
+    return found
+
+
+FAST = "fp8"
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[] if kind == FAST else [pytest.mark.slow]) for kind in FORMATS]
+)
+def test_a_quantized_checkpoint_becomes_the_bf16_model_that_it_stands_for(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, expected = quantized(kind, tmp_path / "published")
+    monkeypatch.setattr(published, "SHARD_BYTES", 100_000)  # so that there are several
+    converted = weights.fetch(locate(str(folder)), tmp_path / "cache" / "model")
+    check_fits(converted)
+    model = causal.load(converted, dtype=torch.float32).eval()
+    assert (logits(model) - logits(expected)).abs().max() < families.SAME
+    files = list(converted.glob("*.safetensors"))
+    assert len(files) > 1
+    assert {t.dtype for path in files for t in load_file(path).values()} == {torch.bfloat16}
+    config = json.loads((converted / "config.json").read_text())
+    assert "quantization_config" not in config
+    assert "to bf16, once" in capsys.readouterr().out
+    assert weights.fetch(locate(str(folder)), tmp_path / "cache" / "model") == converted
+    assert "to bf16" not in capsys.readouterr().out, "it was converted already"
+
+
+def test_a_format_that_is_not_read_is_named_with_those_that_are() -> None:
+    config = {"model_type": "llama", "quantization_config": {"quant_method": "hqq"}}
+    with pytest.raises(UserError, match=r"quant_method hqq\)\. Supported formats: mxfp4, fp8, awq"):
+        hf_config.to_spec(config, "mine")
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Language models of multimodal checkpoints
+
+_VISION = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+_QWEN_VISION = {"hidden_size": 32, "intermediate_size": 48, "depth": 1, "num_heads": 2, "out_hidden_size": 64}
+MULTIMODAL: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma3": ("gemma3_text", {"vision_config": _VISION | {"image_size": 28, "patch_size": 14}}),
+    "llama4": (
+        "llama4_text",
+        {"vision_config": _VISION | {"image_size": 28, "patch_size": 14, "vision_output_dim": 32}},
+    ),
+    "mistral3": ("mistral", {"vision_config": _VISION | {"model_type": "pixtral", "head_dim": 16}}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", MULTIMODAL)
+def test_the_language_model_of_a_multimodal_checkpoint_is_what_is_trained(
+    family: str, tmp_path: Path
+) -> None:
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    text, values = MULTIMODAL[family]
+    torch.manual_seed(0)
+    values = values | {"text_config": {"model_type": text} | (families.FAMILIES | families.UNTRIED)[text]}
+    model = AutoModelForImageTextToText.from_config(AutoConfig.for_model(family, **values)).bfloat16().eval()
+    model.save_pretrained(tmp_path / "published")
+    model = type(model).from_pretrained(tmp_path / "published", dtype=torch.float32).eval()
+    folder = with_tokenizer(tmp_path / "published")
+    converted = weights.fetch(locate(str(folder)), tmp_path / "cache" / "model")
+    check_fits(converted)
+    alone = causal.load(converted, dtype=torch.float32).eval()
+    assert type(alone).__name__ != type(model).__name__
+    assert (logits(alone) - logits(model)).abs().max() < families.SAME
+    spec = hf_config.to_spec(json.loads((folder / "config.json").read_text()), "mine")
+    assert spec.sees_images
+    assert spec.parameters == sum(parameter.numel() for parameter in alone.parameters())
