@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from decorators._metaflow import Backend
+from decorators.arguments import OWN_ARGUMENTS, SIZE_ARGUMENTS
 from decorators.backends.destination import find_cluster
-from decorators.gpu_profile import OWN_ARGUMENTS, SIZE_ARGUMENTS
 from estimator import hardware
 from estimator.errors import UserError
 from estimator.hardware import local_machine

@@ -30,22 +30,18 @@ from metaflow import StepMutator, UserStepDecorator, current
 
 from decorators import _metaflow, usage
 from decorators._metaflow import FinetuneError, StepView, TrainingFailed
+from decorators.arguments import OWN_ARGUMENTS, SIZE_ARGUMENTS, Role
 from decorators.own_checkpoints import foreach_index
+from decorators.packed_plan import PLAN_VARIABLE, unpack, variable_of
 from decorators.profiler import NO_PROFILE, Profile, RankProfile
-from decorators.roles import Role
 from decorators.storage import remember_origin
-from estimator import untrusted
 from estimator.errors import MISTAKE, UserError
 from estimator.plan import Plan
 from launchers.cluster.processes import die_with_parent
 from launchers.gang.failures import GangFailed
 from launchers.report.telemetry import TELEMETRY_VARIABLE
 
-PLAN_VARIABLE = "FINETUNE_PLAN"
-STAGED_VARIABLE = "FINETUNE_STAGED"  # JSON: where a resolver has put local files that the run needs
 CARD_REFRESH_SECONDS = 2
-OWN_ARGUMENTS = ("plan", "request", "interval", "rightsize")  # those that are no options of `finetune plan`
-SIZE_ARGUMENTS = ("cpu", "memory", "gpus", "gpu", "gpu_memory")  # of a step without a model
 _WITH_CARD = ("train", "evaluate", "generate", "score", "compare")
 
 _active: Profile | None = None
@@ -53,7 +49,7 @@ _active: Profile | None = None
 
 def current_plan() -> Plan | None:
     """Return the plan of the running step, or the one that the flow's steps share; None without a plan."""
-    own = os.environ.get(_variable_of(current.step_name)) if current.is_running_flow else None
+    own = os.environ.get(variable_of(current.step_name)) if current.is_running_flow else None
     text = own or os.environ.get(PLAN_VARIABLE)
     return unpack(text) if text else None
 
@@ -65,27 +61,6 @@ def current_profile() -> Profile:
     if _active is None and folder:
         _active = RankProfile(Path(folder))
     return _active or NO_PROFILE
-
-
-def _variable_of(step: str) -> str:
-    """Return the name of the environment variable that holds the plan of a step with options of its own."""
-    return f"{PLAN_VARIABLE}_{step.upper()}"
-
-
-def pack(plan: Plan) -> str:
-    """Serialize a plan to one short word."""
-    return untrusted.pack(plan.to_json())
-
-
-def unpack(text: str) -> Plan:
-    """Deserialize a plan from the output of :func:`pack`; raises UserError if it is damaged."""
-    try:
-        return Plan.from_json(untrusted.unpack(text))
-    except ValueError as error:
-        raise UserError(
-            f"The plan in {PLAN_VARIABLE} can't be read: {error}.",
-            "Launch the run again, or deploy the flow anew.",
-        ) from None
 
 
 class gpu_profile(StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa: N801
@@ -163,7 +138,7 @@ class gpu_profile(StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa
         _metaflow.leave_bytecode_out()
         step = StepView(mutable_step)
         if self.options:
-            self.variable = _variable_of(step.name)
+            self.variable = variable_of(step.name)
         if self.sizes is not None:
             self.variable = usage.SIZES_VARIABLE
         if self.role in _WITH_CARD:

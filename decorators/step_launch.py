@@ -9,10 +9,11 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from decorators import _metaflow, usage
 from decorators._metaflow import Backend, StepView
+from decorators.arguments import Role
 from decorators.backends import cluster_name, resubmitting
 from decorators.backends.destination import going_to
 from decorators.backends.interface import MinimumRequest, StepRequest
@@ -23,7 +24,6 @@ from decorators.backends.overrides import GPUS_PARAMETER, request_for, with_give
 from decorators.backends.placing import note_room, place
 from decorators.backends.retrying import Retrying
 from decorators.declared import DeclaredPlan, summarize
-from decorators.gpu_profile import STAGED_VARIABLE, gpu_profile, pack
 from decorators.launch import (
     LaunchMixin,
     Once,
@@ -35,6 +35,7 @@ from decorators.launch import (
     given_values,
     refused_in_words,
 )
+from decorators.packed_plan import STAGED_VARIABLE, pack
 from decorators.sizing import SizeArguments, StepSizing
 from estimator.plan import MIB, Plan, Request
 
@@ -42,10 +43,25 @@ Resolver = Callable[[dict[str, Any], Backend], Plan]
 _plan_once = Once()
 
 
+class Decorator(Protocol):
+    """``@gpu_profile`` of one step, as the launch needs it."""
+
+    options: dict[str, Any]
+    planner: Resolver | None
+    sizes: dict[str, Any] | None
+    rightsize: bool
+    role: Role
+    variable: str
+
+    @property
+    def planned(self) -> bool:
+        """Whether the step has a plan."""
+
+
 class StepLaunch(LaunchMixin):
     """Launch of one decorated step."""
 
-    def __init__(self, decorator: gpu_profile) -> None:
+    def __init__(self, decorator: Decorator) -> None:
         self._decorator = decorator
         self.variable = decorator.variable
         # Sizes are carried by the decorator itself, each step's own alone
@@ -75,7 +91,7 @@ class StepLaunch(LaunchMixin):
         """Plan the step, once for all steps that share a planning function, and request its part."""
         decorator = self._decorator
         check_deployable(step)
-        lead = step if decorator.options else first_step(step, gpu_profile, _plans_training)
+        lead = step if decorator.options else first_step(step, type(decorator), _plans_training)
         resolver = decorator.planner or DeclaredPlan(decorator.options)
         with refused_in_words():
             options = Options.from_values(step.flow_values())
@@ -110,7 +126,7 @@ class StepLaunch(LaunchMixin):
             ).install()
 
 
-def _plans_training(decorator: gpu_profile) -> bool:
+def _plans_training(decorator: Decorator) -> bool:
     return decorator.planned and decorator.role == "train"
 
 

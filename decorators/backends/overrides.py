@@ -16,11 +16,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from decorators._metaflow import Backend, Given
+from decorators.arguments import Role
 from decorators.backends.interface import StepRequest, number_of
 from decorators.backends.kubernetes.request import PLACEMENT
 from decorators.backends.options import Options
 from decorators.backends.placing import PLACED, note_replaced
-from decorators.roles import Role
 from estimator.errors import UserError
 from estimator.hardware.cluster.nodes import INSTANCE_TYPE
 from estimator.plan import MIB, Override, Plan, Request

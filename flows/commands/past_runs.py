@@ -9,10 +9,10 @@ from typing import Any, get_args
 from metaflow import Run, namespace
 from metaflow.exception import MetaflowException
 
+from decorators.arguments import Role
 from decorators.backends.overrides import request_for
 from decorators.card.runs import RunRecord
 from decorators.past_runs import Attempt, NeverRunError, attempts_of, runs_of
-from decorators.roles import Role
 from estimator.costs import NOBODY, RunCost, Span
 from estimator.errors import UserError
 from estimator.plan import Plan

@@ -11,7 +11,8 @@ from metaflow import FlowSpec, kubernetes, step
 from metaflow.user_decorators.mutable_step import MutableStep
 
 from decorators import _metaflow
-from decorators.gpu_profile import PLAN_VARIABLE, current_plan, gpu_profile, pack
+from decorators.gpu_profile import current_plan, gpu_profile
+from decorators.packed_plan import PLAN_VARIABLE, pack
 from estimator.plan import Plan
 from tests.decorators.flows.plans import make_plan
 

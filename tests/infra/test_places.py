@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import yaml
 
+from decorators.arguments import Role
 from decorators.backends.interface import StepRequest
 from decorators.backends.kubernetes.fit import fit
 from decorators.backends.kubernetes.request import values_for
 from decorators.backends.overrides import request_for
-from decorators.roles import Role
 from decorators.step_launch import minimum_beside, minimum_of
 from estimator import hardware
 from estimator.hardware.cluster import tables

@@ -16,7 +16,7 @@ from decorators.backends import retrying
 from decorators.backends.interface import StepRequest
 from decorators.backends.options import Options
 from decorators.backends.retrying import Retrying
-from decorators.gpu_profile import PLAN_VARIABLE, pack, unpack
+from decorators.packed_plan import PLAN_VARIABLE, pack, unpack
 from decorators.sizing import NextAttempt, SizeArguments, StepSizing
 from decorators.step_launch import minimum_of
 from estimator import Job, Plan, Target, plan

@@ -16,7 +16,7 @@ from decorators.backends.batch import preflight as queue_preflight
 from decorators.backends.interface import StepRequest
 from decorators.backends.options import Options
 from decorators.backends.retrying import Retrying
-from decorators.gpu_profile import PLAN_VARIABLE, pack, unpack
+from decorators.packed_plan import PLAN_VARIABLE, pack, unpack
 from decorators.step_launch import minimum_of
 from estimator import Plan, Target, plan
 from estimator.planning.next_plan import NextPlan
