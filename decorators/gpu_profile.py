@@ -30,7 +30,7 @@ from metaflow import StepMutator, UserStepDecorator, current
 
 from decorators import _metaflow, usage
 from decorators._metaflow import FinetuneError, StepView, TrainingFailed
-from decorators.arguments import OWN_ARGUMENTS, SIZE_ARGUMENTS, Role
+from decorators.arguments import INFERENCE_ARGUMENTS, OWN_ARGUMENTS, SIZE_ARGUMENTS, Role
 from decorators.own_checkpoints import foreach_index
 from decorators.packed_plan import PLAN_VARIABLE, unpack, variable_of
 from decorators.profiler import NO_PROFILE, Profile, RankProfile
@@ -42,7 +42,7 @@ from launchers.gang.failures import GangFailed
 from launchers.report.telemetry import TELEMETRY_VARIABLE
 
 CARD_REFRESH_SECONDS = 2
-_WITH_CARD = ("train", "evaluate", "generate", "score", "compare")
+_WITH_CARD = ("train", "evaluate", "generate", "score", "compare", "inference")
 
 _active: Profile | None = None
 
@@ -80,7 +80,9 @@ class gpu_profile(StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa
         ``"train"``: ask for the planned hardware, show predicted beside measured. ``"encode"``: ask for one
         of its nodes, with all of its GPUs; no card. ``"evaluate"``: ask for the fewest of its GPUs that hold
         the model; the plan predicts training only, so the card shows what was measured. ``"data"``: the disk
-        of weights and data, and no GPUs; no card. ``"none"``: carry the plan, ask for nothing, make no card.
+        of weights and data, and no GPUs; no card. ``"inference"``, with ``model=`` and ``seq_len=``: the
+        cheapest GPUs that hold the model to generate answers. ``"none"``: carry the plan, ask for nothing,
+        make no card.
     cpu, memory, gpus, gpu, gpu_memory:
         Without a model: sizes of each node, such as ``memory="40GiB"``. The step runs on the cheapest machine
         or node that has them.
@@ -115,7 +117,8 @@ class gpu_profile(StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa
                 f"@gpu_profile takes either plan= or {', '.join(f'{name}=' for name in options)}.",
                 "Give a planning function, or options of `finetune plan`.",
             )
-        sizes = {} if set(options) - set(SIZE_ARGUMENTS) else options
+        own = INFERENCE_ARGUMENTS if kwargs.get("request") == "inference" else SIZE_ARGUMENTS
+        sizes = {} if set(options) - set(own) else options
         self.options: dict[str, Any] = {} if sizes else options
         self.rightsize = _switch("rightsize", kwargs.get("rightsize", False))
         self.sizes: dict[str, Any] | None = sizes if sizes or self.rightsize else None

@@ -36,7 +36,7 @@ from decorators.launch import (
     refused_in_words,
 )
 from decorators.packed_plan import STAGED_VARIABLE, pack
-from decorators.sizing import SizeArguments, StepSizing
+from decorators.sizing import InferenceArguments, SizeArguments, StepSizing
 from estimator.plan import MIB, Plan, Request
 
 Resolver = Callable[[dict[str, Any], Backend], Plan]
@@ -84,7 +84,8 @@ class StepLaunch(LaunchMixin):
             usage.set_sizes(step.name, usage.sizes_of_step(step))
             return
         with refused_in_words():
-            arguments = SizeArguments(**sizes)
+            inference = self._decorator.role == "inference"
+            arguments = InferenceArguments(**sizes) if inference else SizeArguments(**sizes)
             StepSizing(arguments=arguments, rightsize=self._decorator.rightsize).at_launch(step)
 
     def _plan(self, step: StepView) -> None:

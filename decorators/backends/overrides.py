@@ -120,7 +120,7 @@ def request_for(plan: Plan, role: Role) -> Request:
         return dataclasses.replace(stage.request, node_labels=request.node_labels)
     if role == "encode":
         return dataclasses.replace(request, nodes=1)
-    if role in ("evaluate", "generate", "score", "compare"):
+    if role in ("evaluate", "generate", "score", "compare", "inference"):
         own = plan.evaluate or dataclasses.replace(request, nodes=1)
         own = own if stage is None else stage.request
         # Where the user has the nodes chosen another way, or some are avoided, that holds here too
